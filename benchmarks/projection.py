@@ -77,10 +77,10 @@ class Projection:
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
         }
-        few = in_one_launch(self.rows, head_norm=False)
+        few = in_one_launch(self.rows)
         if few or self.rows >= 512:
             ways["rotation inside"] = partial(self.inside, norm=False, stored=few)  # the kernel for few tokens stores them
-        if in_one_launch(self.rows, head_norm=True) or self.rows >= 512:
+        if in_one_launch(self.rows) or self.rows >= 512:
             ways["norm, rotation and cache inside"] = partial(self.inside, norm=True, stored=True)
         ways["qkv_norm_rope as it chooses"] = partial(self.inside, norm=True, stored=True, backend=None)
         return ways

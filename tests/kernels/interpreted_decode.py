@@ -29,7 +29,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {torch.float32: 4e-6, **({torch.float16: 3e-3, torch.bfloat16: 2e-2} if DEVICE == "cuda" else {})}
 K, Q_HEADS, K_HEADS = 20, 2, 1
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-rows_and_tiles = pytest.mark.parametrize(("rows", "tile"), [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16))])
+TILES = [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16))]
+rows_and_tiles = pytest.mark.parametrize(("rows", "tile"), TILES)
 
 
 def random(*sizes, dtype):
@@ -59,7 +60,7 @@ def test_products_of_the_library(dtype, finish):
 
 
 @dtypes
-@rows_and_tiles
+@pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, Tile(32, 32, 16))])  # 64 weight rows are the left operand of a product
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, rows, tile, finish, bias):
@@ -219,7 +220,43 @@ def expected(x, weight, bias, norm, spec, positions):
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("norm", [False, True])
 def test_qkv_product(dtype, rows, tile, name, norm):
-    spec = SPECS[name]
+    check_qkv(dtype, rows, tile, SPECS[name], norm)
+
+
+@dtypes
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str)
+def test_qkv_product_of_wide_tiles(dtype, spec, norm):
+    """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two parts, one of them narrower."""
+    check_qkv(dtype, 18, Tile(32, 32, 16), spec, norm)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter runs one program at a time")
+@pytest.mark.parametrize("rows", [2, 17, 64])
+@pytest.mark.parametrize("head_dim", [128, 192, 256])
+def test_programs_of_a_head_wait_for_each_other_in_every_launch(rows, head_dim):
+    """Launches that follow each other closely give the bits of launches that do not."""
+    spec, width = rw.RopeSpec(head_dim), (Q_HEADS + 2 * K_HEADS) * head_dim
+    weight, norm = random(width, 512, dtype=torch.bfloat16), QKNorm(*(random(head_dim, dtype=torch.bfloat16) for _ in range(2)))
+    workspace, index = Workspace(rows, Q_HEADS, K_HEADS, head_dim, device=DEVICE), torch.arange(rows, device=DEVICE)
+    xs, runs = [random(rows, 512, dtype=torch.bfloat16) for _ in range(8)], []
+    for repeat in range(20):
+        for x in xs:
+            q, cache = x.new_empty(rows, Q_HEADS, head_dim), KVSlots(*(x.new_empty(rows, K_HEADS, head_dim) for _ in range(2)))
+            launch.qkv_product(x, weight, q, cache, index, index, spec, head_norm=norm, workspace=workspace)
+            runs.append((q, cache.k))
+            if repeat == 0:
+                torch.cuda.synchronize()
+    for i, (q, k) in enumerate(runs):
+        assert torch.equal(q, runs[i % 8][0])
+        assert torch.equal(k, runs[i % 8][1])
+    for x, (q, k) in zip(xs, runs, strict=False):
+        for got, want in zip((q, k), expected(x, weight, None, norm, spec, index), strict=False):
+            assert relative_error(got, want) < DTYPES[torch.bfloat16]
+    assert not workspace.sums.any()
+
+
+def check_qkv(dtype, rows, tile, spec, norm):
     width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
     x, weight, bias = random(rows, K, dtype=dtype), random(width, K, dtype=dtype) / 6, random(width, dtype=dtype)
     head_norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if norm else None
@@ -243,6 +280,7 @@ def test_qkv_product(dtype, rows, tile, name, norm):
             got = got[slots[slots >= 0]]
         assert relative_error(got, want) < DTYPES[dtype]
     assert not workspace.arrived.any()
+    assert not workspace.sums.any()
     # the same with positions and slots that are read early
     early_q, early_cache = torch.full_like(q, math.nan), KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2)))
     if DEVICE == "cuda":

@@ -81,7 +81,7 @@ def why_not(
 
 def _kernel(tokens: int, call: Call, any_size: bool) -> str | None:
     """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
-    if call.cache is not None and in_one_launch(tokens, call.norm is not None):
+    if call.cache is not None and in_one_launch(tokens):
         return "few"
     return "many" if any_size or many_tokens.FEWEST_TOKENS <= tokens <= many_tokens.MOST_TOKENS else None
 

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ropewalk.kernels.support import multiprocessors, power_of_two
+from ropewalk.kernels.support import interpreting, multiprocessors, power_of_two
 
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
+#: the pairs of a tile of `qkv_product` with several rows
+QKV_PAIRS = 32
 #: fewer tiles than this in shared memory at once would make the products wait for their loads
 FEWEST_STAGES = 3
 #: a product with more columns than this gives the logits
@@ -65,21 +67,22 @@ def library_is_faster(rows: int, columns: int, depth: int, element_size: int, ga
     return many or columns > MOST_HIDDEN or depth > 4 * columns or element_size > 2
 
 
-def pick_tile(rows: int, columns: int, depth: int, gate: bool) -> Tile:
-    """Return the tile of a product with `columns` weight rows of `depth` elements; the numbers come from sweeps on an H200.
+def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -> Tile:
+    """Return the tile of a product with `columns` results for each row, sums of `depth` terms, on `available` multiprocessors.
 
-    A single row is fastest with many programs of few warps, each with enough loads under way. Several rows need small tiles where
-    there are few columns, so that there are enough programs for the multiprocessors.
+    The numbers come from sweeps on an H200. A single row is fastest with many programs of few warps, each with enough loads under
+    way. Several rows need small tiles where there are few columns, so that there are enough programs for the multiprocessors.
     """
+    if gate and rows > 1:
+        height = 16 if rows <= 16 else 32 if rows <= 32 else MOST_TILE_ROWS
+        # the width with which the multiprocessor that has the most tiles computes the fewest columns
+        width = min((64, 32), key=lambda width: -(-columns // (width * available)) * width)
+        return Tile(height, width, stages=4 if width == 64 else 6, masked=rows <= 16)
     if rows > 16:
-        if gate:
-            return Tile(MOST_TILE_ROWS, 64, stages=4) if columns > 4096 else Tile(MOST_TILE_ROWS, 32, 64, stages=8)
         if columns <= 4096:
             return Tile(MOST_TILE_ROWS, 16 if columns <= 2048 else 32, stages=8)
         return Tile(MOST_TILE_ROWS, 64, 64, stages=8)
     if rows > 1:
-        if gate:
-            return Tile(16, 64, stages=4, masked=True) if columns > 4096 else Tile(16, 32, stages=6, masked=True)
         return Tile(16, 16 if columns <= 1024 else 32, 256, warps=2)
     if gate:
         return Tile(1, 1, 1024) if depth in (2048, 3072) else Tile(1, 1, 512, warps=2 if depth < 2048 else 1)
@@ -97,14 +100,19 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> Tile:
         if depth == 1024:
             return Tile(1, 2, 1024, warps=1)
         return Tile(1, 1, 1024) if depth < 1024 or depth in (2048, 3072) else Tile(1, 1, 512, warps=4 if depth <= 4096 else 1)
-    return Tile(16, 32, 256, stages=4, masked=True) if rows <= 16 else Tile(MOST_TILE_ROWS, 32, stages=6)
+    if rows <= 16:
+        return Tile(16, QKV_PAIRS, 256, stages=4, masked=True)
+    return Tile(32 if rows <= 32 else MOST_TILE_ROWS, QKV_PAIRS, stages=6)
 
 
-def in_one_launch(tokens: int, head_norm: bool) -> bool:
+def in_one_launch(tokens: int) -> bool:
     """Return whether the QKV product with the rotation inside is faster than the library's product and a second launch."""
-    if head_norm and 16 < tokens <= 32:
-        return False  # the parts of a head are exchanged between programs, which takes as long for few tokens as for many
     return tokens <= MOST_TILE_ROWS
+
+
+def run_concurrently(programs: int, device: torch.device) -> bool:
+    """Return whether so many programs all run at the same time if a launch requires it; the interpreter runs one at a time."""
+    return programs <= multiprocessors(device) and not interpreting()
 
 
 def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:

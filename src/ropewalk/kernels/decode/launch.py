@@ -21,12 +21,21 @@ from ropewalk.kernels.decode.config import (
     pick_keys,
     pick_qkv_tile,
     pick_tile,
+    run_concurrently,
 )
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
-from ropewalk.kernels.support import has_pdl, has_sine_unit, interpreting, power_of_two, shared_memory, tile_width
+from ropewalk.kernels.support import (
+    has_pdl,
+    has_sine_unit,
+    interpreting,
+    multiprocessors,
+    power_of_two,
+    shared_memory,
+    tile_width,
+)
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
@@ -72,7 +81,7 @@ def product(
     if tile is None and norm is None and library_is_faster(rows, count, depth, x.element_size(), gate):
         _library_product(x, weight, out, bias, residual, gate)
         return
-    tile = pick_tile(rows, count, depth, gate) if tile is None else tile
+    tile = pick_tile(rows, count, depth, gate, multiprocessors(x.device)) if tile is None else tile
     tile = tile.fitted(x.element_size(), shared_memory(x.device))
     finish = "gate" if gate else "store" if residual is None else "add"
     with torch.cuda.device_of(x):
@@ -115,7 +124,7 @@ def qkv_product(
     without waiting for the kernels before this one; only for a captured graph, none of whose earlier kernels writes them.
     """
     rows, depth = x.shape
-    if tile is None and norm is None and not in_one_launch(rows, head_norm is not None):
+    if tile is None and norm is None and not in_one_launch(rows):
         # for other numbers of tokens the library's product, which takes x already normed, and a second launch are faster
         heads = (q_out.shape[1], cache.k.shape[-2])
         packed = F.linear(x, weight, bias)
@@ -128,16 +137,20 @@ def qkv_product(
     # of the rotated queries, then of the rotated keys
     magnitudes = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True))
     k_strides, v_strides, page_size = cache_strides(cache)
-    # a program computes `columns` pairs of one head, so `parts` programs share a head; for a norm over the whole head each stores
-    # its part in the workspace, and the last one to arrive norms and rotates them all
+    # a program computes `columns` pairs of one head, so `parts` programs share a head; for a norm over the whole head they
+    # exchange sums of squares if all programs run at the same time, otherwise pairs
     half = power_of_two(-(-head_dim // 2))
     columns = min(tile.columns, half)
     parts = -(-head_dim // 2 // columns)
     q_weight, k_weight = (None, None) if head_norm is None else (head_norm.q_weight, head_norm.k_weight)
-    partial, arrived = (None, None) if workspace is None else (workspace.partial, workspace.arrived)
+    memory = (None,) * 3 if workspace is None else (workspace.partial, workspace.arrived, workspace.sums)
+    grid = ((q_heads + 2 * k_heads) * parts, -(-rows // tile.rows))
+    concurrent = head_norm is not None and parts > 1 and tile.rows > 1 and run_concurrently(grid[0] * grid[1], x.device)
+    if workspace is not None and workspace.sums.numel() < grid[1] * tile.rows * (q_heads + k_heads) * parts * parts:
+        concurrent = False  # `tile` has fewer pairs than the workspace expects
     with torch.cuda.device_of(x):
-        _QKV[((q_heads + 2 * k_heads) * parts, -(-rows // tile.rows))](
-            x, None if norm is None else norm.weight, weight, bias, partial, arrived, rows, 0.0 if norm is None else norm.eps,
+        _QKV[grid](
+            x, None if norm is None else norm.weight, weight, bias, *memory, rows, 0.0 if norm is None else norm.eps,
             x.stride(0), q_weight, k_weight, q_out, cache.k, cache.v, *cache.scales, positions, slots, spec_tables.steps,
             spec_tables.axis_of_pair, cache.num_slots, 0.0 if head_norm is None else head_norm.eps, *magnitudes,
             q_out.stride(0), q_out.stride(1), positions.stride(0) if spec.num_axes > 1 else 0, *k_strides, *v_strides,
@@ -146,7 +159,8 @@ def qkv_product(
             NORM=norm is not None, BIAS=bias is not None, HEAD_NORM=head_norm is not None, HEAD_WEIGHT=q_weight is not None,
             PLUS_ONE=head_norm is not None and head_norm.plus_one, PAGE_SIZE=page_size, QUANTISED=cache.quantised,
             QUICK=has_sine_unit(x), ROWS=tile.rows, COLUMNS=columns, HALF_BLOCK=half, DEPTH=min(tile.depth, power_of_two(depth)),
-            EARLY=early, ROWS_MASKED=tile.masks(rows), **_machine(x), **tile.options(),
+            EARLY=early, CONCURRENT=concurrent, ROWS_MASKED=tile.masks(rows), **_machine(x), **tile.options(),
+            **({"launch_cooperative_grid": True} if concurrent else {}),
         )  # fmt: skip
 
 

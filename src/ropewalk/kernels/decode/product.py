@@ -11,25 +11,31 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from ropewalk.kernels.decode.columns import apart, mask_together, together
 from ropewalk.kernels.triton.pairs import load, store
 
 #: values of FINISH: store the product; add the residual to it; multiply silu(first half) by the second half
 STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)
 GATE = tl.constexpr(2)
+#: how many weights of each row are moved to the L2 cache before the previous kernel ends; more, or fewer, are slower
+EARLY_WEIGHTS = tl.constexpr(128)
+#: a matrix instruction of a Hopper GPU computes so many rows
+INSTRUCTION_ROWS = tl.constexpr(64)
 
 
 @triton.jit
 @no_type_check
 def begin(
-    first_rows, second_rows, live,
-    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    weight, first_row, second_row, live,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Return what `products` begins with: for a single row of x the first DEPTH weights of each weight row, else the pointers.
 
+    first_row and second_row are the indices [1, COLUMNS] of two blocks of weight rows; with a GROUP of 0 there is only the first.
     With PDL (programmatic dependent launch) this kernel starts before the previous one ends. The weights do not depend on the
-    previous kernel, so they are loaded while it still runs; after this call the kernel must call `wait`.
+    previous kernel, so the first of them are loaded while it still runs; after this call the kernel must call `wait`.
     """
     if ROWS == 1:
         if PDL:
@@ -37,11 +43,28 @@ def begin(
             tl.extra.cuda.gdc_launch_dependents()
         depth = tl.arange(0, DEPTH)[None, :]
         inside = tl.reshape(live, [COLUMNS, 1]) & (depth < K)
-        first = load(tl.reshape(first_rows, [COLUMNS, 1]) + depth, inside, MASKED, "evict_first")
-        second = load(tl.reshape(second_rows, [COLUMNS, 1]) + depth, inside, MASKED, "evict_first") if BOTH else first
+        first = load(_rows_of_weight(weight, first_row, K) + depth, inside, MASKED, "evict_first")
+        second = load(_rows_of_weight(weight, second_row, K) + depth, inside, MASKED, "evict_first") if GROUP else first
+        return first, second
     else:
-        first, second = first_rows, second_rows
-    return first, second
+        index = together(first_row, second_row, GROUP) if GROUP else first_row
+        weights = weight + index.to(tl.int64) * K
+        if PDL and K >= EARLY_WEIGHTS:
+            line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth
+            early = tl.reshape(weights, [index.shape[1], 1]) + tl.arange(0, EARLY_WEIGHTS // line)[None, :] * line
+            if MASKED:
+                early = tl.where(tl.reshape(mask_together(live, GROUP), [index.shape[1], 1]), early, weight)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [early], dtype=tl.int32, is_pure=False, pack=1
+            )
+        return weights, weights
+
+
+@triton.jit
+@no_type_check
+def _rows_of_weight(weight, row, K: tl.constexpr):
+    """Return pointers [C, 1] to the weight rows with the indices [1, C]."""
+    return weight + tl.reshape(row, [row.shape[1], 1]).to(tl.int64) * K
 
 
 @triton.jit
@@ -68,7 +91,7 @@ def rows_of_x(x, row, rows, x_row, ROWS: tl.constexpr):
 @no_type_check
 def _vector_products(
     x, norm_weight, weights, more_weights, first_rows, second_rows, live, eps,
-    K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
+    K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH the second is the first.
 
@@ -107,16 +130,18 @@ def _vector_products(
 @triton.jit
 @no_type_check
 def _matrix_products(
-    x, first_rows, second_rows, row_live, live,
-    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, MASKED: tl.constexpr,
-    ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    x, weights, row_live, live,
+    K: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x [ROWS, K] times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
+    """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
     ROWS_MASKED hides the rows that are not `row_live`; without it all rows of x are read, see `rows_of_x`.
     """
-    first = tl.zeros([ROWS, COLUMNS], tl.float32)
-    second = tl.zeros([ROWS, COLUMNS], tl.float32)
+    COLUMNS: tl.constexpr = weights.shape[1]
+    # where x has too few rows for a matrix instruction, the weights may have enough
+    SWAPPED: tl.constexpr = ROWS < INSTRUCTION_ROWS and COLUMNS >= INSTRUCTION_ROWS
+    total = tl.zeros([COLUMNS, ROWS] if SWAPPED else [ROWS, COLUMNS], tl.float32)
     depth = tl.arange(0, DEPTH)
     for start in range(0, K, DEPTH):
         inside = start + depth < K
@@ -124,43 +149,43 @@ def _matrix_products(
             a = tl.load(x + start + depth[None, :], mask=row_live & inside[None, :], other=0.0)
         else:
             a = load(x + start + depth[None, :], row_live, ROWS_MASKED, "")
-        b = load(first_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
-        first = tl.dot(a, b, first, input_precision=PRECISION)
-        if BOTH:
-            b = load(second_rows + start + depth[:, None], live & inside[:, None], MASKED, "")
-            second = tl.dot(a, b, second, input_precision=PRECISION)
+        b = load(weights + start + depth[:, None], live & inside[:, None], MASKED, "")
+        if SWAPPED:
+            total = tl.dot(tl.trans(b), tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, b, total, input_precision=PRECISION)
     if PDL:
         # not earlier: programs of the next kernel would then crowd on the multiprocessors with free shared memory
         tl.extra.cuda.gdc_launch_dependents()
-    if not BOTH:
-        second = first
-    return first, second
+    return tl.trans(total) if SWAPPED else total
 
 
 @triton.jit
 @no_type_check
 def products(
-    x, norm_weight, begun, more_begun, first_rows, second_rows, row_live, live, eps,
-    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, NORM: tl.constexpr, BOTH: tl.constexpr,
+    x, norm_weight, weight, first_row, second_row, begun, more_begun, row_live, live, eps,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr,
     MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; without BOTH the second is the first.
+    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; with a GROUP of 0 the second is the first.
 
-    `x` points to [ROWS, 1] rows, `first_rows` and `second_rows` to [1, COLUMNS] weight rows; `begun` and `more_begun` are what
-    `begin` returned for them. A gate needs both blocks, and so do the two members of pairs that will rotate. NORM, the RMS norm
-    of x inside the product, needs ROWS = 1.
+    `x` points to [ROWS, 1] rows; `begun` and `more_begun` are what `begin` returned for the same weight, indices and GROUP. A
+    gate needs both blocks, and so do the two members of pairs that will rotate. NORM, the RMS norm of x inside the product, needs
+    ROWS = 1.
     """
     if ROWS == 1:
         first, second = _vector_products(
-            x, norm_weight, begun, more_begun, tl.reshape(first_rows, [COLUMNS, 1]), tl.reshape(second_rows, [COLUMNS, 1]),
-            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, NORM, BOTH, MASKED,
+            x, norm_weight, begun, more_begun, _rows_of_weight(weight, first_row, K), _rows_of_weight(weight, second_row, K),
+            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, GROUP > 0, NORM, MASKED,
         )  # fmt: skip
         return first[None, :], second[None, :]
     else:
         tl.static_assert(not NORM, "only a single row can be normed inside the product")
-        return _matrix_products(
-            x, begun, more_begun, row_live, live, K, ROWS, COLUMNS, DEPTH, BOTH, MASKED, ROWS_MASKED, PRECISION, PDL
-        )
+        total = _matrix_products(
+            x, begun, row_live, mask_together(live, GROUP), K, ROWS, DEPTH, MASKED, ROWS_MASKED, PRECISION, PDL
+        )  # fmt: skip
+        first, second = apart(total, GROUP) if GROUP else (total, total)
+        return first, second
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -182,16 +207,15 @@ def product(
     row_live, live = row < rows, column < COUNT
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
     # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
-    first_rows = weight + column.to(tl.int64) * K
-    second_rows = first_rows + COUNT * K
-    first, second = begin(first_rows, second_rows, live, K, ROWS, COLUMNS, DEPTH, FINISH == GATE, MASKED, PDL)
+    GROUP: tl.constexpr = 0 if FINISH != GATE else 8 if COLUMNS >= 8 else 1
+    first, second = begin(weight, column, COUNT + column, live, K, ROWS, COLUMNS, DEPTH, GROUP, MASKED, PDL)
     wait(PDL)
     if FINISH == ADD:
         # before the product, which hides how long this load takes
         added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
     first, second = products(
-        rows_of_x(x, row, rows, x_row, ROWS), norm_weight, first, second, first_rows, second_rows, row_live, live, eps,
-        K, ROWS, COLUMNS, DEPTH, NORM, FINISH == GATE, MASKED, ROWS_MASKED, PRECISION, PDL,
+        rows_of_x(x, row, rows, x_row, ROWS), norm_weight, weight, column, COUNT + column, first, second, row_live, live, eps,
+        K, ROWS, COLUMNS, DEPTH, GROUP, NORM, MASKED, ROWS_MASKED, PRECISION, PDL,
     )  # fmt: skip
     if BIAS:
         first += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)

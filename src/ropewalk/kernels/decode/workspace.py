@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ropewalk.kernels.decode.config import MOST_TILE_ROWS
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, QKV_PAIRS
 
 
 class Workspace:
@@ -18,7 +18,8 @@ class Workspace:
         self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
         device: torch.device | str,
     ) -> None:  # fmt: skip
-        #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs that have stored theirs
+        #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs that have stored theirs, and
+        #: `sums` has the sums of squares for which the programs of a head wait
         self.splits, self.vocabulary_splits = splits, vocabulary_splits
         heads = q_heads + k_heads
         # the parts of `attend`, or the heads of `qkv_product`
@@ -27,7 +28,9 @@ class Workspace:
         self.statistics = torch.empty(rows * q_heads * splits * 2, dtype=torch.float32, device=device)
         self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
         self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
-        self.arrived = torch.zeros(rows * heads, dtype=torch.int32, device=device)
+        parts = -(-head_dim // (2 * QKV_PAIRS))
+        sizes = (rows * heads, _padded(rows) * heads * parts * parts)
+        self.arrived, self.sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(sizes)
 
     def holds(self, rows: int, heads: int, head_dim: int, device: torch.device) -> bool:
         """Return whether it is on the device and large enough for a head norm of `heads` heads of q and k together."""
