@@ -182,7 +182,8 @@ def engines_page(text: str) -> str:
         facts = row["engine"], row["version"], row["compared_with"], row["cells"], row["differ"], row["first"] or ""
         releases.append(f"| {' | '.join(map(str, facts))} |")
     kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
-    draws = [f"| seed | engine | {' | '.join(kinds)} |", "|---|---|" + "---:|" * len(kinds)]
+    titles = (*kinds[:-1], "no spec")  # "refused" in the rows is `from_hf`; in the other tables it is the engine
+    draws = [f"| seed | engine | {' | '.join(titles)} |", "|---|---|" + "---:|" * len(kinds)]
     for row in rows.read(RESULTS / "engine_draws.jsonl"):
         draws.append(f"| {row['seed']} | {row['engine']} {row['version']} | {' | '.join(str(row[kind]) for kind in kinds)} |")
     text = filled(text, "engines-draws", "\n".join(draws) + "\n")

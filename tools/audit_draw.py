@@ -1,10 +1,10 @@
-"""Hold `audit` against runs of the engines with random configs: draw them, run every engine, count the wrong verdicts.
+"""Check `audit` by runs of the engines with random configs: draw them, run every engine, count the wrong verdicts.
 
     make engines                                           # once: an environment for each engine under build/engines
     python tools/audit_draw.py --seed 1 --out build/draw   # exit status 1 if a verdict is wrong
 
 A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes and magnitude are those
-of the run, or if audit says that there is no table and the engine raises an error.
+of the run, or if audit says that the engine refuses the config and the engine raises an error.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ COMMANDS: dict[str, Command | str] = {
         "ropewalk inspect config.json --served 131072 --plot rope.png",
     ),
     "audit": Command(
-        "ropewalk_cli.options:audit", UNDERSTAND, "Show what other engines compute from the same config.",
+        "ropewalk_cli.options:audit", UNDERSTAND, "Compare what five inference engines compute from one config.",
         "ropewalk audit config.json --length 131072",
     ),
     "engines": Command(
-        "ropewalk_cli.options:engines", UNDERSTAND, "Run the installed engines and compare their ropes with the specs.",
+        "ropewalk_cli.options:engines", UNDERSTAND, "Run the installed engines and compare their ropes with each config.",
         "ropewalk engines --only mlx-lm --match llama",
     ),
     "figures": Command(
@@ -50,7 +50,7 @@ COMMANDS: dict[str, Command | str] = {
     ),
     "explore": Command(
         "ropewalk_cli.options:explore", UNDERSTAND, "Open an interactive page in the browser, served on this machine only.",
-        "ropewalk explore --report lab/report.html",
+        "ropewalk explore --port 8600",
     ),
     "convert": Command(
         "ropewalk_cli.options:convert", CHANGE, "Change a checkpoint's pair layout, or detect which one it has.",

@@ -35,7 +35,7 @@ Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder t
 OptionalConfig = Annotated[Path | None, typer.Argument(help="A config.json, a model folder that contains one, or a GGUF file.")]
 Example = Annotated[str | None, typer.Option(help="Instead of CONFIG: the config of a well-known model, such as Llama-3.1-8B.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Details = Annotated[bool, typer.Option("--details", help="Also print the tables behind the first one.")]
+Details = Annotated[bool, typer.Option("--details", help="Also print all other tables.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")]
 
 
@@ -52,7 +52,7 @@ def inspect(
     details: Details = False,
     json: Json = False,
 ) -> None:
-    """Say up to which length a checkpoint's rope was trained and is served, and what follows from it.
+    """Print the trained and the served length of a checkpoint's rope, and the most important advice.
 
     With --details also every value and its source, wavelengths, coverage, precision, memory, and advice.
     """
@@ -62,8 +62,13 @@ def inspect(
 def audit(
     config: OptionalConfig = None,
     example: Example = None,
-    length: Annotated[int | None, typer.Option(help="Length of the longest sequence of a batch, in tokens.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="The maximum sequence length that engines are started with.")] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the longest sequence of a batch; by default the trained and the served length."),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="The longest sequence that engines are started for; by default each engine's own limit.")
+    ] = None,
     details: Details = False,
     json: Json = False,
 ) -> None:
@@ -77,15 +82,20 @@ def audit(
 def engines(
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only this engine: hf, vllm, sglang, mlx-lm, llama.cpp or onnxruntime; may be repeated."),
+        typer.Option(
+            help="Run only this engine: hf (transformers), vllm, sglang, mlx-lm, llama.cpp or onnxruntime; may be repeated."
+        ),
     ] = None,
     match: Annotated[str, typer.Option(help="Run only the configs whose name contains this.")] = "",
-    all_rows: Annotated[bool, typer.Option("--all-rows", help="Run every config of the matrix, not only real ones.")] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all-rows", help="Also run configs of no real checkpoint, which engines may read differently.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Run the inference engines that are installed here on small models, and compare their ropes with each config's spec.
 
-    Each engine builds its own model from the config and rotates unit vectors. Engines that are not installed are named.
+    Each engine builds its own model from the config and rotates unit vectors. Engines that are not
+    installed are listed with the reason.
     """
 
 
@@ -99,7 +109,7 @@ def figures(
     config: Annotated[Path | None, typer.Option(help="Draw the rope of this config.json or model folder.")] = None,
     json: Json = False,
 ) -> None:
-    """Write every figure about rotary encodings and a contact sheet."""
+    """Write every figure about rotary encodings, and a contact sheet: one picture that shows all of them."""
 
 
 @runs("ropewalk.commands.explore:explore")
@@ -120,7 +130,7 @@ def explore(
 @runs("ropewalk.commands.convert:convert")
 def convert(
     source: Annotated[Path, typer.Argument(help="The checkpoint folder: safetensors and config.json.")],
-    target: Annotated[Path | None, typer.Argument(help="The folder to write; it must not exist.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="The folder to write; it must not exist or be empty.")] = None,
     from_layout: Annotated[
         str | None, typer.Option("--from", help="Current layout of the checkpoint: half or interleaved.")
     ] = None,
@@ -138,7 +148,7 @@ def convert(
 @runs("ropewalk.commands.extend:extend")
 def extend(
     config: Config,
-    kind: Annotated[str, typer.Argument(help="linear, ntk, dynamic, yarn, longrope or llama3.")],
+    kind: Annotated[str, typer.Argument(help="The scaling: linear, ntk, dynamic, yarn, longrope or llama3.")],
     factor: Annotated[float, typer.Option(help="How many times longer the context becomes.")],
     option: Annotated[
         list[str] | None, typer.Option("--set", help="Option of the scaling as name=JSON, such as beta_fast=16; may be repeated.")
@@ -148,10 +158,12 @@ def extend(
     ] = None,
     layer_type: Annotated[
         list[str] | None,
-        typer.Option(help="Layer type to extend, if they have separate ropes; may be repeated; full_attention by default."),
+        typer.Option(help="Layer type to extend, if each has a rope of its own; may be repeated; by default full_attention."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the existing scaling of the config.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The config.json to write; it must not exist.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The config.json to write, which must not exist; without it nothing is written.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Write a config for a longer context; print the changes and which engines interpret the config differently."""
@@ -181,7 +193,9 @@ def bench(
     shape: Annotated[
         list[str] | None, typer.Option(help="Name of a shape or of a group of shapes; may be repeated; see --list.")
     ] = None,
-    contender: Annotated[list[str] | None, typer.Option(help="Name of a contender; may be repeated; see --list.")] = None,
+    contender: Annotated[
+        list[str] | None, typer.Option(help="Time only this implementation (contender); may be repeated; see --list.")
+    ] = None,
     names: Annotated[bool, typer.Option("--list", help="Only print the names of all shapes and contenders.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the rows to this file, as JSON lines.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a chart of the rows to this .png, .svg or .pdf file.")] = None,

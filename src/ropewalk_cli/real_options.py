@@ -22,9 +22,11 @@ def fit(
         typer.Option(help="Text file, folder of .txt files, or a fetched text; may be repeated; else Python's documentation."),
     ] = None,
     method: Annotated[list[str] | None, typer.Option(help="Measure only these methods; may be repeated; by default all.")] = None,
-    windows: Annotated[int, typer.Option(help="Windows of text that every method reads.")] = 6,
-    passkeys: Annotated[int, typer.Option(help="Pass keys for each length; 0 asks for none.")] = 10,
-    search: Annotated[int, typer.Option(help="Candidates of a search for LongRoPE's factors; 0 leaves longrope out.")] = 0,
+    windows: Annotated[int, typer.Option(help="Number of windows of text that every method reads.")] = 6,
+    passkeys: Annotated[int, typer.Option(help="Number of pass keys for each length; 0 asks for none.")] = 10,
+    search: Annotated[
+        int, typer.Option(help="Number of candidates in the search for LongRoPE's factors; 0 leaves longrope out.")
+    ] = 0,
     long_ppl: Annotated[
         bool,
         typer.Option(help="Measure LongPPL; finding its tokens takes as long as reading every window four times."),
@@ -37,7 +39,8 @@ def fit(
 ) -> None:
     """Measure every method of extending a model's context on a text, and recommend one: `ropewalk fit MODEL --to 32768`.
 
-    Loss by band of positions, pass keys by length and depth, and both within the trained length. Nothing is trained.
+    It measures the loss by band of positions, and how many pass keys (numbers hidden in a long text) the model finds, both also
+    within the trained length. Nothing is trained.
     """
 
 

@@ -47,7 +47,7 @@ def sample(
     seed: Annotated[int, typer.Option(help="Another seed gives other texts.")] = 0,
     json: Json = False,
 ) -> None:
-    """Write a small generated sample of labelled files: `ropewalk lab sample sample --format cail`."""
+    """Write a small generated sample of labelled files: `ropewalk lab sample data --format cail`."""
 
 
 @lab.command("finetune")

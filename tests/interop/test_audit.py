@@ -1,6 +1,6 @@
 """Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not from our own output.
 
-tests/interop/test_engine_runs.py holds the same rules against what the engines computed.
+tests/interop/test_engine_runs.py compares the same rules with what the engines computed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_a_scaled_partial_rope_fails_where_whole_heads_rotate(model_type):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     with pytest.raises(RuntimeError):
         model(torch.zeros(1, 3, dtype=torch.long))
-    assert one(config, "hf").problem.startswith("no table")
+    assert one(config, "hf").problem.startswith("refused")
 
 
 @pytest.mark.parametrize(("engine", "scaling", "longest"), [
@@ -133,7 +133,7 @@ def test_no_layer_type_runs_in_an_engine_that_refuses_another():
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     with pytest.raises(RuntimeError):
         model(torch.zeros(1, 3, dtype=torch.long))
-    assert {finding.problem[:8] for finding in audit(config).of("hf")} == {"no table"}
+    assert {finding.problem[:7] for finding in audit(config).of("hf")} == {"refused"}
     assert all(finding.radians == () for finding in audit(config).of("hf"))
 
 

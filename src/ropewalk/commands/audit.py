@@ -1,4 +1,4 @@
-"""`ropewalk audit`: compare the rope that other engines compute from a config with the one of transformers."""
+"""`ropewalk audit`: compare the rope that inference engines compute from a config with that of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ropewalk.interop.engines import audit as run_audit
 
 LEGEND = (
     "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "
-    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that."
+    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that. "
+    "known by: run, the engine was run with this family and scaling; read, only its code was read."
 )
 DETAILS_LEGEND = (
     "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "
@@ -67,7 +68,7 @@ def _differs(engine: str, finding: Finding) -> str:
     """Return a clause such as "vLLM ignores rope_theta: 12 of 64 pairs differ"."""
     title, difference = ENGINES[engine].title, finding.difference
     if difference is None:
-        return f"{title} has {finding.problem}"
+        return f"{title} refuses the config: {(finding.problem or '').removeprefix('refused: ')}"
     # these two rules are true of the engine, but do not explain a difference of angles or magnitude
     rule = next((rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None)
     verb = "differs" if rule is None else f"differs in {rule.about}"

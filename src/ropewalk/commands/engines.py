@@ -65,7 +65,7 @@ def _rows(match: str, all_rows: bool) -> list[Row]:
     # the name of a row is that of its model, a comma, and the spelling of its config keys (v4 or v5 of transformers)
     selected = [row for row in rows() if match in row.name and (all_rows or row.name.partition(",")[0] in REAL)]
     if not selected:
-        raise RopeError("match", "must be a part of the name of a config; --all-rows adds the traps", match)
+        raise RopeError("match", "must be a part of the name of a config; --all-rows adds further configs", match)
     return selected
 
 

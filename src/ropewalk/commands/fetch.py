@@ -16,7 +16,7 @@ def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: 
     for name in names:
         choice("NAME", name, DOWNLOADS)
     if archive is not None and len(names) > 1:
-        raise RopeError("--archive", "must be for one name", names)
+        raise RopeError("--archive", "must be given with one NAME only", names)
 
     def print_line(text: str) -> None:
         """Print a line of text, or nothing with --json."""

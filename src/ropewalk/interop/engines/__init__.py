@@ -1,4 +1,4 @@
-"""What other inference engines compute from the same config.
+"""What five inference engines compute from one config.
 
 `readers` describes how each engine reads a config, `audit` compares the results.
 """

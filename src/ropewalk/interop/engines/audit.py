@@ -29,7 +29,7 @@ NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
 
 @dataclass(frozen=True)
 class Finding:
-    """What one engine computes for one layer type at one length; `problem` is the reason if that is not known."""
+    """What one engine computes for one layer type at one length; `problem` says why there is no result."""
 
     engine: str
     layer_type: str
@@ -66,8 +66,8 @@ class Audit:
 
     @property
     def disagreements(self) -> tuple[Finding, ...]:
-        """The findings that differ from the reference, or whose engine cannot compute the rope ("no table ...")."""
-        return tuple(f for f in self.findings if f.difference is not None or (f.problem or "").startswith("no table"))
+        """The findings that differ from the reference, or whose engine raises an error ("refused: ...")."""
+        return tuple(f for f in self.findings if f.difference is not None or (f.problem or "").startswith("refused"))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain data for JSON."""
@@ -117,9 +117,9 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
     config         a transformers config, a dict, or the path of a config.json, of its folder or of a GGUF file
     length         tokens of the longest sequence of a batch; None: the trained and the served length if the frequencies
                    depend on it
-    max_model_len  the longest sequence that an engine is started for; None: the config's own
+    max_model_len  the longest sequence that an engine is started for; None: each engine's own limit, mostly the config's
 
-    The rules were read in the engines' sources and held against runs of the releases that `evidence` names; other releases
+    The rules were read in the engines' sources and checked by runs of the releases that `evidence` names; other releases
     may differ.
     """
     config = hf_config(GgufFile(config)) if is_gguf(config) else config
@@ -143,7 +143,7 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
 
 def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
     """Return the findings; an engine that refuses one layer type builds no model, so all its findings get that problem."""
-    refused = [finding for finding in findings if (finding.problem or "").startswith("no table")]
+    refused = [finding for finding in findings if (finding.problem or "").startswith("refused")]
     problems = {finding.engine: finding.problem for finding in reversed(refused)}  # the first problem of each engine
     empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": (), "difference": None}
     return tuple(replace(f, problem=problems[f.engine], **empty) if f.engine in problems else f for f in findings)

@@ -1,4 +1,4 @@
-"""The configs that every engine is run with: small models with the ropes of real families, in both spellings, and traps.
+"""The configs that every engine is run with: ropes of real families in both spellings, and some that are easily misread.
 
 A row is a config and how it is served. Sizes are small, so that an engine builds the whole model in a moment; the keys of
 the rope are those of real checkpoints.

@@ -1,4 +1,4 @@
-"""The rows of the matrix: the ropes of real checkpoints in both spellings, and traps, configs that engines read differently."""
+"""The rows of the matrix: ropes of real checkpoints in both spellings, and configs that engines may read differently."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _length_dependent() -> Iterator[Row]:
 
 
 #: unusual keys of YaRN that engines may read differently
-YARN_TRAPS: dict[str, Config] = {
+YARN_VARIANTS: dict[str, Config] = {
     "attention_factor": {"attention_factor": 1.0},
     "attention_factor 0.8": {"attention_factor": 0.8},
     "mscale": {"mscale": 0.5},
@@ -204,11 +204,11 @@ YARN_TRAPS: dict[str, Config] = {
 }
 
 
-def _traps() -> Iterator[Row]:
+def _easily_misread() -> Iterator[Row]:
     """Yield configs that engines are likely to read differently: missing keys, unusual keys and rare combinations."""
     # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the head that rotates)
     short_yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
-    for name, keys in YARN_TRAPS.items():
+    for name, keys in YARN_VARIANTS.items():
         for model_type in ("llama", "qwen2", "qwen3", "deepseek_v3"):
             yield Row(f"{model_type} yarn {name}", config_of(model_type, 4, 32768, 1e4, {**short_yarn, **keys}), 32768)
         yield Row(f"llama yarn {name}, v5", config_of("llama", 5, 32768, 1e4, {**short_yarn, **keys}), 32768)
@@ -279,4 +279,4 @@ def _unusual() -> Iterator[Row]:
 
 def rows() -> list[Row]:
     """Return every row of the matrix."""
-    return [*_real(), *_length_dependent(), *_traps(), *_unusual()]
+    return [*_real(), *_length_dependent(), *_easily_misread(), *_unusual()]

@@ -53,7 +53,7 @@ def read_llama_cpp(case: Case) -> Reading:
     """
     reading = Reading(case)
     if case.model_type in MISSING:
-        return reading.fail(f"no table: the converter does not convert {case.model_type}")
+        return reading.fail(f"refused: the converter does not convert {case.model_type}")
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: what the converter writes for {case.model_type}")
     if (problem := _refusal(case)) is not None:
@@ -85,38 +85,38 @@ def read_llama_cpp(case: Case) -> Reading:
 
 
 def _refusal(case: Case) -> str | None:
-    """Return why the converter fails; None if it does not. "No table" is the audit's word for an engine that computes none."""
+    """Return why the converter raises an error, as "refused: ..."; None if it does not."""
     scaling, config = case.spec.scaling, case.config
     original = case.original_length
     # the converter reads yarn's length for Cohere too, though it does not write the scaling
     reads_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {"cohere", "cohere2"}
     if original is None and (reads_length or case.model_type == "phimoe" or _old_class_refuses(case)):
-        return "no table: the converter fails without original_max_position_embeddings"
+        return "refused: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
-        return "no table: the converter fails without rope_theta"
+        return "refused: the converter fails without rope_theta"
     reads_llama3 = case.model_type in LLAMA3 and isinstance(scaling, Llama3)
     reads_phi = case.model_type in ("phi3", "phimoe") and isinstance(scaling, (Llama3, LongRope))
     if (reads_llama3 or reads_phi) and (problem := case.problem_if_null(TRAINED)) is not None:
         return problem
     if case.model_type in NO_HEAD_DIM and case.spec.head_dim != case.derived_head_dim:
-        return f"no table: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
+        return f"refused: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
     if isinstance(scaling, Llama3) and case.model_type in ("granite", "granitemoe", "smollm3"):
-        return "no table: this architecture has no place for llama3's factors"
+        return "refused: this architecture has no place for llama3's factors"
     if isinstance(scaling, (Dynamic, Ntk)) and case.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
         alpha, lengths = case.rope.get("alpha"), (32_768, 262_144)
         is_known = alpha is not None and case.spec.theta == 10_000 and case.max_position in lengths
         if not is_known or (case.model_type == "hunyuan_v1_moe" and (alpha != 1000 or case.spec.head_dim != 128)):
-            return "no table: the converter takes the released checkpoints' alpha, theta and lengths alone"
+            return "refused: the converter takes the released checkpoints' alpha, theta and lengths alone"
     if case.model_type == "cohere2" and config.get("rotary_pct") is None:
-        return "no table: the converter fails without rotary_pct"
+        return "refused: the converter fails without rotary_pct"
     if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
-        return "no table: the converter fails without rotary_dim"
+        return "refused: the converter fails without rotary_dim"
     if case.model_type == "ministral3":
         needed = {"mscale_all_dim", "llama_4_scaling_beta"}
         if not isinstance(scaling, Yarn) or not needed <= case.rope.keys():
-            return "no table: the converter takes yarn alone, with mscale_all_dim and llama_4_scaling_beta"
+            return "refused: the converter takes yarn alone, with mscale_all_dim and llama_4_scaling_beta"
     if case.model_type == "gemma4_text" and _full_rope(config).get("rope_type") != "proportional":
-        return "no table: the converter takes rope_parameters with a proportional rope of the full layers alone"
+        return "refused: the converter takes rope_parameters with a proportional rope of the full layers alone"
     return None
 
 

@@ -93,9 +93,9 @@ def read_mlx(case: Case) -> Reading:
     """
     reading = Reading(case)
     if case.model_type in MISSING:
-        return reading.fail(f"no table: mlx-lm has no model for {case.model_type}")
+        return reading.fail(f"refused: mlx-lm has no model for {case.model_type}")
     if case.model_type == "olmo":
-        return reading.fail("no table: mlx-lm's olmo needs the package ai2-olmo")
+        return reading.fail("refused: mlx-lm's olmo needs the package ai2-olmo")
     model = MODELS.get(case.model_type or "")
     if model is None:
         return reading.fail(f"not known: how mlx-lm reads {case.model_type}")
@@ -111,7 +111,7 @@ def read_mlx(case: Case) -> Reading:
     if fraction is not None and not case.latent:
         width = int(case.spec.head_dim * fraction)
         if width % 2:
-            return reading.fail(f"no table: {width} dimensions would rotate, and MLX takes an even number")
+            return reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
         reading.set_rotary_dim(width, "not read where the config has it", where)
     elif not case.latent and case.model_type != "minimax_m2" and not isinstance(case.spec.scaling, Proportional):
         reading.set_rotary_dim(case.spec.head_dim, "not read", where)
@@ -128,7 +128,7 @@ def _arguments(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | Non
         return layer_rope.get("rope_theta", 10_000.0), layer_rope, None
     if model.v5 == "only":
         if not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"} <= v5.keys():
-            return "no table: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
+            return "refused: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
         theta, scaling = v5["rope_theta"], v5
     elif model.v5 == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
@@ -139,17 +139,17 @@ def _arguments(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | Non
         scaling = None
     theta = model.theta if theta is None else theta
     if theta is None:
-        return f"no table: {model.theta_key} must be given outside rope_parameters"
+        return f"refused: {model.theta_key} must be given outside rope_parameters"
     if model.partial == 0 and fraction is None:
-        return "no table: the fraction that rotates must be given outside rope_parameters"
+        return "refused: the fraction that rotates must be given outside rope_parameters"
     if case.model_type in NEEDS_HEAD_DIM and config.get("head_dim") is None:
-        return "no table: head_dim must be given"
+        return "refused: head_dim must be given"
     if case.model_type == "cohere2" and case.spec.head_dim != case.derived_head_dim:
-        return "no table: cohere2 takes heads of hidden_size / num_attention_heads alone"
+        return "refused: cohere2 takes heads of hidden_size / num_attention_heads alone"
     if model.needs_scaling and (scaling is None and "rope_scaling" not in config):
-        return "no table: rope_scaling must be given"
+        return "refused: rope_scaling must be given"
     if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
-        return "no table: rotary_dim must be given"
+        return "refused: rotary_dim must be given"
     if model.scaling == "whole head":
         return theta, None, 1.0
     if model.partial is None:  # this model does not read the fraction
@@ -166,22 +166,22 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
         keys, rope_type = None, "default"
     elif rule == "phi3":
         if "type" not in keys or "long_factor" not in keys:
-            return reading.fail("no table: rope_scaling must have the keys type and long_factor")
+            return reading.fail("refused: rope_scaling must have the keys type and long_factor")
         rope_type = {"su": "longrope"}.get(str(rope_type), rope_type)
     elif rule == "phimoe":
         if not {"short_factor", "long_factor", "short_mscale", "long_mscale"} <= keys.keys():
-            return reading.fail("no table: rope_scaling must have both factors and both mscales")
+            return reading.fail("refused: rope_scaling must have both factors and both mscales")
         rope_type = "longrope"
     elif case.model_type == "gpt_oss" and rope_type in ("dynamic", "longrope"):
-        return reading.fail(f"no table: gpt_oss passes no served length, which {rope_type} needs")
+        return reading.fail(f"refused: gpt_oss passes no served length, which {rope_type} needs")
     elif rule in ("qwen2_moe", "nemotron"):
         if keys.get("type") != "linear":
-            return reading.fail("no table: rope_scaling must have the key type, and only linear is taken")
+            return reading.fail("refused: rope_scaling must have the key type, and only linear is taken")
         if rule == "qwen2_moe":  # it checks the scaling and does not use it
             keys, rope_type = None, "default"
     elif rule == "alpha":
         missing = not {"alpha", "factor", "type"} <= keys.keys()
-        return reading.fail("no table: rope_scaling must have the keys alpha, factor and type") if missing else reading
+        return reading.fail("refused: rope_scaling must have the keys alpha, factor and type") if missing else reading
     elif rule == "yarn":
         rope_type = "yarn"
     if rope_type == "longrope":
@@ -203,10 +203,10 @@ def _build_scaling(case: Case, rope_type: str, keys: Mapping[str, Any]) -> Scali
     if rope_type in ("default", "mrope"):
         return Default()
     if "factor" not in keys and rope_type != "proportional":
-        return "no table: factor must be given"
+        return "refused: factor must be given"
     nulls = [key for key in COMPUTES_WITH.get(rope_type, ()) if key in keys and keys[key] is None]
     if nulls and not (nulls[0] in MSCALES and keys["factor"] <= 1):  # with such a factor, no mscale is computed with
-        return f"no table: {nulls[0]} must be a number or absent, not null"
+        return f"refused: {nulls[0]} must be a number or absent, not null"
     if rope_type == "linear":
         return Linear(keys["factor"])
     if rope_type == "dynamic":
@@ -223,7 +223,7 @@ def _build_scaling(case: Case, rope_type: str, keys: Mapping[str, Any]) -> Scali
         )  # fmt: skip
     if rope_type == "proportional":
         return Proportional(keys.get("factor", 1.0), keys.get("partial_rotary_factor", 1.0))
-    return f"no table: rope_type {rope_type} is not known to mlx-lm"
+    return f"refused: rope_type {rope_type} is not known to mlx-lm"
 
 
 def _longrope(reading: Reading, keys: Mapping[str, Any]) -> Reading:
@@ -231,11 +231,11 @@ def _longrope(reading: Reading, keys: Mapping[str, Any]) -> Reading:
     scaling, config_scaling, pairs = reading.spec.scaling, reading.case.spec.scaling, reading.spec.pairs
     if isinstance(config_scaling, LongRope) and len(config_scaling.long_factor) != pairs:
         count = len(config_scaling.long_factor)
-        return reading.fail(f"no table: {count} factors of LongRoPE do not fit the {pairs} pairs that rotate")
+        return reading.fail(f"refused: {count} factors of LongRoPE do not fit the {pairs} pairs that rotate")
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")
     if reading.case.model_type not in ("phi3", "phimoe") and keys.get(TRAINED) is None:
-        return reading.fail("no table: original_max_position_embeddings must be given in rope_scaling")
+        return reading.fail("refused: original_max_position_embeddings must be given in rope_scaling")
     does = "long factors for every sequence, short factors never"
     reading.fix_longrope_factors(scaling, long=True, does=does, reference="rope_utils.py")
     magnitude = keys.get("long_mscale") if reading.case.model_type == "phimoe" else None

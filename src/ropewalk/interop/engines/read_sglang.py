@@ -39,7 +39,7 @@ def read_sglang(case: Case) -> Reading:
     A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
     if case.exceeds_served_length(length_factor(case)):
-        return Reading(case).fail("no table: the context length is above the served length of the config")
+        return Reading(case).fail("refused: the context length is above the served length of the config")
     if _reads_factor(case) and (problem := case.problem_if_null("factor")) is not None:
         return Reading(case).fail(problem)
     if case.model_type in TRANSFORMERS_CODE:
@@ -48,7 +48,7 @@ def read_sglang(case: Case) -> Reading:
         return reading
     reading = Reading(case)
     if case.model_type in MISSING:
-        return reading.fail(f"no table: SGLang has no code for {case.model_type}, and {MISSING[case.model_type]}")
+        return reading.fail(f"refused: SGLang has no code for {case.model_type}, and {MISSING[case.model_type]}")
     if case.model_type not in SHARED | NO_SCALING:
         return reading.fail(f"not known: how SGLang builds the rope of {case.model_type}")
     if (problem := refusal(case) or _olmo3_refusal(case)) is not None:
@@ -110,7 +110,7 @@ def _gemma4(reading: Reading) -> Reading:
         reading.set_fields("rope_parameters", does, where, theta=10_000.0, scaling=Default(), rotary_dim=case.spec.head_dim)
         return reading
     if any(rope.get("rope_type") == "longrope" for rope in case.ropes):
-        return reading.fail("no table: the factors of LongRoPE are not passed on")
+        return reading.fail("refused: the factors of LongRoPE are not passed on")
     if isinstance(case.spec.scaling, Proportional):
         if reading.change_scaling(factor=1.0):
             reading.add_rule("factor", "not read for rope_type proportional", "factory.py")
@@ -144,7 +144,7 @@ def _factor_count_problem(case: Case, width: int) -> str | None:
     scaling = case.spec.scaling
     if not isinstance(scaling, LongRope) or case.model_type in NO_SCALING or len(scaling.short_factor) == width // 2:
         return None
-    return f"no table: {len(scaling.short_factor)} factors of LongRoPE do not fit the {width // 2} pairs that rotate"
+    return f"refused: {len(scaling.short_factor)} factors of LongRoPE do not fit the {width // 2} pairs that rotate"
 
 
 def _trained_length(reading: Reading, where: str) -> None:
@@ -165,11 +165,11 @@ def _set_scaling(reading: Reading, where: str) -> None:
     if case.model_type in NO_SCALING:
         reading.drop_scaling("not passed to the rotary module", where)
     elif case.mrope and not isinstance(scaling, (Default, Yarn)):
-        reading.fail(f"no table: rope_type {case.rope_type} has no axes in SGLang")
+        reading.fail(f"refused: rope_type {case.rope_type} has no axes in SGLang")
     elif case.mrope and isinstance(scaling, Yarn) and {"mscale", "mscale_all_dim"} & case.rope_with_nulls.keys():
-        reading.fail("no table: YaRN with axes takes neither mscale nor mscale_all_dim")
+        reading.fail("refused: YaRN with axes takes neither mscale nor mscale_all_dim")
     elif isinstance(scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
-        reading.fail("no table: LongRoPE is refused for interleaved pairs")
+        reading.fail("refused: LongRoPE is not accepted for interleaved pairs")
     elif case.latent and not isinstance(scaling, Default):
         _latent_attention(reading)
     elif (problem := factor_type_problem(case)) is not None:
@@ -185,7 +185,7 @@ def _set_scaling(reading: Reading, where: str) -> None:
         # Ministral 3's model passes the trained length outside the rope on as the served one
         served = case.config.get(TRAINED) or MINISTRAL3_TRAINED
         if case.model_type == "ministral3" and long and case.length > served:
-            reading.fail(f"no table: the table of LongRoPE ends after {served} positions")
+            reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
             return
         if magnitude is None and case.model_type == "ministral3":
             magnitude = math.sqrt(1 + math.log(max(1.0, served / scaling.original_length)) / math.log(scaling.original_length))

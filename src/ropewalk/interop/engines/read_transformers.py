@@ -17,20 +17,20 @@ OWN_CODE = ("kimi_k2", "minimax_m1", "minimax_text_01", "minimind")
 def refusal(case: Case) -> str | None:
     """Return why transformers' config class refuses the config; None if it does not. Engines that use the class refuse it too."""
     if case.model_type in LONGROPE_ONLY and case.rope.get("type") == "su":
-        return "no table: transformers 5 renames type su after it looked for the trained length, and refuses the config"
+        return "refused: transformers 5 renames type su only after it has looked for the trained length"
     if case.model_type in (*LONGROPE_ONLY, "phimoe") and not isinstance(case.spec.scaling, (LongRope, Default)):
-        return f"no table: {case.model_type} refuses rope_type {case.rope_type}"
+        return f"refused: {case.model_type} does not accept rope_type {case.rope_type}"
     if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, LongRope):
-        return "no table: mixtral refuses LongRoPE without head_dim"
+        return "refused: mixtral does not accept LongRoPE without head_dim"
     # whether the trained length is a key of the config itself, beside the rope object
     is_beside = case.config.get(TRAINED) is not None and not case.by_layer_type and case.model_type != "phimoe"
     needs_length = isinstance(case.spec.scaling, (Yarn, Llama3, LongRope))
     if needs_length and not ignores_scaling(case) and not is_beside and (problem := case.problem_if_null(TRAINED)):
         return problem
     if case.model_type == "gemma4_text" and needs_length and case.rope.get(TRAINED) is None:
-        return f"no table: gemma4_text refuses rope_type {case.rope_type} without original_max_position_embeddings"
+        return f"refused: gemma4_text does not accept rope_type {case.rope_type} without original_max_position_embeddings"
     if needs_theta(case) and isinstance(case.spec.scaling, Llama3):
-        return "no table: gemma4_text refuses rope_type llama3 without rope_theta"
+        return "refused: gemma4_text does not accept rope_type llama3 without rope_theta"
     return None
 
 
@@ -65,7 +65,7 @@ def read_hf(case: Case) -> Reading:
         reading.drop_scaling("named by `type`, which is not read beside the rope_type default", "configuration_gemma3.py")
         reading.set_rotary_dim(case.spec.head_dim, "not read without a scaling", "modeling_gemma3.py")
     elif _partial_rope_fails(case):
-        problem = "no table: this family's code rotates whole heads, and a scaled partial rope is an error in its forward"
+        problem = "refused: this family's code rotates whole heads, and a scaled partial rope is an error in its forward"
         return reading.fail(problem)
     if (problem := _missing_key(case)) is not None:
         return reading.fail(problem)
@@ -89,13 +89,13 @@ def read_hf(case: Case) -> Reading:
 def _missing_key(case: Case) -> str | None:
     """Return the problem that the config lacks a key which the model's code needs; None if it has all of them."""
     if case.model_type == "mixtral" and case.config.get("head_dim") is None and isinstance(case.spec.scaling, (Yarn, Dynamic)):
-        return f"no table: mixtral needs head_dim for rope_type {case.rope_type}"
+        return f"refused: mixtral needs head_dim for rope_type {case.rope_type}"
     if case.model_type == "ministral3" and (case.rope.get("llama_4_scaling_beta") is None or case.original_length is None):
-        return "no table: ministral3 needs llama_4_scaling_beta and original_max_position_embeddings"
+        return "refused: ministral3 needs llama_4_scaling_beta and original_max_position_embeddings"
     if case.model_type == "gemma4_text" and not case.by_layer_type:
-        return "no table: gemma4_text needs rope_parameters by layer type"
+        return "refused: gemma4_text needs rope_parameters by layer type"
     if needs_theta(case):
-        return "no table: gemma4_text needs rope_theta for every layer type"
+        return "refused: gemma4_text needs rope_theta for every layer type"
     return None
 
 

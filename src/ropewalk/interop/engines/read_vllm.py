@@ -32,9 +32,9 @@ def read_vllm(case: Case) -> Reading:
     A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
     """
     if case.exceeds_served_length(length_factor(case)):
-        return Reading(case).fail("no table: max_model_len is above the served length of the config")
+        return Reading(case).fail("refused: max_model_len is above the served length of the config")
     if case.model_type in BY_LAYER_TYPE and not case.by_layer_type and case.is_named_by_type and case.rope_type != "default":
-        return Reading(case).fail("no table: `type` is refused beside the rope_type default")
+        return Reading(case).fail("refused: `type` is not accepted beside the rope_type default")
     if case.model_type in TRANSFORMERS_CODE:
         reading = read_hf(case)
         reading.add_rule("model code", f"{case.model_type} runs as transformers' own code", "registry.py")
@@ -45,17 +45,17 @@ def read_vllm(case: Case) -> Reading:
     if (problem := refusal(case)) is not None:
         return reading.fail(problem)
     if needs_theta(case):
-        return reading.fail("no table: gemma4_text needs rope_theta")
+        return reading.fail("refused: gemma4_text needs rope_theta")
     if case.model_type == "minimax_m2" and case.config.get("rotary_dim") is None:
-        return reading.fail("no table: minimax_m2 needs rotary_dim")
+        return reading.fail("refused: minimax_m2 needs rotary_dim")
     if case.model_type == "gpt_oss" and not (isinstance(case.spec.scaling, Yarn) and {"factor", *BETAS} <= case.rope.keys()):
-        return reading.fail("no table: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
+        return reading.fail("refused: gpt_oss takes yarn alone, with factor, beta_fast and beta_slow")
     if case.model_type == "gemma4_text" and not case.by_layer_type and case.layer_type == "sliding_attention":
         theta = case.config.get("rope_local_base_freq") or 10_000.0
         reading.set_fields("rope_theta", f"not read for sliding layers: {theta:g} is used", "models/gemma4.py", theta=theta)
     if isinstance(case.spec.scaling, LongRope) and case.spec.layout == "interleaved" and not case.latent:
         is_refused = case.model_type in ("cohere", "cohere2", "glm4")
-        return reading.fail(f"{'no table' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
+        return reading.fail(f"{'refused' if is_refused else 'not known'}: LongRoPE with interleaved pairs")
     if ignores_theta(case):
         return reading.fail("not known: theta of OLMo 3's sliding layers")
     _set_rotary_dim(reading)
@@ -91,7 +91,7 @@ def _set_scaling(reading: Reading) -> None:
     """Record which scaling vLLM computes with, or why it fails."""
     case, scaling = reading.case, reading.spec.scaling
     if case.mrope and not isinstance(scaling, (Default, Yarn)):
-        reading.fail(f"no table: rope_type {case.rope_type} has no axes in vLLM")
+        reading.fail(f"refused: rope_type {case.rope_type} has no axes in vLLM")
     elif not case.latent and (problem := factor_type_problem(case)) is not None:
         reading.fail(problem)
     elif case.latent and not isinstance(scaling, Default):
@@ -132,7 +132,7 @@ def _latent_attention(reading: Reading) -> None:
         has_length = isinstance(scaling, (Llama3, LongRope))
         length = scaling.original_length if has_length else case.rope.get("original_max_position_embeddings")
         if length is None or case.rope.get("factor") is None:
-            reading.fail("no table: latent attention needs factor and original_max_position_embeddings for every scaling")
+            reading.fail("refused: latent attention needs factor and original_max_position_embeddings for every scaling")
             return
         reading.read_as_yarn(length, "models/deepseek_v2.py")
     yarn = reading.spec.scaling

@@ -110,7 +110,7 @@ class Case:
     def problem_if_null(self, *keys: str) -> str | None:
         """Return why an engine that computes with these keys fails if the config writes one of them as null; else None."""
         nulls = [key for key in keys if key in self.rope_with_nulls and self.rope_with_nulls[key] is None]
-        return f"no table: {nulls[0]} must be a number or absent, not null" if nulls else None
+        return f"refused: {nulls[0]} must be a number or absent, not null" if nulls else None
 
     @property
     def gives_theta(self) -> bool:
@@ -146,7 +146,7 @@ class Reading:
     def fail(self, problem: str) -> Reading:
         """Record why there is no result, and return the reading.
 
-        "no table: ..." if the engine cannot compute this rope, "not known: ..." if its code was not read for it.
+        "refused: ..." if the engine raises an error, "not known: ..." if its code was not read for this rope.
         """
         self.problem = problem
         return self
@@ -255,7 +255,7 @@ class Reading:
         """Replace dynamic NTK by one base for every length; `stretch` is how much longer the slowest wavelength becomes."""
         self.add_rule("dynamic NTK", does, reference)
         if stretch <= 0:
-            self.fail(f"no table: the base is multiplied by a fractional power of {stretch:.4g}")
+            self.fail(f"refused: the base is multiplied by a fractional power of {stretch:.4g}")
         else:
             theta = float(ntk_theta(self.spec.theta, stretch, 2 * self.spec.pairs))
             self.spec = self.spec.with_(theta=theta, scaling=Default())
@@ -288,7 +288,7 @@ def _for_width(scaling: Scaling, width: int) -> Scaling:
 def factor_type_problem(case: Case) -> str | None:
     """Return why the linear scaling of vLLM and SGLang refuses the factor, if it is an integer; else None."""
     is_integer = isinstance(case.spec.scaling, Linear) and isinstance(case.rope.get("factor"), int)
-    return "no table: linear takes a float as factor; write 2.0, not 2" if is_integer else None
+    return "refused: linear takes a float as factor; write 2.0, not 2" if is_integer else None
 
 
 def magnitude_of_mscales(case: Case, yarn: Yarn) -> float:
