@@ -67,7 +67,7 @@ def request_for_tokens(
         positions, offset = _positions_from_offset(offset, seq, batch, device), 0
     elif isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
         if isinstance(offset, bool) or not isinstance(offset, Integral):
-            raise RopeError("offset", "must be an integer or an integer tensor with one offset a row", offset)
+            raise RopeError("offset", "must be an integer or an integer tensor with one offset for each row", offset)
         # an integer of numpy
         return request_for_tokens(spec, positions, int(offset), length, seq_dim, seq, batch, device, tables)
     elif isinstance(offset, int) and not -(2**62) < offset < 2**62:
@@ -223,7 +223,7 @@ def _positions_from_offset(offset: Tensor, seq: int, batch: int, device: torch.d
 def _per_row(name: str, value: Tensor, batch: int, device: torch.device) -> Tensor:
     """Check an integer tensor with one number for all rows or one for each, and return it as int64."""
     if value.dtype not in INTEGERS or value.ndim > 1 or (value.ndim and value.shape[0] not in (1, batch)):
-        raise RopeError(name, f"must be an integer or integers [{batch}], one a row", [value.dtype, list(value.shape)])
+        raise RopeError(name, f"must be an integer or integers [{batch}], one for each row", [value.dtype, list(value.shape)])
     if value.device != device:
         raise RopeError(name, f"must be on x's device {device}", str(value.device))
     return value.to(torch.int64)

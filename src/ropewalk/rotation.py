@@ -39,7 +39,7 @@ def rotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate every pair of `x` by its token's angle. `Learnable` frequencies are those before training: a `Rope` has the trained.
+    """Rotate every pair of `x` by its token's angle; a `Learnable` scaling has its initial frequencies here, see `Rope`.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
@@ -77,9 +77,9 @@ def rerotate(
     """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
 
     Both rotations are combined before anything is rounded; only if `to` rotates other dimensions, float32 keys are rounded after
-    each. The magnitude on the keys is kept; with `match_magnitude` it becomes
-    that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the `length` of the two rotations, for
-    scalings that depend on it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i.
+    each. The magnitude on the keys is kept; with `match_magnitude` it becomes that of `to`, as if the keys were rotated anew.
+    `from_length` and `to_length` are the `length` of the two rotations, for scalings that depend on it. If `to` has another
+    layout, pair i of the keys is moved to where `to` has pair i.
     """
     to = spec if to is None else to
     same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)

@@ -161,12 +161,11 @@ class RopeSpec:
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: Length = None) -> Frequencies:
-        """Return radians per step, float64: [pairs], [rows, pairs] for a length per row, [..., pairs, axes] with an axis map: a
-        pair's angle is the sum over the axes of coordinate times radians.
+        """Return radians per step, float64: [pairs], or [rows, pairs] for a length per row.
 
-        Axes that differ from head to head give [heads, pairs, axes].
-
-        With precision "hf" and "hf_frequencies" they are the float32 values of transformers.
+        An axis map adds a last axis, [..., pairs, axes]: the angle of a pair is the sum over the axes of coordinate times
+        radians. Axes that differ from head to head give [heads, pairs, axes]. With precision "hf" and "hf_frequencies" the
+        radians are the float32 values of transformers.
         """
         ladder = self.ladder_frequencies(length)
         if self.per_head:

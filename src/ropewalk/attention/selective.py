@@ -40,7 +40,7 @@ class SelectivePhases(nn.Module):
     def __init__(self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5) -> None:
         super().__init__()
         if model_dim % num_heads:
-            raise RopeError("model_dim", f"must be a multiple of num_heads = {num_heads}: each head's share is normed", model_dim)
+            raise RopeError("model_dim", f"must be a multiple of num_heads = {num_heads}: x is normed by heads", model_dim)
         self.spec, self.num_heads = RopeSpec(head_dim=head_dim, theta=theta), num_heads
         self.down = nn.Linear(model_dim, integer("rank", rank, low=1), bias=False)
         self.up = nn.Linear(rank, num_heads * self.spec.pairs, bias=False)

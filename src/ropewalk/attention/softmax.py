@@ -47,16 +47,18 @@ def as_encoding(encoding: Encoding | RopeSpec | str, sizes: Sizes) -> Encoding:
 class Attention(nn.Module):
     """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
 
-    num_kv_heads < num_heads shares keys and values between heads (GQA; 1 is MQA). `scale` defaults to
-    1/sqrt(head_dim), times the spec's softmax factor. `window` limits how many keys a query attends to,
-    counting padding and other documents in between. `o_bias`
-    overrides `bias` for the output projection; `norm_eps` is the epsilon of the norms that `qk_norm` adds. `temperature`
-    multiplies queries by a factor of their position, `remapping` changes the distances that RoPE scores by.
-
-    With `rotate_values`, values are rotated by their positions like keys, and the output is rotated back by the position of its
-    query, so what a token contributes depends on its distance too. With `shared_kv`, keys are also the values, and there is
-    no v_proj (DeepSeek-V4: both, with num_kv_heads=1). With `learned_sinks`, each head has one learned score more in its softmax,
-    which belongs to no token, so that the weights add up to less than one (gpt-oss, DeepSeek-V4).
+    num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
+    window         how many keys a query attends to, padding and other documents counted too
+    o_bias         overrides `bias` for the output projection
+    norm_eps       the epsilon of the norms that `qk_norm` adds
+    scale          of the softmax; by default 1/sqrt(head_dim), times the spec's softmax factor
+    temperature    multiplies queries by a factor of their position
+    remapping      changes the distances that RoPE scores by
+    rotate_values  rotate values by their positions like keys, and the output back by the position of its query, so that what a
+                   token contributes depends on its distance too
+    shared_kv      keys are also the values, and there is no v_proj (DeepSeek-V4: rotate_values too, with num_kv_heads=1)
+    learned_sinks  each head has one more score in its softmax, which is learned and belongs to no token, so that the weights
+                   add up to less than one (gpt-oss, DeepSeek-V4)
     """
 
     def __init__(
@@ -249,7 +251,7 @@ class Attention(nn.Module):
         first = 0 if cache is None else cache.next_positions
         if isinstance(first, Tensor):
             if len(first) != batch:
-                raise RopeError("cache", f"holds {len(first)} rows, and must be given as many", batch)
+                raise RopeError("cache", f"holds {len(first)} rows, so x must have as many; or use a new cache", batch)
             first = first.unsqueeze(-1)
         if padding is not None:
             return left_padded(padding) + first

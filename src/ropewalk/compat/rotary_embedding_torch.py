@@ -168,7 +168,7 @@ class RotaryEmbedding(nn.Module):
     def rotate_queries_or_keys(
         self, t: Tensor, seq_dim: int | None = None, offset: float | Tensor = 0, scale: float | Tensor | None = None
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ... and multiply the result by `scale` (xPos); offsets [B] are one a row."""
+        """Rotate t at positions offset, offset + 1, ..., an offset for each row if [B], and multiply by `scale` (xPos)."""
         if self.use_xpos and scale is None:
             raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim

@@ -36,7 +36,7 @@ def runs_of(indices: Tensor) -> list[tuple[int, int]]:
 
 
 def spans(indices: Tensor, tile: int) -> list[Span]:
-    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump: zigzag sharding gives two runs."""
+    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump: head_tail shards have two runs."""
     runs = runs_of(indices)
     runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]  # scattered tokens would give tiny tiles
     slices = [slice(first, min(first + tile, end)) for start, end in runs for first in range(start, end, tile)]

@@ -73,7 +73,7 @@ def _downloaded_model() -> str:
 
 
 def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str:
-    """Draw the controls of a reading; return the text that the visitor typed, empty unless a text of his own is chosen."""
+    """Draw the controls of a reading; return the text that the visitor typed, empty unless that text is chosen."""
     left, middle, right = st.columns(3, gap="large")
     method_text = lambda method: translate("no scaling") if method == NONE else method  # noqa: E731 - one line
     with left:

@@ -198,7 +198,7 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
 def decode_positions(
     delta: Integer[Tensor, "B"], index: int | Integer[Tensor, "B"], tokens: int = 1
 ) -> Int[Tensor, "3 B {tokens}"]:
-    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one a row).
+    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one for each row).
 
     `delta`, which `multimodal` returns, is the next position minus the number of tokens: an image takes fewer positions.
     """

@@ -13,7 +13,7 @@ MOST = 2**31
 
 
 def consecutive(seq: int, offset: int | Integer[Tensor, "B"] = 0, device: Device = None) -> Int[Tensor, "*B S"]:
-    """Return offset, offset + 1, ...: [S] for an int, [B, S] for one offset a row (a cache whose rows differ in length)."""
+    """Return offset, offset + 1, ...: [S] for an int, [B, S] for an offset per row (a cache whose rows differ in length)."""
     integer("seq", seq, low=0, high=MOST)
     if isinstance(offset, Tensor):
         check_integers("offset", offset, "B")

@@ -33,7 +33,7 @@ def native_attention_forward(
 
 @contextmanager
 def native_attention(model: nn.Module) -> Iterator[str]:
-    """Context manager: a model whose attention is torch's runs the native one where it can; yields whose attention it is."""
+    """Context manager: a model whose attention is torch's runs the native one where it can; yields the name of the one in use."""
     own = "the model's own"
     try:
         from transformers import AttentionInterface

@@ -42,7 +42,7 @@ MOST = 100_000
 class Fit:
     """What `fit` measured: rows, facts about model, text and machine, and the recommendation.
 
-    config  the model's config with the best method that a config can express; None if that is to leave it as it is
+    config  the model's config with the best method that a config can express; None if the unchanged model is the best
     skipped methods that could not be measured, and why
     """
 
