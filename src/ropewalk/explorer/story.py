@@ -100,11 +100,11 @@ def _angles(values: dict[str, Any], facts: Facts, translate: Translate) -> None:
     """Show how the position rotates one pair."""
     spec, pair, position = facts.spec, values["pair"], values["position"]
     step = float(radians_of(spec, facts.served)[pair])
-    st.subheader(translate("The position turns every pair of q and k by an angle"))
+    st.subheader(translate("The position rotates every pair of q and k by an angle"))
     text, plane, chart = st.columns((3, 3, 5), gap="medium")
     with text:
         placeholders = {"pair": pair, "radians": f"{step:.4g}", "turn": short(float(wavelengths([step])[0]))}
-        st.markdown(translate("Pair {pair} turns by {radians} radians per token, once around in {turn} tokens.", **placeholders))
+        st.markdown(translate("Pair {pair} rotates by {radians} radians per token; a turn takes {turn} tokens.", **placeholders))
         st.markdown(
             translate("The score of a query and a key depends only on the difference of their angles: on their distance.")
         )
@@ -216,7 +216,9 @@ def _engines(values: dict[str, Any], facts: Facts, translate: Translate) -> None
     rows = [f"| {row.engine} | {row.words(translate)} |" for row in engines.rows_of(config)]
     # Markdown instead of st.table, which would import pandas and arrow
     text.markdown("\n".join([f"| {translate('Engine')} | {translate('compared with transformers')} |", "|:---|:---|", *rows]))
-    text.caption(translate("Read in the engines' sources, not run here; `ropewalk audit` names each rule and its month."))
+    text.caption(
+        translate("Read in the engines' sources and checked by runs; `ropewalk audit` names each rule and its evidence.")
+    )
     code.markdown(f"**{translate('The config.json they read')}**")
     code.code(json.dumps(config, indent=2), language="json", wrap_lines=True)
 

@@ -37,13 +37,13 @@ CHINESE: dict[str, str] = {
     "Next": "下一步",
     "No config can name {name}: engines cannot read it. Choose another scaling.":
         "config.json 无法表示 {name}，推理引擎读不到它。请选择其他缩放方法。",
-    "Pair {pair} turns by {radians} radians per token, once around in {turn} tokens.":
+    "Pair {pair} rotates by {radians} radians per token; a turn takes {turn} tokens.":
         "第 {pair} 对每个词元转 {radians} 弧度，{turn} 个词元转满一圈。",
     "Play freely": "自由探索",
     "Positions become angles": "位置变成角度",
     "read: {tokens} tokens": "读到：{tokens} 个词元",
-    "Read in the engines' sources, not run here; `ropewalk audit` names each rule and its month.":
-        "以上结论来自阅读各引擎的源码，并未在此运行；`ropewalk audit` 会列出每条规则及查阅的月份。",
+    "Read in the engines' sources and checked by runs; `ropewalk audit` names each rule and its evidence.":
+        "规则来自各引擎的源码，并通过实际运行引擎核对；`ropewalk audit` 会列出每条规则及其依据。",
     "Shaded: trained. Beyond it, slow pairs take new values": "灰底：训练长度；超出后慢速维度对取到新的值",
     "Slow pairs leave the angles they were trained on": "慢速维度对离开了训练过的角度",
     "Slowest pair, slowed by": "最慢的一对减慢",
@@ -52,7 +52,7 @@ CHINESE: dict[str, str] = {
     "The fastest pair turns once in {shortest} tokens, the slowest once in {longest}.":
         "最快的一对每 {shortest} 个词元转一圈，最慢的每 {longest} 个词元转一圈。",
     "The first dimension of the pair follows the cosine, the second the sine.": "维度对的第一维按余弦变化，第二维按正弦变化。",
-    "The position turns every pair of q and k by an angle": "位置使 q 和 k 的每对维度旋转一个角度",
+    "The position rotates every pair of q and k by an angle": "位置使 q 和 k 的每对维度旋转一个角度",
     "The question": "问题",
     "the reference": "参照",
     "the same": "相同",
