@@ -101,7 +101,7 @@ def test_every_layer_type_is_shown(capsys, write):
 def test_a_verdict_comes_first_then_one_table(capsys, write):
     out = call(capsys, write(LLAMA))[1].splitlines()
     assert out[0].startswith("llama, full_attention: with llama3, 29 of 64 pairs reach angles that did not occur in training. ")
-    assert out[0].endswith("otherwise serve fewer.")
+    assert out[0].endswith("otherwise serve fewer tokens.")
     assert [line[0] for line in out].count("┏") == 1
     assert out[-1].startswith("--details shows")
     cells = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out if line.startswith("│")}

@@ -69,7 +69,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "stretched_too_little", "coverage",
         lambda f: f.new_angles > 0 and not isinstance(f.spec.scaling, Default),
-        "Correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer{or_factor}.",
+        "This is correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer tokens{or_factor}.",
         "with {f.spec.scaling.name}, {f.new_angles} of {f.spec.pairs} pairs reach angles that did not occur in training",
         lambda f: {"or_factor": f", or use factor {f.factor}" if _is_new(f) and hasattr(f.scaling, "factor") else ""},
     ),
