@@ -26,7 +26,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.engines.audit import Finding, audit
 from ropewalk.interop.engines.installed import RUNNERS, SCRIPTS
 from ropewalk.interop.engines.matrix import Row
-from ropewalk.interop.engines.measured import Table, first_difference, verdict
+from ropewalk.interop.engines.measured import LayerRope, first_difference, verdict
 from ropewalk.interop.engines.readers import ENGINES
 from ropewalk.interop.engines.record import KEYS, cells
 
@@ -60,8 +60,8 @@ def kind_of(finding: Finding, rope: Rope) -> str:
         return "wrong" if finding.problem is None else "right error"
     if finding.problem is not None:
         return "wrong"
-    ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
-    return "right" if verdict(ours, None if rope is None else Table.read(rope)) == "same" else "wrong"
+    ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    return "right" if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same" else "wrong"
 
 
 def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -84,11 +84,11 @@ def _in_words(finding: Finding, rope: Rope) -> str:
         return f"audit: {finding.problem or 'rotates'}; the engine: {rope}"
     if finding.problem is not None or rope is None:
         return f"audit: {finding.problem or 'rotates'}; the engine: {'rotates' if rope else 'does not rotate'}"
-    ours = Table.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
-    theirs = Table.read(rope)
+    ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    theirs = LayerRope.read(rope)
     pair = first_difference(ours, theirs)
     sizes = f"{len(ours.radians)} and {len(theirs.radians)} pairs, magnitude {ours.magnitude:.5g} and {theirs.magnitude:.5g}"
-    radians = [] if pair is None else [table.radians[pair : pair + 1] for table in (ours, theirs)]
+    radians = [] if pair is None else [each.radians[pair : pair + 1] for each in (ours, theirs)]
     return f"{sizes}, first other pair {pair} {radians}"
 
 

@@ -14,7 +14,7 @@ from ropewalk.frequencies import Yarn
 from ropewalk.interop.config.unrotated import NO_ROPE
 from ropewalk.interop.engines.matrix import FAMILIES, VISION
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table, layer_of_type, verdict
+from ropewalk.interop.engines.measured import LayerRope, layer_of_type, verdict
 from ropewalk.interop.engines.readers import ENGINES
 from ropewalk.spec import RopeSpec
 
@@ -27,35 +27,35 @@ def rope(theta: float, magnitude: float = 1.0) -> dict:
     return {"radians": radians, "magnitude": magnitude, "axis": [0] * 32, "layout": "half", "width": 64}
 
 
-def table(radians=(1.0, 0.5), magnitude=1.0, axis=(0, 0)) -> Table:
-    return Table.of(radians, magnitude, axis, "half")
+def layer_rope(radians=(1.0, 0.5), magnitude=1.0, axis=(0, 0)) -> LayerRope:
+    return LayerRope.of(radians, magnitude, axis, "half")
 
 
 def test_pairs_at_the_end_that_stand_still_are_left_out():
-    assert table((1.0, 0.0, 0.5, 1e-30, 0.0), axis=(0, 0, 1, 2, 2)) == Table((1.0, 0.0, 0.5), 1.0, (0, 0, 1), "half")
-    assert table((0.0, 0.0)).radians == ()
+    assert layer_rope((1.0, 0.0, 0.5, 1e-30, 0.0), axis=(0, 0, 1, 2, 2)) == LayerRope((1.0, 0.0, 0.5), 1.0, (0, 0, 1), "half")
+    assert layer_rope((0.0, 0.0)).radians == ()
 
 
 def test_the_table_of_a_spec_has_plain_numbers():
     spec = RopeSpec(head_dim=4, theta=100.0, scaling=Yarn(original_length=64, factor=4.0, attention_factor=1.5))
-    found = Table.of_spec(spec, 10)
+    found = LayerRope.of_spec(spec, 10)
     assert json.loads(json.dumps(asdict(found)))["magnitude"] == 1.5
     assert [type(each) for each in found.radians] == [float, float]
 
 
 @pytest.mark.parametrize(("theirs", "expected"), [
-    (table(), "same"),
-    (table((1.0, 0.5 * (1 + 1e-5))), "same"),
-    (table((1.0, 0.5 * (1 + 3e-5))), "pairs"),
-    (table((1.0,), axis=(0,)), "pairs"),
-    (table(axis=(0, 1)), "pairs"),
-    (table(magnitude=1 + 1e-5), "same"),
-    (table(magnitude=1 + 3e-5), "magnitude"),
-    (table((1.0,), 2.0, (0,)), "pairs and magnitude"),
+    (layer_rope(), "same"),
+    (layer_rope((1.0, 0.5 * (1 + 1e-5))), "same"),
+    (layer_rope((1.0, 0.5 * (1 + 3e-5))), "pairs"),
+    (layer_rope((1.0,), axis=(0,)), "pairs"),
+    (layer_rope(axis=(0, 1)), "pairs"),
+    (layer_rope(magnitude=1 + 1e-5), "same"),
+    (layer_rope(magnitude=1 + 3e-5), "magnitude"),
+    (layer_rope((1.0,), 2.0, (0,)), "pairs and magnitude"),
     (None, "rotated"),
 ])  # fmt: skip
 def test_float32_rounding_is_no_difference_and_more_is_one(theirs, expected):
-    assert verdict(table(), theirs) == expected
+    assert verdict(layer_rope(), theirs) == expected
     assert verdict(None, None) == "same"
 
 

@@ -14,8 +14,8 @@ import pytest
 import ropewalk.interop.engines.installed as installed
 from ropewalk import RopeError
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table, verdict
-from ropewalk.interop.engines.record import TABLES, cells, table_of
+from ropewalk.interop.engines.measured import LayerRope, verdict
+from ropewalk.interop.engines.record import TABLES, cells, recorded_rope
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: one config of each kind
@@ -80,7 +80,8 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
     assert len(some) == len(NAMES)
     for row, layer_type, rope in cells({"results": found}, some):
         recorded = ran["rows"][row.id][layer_type]
-        old, new = (None if recorded is None else table_of(record, recorded)), (None if rope is None else Table.read(rope))
+        old = None if recorded is None else recorded_rope(record, recorded)
+        new = None if rope is None else LayerRope.read(rope)
         # float32 frequencies differ in their last digit between processors
         assert verdict(old, new) == "same", row.id
         assert old is None or old.layout == new.layout

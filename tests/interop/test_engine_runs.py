@@ -12,9 +12,9 @@ import pytest
 from ropewalk.errors import RopeError
 from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table, specs_of, verdict
+from ropewalk.interop.engines.measured import LayerRope, specs_of, verdict
 from ropewalk.interop.engines.readers import ENGINES, TITLES
-from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, rows_digest, runs_module, table_of
+from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, recorded_rope, rows_digest, runs_module
 from ropewalk.interop.engines.runs import FAMILIES, RUNS, SINCE
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -34,8 +34,8 @@ def is_right(finding, recorded) -> bool:
         return finding.problem is not None
     if finding.problem is not None:
         return False
-    ours = Table.of(finding.radians, finding.magnitude, finding.axis_of_pair, None)
-    return verdict(ours, None if recorded is None else table_of(RECORD, recorded)) == "same"
+    ours = LayerRope.of(finding.radians, finding.magnitude, finding.axis_of_pair, None)
+    return verdict(ours, None if recorded is None else recorded_rope(RECORD, recorded)) == "same"
 
 
 def count(some) -> tuple[int, int, list[str]]:
@@ -95,7 +95,7 @@ def test_onnx_runtime_computes_every_spec_that_it_is_given():
                 assert specs[layer_type] is None, name
             else:
                 spec = specs[layer_type]
-                assert verdict(Table.of_spec(spec, ROWS[name].length), table_of(RECORD, rope)) == "same", name
+                assert verdict(LayerRope.of_spec(spec, ROWS[name].length), recorded_rope(RECORD, rope)) == "same", name
                 same += 1
     assert same > 300
 

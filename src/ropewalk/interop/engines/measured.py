@@ -20,7 +20,7 @@ STILL = 1e-20
 
 
 @dataclass(frozen=True)
-class Table:
+class LayerRope:
     """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout of the pairs.
 
     Pairs at the end that stand still are left out, so that a partial rope and one with zero frequencies are the same.
@@ -32,24 +32,24 @@ class Table:
     layout: str | None = None
 
     @classmethod
-    def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> Table:
-        """Return a table without the pairs at the end that stand still."""
+    def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
+        """Return a rope without the pairs at its end that stand still."""
         count = max((index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0)
         return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
 
     @classmethod
-    def read(cls, rope: Mapping[str, Any]) -> Table:
-        """Return the table that a runner read back."""
+    def read(cls, rope: Mapping[str, Any]) -> LayerRope:
+        """Return the rope that a runner read back."""
         return cls.of(rope["radians"], rope["magnitude"], rope["axis"], rope["layout"])
 
     @classmethod
-    def of_spec(cls, spec: RopeSpec, length: int) -> Table:
-        """Return the table that a spec gives sequences of `length` tokens."""
+    def of_spec(cls, spec: RopeSpec, length: int) -> LayerRope:
+        """Return the rope that a spec gives sequences of `length` tokens."""
         frequencies = spec.ladder_frequencies(length)
         return cls.of(frequencies.radians.tolist(), float(frequencies.magnitude), spec.axis_of_pair, spec.layout)
 
 
-def first_difference(ours: Table, theirs: Table) -> int | None:
+def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
     """Return the first pair with another frequency or axis; None if there is none."""
     for pair in range(max(len(ours.radians), len(theirs.radians))):
         if pair >= len(ours.radians) or pair >= len(theirs.radians):
@@ -60,7 +60,7 @@ def first_difference(ours: Table, theirs: Table) -> int | None:
     return None
 
 
-def verdict(ours: Table | None, theirs: Table | None) -> str:
+def verdict(ours: LayerRope | None, theirs: LayerRope | None) -> str:
     """Return "same", or what differs: "pairs" (a frequency or an axis), "magnitude", both joined by " and ", or "rotated".
 
     "rotated": only one of the two rotates. Layouts are not compared.

@@ -18,7 +18,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.engines.matrix import Row
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table, first_difference, layer_of_type, specs_of, verdict
+from ropewalk.interop.engines.measured import LayerRope, first_difference, layer_of_type, specs_of, verdict
 from ropewalk.interop.engines.readers import ENGINES, TITLES
 
 #: files in the folder of results: one verdict a line, and every rope that was read back, each once
@@ -68,8 +68,8 @@ def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str)
             yield {**about, "verdict": "no spec", "error": str(specs)[:160]}
         else:
             spec = specs[layer_type]
-            ours = None if spec is None else Table.of_spec(spec, row.length)
-            theirs = None if rope is None else Table.read(rope)
+            ours = None if spec is None else LayerRope.of_spec(spec, row.length)
+            theirs = None if rope is None else LayerRope.read(rope)
             yield {
                 **about, "verdict": verdict(ours, theirs),
                 "first_pair": None if ours is None or theirs is None else first_difference(ours, theirs),
@@ -106,10 +106,10 @@ def rows_digest(digested: Iterable[Row]) -> str:
     return hashlib.sha256(json.dumps([asdict(row) for row in digested], sort_keys=True).encode()).hexdigest()
 
 
-def table_of(record: Mapping[str, Any], rope: int) -> Table:
+def recorded_rope(record: Mapping[str, Any], rope: int) -> LayerRope:
     """Return the rope with index `rope` in a record, which is what `recorded` returns."""
     radians, magnitude, axis, layout, _ = record["ropes"][rope]
-    return Table.of(radians, magnitude, axis or [0] * len(radians), layout)
+    return LayerRope.of(radians, magnitude, axis or [0] * len(radians), layout)
 
 
 def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]] = ()) -> str:
@@ -171,7 +171,7 @@ def _model_type_and_scaling(row: Row, layer_type: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write the configs that the engines run ("rows"), or the verdicts, the tables and `runs.py` from their outputs ("write")."""
+    """Write the configs that the engines run ("rows"), or the verdicts, the ropes and `runs.py` from their outputs ("write")."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("rows").add_argument("out", type=Path)

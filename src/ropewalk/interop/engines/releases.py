@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import Table, verdict
+from ropewalk.interop.engines.measured import LayerRope, verdict
 from ropewalk.interop.engines.readers import TITLES
-from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, runs_module, table_of
+from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, recorded_rope, runs_module
 
 
 def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mappin
     """Return whether two releases do the same; each has a rope (the old one by its index in `record`), None, or an error text."""
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)
-    old = None if recorded is None else table_of(record, recorded)
-    new = None if rope is None else Table.read(rope)
+    old = None if recorded is None else recorded_rope(record, recorded)
+    new = None if rope is None else LayerRope.read(rope)
     return verdict(old, new) == "same"
 
 
