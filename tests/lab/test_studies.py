@@ -19,6 +19,7 @@ from ropewalk import RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Given
 from ropewalk.lab.corpus import open_corpus
+from ropewalk.lab.report import write_report
 from ropewalk.lab.settings import toml_value
 from ropewalk.lab.studies import STUDIES, read_study, run_study
 from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
@@ -245,9 +246,17 @@ def test_real_triplets_come_from_a_file(place):
 
 def test_a_broken_file_of_rows_is_named(place):
     folder = run_tiny("precision", place, "broken")
+    lines = (folder / ROWS).read_text().splitlines(keepends=True)
+    (folder / ROWS).write_text("".join(lines[:-1]))  # cut at the end of a line
+    with pytest.raises(RopeError, match=rf"rows: must be the {len(lines)} of study.json; .*got {len(lines) - 1}"):
+        write_report(folder.parent)
     (folder / ROWS).write_text('{"metric": "error"')
     with pytest.raises(RopeError, match="must be JSON lines"):
         read_study(folder)
+    (folder / ROWS).write_text("".join(lines))
+    (folder / FACTS).write_text('{"study": "precision", "preset": "cpu"}')
+    with pytest.raises(RopeError, match=r"precision/study\.json: must have preset, seeds, settings, machine; run"):
+        write_report(folder.parent)
 
 
 def test_a_setting_of_a_list_is_toml(place):

@@ -19,6 +19,8 @@ from ropewalk.lab.studies.rows import Row
 from ropewalk.lab.studies.study import FACTS, draw_figures
 
 NAME = "report.html"
+#: facts that a report names for every study
+NEEDED_FACTS = ("preset", "seeds", "settings", "machine")
 
 
 def read_all(folder: str | Path) -> dict[str, tuple[Findings, dict[str, Any]]]:
@@ -35,6 +37,8 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
     for path in sorted(Path(folder).glob(f"*/{FACTS}")):
         rows, facts = read_study(path.parent)
         study = STUDIES[choice(f"{path.parent.name}/{FACTS}, study", facts.get("study"), STUDIES)]
+        if absent := [name for name in NEEDED_FACTS if name not in facts]:
+            raise RopeError(f"{path.parent.name}/{FACTS}", f"must have {', '.join(NEEDED_FACTS)}; run the study again", absent)
         findings = concluded(study.findings(rows, facts), facts)  # without claims if the run was too short
         results.append((path.parent.name, StudyResult(rows, facts, findings)))
     if not results:

@@ -104,7 +104,7 @@ def run_study(
     workers = workers or (cores() if device.type == "cpu" else 1)
     runner = JobRunner(folder, workspace, settings, count, workers, quiet)
     facts = {"study": study.name, "preset": preset, "seeds": count, "settings": settings, "machine": _machine(device)}
-    facts |= study.run(runner)
+    facts |= {**study.run(runner), "rows": len(runner.rows)}
     write_rows(folder / ROWS, runner.rows)
     # the facts are written last: a report reads the folders that have them
     text = json.dumps(facts, indent=2) + "\n"
@@ -140,4 +140,7 @@ def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
         raise RopeError("study", f"must have a complete {FACTS} ({error}); run the study again", str(folder)) from None
     if not isinstance(facts, dict):
         raise RopeError("study", f"must have a JSON object in its {FACTS}; run the study again", str(folder))
-    return read_rows(folder / ROWS), facts
+    rows = read_rows(folder / ROWS)
+    if len(rows) != facts.get("rows", len(rows)):
+        raise RopeError("rows", f"must be the {facts['rows']} of {FACTS}; run the study again ({folder / ROWS})", len(rows))
+    return rows, facts
