@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from ropewalk.errors import RopeError
 from ropewalk.lab.samples import FORMATS, write_sample
 
 #: subjects and their phrases, written out here a second time
@@ -45,3 +46,9 @@ def test_chinese_is_written_as_chinese(tmp_path, name):
     lines = (tmp_path / "sample" / name).read_text(encoding="utf-8").splitlines()
     assert not any("\\u" in line for line in lines)
     assert all(json.dumps(json.loads(line), ensure_ascii=False) == line for line in lines)
+
+
+@pytest.mark.parametrize("size", [{"count": 2**62}, {"count": 20, "characters": 2**62}, {"count": 100_000, "characters": 201}])
+def test_a_sample_that_no_memory_holds_is_refused(tmp_path, size):
+    with pytest.raises(RopeError, match=f"{list(size)[-1]}: must be an integer from"):
+        write_sample(tmp_path / "sample", **size)

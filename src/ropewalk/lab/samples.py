@@ -27,14 +27,19 @@ FILLER = (
 THINGS, PLACES = ("rope", "cord", "cable", "chain", "ribbon"), ("harbour", "market", "workshop", "tower", "garden")
 QUALITIES = ("strong", "narrow", "heavy", "golden", "broken")
 SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
+#: lines, and the characters of all lines together: a sample is small, and more would be a typing error
+MOST_LINES, MOST_CHARACTERS = 100_000, 20_000_000
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def _case(draw: random.Random, subject: str, characters: int) -> str:
     """Return a case of about `characters` characters with one phrase about its subject."""
     sentences = [draw.choice(SUBJECTS[subject]) + "。"]
-    while sum(map(len, sentences)) < characters:
-        sentences.insert(draw.randint(0, len(sentences)), draw.choice(FILLER))
+    length = len(sentences[0])
+    while length < characters:
+        place, sentence = draw.randint(0, len(sentences)), draw.choice(FILLER)
+        sentences.insert(place, sentence)
+        length += len(sentence)
     return "".join(sentences)
 
 
@@ -79,8 +84,8 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
     characters  the least size of a case, or of the first text of a pair
     """
     make, ending = FORMATS[choice("format", form, FORMATS)]
-    integer("count", count, low=20)
-    integer("characters", characters, low=1)
+    integer("count", count, low=20, high=MOST_LINES)
+    integer("characters", characters, low=1, high=MOST_CHARACTERS // count)
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise RopeError("folder", "must be new or empty", str(folder))
