@@ -132,6 +132,16 @@ def test_a_failing_tool_and_a_missing_one_say_so(known, monkeypatch):
         fetch("text", report=print)
 
 
+def test_a_tool_that_hangs_is_ended_and_cannot_ask_for_input(known, monkeypatch):
+    def hang(command, *, timeout=None, stdin=None, **_):
+        assert stdin == subprocess.DEVNULL
+        raise subprocess.TimeoutExpired(command, timeout) if timeout else AssertionError("it would hang")
+
+    monkeypatch.setattr(downloads.subprocess, "run", hang)
+    with pytest.raises(RopeError, match=r"npm must download pack==1 within 3600 seconds; .*pack-1\.tgz .*--archive"):
+        fetch("text", report=print)
+
+
 def test_an_archive_from_elsewhere(known, tmp_path):
     _, calls = known
     own = tmp_path / "mine.tgz"

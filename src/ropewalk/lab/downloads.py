@@ -25,6 +25,8 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.lab.corpus import cache_folder
 
 CHUNK = 1 << 20
+#: seconds that pip or npm may take; 93 MB then need 26 kB a second
+TIME_LIMIT = 3600
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,14 @@ def _download(wanted: Download, folder: Path) -> None:
     """Download the archive into `folder`; it is moved there only if its size and hash are right."""
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            # no input: a question about a password would wait for an answer that nobody is asked for
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "timeout": TIME_LIMIT}
+            process = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        except subprocess.TimeoutExpired:
+            hint = f"run it again, or download {wanted.archive} by other means and give it with --archive"
+            rule = f"{wanted.tool} must download {wanted.package} within {TIME_LIMIT} seconds; {hint}"
+            raise RopeError("fetch", rule, "no archive") from None
         if process.returncode:
             last_line = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
             raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last_line}", process.returncode)
