@@ -23,9 +23,9 @@ def tokens_of(text: str) -> list[int]:
     return list(text.encode())
 
 
-def gguf(path, leave_out=(), **more):
+def gguf(path, leave_out=(), changed=None, **more):
     """A small Llama file; its tokenizer has a token per byte and "th", and puts <s> before a text with special tokens."""
-    metadata = {**sizes(**{"attention.key_length": 16}), **BYTES}
+    metadata = {**sizes(**{"attention.key_length": 16, **(changed or {})}), **BYTES}
     weights = {name: value for name, value in llama_weights(vocab=258).items() if name not in leave_out}
     return write(path, metadata, weights | more)
 
@@ -85,6 +85,21 @@ def test_a_folder_must_hold_one_model(count, tmp_path):
 def test_a_gguf_file_with_other_weights_than_its_architecture_is_refused(leave_out, more, tmp_path):
     with pytest.raises(RopeError, match="must hold the weights of its architecture and no others"):
         open_model(gguf(tmp_path / "model.gguf", leave_out, **more))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"block_count": 2**31}, "llama.block_count: must not exceed the number of tensors in the file, 20; got 2147483648"),
+        ({"embedding_length": 64}, r"must have the shape \[.*64.*\] that the sizes in the file give; got \[.*32.*\]"),
+        ({"attention.layer_norm_rms_epsilon": "x"}, "must be a GGUF file whose sizes transformers accepts .*rms_norm_eps"),
+        ({"attention.head_count": 0}, "must be a GGUF file whose sizes transformers accepts"),
+    ],
+    ids=["layers", "shape", "type", "no heads"],
+)
+def test_a_gguf_file_whose_sizes_contradict_its_weights_is_refused(changed, says, tmp_path):
+    with pytest.raises(RopeError, match=says):
+        open_model(gguf(tmp_path / "model.gguf", changed=changed))
 
 
 @torch.no_grad()

@@ -42,14 +42,20 @@ def open_model(
 def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     """Return the model of a transformers folder, and the function that encodes text for it."""
     transformers = import_transformers()
-    try:
-        with _no_progress_bar(transformers):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-            model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    with _refused(path, "must be a folder that transformers loads, with its tokenizer"), _no_progress_bar(transformers):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
         return model, encoder(tokenizer)
-    except Exception as error:  # transformers raises errors of many types for a folder that it cannot read
+
+
+@contextmanager
+def _refused(path: Path, rule: str) -> Iterator[None]:
+    """Context manager: an error of transformers, which has many types, becomes a RopeError with its first words."""
+    try:
+        yield
+    except Exception as error:
         reason = " ".join(str(error).split())[:200]
-        raise RopeError("model", f"must be a folder that transformers loads, with its tokenizer ({reason})", str(path)) from None
+        raise RopeError("model", f"{rule} ({reason})", str(path)) from None
 
 
 @contextmanager
@@ -70,13 +76,21 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     weights, transformers = GgufWeights(path), import_transformers()
     # `hf_config` has the rope, also its theta, as transformers writes it
     fields = {key: value for key, value in weights.config.items() if key != "rope_theta"} | hf_config(weights.file)
-    config = transformers.AutoConfig.for_model(**fields)
-    with torch.device("meta"):  # for its class and its names; weights of its own would be drawn at random, which takes seconds
+    if fields.get("num_hidden_layers", 0) > len(weights.names):  # every layer has at least one tensor
+        rule = f"must not exceed the number of tensors in the file, {len(weights.names)}"
+        raise RopeError(f"{weights.architecture}.block_count", rule, fields["num_hidden_layers"])
+    # the outline is for its class, names and shapes; weights of its own would be drawn at random, which takes seconds
+    with _refused(path, "must be a GGUF file whose sizes transformers accepts"), torch.device("meta"):
+        config = transformers.AutoConfig.for_model(**fields)
         outline = transformers.AutoModelForCausalLM.from_config(config)
-    expected, found = set(outline.state_dict()), set(weights.names)
+    shapes, found = {name: tuple(value.shape) for name, value in outline.state_dict().items()}, set(weights.names)
     # a file without an output matrix is that of a model that shares the embeddings
-    if wrong := sorted((expected ^ found) - ({"lm_head.weight"} - found)):
+    if wrong := sorted((shapes.keys() ^ found) - ({"lm_head.weight"} - found)):
         raise RopeError("model", "must hold the weights of its architecture and no others", wrong)
+    for name in found:
+        if weights.shape(name) != shapes[name]:
+            rule = f"must have the shape {list(shapes[name])} that the sizes in the file give"
+            raise RopeError(weights.files[name], rule, list(weights.shape(name)))
     state = {name: weights.read(name) for name in weights.names}
     with _no_progress_bar(transformers):
         model = type(outline).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
