@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from config_samples import LLAMA3
-from installed import V5, config_of, skip_old_yarn
+from installed import V5, config_of, needs_v5, skip_old_yarn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk.interop.config.hf import from_hf
@@ -90,3 +91,27 @@ def test_llama3_stays_between_its_ends_without_a_margin(head_dim):
     )
     assert bool((plain / 10.0 <= scaled).all())
     assert bool((scaled <= plain).all())
+
+
+@needs_v5("has no rope for each layer type")
+@pytest.mark.parametrize("fraction", [{}, {"partial_rotary_factor": 0.5}])
+def test_a_scaled_rope_of_mimo_rotates_whole_heads_unless_it_gives_a_fraction(fraction):
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512, **fraction}
+    ropes = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = config_of("mimo_v2_flash", head_dim=24, rope_parameters=ropes)
+    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
+    specs = from_hf(config, per_layer=True, precision="hf")
+    assert torch.equal(specs["full_attention"].frequencies().radians.to(torch.float32), theirs)
+    assert specs["sliding_attention"].rotary_dim == int(24 * 0.334)
+
+
+@needs_v5("has no rope for each layer type")
+def test_a_truncate_that_transformers_does_not_read_is_a_warning():
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512, "truncate": False}
+    ropes = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = config_of("mimo_v2_flash", head_dim=24, rope_parameters=ropes)
+    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
+    with pytest.warns(UserWarning, match=r"rope_parameters\.full_attention\.truncate = False: transformers does not read it"):
+        specs = from_hf(config, per_layer=True)
+    rounded = specs["full_attention"].with_(scaling=replace(specs["full_attention"].scaling, truncate=True), precision="hf")
+    assert torch.equal(rounded.frequencies().radians.to(torch.float32), theirs)

@@ -41,6 +41,8 @@ class Family:
     #: head_dim of the full-attention layers if it differs
     global_head_dim: int | None = None
     partial: float = 1.0
+    #: the fraction of a scaled rope that gives none, where it is another
+    scaled_partial: float | None = None
     #: whether the unscaled rope reads `partial_rotary_factor`; the scaled types always do
     reads_partial: bool = False
     #: whether the code reads `rotary_dim`, and how many dimensions rotate if the config has none
@@ -82,6 +84,10 @@ class Family:
     only_default: bool = False
     #: why no spec can describe this family
     refused: str | None = None
+
+    def default_fraction(self, rope_type: str) -> float:
+        """Return the fraction of the head that rotates if the config gives none."""
+        return self.partial if rope_type == "default" or self.scaled_partial is None else self.scaled_partial
 
 
 def _like(family: Family, names: str, **facts) -> dict[str, Family]:
@@ -183,7 +189,7 @@ FAMILIES: dict[str, Family] = {
     **_like(_PLAIN, "olmo3", layer_thetas=_two_thetas(("rope_theta", 5e5), (None, 5e5))),
     **_like(_PLAIN, "gemma4_text gemma4_unified_text", head_dim=256, global_head_dim=512, must_be_given=True),
     **_like(_PARTIAL, "laguna mellum", head_dim=128, must_be_given=True),
-    **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, head_dim=192, must_be_given=True),
+    **_like(_PARTIAL, "mimo_v2_flash", partial=0.334, scaled_partial=1.0, head_dim=192, must_be_given=True),
     **_like(
         Family(layout="interleaved", reads_partial=True, at_end=True, head_dim=512, yarn_attention_factor=1.0),
         "deepseek_v4",

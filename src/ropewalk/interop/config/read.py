@@ -143,8 +143,9 @@ def _rotated_slice(layer: Layer, head: int) -> dict[str, Any]:
             rule = f"contradicts {given_fraction}, which gives {int(head * fraction)} of {head} dimensions"
             raise RopeError(width.key, rule, rotated)
     else:
-        source = given_fraction or layer.default(family.partial, keys.FRACTION_KEYS[0])
-        rotated = int(head * (family.partial if fraction is None else fraction))
+        default = family.default_fraction(layer.rope_type)
+        source = given_fraction or layer.default(default, keys.FRACTION_KEYS[0])
+        rotated = int(head * (default if fraction is None else fraction))
     if unread_width is not None and unread_width.value != rotated:
         unread = f"{unread_width} = {unread_width.value!r}"
         layer.warnings.append(f"{unread} is ignored: {layer.model} rotates {rotated} of {head} dimensions")
