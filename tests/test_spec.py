@@ -370,5 +370,6 @@ def test_a_field_that_is_no_plain_value_is_refused(make):
         name = "table"
         steps: object = None
 
-    with pytest.raises(RopeError, match="must have fields that are numbers, texts or tuples"):
-        RopeSpec(4, scaling=Table(make([0.5, 0.25])))
+    for value in (make([0.5, 0.25]), (1, make([0.5])), [(make([0.5]),)]):
+        with pytest.raises(RopeError, match="must have fields that are numbers, texts or tuples"):
+            RopeSpec(4, scaling=Table(value))

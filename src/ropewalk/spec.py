@@ -264,7 +264,7 @@ def _as_tuples(value: Any) -> Any:
         return _name(type(value)), *((f.name, _as_tuples(getattr(value, f.name))) for f in fields(value))
     if isinstance(value, (Tensor, np.ndarray)):  # their repr leaves out digits
         raise RopeError("spec", "must have fields that are numbers, texts or tuples; use tuple(x.tolist())", value)
-    return value
+    return tuple(map(_as_tuples, value)) if isinstance(value, tuple | list) else value
 
 
 def _from_tuples(value: Any) -> Any:
