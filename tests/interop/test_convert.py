@@ -115,10 +115,13 @@ def test_a_family_that_pairs_neighbours_is_converted_to_halves(tmp_path):
     assert "uses the interleaved layout" in report.warnings[0]
 
 
-def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch):
+# peft warns that a bias cannot be merged here, and takes its one axis for a shard
+@pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:Adapter 'default'")
+@pytest.mark.parametrize(("option", "tensor"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")])
+def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch, option, tensor):
     peft = pytest.importorskip("peft")
     model, folder, rotary_dim = saved("llama")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], use_dora=True))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], **{option: True}))
     with torch.no_grad():
         for key, weight in adapted.named_parameters():
             if "lora_B" in key or "magnitude" in key:
@@ -128,7 +131,7 @@ def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch):
     convert_checkpoint(folder, tmp_path / "base2", "half", "interleaved")
     report = convert_checkpoint(tmp_path / "adapter", tmp_path / "adapter2", "half", "interleaved", config=folder)
     assert {key.rsplit(".layers.", 1)[1][2:] for key in report.converted} == {
-        f"self_attn.{module}.{part}" for module in ("q_proj", "k_proj") for part in ("lora_B.weight", "lora_magnitude_vector")
+        f"self_attn.{module}.{part}" for module in ("q_proj", "k_proj") for part in ("lora_B.weight", tensor)
     }
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "base2")
     pairing_neighbours(other, monkeypatch, rotary_dim)

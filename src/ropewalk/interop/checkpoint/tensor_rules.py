@@ -34,7 +34,7 @@ from ropewalk.interop.config.values import find
 from ropewalk.layout import convert_layout, convert_qkv
 
 #: tensors of a projection whose first axis is its output rows, so they are permuted
-PERMUTED = re.compile(r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.weight|lora_magnitude_vector(\.\w+)?(\.weight)?")
+PERMUTED = re.compile(r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.(weight|bias)|lora_magnitude_vector(\.\w+)?(\.weight)?")
 #: the input side of an adapter, which is not converted
 NOT_PERMUTED = re.compile(r"lora_A(\.\w+)?\.weight")
 #: families whose q_proj holds, head by head, the rows of q and then as many rows of an output gate
