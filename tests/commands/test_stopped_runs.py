@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM end a training with exit code 130, after its checkpoint and its outcome."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
 from ropewalk.commands import train
+from ropewalk.interop.checkpoint.atomic_folder import atomic_folder, lock_folder
 from ropewalk.lab.runs import HeldOut
 
 
@@ -42,6 +44,34 @@ def test_a_stopped_fine_tuning_ends_with_130(tmp_path, capsys, interrupted):
     code, out, err = call(capsys, *given, "--epochs", 3)
     assert (code, err) == (130, "")
     assert out.startswith("stopped at step")
+
+
+def test_two_runs_in_one_folder_at_once_are_refused(tmp_path, capsys):
+    """Both would write one log, and each would remove the checkpoints of the other."""
+    run, changes = tmp_path / "runs" / "one", ["data.task=copy", "train.stages=[{length=16,batch=2,steps=2}]"]
+    given = ["train", "smoke", "--folder", run, "--device", "cpu", *(word for each in changes for word in ("--set", each))]
+    run.mkdir(parents=True)
+    first = lock_folder(run)  # held by another run
+    code, out, err = call(capsys, *given)
+    assert (code, out, list(run.iterdir())) == (2, "", [])
+    assert err.startswith("ropewalk: --folder: must not be that of a run that is still going; wait for it")
+    os.close(first)
+    assert call(capsys, *given)[0] == 0
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
+    code, _, _ = call(capsys, "train", "smoke", "--folder", tmp_path / "run", "--set", "model.encoding=nonsense")
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with atomic_folder(tmp_path / "model") as draft:
+        (draft / "weights").write_text("1")
+    assert (tmp_path / "model" / "weights").read_text() == "1"
 
 
 def test_a_loss_that_is_not_known_is_a_dash(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """What a run tells and writes: lines where there is no terminal, bars where there is one, files, and numbers for TensorBoard."""
 
+import errno
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from ropewalk.commands import demo
+from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.lab import log, studies
 from ropewalk.lab.json_lines import write_atomically
 from ropewalk.lab.log import LOG, Log
@@ -91,6 +93,21 @@ def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatc
 def test_a_file_is_written_with_the_folders_it_needs(tmp_path):
     write_atomically(tmp_path / "a" / "b" / "c.txt", "rope")
     assert (tmp_path / "a" / "b" / "c.txt").read_text() == "rope"
+
+
+def test_a_full_disk_names_the_file_and_leaves_no_draft(tmp_path, monkeypatch):
+    (tmp_path / "c.txt").write_text("old")
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*c\.txt'"):
+        write_atomically(tmp_path / "c.txt", "new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"c.txt": "old"}
+    with pytest.raises(OSError, match=r"No space left on device: '.*folder'"), atomic_folder(tmp_path / "folder"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["c.txt"]
 
 
 def test_a_file_is_utf_8_on_every_machine(tmp_path, monkeypatch):

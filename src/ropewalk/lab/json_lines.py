@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,15 @@ def write_atomically(path: Path, text: str, field: str = "path") -> None:
         raise RopeError(field, "must be a file or new; a device or folder is not replaced", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk names no file, and the draft is none of the user's
+        raise
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopeError, choice, integer
+from ropewalk.interop.checkpoint.atomic_folder import lock_folder
 from ropewalk.lab.checkpoint import checkpoints
 from ropewalk.lab.data import Data, RunData, make_data, open_data
 from ropewalk.lab.distributed import Parallel
@@ -177,6 +180,27 @@ def run_preset(preset: Preset, folder: Path, parallel: Parallel, *, tensorboard:
 
     Every rank must call this. A run that was stopped is not evaluated.
     """
+    with _only_run(folder) if parallel.first else nullcontext():
+        return _run_preset(preset, folder, parallel, tensorboard, progress)
+
+
+@contextmanager
+def _only_run(folder: Path) -> Iterator[None]:
+    """Context manager that refuses a second run in a folder while a first is going: both would write one log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_folder(folder)
+    if lock is None:
+        raise RopeError("folder", "must not be that of a run that is still going; wait for it, or use a new folder", str(folder))
+    try:
+        yield
+    finally:
+        os.close(lock)
+        with suppress(OSError):
+            folder.rmdir()  # only an empty folder can be removed: that of a run that was refused
+
+
+def _run_preset(preset: Preset, folder: Path, parallel: Parallel, tensorboard: bool, progress: bool) -> Report:
+    """Do the work of `run_preset` in a folder that no other run uses."""
     trainer = make_trainer(preset, folder, parallel=parallel, tensorboard=tensorboard, progress=progress)
     outcome = trainer.run()
     if outcome.stopped:

@@ -40,8 +40,10 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         _refuse_existing(target)
         os.rename(partial, target)
         _sync(target.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(target)  # a full disk names no file
         raise
     finally:
         os.close(lock)
@@ -57,17 +59,33 @@ def _lock(partial: Path) -> int:
     if partial.is_symlink():
         raise RopeError("target", "must not have a symbolic link at its temporary path; remove the link", str(partial))
     partial.mkdir(exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
+    lock = lock_folder(partial)
+    try:
+        # between open and flock another run may have finished and renamed this folder to its target
+        same = lock is not None and os.path.samestat(os.fstat(lock), os.stat(partial))
+    except OSError:
+        same = False
+    if lock is not None and same:
+        return lock
+    if lock is not None:
+        os.close(lock)
+    raise RopeError("target", "must not be written by another run at the same time", str(partial))
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Return a file descriptor that locks a folder until it is closed or the process ends; None if another process has it.
+
+    On a file system without locks, every process gets one.
+    """
+    lock = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # between open and flock another run may have finished and renamed this folder to its target
-        same = os.path.samestat(os.fstat(lock), os.stat(partial))
-    except OSError:
-        same = False
-    if not same:
+    except BlockingIOError:
         os.close(lock)
-        raise RopeError("target", "must not be written by another run at the same time", str(partial))
+        return None
+    except OSError:  # there are no locks here
+        pass
     return lock
 
 
