@@ -292,6 +292,12 @@ def test_nothing_waits_for_the_gpu():
         (lambda: decode_positions(torch.tensor([0]), torch.tensor([0.5])), "index"),
         (lambda: decode_positions(torch.tensor([True]), 1), "delta"),
         (lambda: decode_positions(torch.tensor([0]), 1, -1), "tokens"),
+        (lambda: decode_positions(torch.tensor([0, 1]), torch.tensor([1, 2, 3])), "index"),
+        (lambda: grid(2**31, 2**31, device="meta"), "sizes"),
+        (lambda: multimodal([[Image(2**31, 2**31)]], device="meta"), "rows"),
+        (lambda: patch_centres(2, 3, dtype=torch.int64), "dtype"),
+        (lambda: rw.positions.stretched_grid(2, 3, 16, dtype=torch.int64), "dtype"),
+        (lambda: rw.positions.augmented(torch.ones(2, 1, 3, dtype=torch.int64), shift=0.5), "centres"),
     ],
 )
 def test_refuses_what_is_no_count(call, field):

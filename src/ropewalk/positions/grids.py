@@ -23,6 +23,8 @@ def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: De
         raise RopeError("sizes", "must name at least one axis, such as grid(height, width)", sizes)
     for axis, size in enumerate(sizes):
         integer(f"sizes[{axis}]", size, low=1, high=MOST)
+    if math.prod(sizes) > MOST:
+        raise RopeError("sizes", f"must multiply to at most {MOST} cells", list(sizes))
     starts = list(start) if isinstance(start, list | tuple) else [start] * len(sizes)
     if len(starts) != len(sizes):
         raise RopeError("start", f"must be one integer or one for each of the {len(sizes)} axes", start)
@@ -55,6 +57,7 @@ def patch_centres(
                shorter side does (DINOv3's `normalize_coords`); the other side also begins at -1
     """
     number("scale", scale)
+    _check_dtype("dtype", dtype)
     sides = [integer(name, size, low=1, high=MOST) for name, size in (("height", height), ("width", width))]
     # how many patches have a length of 2 along each axis
     units = {"separate": sides, "max": [max(sides)] * 2, "min": [min(sides)] * 2}
@@ -82,6 +85,8 @@ def augmented(
     rescale  multiplies both axes by one such number
     """
 
+    _check_dtype("centres", getattr(centres, "dtype", type(centres)))
+
     def drawn(rows: int, most: float) -> Tensor:
         """Return a random number from -most to most for each axis, or one for both, [rows, 1, 1]."""
         random = torch.rand(rows, 1, 1, dtype=centres.dtype, device=centres.device, generator=generator)
@@ -104,6 +109,13 @@ def stretched_grid(
     Row r of n is at r / n * pretrained. For `axes.normalised`.
     """
     integer("pretrained", pretrained, low=1, high=MOST)
+    _check_dtype("dtype", dtype)
     sides = [integer(name, size, low=1, high=MOST) for name, size in (("height", height), ("width", width))]
     lines = [torch.arange(n, dtype=torch.float64, device=device) / n * pretrained for n in sides]
     return torch.stack(torch.meshgrid(*lines, indexing="ij")).reshape(2, 1, -1).to(dtype)
+
+
+def _check_dtype(name: str, dtype: object) -> None:
+    """Raise an error about the argument `name` unless `dtype` is one in which Rope takes real positions."""
+    if dtype not in (torch.float32, torch.float64):
+        raise RopeError(name, "must be float32 or float64, to hold real coordinates", dtype)

@@ -128,6 +128,8 @@ def multimodal(
     runs_of_rows = [_runs_of(row, *merges, origin, resume) for row in rows]
     lengths = [sum(run.tokens for run in runs) for runs in runs_of_rows]
     longest = max(lengths)
+    if longest * len(rows) > MOST:
+        raise RopeError("rows", f"must have at most {MOST} tokens, padding included", longest * len(rows))
     filled: list[_Run] = []
     delta: list[int] = []
     for runs, length in zip(runs_of_rows, lengths, strict=True):
@@ -206,6 +208,8 @@ def decode_positions(
     integer("tokens", tokens, low=0, high=MOST)
     if isinstance(index, Tensor):
         check_integers("index", index, "B")
+        if index.shape[0] not in (1, delta.shape[0]):
+            raise RopeError("index", f"must be one count, or one for each of the {delta.shape[0]} rows", list(index.shape))
     else:
         integer("index", index, low=0)
     first = delta.to(torch.int64) + index  # [B]
