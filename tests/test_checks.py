@@ -36,6 +36,10 @@ def call(*xs, name="default", axis="one", **where):
     return lambda: rope_of(name, axis)(*(xs or (x_of(),)), **where)
 
 
+def jagged(x):
+    return torch.nested.nested_tensor(list(x), layout=torch.jagged)
+
+
 def turn(cos, sin=None, layout="half", **where):
     return rotation.rotate_by(x_of(), cos, cos if sin is None else sin, layout=layout, **where)
 
@@ -56,6 +60,8 @@ MIXED = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=2, pairs=4)))
 REFUSED = {
     # x
     "an integer x": ("x", "float16, bfloat16, float32 or float64", call(torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int64))),
+    "a sparse x": ("x", "must be a dense tensor.*sparse_coo", call(torch.zeros(B, H, S, HEAD_DIM).to_sparse())),
+    "a nested x": ("x", "must be a dense.*nested", lambda: rope_of()(jagged(x_of()))),
     "a complex x": ("x", "float16, bfloat16", call(x_of(dtype=torch.complex64))),
     "a float8 x": ("x", "float16, bfloat16", call(x_of().to(torch.float8_e4m3fn))),
     "x is not a tensor": ("x", "tensor", call([[1.0]])),

@@ -102,6 +102,9 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
     """Check one tensor and return its sequence axis, counted from the end."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         raise RopeError(name, "must be a float16, bfloat16, float32 or float64 tensor", getattr(x, "dtype", type(x)))
+    if x.is_nested or x.layout != torch.strided:
+        kind = "nested" if x.is_nested else x.layout
+        raise RopeError(name, "must be a dense tensor; pad or pack rows of other lengths, see ropewalk.positions", kind)
     if x.ndim < 2:
         raise RopeError(name, "must have at least [tokens, dimensions]", list(x.shape))
     if isinstance(seq_dim, bool) or not isinstance(seq_dim, int) or not -x.ndim <= seq_dim < x.ndim - 1 or seq_dim == -1:
