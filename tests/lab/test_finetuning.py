@@ -434,6 +434,12 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
     assert f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint" in err
 
 
+def test_columns_are_for_classes_alone(cail, capsys):
+    code, _, err = finetune(capsys, cail[0], "--columns", "9,8,7")
+    assert (code, (cail[0] / "run").exists()) == (2, False)
+    assert "--columns: must be left out for the objective pairs, whose lines have the fields A, B, C and label" in err
+
+
 def test_a_model_with_one_token_type_cannot_mark_two_texts(cail):
     folder, files = cail
     write_checkpoint(folder / "single", type_vocab_size=1)

@@ -75,7 +75,7 @@ def test_factors_that_leave_nothing_are_refused(factor):
         roformer_stages(factor)
 
 
-@pytest.mark.parametrize("bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}])
+@pytest.mark.parametrize("bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}, {"length": 2**40}, {"batch": 2**40}])
 def test_bad_stages_are_refused(bad):
     with pytest.raises((RopeError, Exception), match=next(iter(bad))):
         Stage(**({"length": 8, "batch": 2, "steps": 3} | bad))

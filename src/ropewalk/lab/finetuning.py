@@ -83,6 +83,9 @@ def finetuning_preset(
     # the number of steps, 1 until here, follows from the size of the training file, which the changes may replace
     chosen = make_data(make_preset(tables, changes).data)
     choice("data.objective", chosen.objective, FILE_OBJECTIVES)
+    if files.columns and chosen.objective != "classes":
+        rule = f"must be left out for the objective {chosen.objective}, whose lines have the fields A, B, C and label"
+        raise RopeError("columns", rule, ",".join(files.columns))
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]  # these objectives have one
     steps = math.ceil(number("epochs", epochs, above=0, high=MOST_EPOCHS) * size / batch)
     stage["steps"] = steps

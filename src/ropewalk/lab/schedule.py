@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from ropewalk.errors import integer
 
+#: tokens of one step; more would be a typing error
+MOST_TOKENS = 1 << 28
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -18,8 +21,9 @@ class Stage:
     steps: int
 
     def __post_init__(self) -> None:
-        for name in ("length", "batch", "steps"):
-            integer(name, getattr(self, name), low=1)
+        integer("length", self.length, low=1, high=MOST_TOKENS)
+        integer("batch", self.batch, low=1, high=MOST_TOKENS // self.length)
+        integer("steps", self.steps, low=1)
 
 
 def total_steps(stages: Sequence[Stage]) -> int:
