@@ -3,12 +3,14 @@
 import cmath
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -18,6 +20,7 @@ from study_cases import SHARP, run_tiny, saved_decoder, tail_losses, tiny
 from ropewalk import RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Given
+from ropewalk.interop.checkpoint.atomic_folder import lock_folder
 from ropewalk.lab.corpus import open_corpus
 from ropewalk.lab.report import write_report
 from ropewalk.lab.settings import toml_value
@@ -225,6 +228,26 @@ def test_a_study_that_was_killed_goes_on_to_the_same_rows(tmp_path):
     found = read_study(run_tiny("base", tmp_path, "killed", **settings))[0]
     assert {path: path.stat().st_mtime_ns for path in done} == done
     assert found == read_study(run_tiny("base", tmp_path, "whole", **settings))[0]
+
+
+@pytest.mark.parametrize("name", ["base", "mlm_lengths"])
+def test_a_model_is_trained_by_one_study_at_a_time(name, tmp_path, monkeypatch):
+    """While it is trained its folder is locked; a second study waits and then finds the model."""
+    taken = []
+
+    def run(trainer, stop=None):
+        taken.append(lock_folder(trainer.folder) is None)
+        return SimpleNamespace(stopped=False, step=stop)
+
+    monkeypatch.setattr("ropewalk.lab.trainer.Trainer.run", run)
+    folder = run_tiny(name, tmp_path)
+    assert taken
+    assert all(taken)
+    monkeypatch.undo()
+    for model in (folder.parent / "models").iterdir():
+        free = lock_folder(model)
+        assert free is not None
+        os.close(free)
 
 
 def test_two_workers_give_the_rows_of_one(place):

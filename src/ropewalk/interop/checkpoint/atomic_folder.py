@@ -72,15 +72,28 @@ def _lock(partial: Path) -> int:
     raise RopeError("target", "must not be written by another run at the same time", str(partial))
 
 
-def lock_folder(folder: Path) -> int | None:
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Context manager that locks a folder; while another process has the lock, it waits."""
+    lock = lock_folder(folder, wait=True)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def lock_folder(folder: Path, wait: bool = False) -> int | None:
     """Return a file descriptor that locks a folder until it is closed or the process ends; None if another process has it.
+
+    wait  wait for the other process instead
 
     On a file system without locks, every process gets one.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
         return None

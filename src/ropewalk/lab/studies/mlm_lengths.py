@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
+from ropewalk.interop.checkpoint.atomic_folder import alone_in
 from ropewalk.lab.batches import IGNORED, mask_tokens
 from ropewalk.lab.data import make_data
 from ropewalk.lab.evaluation import MAX_TOKENS, evaluating
@@ -79,19 +80,21 @@ def measure(
     lengths = sorted({length for length, _, _ in stages})
     tokenizer = open_tokenizer(make_data(full_preset.data).tokenizer)
     text = corpus_of(full_preset).valid.windows(windows, lengths[-1])
-    rows, end = [], 0
+    rows, end, folder = [], 0, trainer.folder
+    assert folder is not None  # the trainers of a study have one
     for stage, (length, _, steps) in enumerate(stages, start=1):
         end += steps
         # rows are saved before the next stage starts, so that a resumed study never evaluates a later model
-        path = trainer.folder / f"stage-{stage}.jsonl"  # type: ignore[operator]
-        if not path.exists():
-            if trainer.run(stop=end).step < end:
-                raise KeyboardInterrupt  # the training has saved a checkpoint
-            fields = {"stage": stage, "trained": length, "seed": seed}
-            new_rows: list[Row] = []
-            for input_length in lengths:
-                new_rows += masked_rows(trainer.model, text, tokenizer, input_length, workspace.device, **fields)
-            write_rows(path, new_rows)
+        path = folder / f"stage-{stage}.jsonl"
+        with alone_in(folder):  # another study may train the same model
+            if not path.exists():
+                if trainer.run(stop=end).step < end:
+                    raise KeyboardInterrupt  # the training has saved a checkpoint
+                fields = {"stage": stage, "trained": length, "seed": seed}
+                new_rows: list[Row] = []
+                for input_length in lengths:
+                    new_rows += masked_rows(trainer.model, text, tokenizer, input_length, workspace.device, **fields)
+                write_rows(path, new_rows)
         rows += read_rows(path)
     return rows
 

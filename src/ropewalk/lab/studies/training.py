@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ropewalk.interop.checkpoint.atomic_folder import alone_in
 from ropewalk.lab.batches import Batches
 from ropewalk.lab.corpus import Corpus, open_corpus
 from ropewalk.lab.data import make_batches, make_data
@@ -103,7 +104,9 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
 def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
     """Return a trainer after its last step, loaded if the training is complete; `options` are passed to `make_trainer`."""
     trainer = make_trainer(workspace, name, preset, **options)
-    if trainer.run().stopped:
+    with alone_in(trainer.folder):  # type: ignore[arg-type]  # it has one; another study may train the same model
+        outcome = trainer.run()
+    if outcome.stopped:
         raise KeyboardInterrupt  # the training has saved a checkpoint
     trainer.model.eval()
     return trainer
