@@ -114,3 +114,10 @@ def test_a_text_part_without_a_type_has_that_of_the_model():
     """The theta of the family is used, then; a type of the part itself takes precedence."""
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128, "model_type": "llama"}}).theta == 1e4
+
+
+def test_a_dict_that_is_a_part_of_itself_is_refused():
+    config: dict = {"model_type": "llama", "head_dim": 16}
+    config["text_config"] = config
+    with pytest.raises(RopeError, match="text_config: must be nested at most 64 deep"):
+        from_hf(config)

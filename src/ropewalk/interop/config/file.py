@@ -28,18 +28,23 @@ def load(config: Any) -> Mapping[str, Any]:
     raise RopeError("config", "must be a dict, a transformers config, or the path of a config.json", type(config).__name__)
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config that describes the text model; the config itself if it has no parts."""
+def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
+    """Return the part of a config that describes the text model; the config itself if it has no parts.
+
+    depth  how many parts this one is in; a dict may be a part of itself
+    """
     for name in TEXT_PARTS:
         part = config.get(name)
         if part is None:
             continue
         if not isinstance(part, Mapping):
             raise RopeError(name, "must be an object", part)
+        if depth == MAX_DEPTH:
+            raise RopeError(name, f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}")
         if part.get("model_type") is None and config.get("model_type") is not None:
             # the text models of transformers are named so, such as qwen2_vl_text
             part = {**part, "model_type": f"{config['model_type']}_text"}
-        return text_part(part)
+        return text_part(part, depth + 1)
     return config
 
 
