@@ -108,6 +108,7 @@ REFUSED = {
     "two axes for three": ("positions", "3 axes", call(axis="chunked", positions=zeros(2, B, S))),
     "three axes, short": ("positions", r"\[3, 2, 7\]", call(axis="chunked", positions=zeros(3, B, 1))),
     "positions on another device": ("positions", "device cpu", call(positions=zeros(S, device="meta"))),
+    "integers for a table": ("dtype", "float32 or float64", lambda: rope_of().cos_sin(zeros(S), torch.int64)),
     "scalar positions for a table": ("positions", r"\[tokens\]", lambda: rope_of().cos_sin(zeros())),
     "listed positions for a table": ("positions", "integer tensor", lambda: rope_of().cos_sin([1, 2])),
     "float positions for a table": ("positions", "must be integers", lambda: rope_of().cos_sin(zeros(S, dtype=torch.float16))),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ropewalk import fast_path, rotation
 from ropewalk.axes import MixedAxes
-from ropewalk.checks import check_no_overlap, check_strategy, make_request, request_for_tokens
+from ropewalk.checks import FLOATS, check_no_overlap, check_strategy, make_request, request_for_tokens
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
@@ -141,6 +141,8 @@ class Rope(nn.Module):
             raise RopeError("positions", "must be an integer tensor", type(positions))
         if not positions.ndim:
             raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
+        if dtype not in FLOATS:
+            raise RopeError("dtype", "must be torch.float16, bfloat16, float32 or float64", dtype)
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         seq, device = positions.shape[-1], positions.device
         request = request_for_tokens(self.spec, positions, 0, length, -2, seq, batch, device, self.tables)  # offset 0, seq_dim -2
