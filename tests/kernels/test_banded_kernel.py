@@ -1,52 +1,23 @@
-"""The kernel of attention over a band without a GPU: equal to plain torch under the interpreter, and machine code for sm_90."""
+"""The kernel of attention over a band without a GPU: what it runs, and machine code; interpreted_banded.py has its laws."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from banded_calls import calls
 from hopper import CompileInstead, registers_and_spills
 
 from ropewalk.attention import lse
 from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import Visibility
-from ropewalk.attention.remap import DualChunk, SelfExtend
+from ropewalk.attention.remap import SelfExtend
 from ropewalk.errors import RopeError
 from ropewalk.kernels.banded import api
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
-
-
-def calls(remapping, batch, heads, k_heads, tokens, head_dim, width, dtype=torch.float32):
-    torch.manual_seed(0)
-    positions = torch.arange(tokens).expand(batch, -1)
-    q, k = torch.randn(batch, heads, tokens, head_dim, dtype=dtype), torch.randn(batch, k_heads, tokens, head_dim, dtype=dtype)
-    v = torch.randn(batch, k_heads, tokens, width, dtype=dtype)
-    return [Call(q, k, v, 0.3, Visibility(True, band=piece.band)) for piece in remapping.pieces(positions, positions)]
-
-
-def compare_with_plain_torch() -> None:
-    """Odd sizes, grouped heads, values of another width, and queries that see no key of a piece."""
-    for remapping in (SelfExtend(4, 64), DualChunk(96, 20)):
-        for sizes in ((1, 4, 2, 261, 20, 20), (2, 6, 2, 5, 16, 24)):
-            for call in calls(remapping, *sizes):
-                assert lse.triton_why_not(call) is None
-                expected, found = lse.run_math(call), lse.attend_with_lse(call)
-                torch.testing.assert_close(found.out, expected.out, atol=1e-5, rtol=1e-5)
-                torch.testing.assert_close(found.lse, expected.lse, atol=1e-5, rtol=1e-5)
-
-
-def test_it_equals_plain_torch_under_the_interpreter():
-    code = "import test_banded_kernel; test_banded_kernel.compare_with_plain_torch()"
-    paths = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
