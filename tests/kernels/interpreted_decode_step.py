@@ -60,12 +60,12 @@ def test_yielded_tokens_outlive_the_next_generation(monkeypatch):
     torch.manual_seed(5)
     model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=1.0)).eval()
     prompts = torch.randint(0, 11, (2, 1, 4))
-    plain = [generation.generate(model, prompt, 4, graph=False)[0, 4:].tolist() for prompt in prompts]
+    plain = [generation.generate(model, prompt, 3, graph=False)[0, 4:].tolist() for prompt in prompts]
     assert plain[0] != plain[1]
     streamed: list[torch.Tensor] = []
-    first = list(generation.steps(model, prompts[0], 4, graph=True))
-    whole = generation.generate(model, prompts[0], 4, graph=True, stream=streamed.append)
-    assert generation.generate(model, prompts[1], 4, graph=True)[0, 4:].tolist() == plain[1]
+    first = list(generation.steps(model, prompts[0], 3, graph=True))
+    whole = generation.generate(model, prompts[0], 3, graph=True, stream=streamed.append)
+    assert generation.generate(model, prompts[1], 3, graph=True)[0, 4:].tolist() == plain[1]
     assert [int(token) for token in first] == [int(token) for token in streamed] == whole[0, 4:].tolist() == plain[0]
 
 
