@@ -225,7 +225,7 @@ def test_inductor():
         return (q @ k.mT).softmax(-1)
 
     compiled = torch.compile(scores, fullgraph=True, dynamic=True)
-    for s in (3, 9):
+    for s in (5, 9):  # neither is another size of q, so one graph serves both
         q, k = torch.randn(2, B, H, s, HEAD_DIM)
         assert_close(compiled(q, k), scores(q, k))
 
