@@ -1,4 +1,4 @@
-"""The page served as `ropewalk explore` serves it, once for a file of tests."""
+"""The page served as `ropewalk explore` serves it, once for all files, and a browser for a file of tests."""
 
 import os
 import socket
@@ -42,9 +42,9 @@ def free_port() -> int:
 MODEL = os.environ.get("ROPEWALK_MODEL")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """Yield the address of a running page that has a report."""
+    """Yield the address of a running page that has a report; all that a page is set to is in its link, so files share it."""
     pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
     folder, port = tmp_path_factory.mktemp("explore"), free_port()
     (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")
