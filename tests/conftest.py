@@ -16,9 +16,11 @@ pytest_plugins = ["sampling"]
 SOURCE = Path(__file__).parents[1] / "src"
 #: the files that take longest come first: where each worker takes a file at a time, all of them end together
 LONGEST = (
-    "test_studies", "test_triton", "test_site", "test_fresh_install", "test_patch", "test_ring", "test_browser", "test_ops",
-    "test_page", "test_fused", "test_architecture", "test_docs", "test_decoder", "test_cli",
-    "test_hostile_options", "test_extend", "test_finetuning", "test_laws", "test_fit", "test_story_browser", "test_mutation",
+    "test_studies", "test_triton", "test_ops", "test_site", "test_browser", "test_patch", "test_fresh_install", "test_ring",
+    "test_story_browser", "test_model_browser", "test_launch", "test_page", "test_cli", "test_caches", "test_real_studies",
+    "test_docs", "test_cpu", "test_architecture", "test_figures", "test_mutation", "test_fused", "test_laws",
+    "test_hostile_options", "test_finetuning", "test_decoder_hf", "test_killed", "test_demo", "test_fit", "test_extend",
+    "test_decoder",
 )  # fmt: skip
 
 
