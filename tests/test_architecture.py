@@ -209,7 +209,7 @@ def dotted(node: ast.expr) -> str:
 def foreign_calls(tree: ast.Module) -> list[str]:
     """Calls that would run code or unpickle data; an `eval()` method of a model is none."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    by_name = [dotted(call.func) for call in calls if dotted(call.func) in FOREIGN_CODE]
+    by_name = [name for call in calls if (name := dotted(call.func)) in FOREIGN_CODE]
     shells = [ast.unparse(call) for call in calls for k in call.keywords if k.arg == "shell" and ast.unparse(k.value) != "False"]
     trust = [ast.unparse(call) for call in calls for k in call.keywords if k.arg == "trust_remote_code"]
     return by_name + shells + trust
