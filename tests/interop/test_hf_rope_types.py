@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -103,15 +102,3 @@ def test_a_scaled_rope_of_mimo_rotates_whole_heads_unless_it_gives_a_fraction(fr
     specs = from_hf(config, per_layer=True, precision="hf")
     assert torch.equal(specs["full_attention"].frequencies().radians.to(torch.float32), theirs)
     assert specs["sliding_attention"].rotary_dim == int(24 * 0.334)
-
-
-@needs_v5("has no rope for each layer type")
-def test_a_truncate_that_transformers_does_not_read_is_a_warning():
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512, "truncate": False}
-    ropes = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
-    config = config_of("mimo_v2_flash", head_dim=24, rope_parameters=ropes)
-    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
-    with pytest.warns(UserWarning, match=r"rope_parameters\.full_attention\.truncate = False: transformers does not read it"):
-        specs = from_hf(config, per_layer=True)
-    rounded = specs["full_attention"].with_(scaling=replace(specs["full_attention"].scaling, truncate=True), precision="hf")
-    assert torch.equal(rounded.frequencies().radians.to(torch.float32), theirs)

@@ -55,9 +55,6 @@ def read_scaling(layer: Layer) -> Scaling:
     unread = sorted(layer.rope.keys() - read_keys - {value.key for value in layer.sources.values()})
     if unread:
         layer.warnings.append(f"{', '.join(unread)}: not read by rope_type {layer.rope_type!r} of {layer.model}")
-    if isinstance(scaling, Yarn) and not scaling.truncate and layer.is_by_layer_type:
-        hint = "transformers does not read it in the rope of one layer type, and rounds YaRN's blend to whole pairs"
-        layer.warnings.append(f"{layer.sources['truncate']} = False: {hint}")
     return scaling
 
 
