@@ -93,7 +93,7 @@ REFUSED = {
     "k on another device": ("k", "device", call(x_of(), x_of(device="meta"))),
     "an integer k": ("k", "float16", call(x_of(), torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int32))),
     # positions
-    "positions in bool": ("positions", "must be integers", call(positions=zeros(S, dtype=torch.bool))),
+    "positions in bool": ("positions", "must be integers, uint8 or int8 to int64", call(positions=zeros(S, dtype=torch.bool))),
     "positions in bf16": ("positions", "a float cannot hold", call(positions=zeros(S, dtype=torch.bfloat16))),
     "positions in float32": ("positions", "must be integers", call(positions=zeros(S, dtype=torch.float32))),
     "positions as a list": ("positions", "integer tensor", call(positions=list(range(S)))),

@@ -238,7 +238,8 @@ def _check_positions(positions: Tensor, spec: RopeSpec, seq: int, batch: int, de
         raise RopeError("positions", "must be an integer tensor", type(positions))
     allowed = (torch.float32, torch.float64, *INTEGERS) if spec.fractional else INTEGERS
     if positions.dtype not in allowed:
-        rule = f"must be integers{' or float32/64' if spec.fractional else ''}: a float cannot hold every position exactly"
+        floats = ", or float32/64" if spec.fractional else "; a float cannot hold every position exactly"
+        rule = f"must be integers, uint8 or int8 to int64{floats}"
         raise RopeError("positions", rule, positions.dtype)
     if positions.device != device:
         raise RopeError("positions", f"must be on x's device {device}; move them once, outside the loop", str(positions.device))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from ropewalk import RopeError
+from ropewalk.interop.checkpoint import atomic_folder as folders
 from ropewalk.interop.checkpoint import convert_checkpoint
-from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
+from ropewalk.interop.checkpoint.atomic_folder import alone_in, atomic_folder, lock_folder
 from ropewalk.interop.checkpoint.attention_names import split_projection_name
 from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 
@@ -116,3 +118,24 @@ def test_a_target_that_is_around_or_inside_the_source_is_refused(tmp_path, place
     with pytest.raises(RopeError, match="must not be the source folder, inside it, or a parent of it"):
         convert_checkpoint(tmp_path / "a", tmp_path / place, "half", "interleaved")
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_who_waits_for_a_folder_says_so(tmp_path, monkeypatch):
+    said, entered = threading.Event(), threading.Event()
+    monkeypatch.setattr(folders.logger, "warning", lambda text, folder: said.set() if folder == tmp_path else None)
+
+    def wait() -> None:
+        with alone_in(tmp_path):
+            entered.set()
+
+    lock = lock_folder(tmp_path)
+    other = threading.Thread(target=wait, daemon=True)
+    other.start()
+    assert said.wait(10)
+    assert not entered.is_set()
+    os.close(lock)
+    assert entered.wait(10)
+    other.join(10)
+    said.clear()
+    wait()
+    assert not said.is_set()

@@ -159,6 +159,11 @@ def test_what_would_not_read_back_is_refused_by_name(spec, field, keywords):
     assert error.value.field == field
 
 
+def test_what_is_no_spec_is_refused():
+    with pytest.raises(RopeError, match="spec: must be a RopeSpec"):
+        to_hf(None)
+
+
 def test_a_refusal_tells_what_would_be_read():
     with pytest.raises(RopeError, match="read as 0; got 4"):
         to_hf(RopeSpec(16, rotary_dim=8, rotary_start=4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ try:
     import fcntl
 except ImportError:  # Windows has no flock; two runs with the same target are not detected there
     fcntl = None
+
+logger = logging.getLogger("ropewalk.checkpoint")
 
 
 def partial_path(target: Path) -> Path:
@@ -74,8 +77,11 @@ def _lock(partial: Path) -> int:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context manager that locks a folder; while another process has the lock, it waits."""
-    lock = lock_folder(folder, wait=True)
+    """Context manager that locks a folder; while another process has the lock, it says so and waits."""
+    lock = lock_folder(folder)
+    if lock is None:
+        logger.warning("another process uses %s; waiting until it has finished", folder)
+        lock = lock_folder(folder, wait=True)
     try:
         yield
     finally:

@@ -100,6 +100,8 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
     needs a `model_type` whose code uses that layout. A RopeError names each field that would not read back as the same
     value; `precision` is not written, because only ropewalk has it.
     """
+    if not isinstance(spec, RopeSpec):
+        raise RopeError("spec", "must be a RopeSpec; rw.from_hf(config) makes one from a config", spec)
     if version not in (4, 5):
         raise RopeError("version", "must be 4 (rope_scaling) or 5 (rope_parameters)", version)
     if model_type is not None and model_type not in FAMILIES:
