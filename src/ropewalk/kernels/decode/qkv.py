@@ -83,7 +83,7 @@ def _store_pairs(
         pair = start + column
         first_dim, second_dim = _pair_dims(pair, HEAD_DIM, START, PAIRS, INTERLEAVED)
         dim = tl.where(is_second, second_dim, first_dim)
-        if 2 * PAIRS == HEAD_DIM and PAIRS % 8 == 0 and (GROUP == 1) == INTERLEAVED:
+        if 2 * PAIRS == HEAD_DIM and PAIRS % 8 == 0 and COLUMNS >= 8 and (GROUP == 1) == INTERLEAVED:
             # the compiler does not see that eight dims follow each other, and would store one at a time
             dim = tl.max_contiguous(tl.multiple_of(dim, [1, 8]), [1, 8])
         tl.store(heads + dim, together(first, second, GROUP), mask=written & (pair < HALF) if MASKED else written)
