@@ -18,7 +18,7 @@ from ropewalk.kernels.triton.pairs import load, store
 STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)
 GATE = tl.constexpr(2)
-#: how many weights of each row are moved to the L2 cache before the previous kernel ends; more, or fewer, are slower
+#: how many weights of each row are moved to the L2 cache before the previous kernel ends; none, or four times as many, are slower
 EARLY_WEIGHTS = tl.constexpr(128)
 #: a matrix instruction of a Hopper GPU computes so many rows
 INSTRUCTION_ROWS = tl.constexpr(64)

@@ -107,7 +107,8 @@ def _heads_in_slots(cache, head, slot, page_stride, slot_stride, head_stride, PA
 def _give(squares, sums, part, PARTS: tl.constexpr):
     """Store this program's sums of squares [ROWS] for each of the other PARTS - 1 programs of the head.
 
-    `sums` is [reader, writer, row]. 0 means that nothing is stored, so 1 is added to the bits of a sum.
+    `sums` is [reader, writer, row]. 0 means that nothing is stored, so 1 is added to the bits of a sum. ".cg" stores to the L2
+    cache, where the other programs see it.
     """
     ROWS: tl.constexpr = squares.shape[0]
     for i in tl.static_range(1, PARTS):
