@@ -1,5 +1,7 @@
-"""GPU times of the QKV product of Llama-3-8B with norm, rotation and cache write inside, compared with the product alone.
+"""GPU times of the QKV product with norm, rotation and cache write inside, compared with the product alone.
 
+First Llama-3-8B in detail, then a sweep over the shapes of other models, from which `prefill/forms.py` has its rule for where one
+launch is faster.
 Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its speed over milliseconds. A row
 has the median over the rounds of what a way takes more than the product in the same round.
 The kernels with the rotation inside must agree with the definition in float64 before they are timed.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,31 +23,56 @@ from ropewalk.bench.rows import run_script
 from ropewalk.kernels.decode.config import in_one_launch
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
-from ropewalk.kernels.qkv import qkv_norm_rope, why_not
+from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
-#: hidden size, query heads, key heads, head_dim
-HIDDEN, Q_HEADS, K_HEADS, HEAD_DIM = 4096, 32, 8, 128
-ROWS = (1, 16, 32, 64, 128, 512, 1024, 2048, 4096, 8192, 16384)
+ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
+SWEPT_ROWS = (16, 33, 64, 65, 128, 192, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
+SWEPT_ROUNDS = 12
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model's QKV projection."""
+
+    hidden: int
+    q_heads: int
+    k_heads: int
+    head_dim: int
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        return self.q_heads, self.k_heads
+
+    @property
+    def columns(self) -> int:
+        return (self.q_heads + 2 * self.k_heads) * self.head_dim
+
+
+LLAMA = Shape(4096, 32, 8, 128)
+CHOSEN = "qkv_norm_rope as it chooses"
+OTHERS = {
+    "Qwen3-0.6B": Shape(1024, 16, 8, 128), "Qwen3-4B": Shape(2560, 32, 8, 128), "Llama-3.2-1B": Shape(2048, 32, 8, 64),
+    "Llama-2-7B": Shape(4096, 32, 32, 128), "Llama-3-70B": Shape(8192, 64, 8, 128),
+}  # fmt: skip
 
 
 class Projection:
     """Inputs for a number of tokens, larger than the L2 cache in all, and the ways to project them."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, shape: Shape) -> None:
         """Make random inputs of `rows` tokens: `count` pairs of x and weight, a norm, and a cache with a slot for each token."""
-        self.spec, self.rope = RopeSpec(HEAD_DIM), Rope(RopeSpec(HEAD_DIM))
+        self.shape, self.spec, self.rope = shape, RopeSpec(shape.head_dim), Rope(RopeSpec(shape.head_dim))
         make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-        width = (Q_HEADS + 2 * K_HEADS) * HEAD_DIM
-        self.count = max(2, COLD_BYTES // (2 * (width * HIDDEN + rows * (HIDDEN + width))))
-        self.weights = [make(width, HIDDEN) / HIDDEN**0.5 for _ in range(self.count)]
-        self.xs = [make(rows, HIDDEN) for _ in range(self.count)]
-        self.norm = QKNorm(make(HEAD_DIM), make(HEAD_DIM))
+        self.count = max(2, COLD_BYTES // (2 * (shape.columns * shape.hidden + rows * (shape.hidden + shape.columns))))
+        self.weights = [make(shape.columns, shape.hidden) / shape.hidden**0.5 for _ in range(self.count)]
+        self.xs = [make(rows, shape.hidden) for _ in range(self.count)]
+        self.norm = QKNorm(make(shape.head_dim), make(shape.head_dim))
         self.positions, self.slots = torch.randint(0, 4000, (rows,), device="cuda"), torch.randperm(rows, device="cuda")
-        self.cache = KVSlots(make(rows, K_HEADS, HEAD_DIM), make(rows, K_HEADS, HEAD_DIM))
-        self.workspace = Workspace(rows, Q_HEADS, K_HEADS, HEAD_DIM, device="cuda")
+        self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
+        self.workspace = Workspace(rows, *shape.heads, shape.head_dim, device="cuda")
         self.rows = rows
 
     def product(self, i: int) -> Tensor:
@@ -53,79 +81,97 @@ class Projection:
 
     def rotated(self, i: int) -> Any:
         """Compute the product, then rotate q and k in place by a second launch."""
-        heads = self.product(i).view(1, self.rows, -1, HEAD_DIM)
-        q, k = heads[:, :, :Q_HEADS], heads[:, :, Q_HEADS : Q_HEADS + K_HEADS]
+        heads, (q_heads, k_heads) = self.product(i).view(1, self.rows, -1, self.shape.head_dim), self.shape.heads
+        q, k = heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + k_heads]
         return self.rope(q, k, self.positions[None], seq_dim=-3, inplace=True)
 
     def stored(self, i: int) -> Any:
         """Compute the product, then norm, rotate and write to the cache by a second launch."""
         where = {"positions": self.positions, "slots": self.slots, "cache": self.cache}
-        return qk_norm_rope(self.product(i), spec=self.spec, heads=(Q_HEADS, K_HEADS), norm=self.norm, **where)
+        return qk_norm_rope(self.product(i), spec=self.spec, heads=self.shape.heads, norm=self.norm, **where)
 
     def inside(self, i: int, norm: bool, stored: bool, backend: str | None = "triton") -> Any:
         """Rotate inside the product's kernel, with the norm if `norm` and the cache write if `stored`."""
         where = {"slots": self.slots, "cache": self.cache} if stored else {}
         return qkv_norm_rope(
-            self.xs[i], self.weights[i], spec=self.spec, positions=self.positions, heads=(Q_HEADS, K_HEADS),
+            self.xs[i], self.weights[i], spec=self.spec, positions=self.positions, heads=self.shape.heads,
             norm=self.norm if norm else None, workspace=self.workspace, backend=backend, **where,
         )  # fmt: skip
 
-    def ways(self) -> dict[str, Callable[[int], Any]]:
-        """Return {name: call to time, a function of the index of the inputs}; some numbers of tokens have no kernel."""
-        ways: dict[str, Callable[[int], Any]] = {
+    def ways(self, stored: bool) -> dict[str, Callable[[int], Any]]:
+        """Return {name: call to time, a function of the index of the inputs}; `stored`: rotate inside with a cache write too."""
+        return {
             "product": self.product,
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
+            "rotation inside": partial(self.inside, norm=False, stored=stored),
+            "norm, rotation and cache inside": partial(self.inside, norm=True, stored=True),
+            CHOSEN: partial(self.inside, norm=True, stored=True, backend=None),
         }
-        few = in_one_launch(self.rows)
-        if few or self.rows >= 512:
-            ways["rotation inside"] = partial(self.inside, norm=False, stored=few)  # the kernel for few tokens stores them
-        if in_one_launch(self.rows) or self.rows >= 512:
-            ways["norm, rotation and cache inside"] = partial(self.inside, norm=True, stored=True)
-        ways["qkv_norm_rope as it chooses"] = partial(self.inside, norm=True, stored=True, backend=None)
-        return ways
 
-    def error(self, norm: bool) -> float:
-        """Return the largest relative error of q, k and v of `inside`, compared with float64."""
-        packed = (self.xs[0].double() @ self.weights[0].double().t()).view(self.rows, -1, HEAD_DIM)
-        q, k, v = packed.split((Q_HEADS, K_HEADS, K_HEADS), dim=1)
+    def error(self, call: Callable[[int], Any], norm: bool) -> float:
+        """Return the largest relative error of q, k and v of a call of `inside`, compared with float64."""
+        packed = (self.xs[0].double() @ self.weights[0].double().t()).view(self.rows, -1, self.shape.head_dim)
+        q, k, v = packed.split((*self.shape.heads, self.shape.k_heads), dim=1)
         if norm:
             q, k = (
                 x / (x.square().mean(-1, keepdim=True) + self.norm.eps).sqrt() * weight.double()  # type: ignore[union-attr]
                 for x, weight in ((q, self.norm.q_weight), (k, self.norm.k_weight))
             )
-        exact = Rope(self.spec, backend="reference")
-        q, k = exact(q[None], k[None], self.positions[None], seq_dim=-3)
-        computed = (self.inside(0, norm, True), self.cache.k[self.slots], self.cache.v[self.slots])
+        q, k = Rope(self.spec, backend="reference")(q[None], k[None], self.positions[None], seq_dim=-3)
+        got = call(0)
+        computed = got if isinstance(got, tuple) else (got, self.cache.k[self.slots], self.cache.v[self.slots])
         pairs = zip(computed, (q[0], k[0], v), strict=True)
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
+
+    def times(self, ways: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
+        """Return the microseconds of each of `rounds` rounds for each way; those with the rotation inside must agree first."""
+        for way in (way for way in ways if "inside" in way or way == CHOSEN):
+            error = self.error(ways[way], norm=way != "rotation inside")
+            assert error < 5e-3, (way, error)
+        graphs = {way: captured([partial(call, i) for i in range(self.count)]) for way, call in ways.items()}
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(rounds):
+            for way, (graph, _) in graphs.items():
+                times[way].append(replayed_us(graph, self.count))
+        return times
+
+
+def over_percent(times: dict[str, list[float]], way: str) -> list[float]:
+    """Return by how much a way takes longer than the product, in per cent of each round."""
+    return [100 * (time / product - 1) for time, product in zip(times[way], times["product"], strict=True)]
 
 
 @torch.no_grad()
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of tokens and each way but the product alone, with which they are compared."""
+    """Yield a row for each number of tokens and each way but the product alone, with which they are compared; then the sweep."""
     torch.manual_seed(0)
     for rows in ROWS:
-        case = Projection(rows)
-        ways = case.ways()
-        if "rotation inside" in ways:
-            options = {"spec": case.spec, "positions": case.positions, "heads": (Q_HEADS, K_HEADS)}
-            assert why_not(case.xs[0], case.weights[0], slots=case.slots, cache=case.cache, **options) is None
-            errors = [case.error(norm) for norm in (False, "norm, rotation and cache inside" in ways)]
-            assert max(errors) < 5e-3, errors
-        graphs = {way: captured([partial(call, i) for i in range(case.count)]) for way, call in ways.items()}
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(ROUNDS):
-            for way, (graph, _) in graphs.items():
-                times[way].append(replayed_us(graph, case.count))
-        alone = statistics.median(times["product"])
-        for way in list(ways)[1:]:
-            us = statistics.median(times[way])
-            over = [100 * (time / product - 1) for time, product in zip(times[way], times["product"], strict=True)]
+        case = Projection(rows, LLAMA)
+        times = case.times(case.ways(stored=in_one_launch(rows)), ROUNDS)  # the kernel for few tokens always stores them
+        for way in list(times)[1:]:
+            over = over_percent(times, way)
             yield {
-                "what": "qkv", "shape": "Llama-3-8B", "rows": rows, "way": way, "us": round(us, 2),
-                "product_us": round(alone, 2), "over_percent": round(statistics.median(over), 1),
+                "what": "qkv", "shape": "Llama-3-8B", "rows": rows, "way": way, "us": round(statistics.median(times[way]), 2),
+                "product_us": round(statistics.median(times["product"]), 2), "over_percent": round(statistics.median(over), 1),
                 "over_percent_quartiles": [round(value, 1) for value in statistics.quantiles(over)[::2]], "rounds": ROUNDS,
+            }  # fmt: skip
+    yield from sweep()
+
+
+def sweep() -> Iterator[dict[str, Any]]:
+    """Yield a row for each other shape and number of tokens: one launch and two. Up to 64 tokens are not stored in a cache."""
+    for name, shape in OTHERS.items():
+        for rows in SWEPT_ROWS:
+            case = Projection(rows, shape)
+            ways = case.ways(stored=False)
+            for other in (CHOSEN, *(way for way in ways if in_one_launch(rows) and "cache" in way)):
+                del ways[other]
+            times = case.times(ways, SWEPT_ROUNDS)
+            over = {way: round(statistics.median(over_percent(times, way)), 1) for way in list(ways)[1:]}
+            yield {
+                "what": "qkv sweep", "shape": name, "rows": rows, "columns": shape.columns, "rounds": SWEPT_ROUNDS,
+                "product_us": round(statistics.median(times["product"]), 2), "over_percent": over,
             }  # fmt: skip
 
 

@@ -125,11 +125,12 @@ def test_charts_show_what_the_rows_say(tmp_path):
         tmp_path / "cpu.png",
     )
     drawn = [
-        {"rows": rows, "way": way, "over_percent": 4.0}
+        {"what": "qkv", "rows": rows, "way": way, "over_percent": 4.0}
         for rows in (1, 64)
         for way in ("product, then rotation", "rotation inside")
     ]
-    chart.projection_chart(drawn[:3], tmp_path / "projection.png")  # the last way has no row for 64
+    drawn.insert(3, {"what": "qkv sweep", "rows": 7, "over_percent": {}})  # not drawn
+    chart.projection_chart(drawn[:4], tmp_path / "projection.png")  # the last way has no row for 64
     for name in ("gpu.png", "cpu.png", "projection.png"):
         assert (tmp_path / name).read_bytes()[:4] == b"\x89PNG"
 

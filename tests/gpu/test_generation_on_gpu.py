@@ -118,7 +118,7 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():
     assert error < 1.5 * plain
 
 
-@pytest.mark.parametrize("rows", [1, 2, 17, 40, 64, 65])
+@pytest.mark.parametrize("rows", [1, 2, 17, 40, 64, 65, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("middle", [1000, 4224])
 def test_every_tile_at_the_width_of_a_model(rows, dtype, middle, monkeypatch):

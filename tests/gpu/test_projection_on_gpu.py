@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from ropewalk.kernels import qkv
-from ropewalk.kernels.prefill import launch
+from ropewalk.kernels.prefill import forms, launch
 from ropewalk.models import Decoder, DecoderConfig, decoder_attention
+from ropewalk.spec import RopeSpec
 
 pytestmark = pytest.mark.gpu
 SIZES = {"vocab_size": 97, "hidden_size": 256, "intermediate_size": 128, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4}
@@ -23,15 +24,22 @@ def loss_and_gradients(model, tokens, **arguments):
     return loss.detach().double(), {name: p.grad.double() for name, p in model.named_parameters()}
 
 
+@pytest.fixture
+def calls(monkeypatch):
+    """A list that grows with every launch of the kernel for many tokens."""
+    launched = []
+    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (launched.append(1), run(*args))[1])
+    return launched
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str)
-def test_loss_and_gradients(options, dtype, tolerance, monkeypatch):
+def test_loss_and_gradients(options, dtype, tolerance, calls, monkeypatch):
+    monkeypatch.setattr(forms, "is_faster", lambda *args: True)
     tokens = torch.randint(0, 97, (2, 1100), device="cuda")
     documents = (torch.arange(1100, device="cuda") // 400).expand(2, -1)
     model, exact = model_of(options, dtype), model_of(options, torch.float64, "cpu")
     exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
-    calls = []
-    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
     loss, gradients = loss_and_gradients(model, tokens, documents=documents)
     # float32 and the gradient of a norm take two launches
     assert len(calls) == (2 if dtype == torch.bfloat16 and options != OPTIONS["head norm"] else 0)
@@ -42,13 +50,12 @@ def test_loss_and_gradients(options, dtype, tolerance, monkeypatch):
         assert (gradient.cpu() - want).norm() < tolerance * want.norm(), name
 
 
-def test_a_prompt_with_a_cache_and_padding(monkeypatch):
+def test_a_prompt_with_a_cache_and_padding(calls, monkeypatch):
+    monkeypatch.setattr(forms, "is_faster", lambda *args: True)
     model = model_of({"qk_norm": True}, torch.bfloat16).eval()
     tokens = torch.randint(0, 97, (2, 1200), device="cuda")
     padding = torch.ones_like(tokens, dtype=torch.bool)
     padding[1, :300] = False
-    calls = []
-    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
     with torch.no_grad():
         fused = model(tokens, padding=padding, caches=model.caches())[padding].double()
         assert len(calls) == 2
@@ -70,14 +77,11 @@ def test_norms_that_a_user_put_in_place_are_computed(tokens):
     assert (got - want).norm() < 1e-4 * want.norm()
 
 
-def test_the_public_call_picks_the_kernel_for_many_tokens(monkeypatch):
-    from ropewalk.spec import RopeSpec
-
-    calls = []
-    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (calls.append(1), run(*args))[1])
+@pytest.mark.skipif(not forms._has_gluon(), reason="the choice is for Triton 3.6")
+@pytest.mark.parametrize(("tokens", "launches"), [(16, 0), (100, 1), (1100, 0), (4096, 1)])
+def test_the_public_call_picks_the_kernel_where_it_is_faster(tokens, launches, calls):
     weight = torch.randn(1024, 256, device="cuda", dtype=torch.bfloat16)
-    for tokens, expected in ((100, 0), (launch.FEWEST_TOKENS, 1)):
-        x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
-        positions = torch.arange(tokens, device="cuda")
-        qkv.qkv_norm_rope(x, weight, spec=RopeSpec(128), positions=positions, heads=(4, 2))
-        assert len(calls) == expected
+    x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
+    positions = torch.arange(tokens, device="cuda")
+    qkv.qkv_norm_rope(x, weight, spec=RopeSpec(128), positions=positions, heads=(4, 2))
+    assert len(calls) == launches

@@ -21,7 +21,10 @@ def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str
         **arguments, **options, debug=False
     )
     found, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialised, found)
-    return triton.compile(ASTSource(kernel, signature, constants, attributes), target=target, options=found.__dict__)
+    source = ASTSource
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as source
+    return triton.compile(source(kernel, signature, constants, attributes), target=target, options=found.__dict__)
 
 
 class CompileInstead:
@@ -34,6 +37,7 @@ class CompileInstead:
         return self
 
     def __call__(self, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+        constants.pop("launch_pdl", None)  # of the launch alone
         given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | constants | self.changed
         options = {"num_warps": num_warps, "num_stages": num_stages}
         self.built.append((self.kernel.fn.__name__, compile_for_hopper(self.kernel, given, options, self.capability)))

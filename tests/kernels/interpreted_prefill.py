@@ -14,20 +14,24 @@ import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
 from ropewalk.kernels.fused import KVSlots, QKNorm
-from ropewalk.kernels.prefill import launch
+from ropewalk.kernels.prefill import forms, launch
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: relative error; the interpreter multiplies the bits of bfloat16 as integers, and float32 is for it alone
 DTYPES = {torch.float16: 2e-3, torch.bfloat16: 1.5e-2} if DEVICE == "cuda" else {torch.float32: 4e-6}
-#: one more row than two tiles hold, and a depth that no tile divides
-TOKENS, DEPTH = 2 * launch.ROWS + 1, 72
+#: one more row than two tiles hold, and a depth that no tile divides; specialised warps need four blocks, and use L2 from 512 on
+TOKENS, DEPTH = 2 * forms.PLAIN.rows + 1, 9 * forms.DEPTH + 8 if DEVICE == "cuda" else forms.DEPTH + 8
+#: Gluon has no interpreter
+FORMS = {"plain": forms.PLAIN, "one tile": forms.ONE_TILE, "many tiles": forms.MANY_TILES}
+FORMS = FORMS if DEVICE == "cuda" and forms._has_gluon() else {"plain": forms.PLAIN}
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 SPECS = {
     "half": rw.RopeSpec(128),
     "interleaved": rw.RopeSpec(64, layout="interleaved"),
-    "magnitude": rw.RopeSpec(256, scaling=frequencies.Yarn(64, factor=4.0), magnitude_on="q"),
+    "magnitude": rw.RopeSpec(128, scaling=frequencies.Yarn(64, factor=4.0), magnitude_on="q"),
     "axes": rw.RopeSpec(128, axes=axes.chunked((32, 20, 12))),
+    "wide": rw.RopeSpec(256),
 }
 
 
@@ -40,9 +44,18 @@ def _seed():
     torch.manual_seed(3)
 
 
+@pytest.fixture(params=FORMS.values(), ids=FORMS.keys(), autouse=True)
+def form(request, monkeypatch):
+    """The form that computes: with few programs, so that each has several tiles, or more programs than tiles."""
+    monkeypatch.setattr(forms, "pick_form", lambda *args: request.param)
+    programs = 1 if DEVICE == "cpu" else 100 if request.param.one_tile else 5
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: programs)
+    return request.param
+
+
 def inputs(spec, dtype, tokens=TOKENS):
     """x, weight, bias, (q heads, k heads) and positions; the numbers of heads are the fewest, and differ where they can."""
-    k_heads = launch.COLUMNS // spec.head_dim
+    k_heads = forms.PLAIN.columns // spec.head_dim
     heads = (2 * k_heads, k_heads)
     width = (heads[0] + 2 * heads[1]) * spec.head_dim
     lead = (spec.num_axes,) if spec.num_axes > 1 else ()
@@ -63,6 +76,14 @@ def expected(x, weight, bias, norm, spec, heads, positions):
     return *(rope.rotate(t[None], positions, seq_dim=-3, key=key)[0] for t, key in ((q, False), (k, True))), v
 
 
+def test_repeated_calls_give_the_same_bits():
+    """Calls in close succession, each of which may start before the previous one ends."""
+    x, weight, bias, heads, positions = inputs(SPECS["half"], next(iter(DTYPES)))
+    call = {"spec": SPECS["half"], "positions": positions, "heads": heads, "backend": "triton"}
+    results = [qkv_norm_rope(x, weight, bias, **call) for _ in range(200 if DEVICE == "cuda" else 2)]
+    assert all(torch.equal(ours, theirs) for result in results for ours, theirs in zip(result, results[0], strict=True))
+
+
 def assert_near(got, want, dtype):
     assert float((got.double() - want).abs().max() / want.abs().max()) < DTYPES[dtype]
 
@@ -70,8 +91,10 @@ def assert_near(got, want, dtype):
 @dtypes
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("normed", [False, True])
-def test_heads_without_a_cache(dtype, name, normed):
+def test_heads_without_a_cache(dtype, name, normed, form):
     spec = SPECS[name]
+    if form.specialised and spec.head_dim not in forms.SPECIALISED_HEAD_DIMS:
+        pytest.skip("specialised warps do not compute it")
     x, weight, bias, heads, positions = inputs(spec, dtype)
     weights = (random(spec.head_dim, dtype=dtype) for _ in range(2))
     norm = QKNorm(*weights, eps=0.01, plus_one=name == "half") if normed else None
@@ -113,6 +136,24 @@ def test_keys_and_values_in_their_slots(dtype, page_size):
     for stored, want in ((cache.k, k), (cache.v, v)):
         assert_near(stored.reshape(320, heads[1], 128)[slots[written]], want[written], dtype)
         assert numbers_in(stored) == int(written.sum()) * heads[1] * 128
+
+
+@dtypes
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_rows_of_a_decode_step(dtype, normed, monkeypatch):
+    """A decode step with more rows than its own kernel takes, into outputs that a graph would have captured."""
+    from ropewalk.kernels.decode.launch import qkv_product
+
+    monkeypatch.setattr(forms, "is_faster", lambda *args: True)
+    tokens = TOKENS if DEVICE == "cuda" else 66  # the interpreter computes it by two launches, slowly
+    x, weight, bias, heads, positions = inputs(SPECS["half"], dtype, tokens)
+    norm = QKNorm(*(random(128, dtype=dtype) for _ in range(2)), eps=0.01) if normed else None
+    cache, slots = KVSlots(*caches(heads[1], 1, dtype)), torch.randperm(320, device=DEVICE)[:tokens]
+    q = torch.full((tokens, heads[0], 128), math.nan, device=DEVICE, dtype=dtype)
+    qkv_product(x, weight, q, cache, slots, positions, SPECS["half"], bias=bias, head_norm=norm)
+    exact = expected(x, weight, bias, norm, SPECS["half"], heads, positions)
+    for ours, want in zip((q, cache.k[slots], cache.v[slots]), exact, strict=True):
+        assert_near(ours, want, dtype)
 
 
 @dtypes
@@ -174,8 +215,8 @@ def test_what_the_kernel_refuses():
     call = {"positions": positions, "heads": heads}
     assert why_not(x, weight, spec=rw.RopeSpec(128), **call) is None
     assert "whole heads" in why_not(x, weight, spec=rw.RopeSpec(128, rotary_dim=64), **call)
-    odd = {**call, "heads": (heads[0] + 2, heads[1] - 1)}
-    assert "multiple" in why_not(x, weight, spec=rw.RopeSpec(128), **odd)
+    one_key_head = {**call, "heads": (weight.shape[0] // 64 - 2, 1)}
+    assert "multiple" in why_not(x, weight, spec=rw.RopeSpec(64), **one_key_head)
     normed = {
         **call,
         "norm": QKNorm(torch.ones(128, device=DEVICE, dtype=x.dtype), torch.ones(128, device=DEVICE, dtype=x.dtype)),

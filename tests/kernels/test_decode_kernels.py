@@ -163,26 +163,6 @@ def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(rows, c
 
 
 @needs_triton_3_6
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("stored", [False, True])
-def test_the_product_of_many_tokens_has_no_spills(tmp_path, layout, stored):
-    from hopper import CompileInstead, registers_and_spills
-
-    from ropewalk.kernels.prefill import kernel, launch
-
-    built: list = []
-    zeros = partial(torch.zeros, dtype=torch.bfloat16)
-    cache = KVSlots(zeros(256, 2, 128), zeros(256, 2, 128)) if stored else None
-    index, norm = torch.zeros(256, dtype=torch.int64), QKNorm(zeros(128), zeros(128)) if stored else None
-    spec = rw.RopeSpec(128, layout=layout)
-    call, _ = checked_call(zeros(256, 1024), None, None, spec, index, (4, 2), norm, cache, index if stored else None, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "qkv_tiles", CompileInstead(kernel.qkv_tiles, built, QUICK=True))
-        launch.run(zeros(256, 512), zeros(1024, 512), zeros(1024) if stored else None, call)
-    assert [registers_and_spills(code, tmp_path)[1] for _, code in built] == [0]
-
-
-@needs_triton_3_6
 def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_path):
     from hopper import CompileInstead, machine_code, registers_and_spills
 

@@ -90,6 +90,7 @@ def attention_table(rows: list[Row]) -> str:
 
 def qkv_table(rows: list[Row]) -> str:
     """Return a table of the time of the QKV product by number of tokens, and what every way to rotate adds to it."""
+    rows = [r for r in rows if r["what"] == "qkv"]
     timed = {(r["way"], r["rows"]): r for r in rows}
     ways, counts = list(dict.fromkeys(r["way"] for r in rows)), list(dict.fromkeys(r["rows"] for r in rows))
 

@@ -16,6 +16,7 @@ from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
 from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
+from ropewalk.kernels.prefill import forms
 from ropewalk.kernels.prefill import launch as many_tokens
 from ropewalk.spec import RopeSpec
 
@@ -54,7 +55,7 @@ def qkv_norm_rope(
     if gradients and cache is not None:
         raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
     rows = x.reshape(-1, x.shape[-1])
-    kernel = _kernel(len(rows), call, any_size=backend == "triton")
+    kernel = _kernel(rows, weight, call, any_size=backend == "triton")
     reason = _why_not(kernel, rows, weight, bias, call, gradients)
     if backend is None:
         backend = "definition" if reason else "triton"
@@ -62,11 +63,11 @@ def qkv_norm_rope(
         raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape))
     if backend == "definition":
         return _separately(F.linear(x, weight, bias), call, shape, heads)
-    if kernel == "few":
+    if not isinstance(kernel, forms.Form):
         return _few(rows, weight, bias, call, workspace).unflatten(0, shape)
-    packed = _Projection.apply(rows, weight, bias, call) if gradients else many_tokens.run(rows, weight, bias, call)
-    q, k, v = packed.view(*shape, -1, spec.head_dim).split_with_sizes((heads[0], heads[1], heads[1]), -2)
-    return (q, k, v) if cache is None else q
+    run = _Projection.apply if gradients else many_tokens.run
+    results = run(kernel, rows, weight, bias, call).unflatten(1, (-1, spec.head_dim)).unflatten(0, shape)
+    return results.split_with_sizes((heads[0], heads[1], heads[1]), -2) if cache is None else results
 
 
 def why_not(
@@ -76,18 +77,21 @@ def why_not(
     call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
     rows = x.reshape(-1, x.shape[-1])
     gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *call.weights))
-    return _why_not(_kernel(len(rows), call, any_size=True), rows, weight, bias, call, gradients)
+    return _why_not(_kernel(rows, weight, call, any_size=True), rows, weight, bias, call, gradients)
 
 
-def _kernel(tokens: int, call: Call, any_size: bool) -> str | None:
-    """Return the kernel for a number of tokens, "few" or "many"; None where two launches are faster, unless `any_size`."""
-    if call.cache is not None and in_one_launch(tokens):
+def _kernel(rows: Tensor, weight: Tensor, call: Call, any_size: bool) -> forms.Form | str | None:
+    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster, unless `any_size`."""
+    if call.cache is not None and in_one_launch(len(rows)):
         return "few"
-    return "many" if any_size or many_tokens.FEWEST_TOKENS <= tokens <= many_tokens.MOST_TOKENS else None
+    form = forms.pick_form(rows, weight, call)
+    return form if any_size or forms.is_faster(form, len(rows), len(weight), rows.device) else None
 
 
-def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool) -> str | None:
-    """Return why the Triton kernel "few" or "many" does not support this call, or None if it does."""
+def _why_not(
+    kernel: forms.Form | str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool
+) -> str | None:
+    """Return why the kernel does not support this call, or None if it does."""
     if kernel is None:
         return f"two launches are faster for {len(rows)} tokens"
     if torch.compiler.is_compiling():
@@ -96,10 +100,10 @@ def _why_not(kernel: str | None, rows: Tensor, weight: Tensor, bias: Tensor | No
         return reason
     if not rows.numel():
         return "there are no tokens"
-    if kernel == "many":
+    if isinstance(kernel, forms.Form):
         if gradients and call.norm is not None:
             return "the gradient of a norm needs the product itself"
-        return many_tokens.why_not(rows, weight, bias, call)
+        return forms.why_not(rows, weight, bias, call)
     if isinstance(call.norm, LatentNorm):
         return "the kernel normalises whole heads, not latents"
     if rows.stride(-1) != 1 or not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
@@ -144,11 +148,11 @@ class _Projection(torch.autograd.Function):
     """The product with rotated heads of q and k, without a norm; the gradient is rotated back and multiplied by weight and x."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    def forward(ctx, form: forms.Form, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
         """Return the packed product [T, N] with q and k rotated."""
         ctx.save_for_backward(rows, weight)
         ctx.call = call
-        return many_tokens.run(rows, weight, bias, call)
+        return many_tokens.run(form, rows, weight, bias, call)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -164,8 +168,9 @@ class _Projection(torch.autograd.Function):
         dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
         # the gradient of the plain product x @ weight^T, [T, N]
         back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]  # both are tensors
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
+            None,
             back @ weight if needs_x else None,
             back.T @ rows if needs_weight else None,
             back.sum(0) if needs_bias else None,

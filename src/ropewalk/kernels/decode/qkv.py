@@ -170,12 +170,12 @@ def qkv_product(
     # EARLY, because the product would wait for the positions. With LAST any program may rotate all pairs of the head
     rotated_pair = tl.arange(0, HALF_BLOCK)[None, :] if LAST else pair
     is_query = head < Q_HEADS
+    if not EARLY:
+        wait(PDL)
     if HEAD_WEIGHT:
         first_factor, second_factor = _norm_factors(
             tl.where(is_query, q_weight, k_weight), rotated_pair, HEAD_DIM, START, PAIRS, INTERLEAVED, PLUS_ONE
         )
-    if not EARLY:
-        wait(PDL)
     slot = tl.load(slots + row, mask=row_live, other=-1).to(tl.int64)
     magnitude = tl.where(is_query, q_magnitude, k_magnitude)
     if EARLY:
