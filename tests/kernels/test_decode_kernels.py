@@ -9,7 +9,6 @@ import torch
 
 import ropewalk as rw
 from another_process import run_tests
-from ropewalk.kernels import qkv
 from ropewalk.kernels.decode.config import (
     MOST_TILE_ROWS,
     Tile,
@@ -21,7 +20,6 @@ from ropewalk.kernels.decode.config import (
     pick_tile,
 )
 from ropewalk.kernels.fused import KVSlots, QKNorm
-from ropewalk.kernels.fused.api import checked_call
 from torch_release import needs_triton_3_6
 
 
@@ -99,24 +97,6 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
     assert len(built) == (5 if dtype == torch.float32 else 7)  # the library adds the residual in float32
     shared = [(name, code.metadata.shared) for name, code in built]
     assert all(size <= SHARED[-1] for _, size in shared), shared
-
-
-@pytest.mark.parametrize(
-    ("tokens", "norm", "kernel"),
-    [
-        (64, True, "few"),
-        (65, True, None),
-        (64, False, "few"),
-        (65, False, None),
-        (2048, True, "many"),
-        (8193, False, None),
-    ],
-)
-def test_the_kernel_is_the_one_that_docs_fused_names(tokens, norm, kernel):
-    cache, index = KVSlots(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2)), torch.zeros(tokens, dtype=torch.int64)
-    head_norm = QKNorm(torch.ones(2), torch.ones(2)) if norm else None
-    call, _ = checked_call(torch.zeros(tokens, 6), None, None, rw.RopeSpec(2), index, (1, 1), head_norm, cache, index, None)
-    assert qkv._kernel(tokens, call, any_size=False) == kernel
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 from hopper import CompileInstead, registers_and_spills
 
 import ropewalk as rw
+from ropewalk.kernels import qkv
 from ropewalk.kernels.fused import KVSlots, QKNorm
 from ropewalk.kernels.fused.api import checked_call
 from ropewalk.kernels.prefill import forms, launch
@@ -39,8 +40,9 @@ def compiled(form, spec, cache_dtype, monkeypatch):
 
 @needs_triton_3_6
 @pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("cache_dtype", [None, torch.bfloat16], ids=["product", "norm and cache"])
+@pytest.mark.parametrize(
+    ("layout", "cache_dtype"), [("interleaved", None), ("half", torch.bfloat16)], ids=["product", "norm and cache"]
+)
 def test_the_machine_code_has_no_spills(name, layout, cache_dtype, tmp_path, monkeypatch):
     code = compiled(FORMS[name], rw.RopeSpec(128, layout=layout), cache_dtype, monkeypatch)
     assert registers_and_spills(code, tmp_path)[1] == 0
@@ -81,6 +83,21 @@ def hopper(monkeypatch):
 def test_which_form_computes(tokens, depth, head_dim, cache_dtype, form, hopper):
     call, columns = call_of(tokens, rw.RopeSpec(head_dim), (4096 // head_dim, 1024 // head_dim), cache_dtype)
     assert forms.pick_form(zeros(tokens, depth), zeros(columns, depth), call) == FORMS[form]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cached", "kernel"),
+    [
+        (32, False, None), (33, False, "one tile"), (64, True, "few"), (65, True, "one tile"), (128, False, "one tile"),
+        (129, True, None), (2047, True, "many tiles"), (2048, False, "many tiles"), (3072, True, None),
+        (4096, True, "many tiles"), (16384, False, "many tiles"),
+    ],
+)  # fmt: skip
+def test_the_kernel_is_the_one_that_docs_fused_names(tokens, cached, kernel, hopper):
+    """For the shape of Llama-3-8B."""
+    call, columns = call_of(tokens, rw.RopeSpec(128), (32, 8), torch.bfloat16 if cached else None)
+    got = qkv._kernel(zeros(1).expand(tokens, 4096), zeros(1).expand(columns, 4096), call, any_size=False)
+    assert got == FORMS.get(kernel, kernel)
 
 
 def test_other_versions_of_triton_compute_the_plain_form(monkeypatch):

@@ -81,7 +81,12 @@ def why_not(
 
 
 def _kernel(rows: Tensor, weight: Tensor, call: Call, any_size: bool) -> forms.Form | str | None:
-    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster, unless `any_size`."""
+    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster, unless `any_size`.
+
+    None also while torch.compile traces the call.
+    """
+    if torch.compiler.is_compiling():
+        return None
     if call.cache is not None and in_one_launch(len(rows)):
         return "few"
     form = forms.pick_form(rows, weight, call)
@@ -92,10 +97,10 @@ def _why_not(
     kernel: forms.Form | str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool
 ) -> str | None:
     """Return why the kernel does not support this call, or None if it does."""
-    if kernel is None:
-        return f"two launches are faster for {len(rows)} tokens"
     if torch.compiler.is_compiling():
         return "torch.compile compiles the definition in plain torch instead"
+    if kernel is None:
+        return f"two launches are faster for {len(rows)} tokens"
     if reason := why_not_kernel(call):
         return reason
     if not rows.numel():

@@ -57,7 +57,7 @@ def _angles(
 
 @gluon.jit
 @no_type_check
-def _multiply_and_turn(
+def _multiply_with_angles(
     product, rings, step, PART: gl.constexpr, quarter: gl.constexpr, first_row, rows, angles,
     PAIRS: gl.constexpr, AXES: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -159,16 +159,16 @@ def _compute(
             multiplied = 0
         else:
             # the matrix instructions of the first four steps hide how long cos and sin take
-            product, cos_0, sin_0 = _multiply_and_turn(
+            product, cos_0, sin_0 = _multiply_with_angles(
                 product, rings, step, PART, 0, first_row, rows, angles, HALF // 4, AXES, QUARTER
             )  # fmt: skip
-            product, cos_1, sin_1 = _multiply_and_turn(
+            product, cos_1, sin_1 = _multiply_with_angles(
                 product, rings, step, PART, 1, first_row, rows, angles, HALF // 4, AXES, QUARTER
             )  # fmt: skip
-            product, cos_2, sin_2 = _multiply_and_turn(
+            product, cos_2, sin_2 = _multiply_with_angles(
                 product, rings, step, PART, 2, first_row, rows, angles, HALF // 4, AXES, QUARTER
             )  # fmt: skip
-            product, cos_3, sin_3 = _multiply_and_turn(
+            product, cos_3, sin_3 = _multiply_with_angles(
                 product, rings, step, PART, 3, first_row, rows, angles, HALF // 4, AXES, QUARTER
             )  # fmt: skip
             cos = _side_by_side(_side_by_side(cos_0, cos_1), _side_by_side(cos_2, cos_3))
