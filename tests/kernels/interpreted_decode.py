@@ -260,7 +260,9 @@ def check_qkv(dtype, rows, tile, spec, norm):
     width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
     x, weight, bias = random(rows, K, dtype=dtype), random(width, K, dtype=dtype) / 6, random(width, dtype=dtype)
     head_norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if norm else None
-    cache = KVSlots(*(torch.full((6, 4, K_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype) for _ in range(2)))
+    # pages of 4 slots, with memory between pages and between slots
+    pages = (torch.full((6, 5, K_HEADS + 1, spec.head_dim), math.nan, device=DEVICE, dtype=dtype) for _ in range(2))
+    cache = KVSlots(*(page[:, :4, 1:] for page in pages))
     slots = torch.randperm(24, device=DEVICE)[:rows]
     slots[rows // 2] = -1 if rows > 1 else slots[0]
     lead = (spec.num_axes,) if spec.num_axes > 1 else ()

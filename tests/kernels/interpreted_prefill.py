@@ -106,10 +106,14 @@ def test_heads_without_a_cache(dtype, name, normed, form):
 
 
 def caches(heads, page_size, dtype):
-    """Key and value caches of 320 slots full of NaN, with other strides each, and more NaN around both."""
-    lead = (322,) if page_size == 1 else (320 // page_size + 2, page_size)
-    k, v = (torch.full((*lead, count, 128), math.nan, device=DEVICE).to(dtype) for count in (heads, heads + 1))
-    return k[1:-1], v[1:-1, ..., 1:, :]
+    """Key and value caches of 320 slots full of NaN, with other strides each, and more NaN around both.
+
+    Pages have their heads first in memory, so that their slots are not evenly spaced.
+    """
+    pages, size = (322, ()) if page_size == 1 else (320 // page_size + 2, (page_size,))
+    k, v = (torch.full((pages, count, *size, 128), math.nan, device=DEVICE).to(dtype) for count in (heads, heads + 1))
+    k, v = k[1:-1], v[1:-1, 1:]
+    return (k, v) if page_size == 1 else (k.transpose(1, 2), v.transpose(1, 2))
 
 
 def numbers_in(memory):

@@ -20,13 +20,13 @@ zeros = partial(torch.zeros, dtype=torch.bfloat16)
 
 
 def compiled(form, spec, cache_dtype, monkeypatch):
-    """The kernel of a form, compiled for a product without a cache or, with one of a dtype, with bias and head norm."""
+    """The kernel of a form, compiled for a product without a cache or, with pages of a dtype, with bias and head norm."""
     from ropewalk.kernels.prefill import kernel, specialised
 
     built, width = [], spec.head_dim
     heads = (1024 // width, 512 // width)
     stored = cache_dtype is not None
-    caches = [torch.zeros(256, heads[1], width).to(cache_dtype) for _ in range(2)] if stored else None
+    caches = [torch.zeros(16, heads[1], 16, width).to(cache_dtype).transpose(1, 2) for _ in range(2)] if stored else None
     cache, norm = (KVSlots(*caches), QKNorm(zeros(width), zeros(width))) if stored else (None, None)
     index = torch.zeros((spec.num_axes, 256) if spec.num_axes > 1 else 256, dtype=torch.int64)
     slots = torch.zeros(256, dtype=torch.int64) if stored else None

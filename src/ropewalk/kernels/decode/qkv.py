@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ropewalk.kernels.decode.columns import columns_together, together
 from ropewalk.kernels.decode.product import begin, products, rows_of_x, wait
-from ropewalk.kernels.fused.tiles import as_stored
+from ropewalk.kernels.fused.tiles import as_stored, heads_in_slots
 from ropewalk.kernels.triton.angles import phase_cos_sin, rotated
 
 
@@ -93,13 +93,6 @@ def _store_pairs(
         live = written & (pair < HALF) if MASKED else written
         tl.store(heads + first_dim, first, mask=live)
         tl.store(heads + second_dim, second, mask=live)
-
-
-@triton.jit
-@no_type_check
-def _heads_in_slots(cache, head, slot, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Return pointers to one head of k or v in the cache slots."""
-    return cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + head * head_stride
 
 
 @triton.jit
@@ -192,7 +185,7 @@ def qkv_product(
         second += tl.load(bias + second_row, mask=live, other=0.0).to(tl.float32)
     in_slot = row_live & (slot >= 0) & (slot < num_slots)
     if head >= Q_HEADS + K_HEADS:
-        values = _heads_in_slots(v_cache, head - Q_HEADS - K_HEADS, slot, v_page, v_slot, v_head, PAGE_SIZE)
+        values = heads_in_slots(v_cache, slot, head - Q_HEADS - K_HEADS, v_page, v_slot, v_head, PAGE_SIZE)
         scale = 1.0 / tl.load(v_scale) if QUANTISED else 1.0
         _store_pairs(
             values, first, second, part * COLUMNS, in_slot, scale, COLUMNS, HEAD_DIM, START, PAIRS, INTERLEAVED, STORED, QUANTISED
@@ -235,7 +228,7 @@ def qkv_product(
             queries, first, second, start, row_live, 1.0, WIDTH, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT, STORED, False
         )  # fmt: skip
     else:
-        keys = _heads_in_slots(k_cache, head - Q_HEADS, slot, k_page, k_slot, k_head, PAGE_SIZE)
+        keys = heads_in_slots(k_cache, slot, head - Q_HEADS, k_page, k_slot, k_head, PAGE_SIZE)
         scale = 1.0 / tl.load(k_scale) if QUANTISED else 1.0
         _store_pairs(
             keys, first, second, start, in_slot, scale, WIDTH, HEAD_DIM, START, PAIRS, INTERLEAVED_OUT, STORED, QUANTISED

@@ -58,6 +58,13 @@ def load_head(
 
 @triton.jit
 @no_type_check
+def heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr):
+    """Return pointers to heads of a cache; a slot is a row of a page, and `slot_stride` the stride of these rows."""
+    return cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + head * head_stride
+
+
+@triton.jit
+@no_type_check
 def as_stored(value, inverse_scale, dtype: tl.constexpr, QUANTISED: tl.constexpr):
     """Return the value rounded to the dtype of the memory; this is the only rounding."""
     if QUANTISED:

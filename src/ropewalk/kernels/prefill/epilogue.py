@@ -11,7 +11,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ropewalk.kernels.fused.tiles import as_stored
+from ropewalk.kernels.fused.tiles import as_stored, heads_in_slots
 from ropewalk.kernels.triton.angles import phase_cos_sin
 
 
@@ -74,11 +74,8 @@ def store_in_slots(
     first, second, slot, head, pair, cache, scale, num_slots, page_stride, slot_stride, head_stride,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Store the pairs of every token in the token's cache slot [T, 1, 1] int64; tokens with a negative slot are not stored.
-
-    A slot is a row of a page, and `slot_stride` the stride of these rows.
-    """
-    rows_of_cache = cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + head * head_stride
+    """Store the pairs of every token in the token's cache slot [T, 1, 1] int64; tokens with a negative slot are not stored."""
+    heads = heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE)
     inverse_scale = 1.0
     if QUANTISED:
         inverse_scale = 1.0 / tl.load(scale)
@@ -86,5 +83,5 @@ def store_in_slots(
     first_dim, second_dim = dims_of(pair, HALF, INTERLEAVED)
     dtype: tl.constexpr = cache.dtype.element_ty
     first, second = as_stored(first, inverse_scale, dtype, QUANTISED), as_stored(second, inverse_scale, dtype, QUANTISED)
-    tl.store(rows_of_cache + first_dim, first, mask=written)
-    tl.store(rows_of_cache + second_dim, second, mask=written)
+    tl.store(heads + first_dim, first, mask=written)
+    tl.store(heads + second_dim, second, mask=written)

@@ -13,7 +13,7 @@ from ropewalk.kernels.support import TRITON_INSTALLED, interpreting, multiproces
 
 #: the width of the blocks of x and weight that a kernel multiplies at a time
 DEPTH = 64
-#: whose pairs specialised.py can split among threads
+#: the sizes of a head that specialised.py supports
 SPECIALISED_HEAD_DIMS = (64, 128)
 
 

@@ -40,8 +40,8 @@ def place(tile, rows, ROWS: gl.constexpr, TILES: gl.constexpr, GROUP: gl.constex
 
 @gluon.jit
 @no_type_check
-def last_tile(rows, ROWS: gl.constexpr, TILES: gl.constexpr, ONE_TILE: gl.constexpr):
-    """Return the end of the range of tiles that this program computes."""
+def end_of_tiles(rows, ROWS: gl.constexpr, TILES: gl.constexpr, ONE_TILE: gl.constexpr):
+    """Return the index before which the tiles of this program end."""
     if ONE_TILE:
         return gl.program_id(0) + 1
     else:
@@ -60,7 +60,7 @@ def copy(x, weight, rings, rows, K: gl.constexpr, TILES: gl.constexpr, GROUP: gl
     DEPTH: gl.constexpr = xs.shape[2]
     SHARED: gl.constexpr = X_STAGES == W_STAGES  # one barrier for both blocks of a step
     step = 0
-    for tile in range(gl.program_id(0), last_tile(rows, ROWS, TILES, ONE_TILE), gl.num_programs(0)):
+    for tile in range(gl.program_id(0), end_of_tiles(rows, ROWS, TILES, ONE_TILE), gl.num_programs(0)):
         first_row, column_tile = place(tile, rows, ROWS, TILES, GROUP)
         tl.extra.cuda.gdc_wait()  # for the previous kernel, because this one may start before it ends
         for start in range(0, K, DEPTH):

@@ -14,9 +14,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
-from ropewalk.kernels.fused.tiles import as_stored
+from ropewalk.kernels.fused.tiles import as_stored, heads_in_slots
 from ropewalk.kernels.prefill.epilogue import cos_sin, norm_factors, normed, with_bias
-from ropewalk.kernels.prefill.rings import barriers, copy, last_tile, multiply, place, release, release_previous
+from ropewalk.kernels.prefill.rings import barriers, copy, end_of_tiles, multiply, place, release, release_previous
 from ropewalk.kernels.triton.angles import rotated
 
 
@@ -108,9 +108,9 @@ def _store_in_slots(
     stored = as_stored(columns, inverse_scale, dtype, QUANTISED).to(results.dtype)
     results.store(gl.convert_layout(stored, PRODUCT, assert_trivial=True))
     column = gl.arange(0, columns.shape[1], gl.SliceLayout(0, ROW_MAJOR))[None, :]
-    rows_of_cache = cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride
-    at = rows_of_cache + (first_head + column // HEAD_DIM) * head_stride + column % HEAD_DIM
-    gl.store(at, results.load(ROW_MAJOR).to(dtype), mask=(slot >= 0) & (slot < num_slots))
+    head = first_head + column // HEAD_DIM
+    heads = heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE)
+    gl.store(heads + column % HEAD_DIM, results.load(ROW_MAJOR).to(dtype), mask=(slot >= 0) & (slot < num_slots))
 
 
 @gluon.jit
@@ -140,7 +140,7 @@ def _compute(
     head_in_tile = gl.arange(0, HEADS, gl.SliceLayout(0, gl.SliceLayout(2, PAIRS)))[None, :, None]
     pair = gl.arange(0, HALF, gl.SliceLayout(0, gl.SliceLayout(1, PAIRS)))[None, None, :]
     step = 0
-    for tile in range(gl.program_id(0), last_tile(rows, TILE_ROWS, TILES, ONE_TILE), gl.num_programs(0)):
+    for tile in range(gl.program_id(0), end_of_tiles(rows, TILE_ROWS, TILES, ONE_TILE), gl.num_programs(0)):
         first_of_tile, column_tile = place(tile, rows, TILE_ROWS, TILES, GROUP)
         first_row = first_of_tile + PART * ROWS
         is_query = column_tile < Q_TILES
