@@ -19,15 +19,15 @@ FORMS = {"plain": forms.PLAIN, "one tile": forms.ONE_TILE, "many tiles": forms.M
 zeros = partial(torch.zeros, dtype=torch.bfloat16)
 
 
-def compiled(form, spec, cache_dtype, monkeypatch):
-    """The kernel of a form, compiled for a product without a cache or, with pages of a dtype, with bias and head norm."""
+def compiled(form, spec, cache_dtype, normed, monkeypatch):
+    """The kernel of a form, compiled for a product without a cache, or with pages of a dtype and a bias; normed or not."""
     from ropewalk.kernels.prefill import kernel, specialised
 
     built, width = [], spec.head_dim
     heads = (1024 // width, 512 // width)
     stored = cache_dtype is not None
     caches = [torch.zeros(16, heads[1], 16, width).to(cache_dtype).transpose(1, 2) for _ in range(2)] if stored else None
-    cache, norm = (KVSlots(*caches), QKNorm(zeros(width), zeros(width))) if stored else (None, None)
+    cache, norm = KVSlots(*caches) if stored else None, QKNorm(zeros(width), zeros(width)) if normed else None
     index = torch.zeros((spec.num_axes, 256) if spec.num_axes > 1 else 256, dtype=torch.int64)
     slots = torch.zeros(256, dtype=torch.int64) if stored else None
     call, _ = checked_call(zeros(256, 2048), None, None, spec, index, heads, norm, cache, slots, None)
@@ -39,12 +39,15 @@ def compiled(form, spec, cache_dtype, monkeypatch):
 
 
 @needs_triton_3_6
-@pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize(
-    ("layout", "cache_dtype"), [("interleaved", None), ("half", torch.bfloat16)], ids=["product", "norm and cache"]
-)
-def test_the_machine_code_has_no_spills(name, layout, cache_dtype, tmp_path, monkeypatch):
-    code = compiled(FORMS[name], rw.RopeSpec(128, layout=layout), cache_dtype, monkeypatch)
+    ("name", "layout", "cache_dtype", "normed"),
+    [
+        *((name, "interleaved", None, False) for name in FORMS), *((name, "half", torch.bfloat16, True) for name in FORMS),
+        ("one tile", "interleaved", torch.float8_e4m3fn, False), ("one tile", "interleaved", torch.bfloat16, True),
+    ],
+)  # fmt: skip
+def test_the_machine_code_has_no_spills(name, layout, cache_dtype, normed, tmp_path, monkeypatch):
+    code = compiled(FORMS[name], rw.RopeSpec(128, layout=layout), cache_dtype, normed, monkeypatch)
     assert registers_and_spills(code, tmp_path)[1] == 0
 
 

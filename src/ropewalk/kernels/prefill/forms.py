@@ -45,7 +45,7 @@ class Form:
 
 
 PLAIN = Form(128, 256, 3, 3, group=8, specialised=False)
-ONE_TILE = Form(64, 128, 8, 8, group=8, one_tile=True)
+ONE_TILE = Form(64, 128, 9, 9, group=8, one_tile=True)
 MANY_TILES = Form(128, 256, 4, 3, group=16)
 
 

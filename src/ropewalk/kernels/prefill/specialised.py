@@ -244,7 +244,6 @@ def qkv_tiles(
         x_full, x_empty = w_full, w_empty
     else:
         x_full, x_empty = barriers(X_STAGES, 1), barriers(X_STAGES, PARTS)
-    results = gl.allocate_shared_memory(x.dtype, [PARTS, 64, COLUMNS], out.layout)
     fence_async_shared()
     # grouped so that they fit in the calls below
     rings = (xs, ws, x_full, w_full, x_empty, w_empty)
@@ -252,20 +251,24 @@ def qkv_tiles(
     angles = (positions, steps, axis_of_pair, axis_stride)
     keys, cached_values = (k_cache, k_scale, k_page, k_slot, k_head), (v_cache, v_scale, v_page, v_slot, v_head)
     # what each group of warps does; the warps of all but the first group, and the registers of their threads
-    if PARTS == 1:
+    if ONE_TILE:
+        gl.static_assert(PARTS == 1)
+        # the results take the place of the weight's first block, which is multiplied by then
+        results = ws.index(0)._reinterpret(x.dtype, [64, COLUMNS], out.layout)
         gl.warp_specialize(
             [
                 (copy, (x, weight, rings, rows, K, TILES, GROUP, ONE_TILE)),
                 (_compute, (
-                    0, rings, results.index(0), out, rows, values, angles, slots, num_slots, keys, cached_values,
+                    0, rings, results, out, rows, values, angles, slots, num_slots, keys, cached_values,
                     Q_TILES, K_TILES, K, HALF, HEADS, AXES, INTERLEAVED, BIAS, NORM, WEIGHT, CACHE, PAGE_SIZE, QUANTISED, GROUP,
                     ONE_TILE,
                 )),
             ],
             [4],
-            [232],
+            [216 if NORM or BIAS else 192],  # fewer spill to memory with a norm or a bias, more are slower without
         )  # fmt: skip
     else:
+        results = gl.allocate_shared_memory(x.dtype, [PARTS, 64, COLUMNS], out.layout)
         gl.warp_specialize(
             [
                 (copy, (x, weight, rings, rows, K, TILES, GROUP, ONE_TILE)),
