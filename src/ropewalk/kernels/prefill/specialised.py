@@ -265,7 +265,7 @@ def qkv_tiles(
                 )),
             ],
             [4],
-            [216 if NORM or BIAS else 192],  # fewer spill to memory with a norm or a bias, more are slower without
+            [216 if NORM or BIAS else 192],  # with a norm or bias, fewer spill to memory; without, more are slower
         )  # fmt: skip
     else:
         results = gl.allocate_shared_memory(x.dtype, [PARTS, 64, COLUMNS], out.layout)
