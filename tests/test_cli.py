@@ -146,6 +146,22 @@ def test_unknown_command_is_refused_with_the_nearest_known(capsys):
     assert "inspect" in err.replace("inspct", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "tiny", "--folder", ""], "--folder"),
+        (["demo", "--out="], "--out"),
+        (["inspect", ""], "the argument after 'inspect'"),
+    ],
+)
+def test_an_empty_argument_is_not_the_current_folder(words, named, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err == f"ropewalk: {named} must not be empty; check the shell variable it comes from\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_argument_that_is_missing_is_one_line(capsys):
     code, _, err = call(capsys, "convert")
     assert code == 2

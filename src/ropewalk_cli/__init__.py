@@ -96,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args == ["--version"]:
         print(f"ropewalk {_version()}")
         return
+    _refuse_empty(args)
     try:
         import rich  # noqa: F401 - checked here, so that one message names the extra for both
         import typer
@@ -116,6 +117,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     code = code if isinstance(code, int) else 0
     if code or not args:
         raise SystemExit(code or 2)
+
+
+def _refuse_empty(args: list[str]) -> None:
+    """Refuse an empty argument: it comes from a shell variable without a value, and as a path it is the current folder."""
+    for before, arg in zip(["ropewalk", *args], args, strict=False):
+        if not arg or re.fullmatch("--[^=]+=", arg):
+            option = arg.rstrip("=") or (before if before.startswith("-") else f"the argument after {before!r}")
+            _refuse(f"{option} must not be empty; check the shell variable it comes from")
 
 
 def _version() -> str:
