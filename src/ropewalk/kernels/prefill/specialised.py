@@ -252,8 +252,8 @@ def qkv_tiles(
     keys, cached_values = (k_cache, k_scale, k_page, k_slot, k_head), (v_cache, v_scale, v_page, v_slot, v_head)
     # what each group of warps does; the warps of all but the first group, and the registers of their threads
     if ONE_TILE:
-        gl.static_assert(PARTS == 1)
-        # the results take the place of the weight's first block, which is multiplied by then
+        # the results take the place of the weight's first block, which has their size and is multiplied by then
+        gl.static_assert(PARTS == 1 and DEPTH == 64)
         results = ws.index(0)._reinterpret(x.dtype, [64, COLUMNS], out.layout)
         gl.warp_specialize(
             [
