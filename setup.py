@@ -1,4 +1,6 @@
-"""Builds the native CPU kernel as a plain shared library; without a C compiler the package installs and runs without it."""
+"""Builds the native CPU kernel as a plain shared library; without a C compiler the package installs
+and runs without it.
+"""
 
 import os
 import sys
@@ -9,15 +11,27 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 KERNELS = "src/ropewalk/kernels/cpu"
-#: no contraction: the kernel writes its fused multiply-adds out, so that every pair of every row is rounded the same way
-FLAGS = ["-O2", "-std=c11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fvisibility=hidden", "-g0"]
-#: flags of gcc, left out if the compiler does not know them. No reordering of instructions: with it, as with -O3, gcc uses more
-#: values than there are registers, and a spill interrupts the stream of stores. Vectorisation as clang has it at -O2.
+#: no contraction: the kernel writes its fused multiply-adds out, so that every pair of every row is
+#: rounded the same way
+FLAGS = [
+    "-O2",
+    "-std=c11",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-g0",
+]
+#: flags of gcc, left out if the compiler does not know them. No reordering of instructions: with
+#: it, as with -O3, gcc uses more values than there are registers, and a spill interrupts the stream
+#: of stores. Vectorisation as clang has it at -O2.
 TUNING = ["-fno-schedule-insns", "-fvect-cost-model=dynamic"]
 
 
 class BuildNative(build_ext):
-    """Builds a library for ctypes: no Python headers, no version in its name; the package works without it."""
+    """Builds a library for ctypes: no Python headers, no version in its name; the package works
+    without it.
+    """
 
     def get_ext_filename(self, fullname: str) -> str:
         return os.path.join(*fullname.split(".")) + ".so"
@@ -43,7 +57,11 @@ class BuildNative(build_ext):
     def _without(self, error: Exception) -> None:
         if os.environ.get("ROPEWALK_REQUIRE_NATIVE") == "1":
             raise error
-        print(f"ropewalk: the native CPU kernel was not built; torch operations are used instead: {error}", file=sys.stderr)
+        print(
+            "ropewalk: the native CPU kernel was not built; torch operations are used "
+            f"instead: {error}",
+            file=sys.stderr,
+        )
 
 
 class PlatformWheel(bdist_wheel):

@@ -1,4 +1,6 @@
-"""Time attention: with and without rotation in torch's fused kernel, and linear attention compared with softmax attention."""
+"""Time attention: with and without rotation in torch's fused kernel, and linear attention compared
+with softmax attention.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,13 @@ def measure_gpu() -> Iterator[dict[str, Any]]:
 
 
 def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
-    """Yield the times of one attention layer (32/8 heads x 128, causal, bf16) with and without the rotation of q and k."""
-    q, k, v = (torch.randn(1, heads, seq, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True) for heads in (32, 8, 8))
+    """Yield the times of one attention layer (32/8 heads x 128, causal, bf16) with and without the
+    rotation of q and k.
+    """
+    q, k, v = (
+        torch.randn(1, heads, seq, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for heads in (32, 8, 8)
+    )
     grad, rope = torch.randn_like(q), Rope(RopeSpec(head_dim=128))
     cos, sin = rope.cos_sin_hf(torch.arange(seq, device="cuda"), torch.bfloat16)
 
@@ -50,41 +57,77 @@ def measure_rotation(seq: int = 32_768) -> Iterator[dict[str, Any]]:
     for pass_name, times in (("forward", forward), ("forward+backward", forward_backward)):
         for name, us in times.items():
             added = round(100 * (us / times["no rotation"] - 1), 2)
-            yield {**row, "contender": name, "pass": pass_name, "us": round(us, 1), "percent_added": added}
+            yield {
+                **row,
+                "contender": name,
+                "pass": pass_name,
+                "us": round(us, 1),
+                "percent_added": added,
+            }
 
 
 def measure_linear(seq: int = 65_536) -> Iterator[dict[str, Any]]:
-    """Yield the times of causal linear attention with RoPE and of torch's fused softmax attention, 16 heads x 64, bf16."""
+    """Yield the times of causal linear attention with RoPE and of torch's fused softmax attention,
+    16 heads x 64, bf16.
+    """
     q, k, v = (torch.randn(1, 16, seq, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     rope = Rope(RopeSpec(head_dim=64))
     with torch.no_grad():
-        softmax = replay_us([lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)], replays=7)
+        softmax = replay_us(
+            [lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)], replays=7
+        )
         linear = replay_us([lambda: linear_attention(q, k, v, rope)[0]], replays=7)
-    row = {"shape": f"attention 1x{seq} 16x64", "order": "bhsd", "dtype": "bfloat16", "pass": "forward"}
+    row = {
+        "shape": f"attention 1x{seq} 16x64",
+        "order": "bhsd",
+        "dtype": "bfloat16",
+        "pass": "forward",
+    }
     yield {**row, "contender": "torch, fused softmax", "us": round(softmax, 1)}
-    yield {**row, "contender": "ropewalk, linear", "us": round(linear, 1), "times_faster": round(softmax / linear, 2)}
+    yield {
+        **row,
+        "contender": "ropewalk, linear",
+        "us": round(linear, 1),
+        "times_faster": round(softmax / linear, 2),
+    }
 
 
-def measure_cpu(lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8) -> Iterator[dict[str, Any]]:
-    """Yield the times of causal linear attention by length, one head x 64, float32, one thread, and of softmax attention.
+def measure_cpu(
+    lengths: tuple[int, ...] = CPU_LENGTHS, rounds: int = 8
+) -> Iterator[dict[str, Any]]:
+    """Yield the times of causal linear attention by length, one head x 64, float32, one thread, and
+    of softmax attention.
 
     Softmax attention is timed at the first length only.
     """
     rope = Rope(RopeSpec(head_dim=64))
     inputs = {length: torch.randn(3, 1, 1, length, 64) for length in lengths}
-    calls: dict[str, Callable[[], Any]] = {str(length): partial(linear_attention, *qkv, rope) for length, qkv in inputs.items()}
+    calls: dict[str, Callable[[], Any]] = {
+        str(length): partial(linear_attention, *qkv, rope) for length, qkv in inputs.items()
+    }
     calls["softmax"] = partial(F.scaled_dot_product_attention, *inputs[lengths[0]], is_causal=True)
     with one_thread(), torch.no_grad():
         times = alternating_times(calls, rounds)
     row = {"order": "bhsd", "dtype": "float32", "threads": 1, "pass": "forward"}
     softmax, previous = times["softmax"], None
-    yield {**row, "shape": f"attention 1x{lengths[0]} 1x64", "contender": "torch, fused softmax", "us": round(softmax, 1)}
+    yield {
+        **row,
+        "shape": f"attention 1x{lengths[0]} 1x64",
+        "contender": "torch, fused softmax",
+        "us": round(softmax, 1),
+    }
     for length in lengths:
         us = times[str(length)]
         comparison = {"times_faster": round(softmax / us, 2)}
         if previous is not None:
             comparison = {"times_half_the_length": round(us / previous, 2)}
-        yield {**row, "shape": f"attention 1x{length} 1x64", "contender": "ropewalk, linear", "us": round(us, 1), **comparison}
+        yield {
+            **row,
+            "shape": f"attention 1x{length} 1x64",
+            "contender": "ropewalk, linear",
+            "us": round(us, 1),
+            **comparison,
+        }
         previous = us
 
 

@@ -1,7 +1,9 @@
-"""CPU seconds of causal float32 attention on one thread: the native library beside torch, in the shapes of SmolLM2.
+"""CPU seconds of causal float32 attention on one thread: the native library beside torch, in the
+shapes of SmolLM2.
 
-The two take turns. The seconds are those of the thread, so other programs on the machine disturb them little. Each must agree
-with attention in float64 before it is timed; `gflops` counts the scores that are not masked.
+The two take turns. The seconds are those of the thread, so other programs on the machine disturb
+them little. Each must agree with attention in float64 before it is timed; `gflops` counts the
+scores that are not masked.
 """
 
 from __future__ import annotations
@@ -35,9 +37,14 @@ def measure() -> Iterator[dict[str, Any]]:
             "ropewalk": partial(attention.attend, q, k, v, DIM**-0.5),
             "torch": partial(sdpa, q, k, v, is_causal=True, enable_gqa=True),
         }
-        first = slice(0, 512)  # causal outputs of the first tokens do not depend on later ones, so fewer can be checked
+        first = slice(
+            0, 512
+        )  # causal outputs of the first tokens do not depend on later ones, so fewer can be checked
         exact = sdpa(*(x[:, :, first].double() for x in (q, k, v)), is_causal=True, enable_gqa=True)
-        errors = {name: float((run()[:, :, first] - exact).abs().max()) for name, run in contenders.items()}
+        errors = {
+            name: float((run()[:, :, first] - exact).abs().max())
+            for name, run in contenders.items()
+        }
         assert max(errors.values()) < CLOSE, errors
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(ROUNDS):
@@ -46,12 +53,19 @@ def measure() -> Iterator[dict[str, Any]]:
                 run()
                 seconds[name].append(time.thread_time() - began)
         for name, times in seconds.items():
-            # two products (scores, output), each with a multiplication and an addition, over half of the scores
+            # two products (scores, output), each with a multiplication and an addition, over half
+            # of the scores
             gflops = 2 * HEADS * DIM * length * (length + 1) / min(times) / 1e9
             yield {
-                "attention": name, "heads": HEADS, "groups": GROUPS, "dim": DIM, "length": length, "error": errors[name],
-                "seconds": [round(value, 5) for value in times], "gflops": round(gflops, 2),
-            }  # fmt: skip
+                "attention": name,
+                "heads": HEADS,
+                "groups": GROUPS,
+                "dim": DIM,
+                "length": length,
+                "error": errors[name],
+                "seconds": [round(value, 5) for value in times],
+                "gflops": round(gflops, 2),
+            }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """GPU times of generation by our Decoder and by transformers.
 
-The limit of a step is the time to read its weights and cached keys and values once, at the rate of a copy of 128 MiB measured
-in the same run. Weights are random.
+The limit of a step is the time to read its weights and cached keys and values once, at the rate of
+a copy of 128 MiB measured in the same run. Weights are random.
 """
 
 from __future__ import annotations
@@ -21,15 +21,27 @@ from ropewalk.models import Decoder, DecoderConfig
 
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3-8B shape": {
-        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_layers": 32, "num_heads": 32,
-        "num_kv_heads": 8, "tie_embeddings": False,
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_layers": 32,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "tie_embeddings": False,
     },
     "Qwen3-0.6B shape": {
-        "vocab_size": 151936, "hidden_size": 1024, "intermediate_size": 3072, "num_layers": 28, "num_heads": 16,
-        "num_kv_heads": 8, "head_dim": 128, "qk_norm": True,
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_layers": 28,
+        "num_heads": 16,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "qk_norm": True,
     },
-}  # fmt: skip
-#: hidden size, heads of q, heads of k, head dim, intermediate size, layers, vocabulary; and whether the heads are normed
+}
+#: hidden size, heads of q, heads of k, head dim, intermediate size, layers, vocabulary; and whether
+#: the heads are normed
 OTHERS = {
     "SmolLM2-135M": (576, 9, 3, 64, 1536, 30, 49152, False),
     "Qwen2.5-0.5B": (896, 14, 2, 64, 4864, 24, 151936, False),
@@ -67,30 +79,44 @@ def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
 
 
 def step_row(generate: Callable[[int], Any], limit: float, **row: Any) -> dict[str, Any]:
-    """Return the row of one way to generate: the time of a step, from a generation of NEW tokens and one of two.
+    """Return the row of one way to generate: the time of a step, from a generation of NEW tokens
+    and one of two.
 
-    The first new token comes from the prompt. The second also takes what is done once before the steps, `opening_ms`.
-    generate  number of new tokens -> the generation; `limit` is the least time of a step, in seconds; `row` are further keys
+    The first new token comes from the prompt. The second also takes what is done once before the
+    steps, `opening_ms`.
+    generate  number of new tokens -> the generation; `limit` is the least time of a step, in
+              seconds; `row` are further keys
     """
     generate(3)  # compiles and captures
     first, second, last = (seconds(partial(generate, new)) for new in (1, 2, NEW))
     step = (last - second) / (NEW - 2)
     return {
-        "what": "generate", **row, "prompt": PROMPT, "new": NEW, "steps_per_s": round(1 / step, 1),
-        "step_ms": round(step * 1e3, 3), "limit_ms": round(limit * 1e3, 3), "percent_of_limit": round(100 * limit / step, 1),
-        "first_token_ms": round(first * 1e3, 2), "opening_ms": round((second - first - step) * 1e3, 2),
-    }  # fmt: skip
+        "what": "generate",
+        **row,
+        "prompt": PROMPT,
+        "new": NEW,
+        "steps_per_s": round(1 / step, 1),
+        "step_ms": round(step * 1e3, 3),
+        "limit_ms": round(limit * 1e3, 3),
+        "percent_of_limit": round(100 * limit / step, 1),
+        "first_token_ms": round(first * 1e3, 2),
+        "opening_ms": round((second - first - step) * 1e3, 2),
+    }
 
 
 def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor:
-    """Generate with our decoder; with a graph the capacity is given, so that all lengths use one graph."""
+    """Generate with our decoder; with a graph the capacity is given, so that all lengths use one
+    graph.
+    """
     cache = {"cache": "static", "capacity": PROMPT + NEW} if graph is None else {}
     return model.generate(prompt, new, graph=graph, **cache)
 
 
 def theirs(model: Any, prompt: Tensor, cache: str | None, new: int) -> Tensor:
     """Generate with transformers."""
-    return model.generate(prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, cache_implementation=cache)
+    return model.generate(
+        prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, cache_implementation=cache
+    )
 
 
 def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
@@ -102,7 +128,12 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
             prompt, limit, row = _case(model, name, batch, rate)
             yield step_row(partial(ours, model, prompt, None), limit, contender="ropewalk", **row)
             if batch == 1:
-                yield step_row(partial(ours, model, prompt, False), limit, contender="ropewalk without graph", **row)
+                yield step_row(
+                    partial(ours, model, prompt, False),
+                    limit,
+                    contender="ropewalk without graph",
+                    **row,
+                )
             if peers and batch == 1:
                 clear_caches()
                 yield from _peer_rows(name, prompt, limit, row)
@@ -114,11 +145,26 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
 def other_rows() -> Iterator[dict[str, Any]]:
     """Yield the rows of our decoder in the shapes of other models."""
     rate = copy_rate()
-    for name, (hidden, heads, kv_heads, head_dim, intermediate, layers, vocabulary, norm) in OTHERS.items():
+    for name, (
+        hidden,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate,
+        layers,
+        vocabulary,
+        norm,
+    ) in OTHERS.items():
         config = DecoderConfig(
-            vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_layers=layers, num_heads=heads,
-            num_kv_heads=kv_heads, head_dim=head_dim, qk_norm=norm,
-        )  # fmt: skip
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=intermediate,
+            num_layers=layers,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            qk_norm=norm,
+        )
         model = _on_gpu(lambda config=config: Decoder(config))
         for batch in OTHER_BATCHES:
             prompt, limit, row = _case(model, name, batch, rate)
@@ -129,10 +175,15 @@ def other_rows() -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
-def _case(model: Decoder, name: str, batch: int, rate: float) -> tuple[Tensor, float, dict[str, Any]]:
-    """Return a random prompt of `batch` rows, the least seconds of a step after it, and the keys of its row."""
+def _case(
+    model: Decoder, name: str, batch: int, rate: float
+) -> tuple[Tensor, float, dict[str, Any]]:
+    """Return a random prompt of `batch` rows, the least seconds of a step after it, and the keys of
+    its row.
+    """
     config = model.config
-    # numbers that a step reads: all weights (of embeddings that are not tied, only one row), and the keys and values
+    # numbers that a step reads: all weights (of embeddings that are not tied, only one row), and
+    # the keys and values
     weights = sum(parameter.numel() for parameter in model.parameters())
     weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
@@ -141,22 +192,35 @@ def _case(model: Decoder, name: str, batch: int, rate: float) -> tuple[Tensor, f
     return prompt, limit, {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}
 
 
-def _peer_rows(shape: str, prompt: Tensor, limit: float, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _peer_rows(
+    shape: str, prompt: Tensor, limit: float, row: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of transformers with a dynamic and with a static, compiled cache."""
     import transformers
 
     sizes = MODELS[shape]
     options = {
-        "vocab_size": sizes["vocab_size"], "hidden_size": sizes["hidden_size"], "intermediate_size": sizes["intermediate_size"],
-        "num_hidden_layers": sizes["num_layers"], "num_attention_heads": sizes["num_heads"],
-        "num_key_value_heads": sizes["num_kv_heads"], "head_dim": sizes.get("head_dim", 128),
-        "tie_word_embeddings": sizes.get("tie_embeddings", True), "eos_token_id": None, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": sizes["vocab_size"],
+        "hidden_size": sizes["hidden_size"],
+        "intermediate_size": sizes["intermediate_size"],
+        "num_hidden_layers": sizes["num_layers"],
+        "num_attention_heads": sizes["num_heads"],
+        "num_key_value_heads": sizes["num_kv_heads"],
+        "head_dim": sizes.get("head_dim", 128),
+        "tie_word_embeddings": sizes.get("tie_embeddings", True),
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     family = "Qwen3" if sizes.get("qk_norm") else "Llama"
     config = getattr(transformers, f"{family}Config")(**options)
     model = _on_gpu(lambda: getattr(transformers, f"{family}ForCausalLM")(config))
     for name, cache in (("transformers", None), ("transformers, static cache", "static")):
-        yield step_row(partial(theirs, model, prompt, cache), limit, contender=f"{name}, {transformers.__version__}", **row)
+        yield step_row(
+            partial(theirs, model, prompt, cache),
+            limit,
+            contender=f"{name}, {transformers.__version__}",
+            **row,
+        )
 
 
 def _on_gpu(build: Callable[[], Any]) -> Any:

@@ -1,4 +1,6 @@
-"""Time the explorer from a slider move to the redrawn page, in streamlit's test harness, without a browser."""
+"""Time the explorer from a slider move to the redrawn page, in streamlit's test harness, without a
+browser.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,20 @@ THETAS = (2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 
 
 def _script() -> None:
-    """Script for the harness; it imports the page, because the harness recompiles its own script at every move."""
+    """Script for the harness; it imports the page, because the harness recompiles its own script at
+    every move.
+    """
     from ropewalk.explorer.page import page
 
     page()
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield one row per step of the story and per view of free play: the median milliseconds of several slider moves."""
-    # name -> the parameters of its link and its slider; a model and the story have no theta to move, and are redrawn
+    """Yield one row per step of the story and per view of free play: the median milliseconds of
+    several slider moves.
+    """
+    # name -> the parameters of its link and its slider; a model and the story have no theta to
+    # move, and are redrawn
     pages: dict[str, tuple[dict[str, str], str | None]] = {}
     for view in controls.VIEWS:
         if view not in ("story", "report"):  # the lab makes the report
@@ -34,11 +41,19 @@ def measure() -> Iterator[dict[str, Any]]:
         with _main_restored():
             wall, processor = _moves(link, slider, THETAS)
         row = {"shape": "explorer", "contender": "ropewalk", "pass": f"slider, {name}"}
-        yield {**row, "ms": round(statistics.median(wall), 1), "cpu_ms": round(statistics.median(processor), 1)}
+        yield {
+            **row,
+            "ms": round(statistics.median(wall), 1),
+            "cpu_ms": round(statistics.median(processor), 1),
+        }
 
 
-def _moves(link: dict[str, str], slider: str | None, values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the wall times and the CPU times of moving a slider to each value, in milliseconds; None: of redrawing the page."""
+def _moves(
+    link: dict[str, str], slider: str | None, values: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return the wall times and the CPU times of moving a slider to each value, in milliseconds;
+    None: of redrawing the page.
+    """
     from streamlit.testing.v1 import AppTest
 
     app = AppTest.from_function(_script, default_timeout=60)
@@ -58,7 +73,9 @@ def _moves(link: dict[str, str], slider: str | None, values: Sequence[float]) ->
 
 @contextmanager
 def _main_restored() -> Iterator[None]:
-    """Restore `__main__`, which the harness replaces by its script; otherwise processes spawned later would run that script."""
+    """Restore `__main__`, which the harness replaces by its script; otherwise processes spawned
+    later would run that script.
+    """
     main = sys.modules["__main__"]
     try:
         yield

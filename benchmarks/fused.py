@@ -1,4 +1,6 @@
-"""GPU times of the fused QK-norm, rotation and cache write, compared with one flat copy of the packed qkv that it reads."""
+"""GPU times of the fused QK-norm, rotation and cache write, compared with one flat copy of the
+packed qkv that it reads.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,39 @@ class FusedCase:
     def run(self, config: Config | None = None, backend: str | None = None, norm: bool = True):
         """Return q, normalised and rotated; k and v are written to the cache."""
         return qk_norm_rope(
-            self.qkv, spec=RopeSpec(head_dim=HEAD_DIM), positions=self.positions, heads=self.heads,
-            norm=self.norm if norm else None, cache=self.cache, slots=self.slots, backend=backend, config=config,
-        )  # fmt: skip
+            self.qkv,
+            spec=RopeSpec(head_dim=HEAD_DIM),
+            positions=self.positions,
+            heads=self.heads,
+            norm=self.norm if norm else None,
+            cache=self.cache,
+            slots=self.slots,
+            backend=backend,
+            config=config,
+        )
 
 
 def make_cases(name: str) -> list[FusedCase]:
-    """Return random cases of a named shape, enough to exceed the L2 cache together, but at most 200."""
+    """Return random cases of a named shape, enough to exceed the L2 cache together, but at most
+    200.
+    """
     tokens, q_heads, k_heads = SHAPES[name]
     width = (q_heads + 2 * k_heads) * HEAD_DIM
-    count = max(2, min(200, math.ceil(COLD_BYTES / (2 * tokens * width))))  # a bfloat16 number has 2 bytes
-    q_weight, k_weight = (torch.randn(HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    count = max(
+        2, min(200, math.ceil(COLD_BYTES / (2 * tokens * width)))
+    )  # a bfloat16 number has 2 bytes
+    q_weight, k_weight = (
+        torch.randn(HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)
+    )
 
     def make_case() -> FusedCase:
-        """Return a packed qkv with random positions and cache slots; all cases share the norm's weights."""
-        k, v = (torch.zeros(tokens, k_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        """Return a packed qkv with random positions and cache slots; all cases share the norm's
+        weights.
+        """
+        k, v = (
+            torch.zeros(tokens, k_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+            for _ in range(2)
+        )
         return FusedCase(
             torch.randn(tokens, width, device="cuda", dtype=torch.bfloat16),
             torch.randint(0, 4000, (tokens,), device="cuda"),
@@ -63,7 +83,9 @@ def make_cases(name: str) -> list[FusedCase]:
 
 
 def agrees(case: FusedCase) -> bool:
-    """Return whether the kernel's q and cached k equal those of the definition up to bfloat16 rounding."""
+    """Return whether the kernel's q and cached k equal those of the definition up to bfloat16
+    rounding.
+    """
     case.cache.k.zero_()
     q = case.run(backend="triton")
     k = case.cache.k.clone()
@@ -76,7 +98,9 @@ def agrees(case: FusedCase) -> bool:
 def copy_us(cases: list[FusedCase]) -> float:
     """Return the microseconds of one flat copy of the packed qkv."""
     targets = [torch.empty_like(case.qkv) for case in cases]
-    return replay_us([partial(target.copy_, case.qkv) for case, target in zip(cases, targets, strict=True)])
+    return replay_us(
+        [partial(target.copy_, case.qkv) for case, target in zip(cases, targets, strict=True)]
+    )
 
 
 @torch.no_grad()
@@ -91,10 +115,18 @@ def measure() -> Iterator[dict[str, Any]]:
         cases = make_cases(name)
         row = {"shape": name, "order": "packed qkv", "dtype": "bfloat16", "pass": "norm+rope+cache"}
         if not agrees(cases[0]):
-            yield {**row, "contender": "ropewalk, fused", "skipped": "does not agree with the definition"}
+            yield {
+                **row,
+                "contender": "ropewalk, fused",
+                "skipped": "does not agree with the definition",
+            }
             continue
         for contender, call in calls.items():
-            yield {**row, "contender": contender, **beside_copy([partial(call, case) for case in cases], partial(copy_us, cases))}
+            yield {
+                **row,
+                "contender": contender,
+                **beside_copy([partial(call, case) for case in cases], partial(copy_us, cases)),
+            }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Time `ropewalk.jax.rotate` beside `jit(x + 1)` of the same bytes, after a check against exact angles at token 10,000,000."""
+"""Time `ropewalk.jax.rotate` beside `jit(x + 1)` of the same bytes, after a check against exact
+angles at token 10,000,000.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,16 @@ def error_at(position: int, spec: RopeSpec) -> float:
         radians = [mpmath.mpf(value) for value in spec.frequencies().radians.tolist()]
         exact_cos = np.array([[float(mpmath.cos(p * step)) for step in radians] for p in positions])
         exact_sin = np.array([[float(mpmath.sin(p * step)) for step in radians] for p in positions])
-    return max(float(np.abs(np.asarray(cos) - exact_cos).max()), float(np.abs(np.asarray(sin) - exact_sin).max()))
+    return max(
+        float(np.abs(np.asarray(cos) - exact_cos).max()),
+        float(np.abs(np.asarray(sin) - exact_sin).max()),
+    )
 
 
 def seconds(call: Callable[..., Any], *args: Any) -> float:
-    """Return the time of one call: the fastest of several rounds of calls that are queued one after the other."""
+    """Return the time of one call: the fastest of several rounds of calls that are queued one after
+    the other.
+    """
     import jax
 
     jax.block_until_ready(call(*args))
@@ -68,17 +75,31 @@ def measure(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Iterator[dict[str, A
         error = error_at(FAR, spec)
         if error > 1e-6:
             raise SystemExit(f"cos and sin are off by {error:.1e} at position {FAR:,}")
-        q, k = (jax.random.normal(jax.random.key(h), (batch, tokens, h, dim), dtype=jnp.bfloat16) for h in (heads, kv_heads))
+        q, k = (
+            jax.random.normal(jax.random.key(h), (batch, tokens, h, dim), dtype=jnp.bfloat16)
+            for h in (heads, kv_heads)
+        )
         add = seconds(jax.jit(lambda q, k: (q + 1, k + 1)), q, k)
         contiguous = jnp.arange(tokens, dtype=jnp.int32)
-        by_shape = {"[S]": contiguous, "[B, S]": jax.random.randint(jax.random.key(0), (batch, tokens), 0, FAR)}
+        by_shape = {
+            "[S]": contiguous,
+            "[B, S]": jax.random.randint(jax.random.key(0), (batch, tokens), 0, FAR),
+        }
         for positions_shape, positions in by_shape.items():
-            took = seconds(jax.jit(lambda q, k, p, spec=spec: rotate(q, k, p, spec)), q, k, positions)
+            took = seconds(
+                jax.jit(lambda q, k, p, spec=spec: rotate(q, k, p, spec)), q, k, positions
+            )
             yield {
-                "shape": name, "positions": positions_shape, "contender": "ropewalk.jax.rotate", "us": round(took * 1e6, 1),
-                "us_add_one": round(add * 1e6, 1), "percent_of_add_one": round(100 * add / took, 1), "error_at_10M": error,
-                "jax": jax.__version__, "device": jax.devices()[0].device_kind,
-            }  # fmt: skip
+                "shape": name,
+                "positions": positions_shape,
+                "contender": "ropewalk.jax.rotate",
+                "us": round(took * 1e6, 1),
+                "us_add_one": round(add * 1e6, 1),
+                "percent_of_add_one": round(100 * add / took, 1),
+                "error_at_10M": error,
+                "jax": jax.__version__,
+                "device": jax.devices()[0].device_kind,
+            }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Time a Llama with `rw.patch`, unpatched, and with Liger's patch: whole forward passes, and on a CPU also the rotary part."""
+"""Time a Llama with `rw.patch`, unpatched, and with Liger's patch: whole forward passes, and on a
+CPU also the rotary part.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,29 @@ from ropewalk.interop.patch.model import patch, patched
 
 #: eight layers of Llama-3-8B's size; the vocabulary is small because it does not matter here
 LLAMA_3_8B = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024, "max_position_embeddings": 8192,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 1024,
+    "max_position_embeddings": 8192,
     "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
-}  # fmt: skip
+}
 #: small enough for one CPU thread
-SMALL = {**LLAMA_3_8B, "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
-         "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+SMALL = {
+    **LLAMA_3_8B,
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 CACHED, STEPS, ROUNDS, WARM_UP = 1024, 8, 300, 3
-#: the error of a contender, compared with a float32 run, may be this many times the error of transformers
+#: the error of a contender, compared with a float32 run, may be this many times the error of
+#: transformers
 TOLERANCE = 1.1
 
 
@@ -37,7 +53,9 @@ def llama(sizes: dict[str, Any], device: str, dtype: torch.dtype) -> nn.Module:
 
     torch.manual_seed(0)
     with torch.device(device):
-        model = LlamaForCausalLM._from_config(LlamaConfig(**sizes), dtype=dtype, attn_implementation="sdpa")
+        model = LlamaForCausalLM._from_config(
+            LlamaConfig(**sizes), dtype=dtype, attn_implementation="sdpa"
+        )
     return model.eval()
 
 
@@ -48,7 +66,13 @@ def _liger() -> Iterator[None]:
     from transformers.models.llama import modeling_llama
 
     before = modeling_llama.apply_rotary_pos_emb
-    apply_liger_kernel_to_llama(rope=True, cross_entropy=False, fused_linear_cross_entropy=False, rms_norm=False, swiglu=False)
+    apply_liger_kernel_to_llama(
+        rope=True,
+        cross_entropy=False,
+        fused_linear_cross_entropy=False,
+        rms_norm=False,
+        swiglu=False,
+    )
     try:
         yield
     finally:
@@ -57,7 +81,9 @@ def _liger() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Contender:
-    """One variant of the model: `call` is timed inside the context `enter`, after `rewind` has reset its cache."""
+    """One variant of the model: `call` is timed inside the context `enter`, after `rewind` has
+    reset its cache.
+    """
 
     enter: Callable[[], AbstractContextManager]
     call: Callable[[], Tensor]
@@ -69,7 +95,9 @@ MakeCall = Callable[[nn.Module], tuple[Callable[[], Tensor], Callable[[], Any]]]
 
 
 def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Contender], Tensor]:
-    """Return the model unpatched, with our patch and with Liger's patch; and the logits of a float32 run."""
+    """Return the model unpatched, with our patch and with Liger's patch; and the logits of a
+    float32 run.
+    """
     # the copy shares the weights, because their memory addresses change the time by one per cent
     ours = patch(copy.deepcopy(model, {id(p): p for p in model.parameters()}))
     call, rewind = make_call(copy.deepcopy(model).float())
@@ -82,14 +110,20 @@ def contenders_of(model: nn.Module, make_call: MakeCall) -> tuple[dict[str, Cont
 
 
 def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[dict[str, Any]]:
-    """Yield the times of the prefill of one row and of decode steps of `batch` rows, bf16 on the GPU, by contender."""
+    """Yield the times of the prefill of one row and of decode steps of `batch` rows, bf16 on the
+    GPU, by contender.
+    """
     model = llama(LLAMA_3_8B, "cuda", torch.bfloat16)
     common = {"order": "bhsd", "dtype": "bfloat16", "layers": LLAMA_3_8B["num_hidden_layers"]}
     with torch.no_grad():
         ids = torch.randint(0, 1024, (1, seq), device="cuda")
         # a prefill has no cache to reset
-        contenders, expected = contenders_of(model, lambda model: (lambda: prefill(model, ids), lambda: None))
-        yield from _rows({**common, "shape": f"llama prefill 1x{seq}"}, contenders, expected, 1, rounds)
+        contenders, expected = contenders_of(
+            model, lambda model: (lambda: prefill(model, ids), lambda: None)
+        )
+        yield from _rows(
+            {**common, "shape": f"llama prefill 1x{seq}"}, contenders, expected, 1, rounds
+        )
         contenders, expected = contenders_of(model, lambda model: decode_step(model, batch))
         shape = f"llama decode {batch}x1 after {CACHED}"
         yield from _rows({**common, "shape": shape}, contenders, expected, STEPS, rounds // 3)
@@ -101,7 +135,9 @@ def prefill(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Callable[[], Any]]:
-    """Return a function for one decode step on a static cache of CACHED tokens, and a function that resets the cache."""
+    """Return a function for one decode step on a static cache of CACHED tokens, and a function that
+    resets the cache.
+    """
     from transformers import StaticCache
 
     config: Any = model.config
@@ -119,9 +155,14 @@ def decode_step(model: nn.Module, batch: int) -> tuple[Callable[[], Tensor], Cal
 
 
 def _rows(
-    common: dict[str, Any], contenders: dict[str, Contender], expected: Tensor, loops: int, rounds: int
+    common: dict[str, Any],
+    contenders: dict[str, Contender],
+    expected: Tensor,
+    loops: int,
+    rounds: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each contender; one that cannot run, or is less accurate than transformers, is not timed.
+    """Yield a row for each contender; one that cannot run, or is less accurate than transformers,
+    is not timed.
 
     common, expected  keys of every row, and the logits of a float32 run
     loops, rounds     calls in each timing, and timings of each contender, which alternate
@@ -136,13 +177,18 @@ def _rows(
             logits = contender.call().float()
         error = ((logits - expected).square().mean() / expected.square().mean()).sqrt().item()
         if errors and error > TOLERANCE * errors["transformers"]:
-            yield {**common, "contender": name, "skipped": f"is farther from the float32 run than transformers: {error:.3g}"}
+            yield {
+                **common,
+                "contender": name,
+                "skipped": f"is farther from the float32 run than transformers: {error:.3g}",
+            }
         else:
             errors[name] = error
     times: dict[str, list[float]] = {name: [] for name in errors}
     names = list(errors)
     for index in range(rounds + WARM_UP):
-        # the order changes, so that each contender follows every other equally often, because a hot GPU is slower
+        # the order changes, so that each contender follows every other equally often, because a hot
+        # GPU is slower
         for name in names[index % len(names) :] + names[: index % len(names)]:
             with contenders[name].enter():
                 times[name].append(_event_ms(contenders[name].call, contenders[name].rewind, loops))
@@ -150,25 +196,46 @@ def _rows(
     base = statistics.median(times["transformers"])
     for name, values in times.items():
         low, median, high = statistics.quantiles(values, n=4)
-        row = {"ms": round(median, 4), "quartiles_ms": [low, high], "times_faster": round(base / median, 4)}
-        ahead = {"ahead_ms": {other: lead(values, times[other]) for other in times if other != name}}
-        yield {**common, "contender": name, "pass": "forward", **row, **ahead, "rms_error": float(f"{errors[name]:.3g}")}
+        row = {
+            "ms": round(median, 4),
+            "quartiles_ms": [low, high],
+            "times_faster": round(base / median, 4),
+        }
+        ahead = {
+            "ahead_ms": {other: lead(values, times[other]) for other in times if other != name}
+        }
+        yield {
+            **common,
+            "contender": name,
+            "pass": "forward",
+            **row,
+            **ahead,
+            "rms_error": float(f"{errors[name]:.3g}"),
+        }
 
 
 def lead(ours: list[float], theirs: list[float]) -> list[float]:
-    """Return [low, median, high]: the median of theirs - ours over the rounds, inside its 95 % interval.
+    """Return [low, median, high]: the median of theirs - ours over the rounds, inside its 95 %
+    interval.
 
     Times of the same round are subtracted, because the GPU's clock changes less within a round.
     """
     differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
     count = len(differences)
-    reach = round(0.98 * count**0.5)  # half the interval in ranks: 1.96 standard deviations of a binomial, sqrt(count) / 2
+    reach = round(
+        0.98 * count**0.5
+    )  # half the interval in ranks: 1.96 standard deviations of a binomial, sqrt(count) / 2
     low, high = max(0, count // 2 - reach), min(count - 1, count // 2 + reach)
-    return [round(value, 4) for value in (differences[low], statistics.median(differences), differences[high])]
+    return [
+        round(value, 4)
+        for value in (differences[low], statistics.median(differences), differences[high])
+    ]
 
 
 def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) -> float:
-    """Return the milliseconds of one of `loops` calls by CUDA events, after one call that is not timed."""
+    """Return the milliseconds of one of `loops` calls by CUDA events, after one call that is not
+    timed.
+    """
     rewind()
     call()
     rewind()
@@ -183,7 +250,9 @@ def _event_ms(call: Callable[[], Any], rewind: Callable[[], Any], loops: int) ->
 
 
 def measure_cpu(rounds: int = 8) -> Iterator[dict[str, Any]]:
-    """Time in one thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and a small Llama's forward pass."""
+    """Time in one thread, float32: the rotary part of eight layers with Llama-3-8B's heads, and a
+    small Llama's forward pass.
+    """
     with one_thread(), torch.no_grad():
         for seq in (1024, 1):
             yield from _rotary_rows(seq, rounds)
@@ -191,11 +260,17 @@ def measure_cpu(rounds: int = 8) -> Iterator[dict[str, Any]]:
             yield from _forward_rows(seq, rounds)
 
 
-def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layers: int) -> Callable[[], Any]:
-    """Return a function that runs the rotary part of a forward pass: the rotary module once, then the rotation per layer."""
+def rotary_part(
+    model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layers: int
+) -> Callable[[], Any]:
+    """Return a function that runs the rotary part of a forward pass: the rotary module once, then
+    the rotation per layer.
+    """
     from transformers.models.llama import modeling_llama
 
-    replacement = vars(model.model.layers[0].self_attn).get("forward")  # a patched layer has a forward of its own
+    replacement = vars(model.model.layers[0].self_attn).get(
+        "forward"
+    )  # a patched layer has a forward of its own
     rotate = modeling_llama.apply_rotary_pos_emb
     if replacement is not None:
         rotate = replacement.method.substitutes["apply_rotary_pos_emb"]
@@ -209,8 +284,14 @@ def rotary_part(model: nn.Module, q: Tensor, k: Tensor, positions: Tensor, layer
 
 
 def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the times of the rotary part of eight layers for `seq` tokens, without and with our patch."""
-    model = llama({**LLAMA_3_8B, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}, "cpu", torch.float32)
+    """Yield the times of the rotary part of eight layers for `seq` tokens, without and with our
+    patch.
+    """
+    model = llama(
+        {**LLAMA_3_8B, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64},
+        "cpu",
+        torch.float32,
+    )
     q, k = (torch.randn(1, seq, heads, 128).transpose(1, 2) for heads in (32, 8))
     positions = torch.arange(seq)[None]
     calls = {"transformers": rotary_part(model, q, k, positions, 8)}
@@ -220,7 +301,9 @@ def _rotary_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the times of a forward pass of a small Llama with `seq` tokens, without and with our patch."""
+    """Yield the times of a forward pass of a small Llama with `seq` tokens, without and with our
+    patch.
+    """
     model = llama(SMALL, "cpu", torch.float32)
     models = {"transformers": model, "ropewalk, patch": patch(copy.deepcopy(model))}
     calls = {name: _forward(variant, seq) for name, variant in models.items()}
@@ -228,7 +311,9 @@ def _forward_rows(seq: int, rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
-    """Return a function that runs a forward pass of `seq` tokens; a single token follows 256 cached tokens."""
+    """Return a function that runs a forward pass of `seq` tokens; a single token follows 256 cached
+    tokens.
+    """
     from transformers import DynamicCache
 
     config: Any = model.config
@@ -243,12 +328,21 @@ def _forward(model: nn.Module, seq: int) -> Callable[[], Any]:
     return run
 
 
-def _cpu_rows(shape: str, calls: dict[str, Callable[[], Any]], rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield a row with the time of each call, in turns, and how many times faster than transformers it is."""
+def _cpu_rows(
+    shape: str, calls: dict[str, Callable[[], Any]], rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a row with the time of each call, in turns, and how many times faster than transformers
+    it is.
+    """
     times = alternating_times(calls, rounds)
     common = {"shape": shape, "pass": "forward", "order": "bhsd", "dtype": "float32", "threads": 1}
     for name, us in times.items():
-        yield {**common, "contender": name, "us": round(us, 1), "times_faster": round(times["transformers"] / us, 3)}
+        yield {
+            **common,
+            "contender": name,
+            "us": round(us, 1),
+            "times_faster": round(times["transformers"] / us, 3),
+        }
 
 
 if __name__ == "__main__":

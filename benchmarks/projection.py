@@ -1,10 +1,12 @@
-"""GPU times of the QKV product with norm, rotation and cache write inside, compared with the product alone.
+"""GPU times of the QKV product with norm, rotation and cache write inside, compared with the
+product alone.
 
-First Llama-3-8B in detail, then a sweep over the shapes of other models, from which `prefill/forms.py` has its rule for where one
-launch is faster.
-Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its speed over milliseconds. A row
-has the median over the rounds of what a way takes more than the product in the same round.
-The kernels with the rotation inside must agree with the definition in float64 before they are timed.
+First Llama-3-8B in detail, then a sweep over the shapes of other models, from which
+`prefill/forms.py` has its rule for where one launch is faster.
+Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its
+speed over milliseconds. A row has the median over the rounds of what a way takes more than the
+product in the same round. The kernels with the rotation inside must agree with the definition in
+float64 before they are timed.
 """
 
 from __future__ import annotations
@@ -54,23 +56,41 @@ class Shape:
 LLAMA = Shape(4096, 32, 8, 128)
 CHOSEN = "qkv_norm_rope as it chooses"
 OTHERS = {
-    "Qwen3-0.6B": Shape(1024, 16, 8, 128), "Qwen3-4B": Shape(2560, 32, 8, 128), "Llama-3.2-1B": Shape(2048, 32, 8, 64),
-    "Llama-2-7B": Shape(4096, 32, 32, 128), "Llama-3-70B": Shape(8192, 64, 8, 128),
-}  # fmt: skip
+    "Qwen3-0.6B": Shape(1024, 16, 8, 128),
+    "Qwen3-4B": Shape(2560, 32, 8, 128),
+    "Llama-3.2-1B": Shape(2048, 32, 8, 64),
+    "Llama-2-7B": Shape(4096, 32, 32, 128),
+    "Llama-3-70B": Shape(8192, 64, 8, 128),
+}
 
 
 class Projection:
     """Inputs for a number of tokens, larger than the L2 cache in all, and the ways to project them."""
 
     def __init__(self, rows: int, shape: Shape) -> None:
-        """Make random inputs of `rows` tokens: `count` pairs of x and weight, a norm, and a cache with a slot for each token."""
-        self.shape, self.spec, self.rope = shape, RopeSpec(shape.head_dim), Rope(RopeSpec(shape.head_dim))
+        """Make random inputs of `rows` tokens: `count` pairs of x and weight, a norm, and a cache
+        with a slot for each token.
+        """
+        self.shape, self.spec, self.rope = (
+            shape,
+            RopeSpec(shape.head_dim),
+            Rope(RopeSpec(shape.head_dim)),
+        )
         make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
-        self.count = max(2, COLD_BYTES // (2 * (shape.columns * shape.hidden + rows * (shape.hidden + shape.columns))))
-        self.weights = [make(shape.columns, shape.hidden) / shape.hidden**0.5 for _ in range(self.count)]
+        self.count = max(
+            2,
+            COLD_BYTES
+            // (2 * (shape.columns * shape.hidden + rows * (shape.hidden + shape.columns))),
+        )
+        self.weights = [
+            make(shape.columns, shape.hidden) / shape.hidden**0.5 for _ in range(self.count)
+        ]
         self.xs = [make(rows, shape.hidden) for _ in range(self.count)]
         self.norm = QKNorm(make(shape.head_dim), make(shape.head_dim))
-        self.positions, self.slots = torch.randint(0, 4000, (rows,), device="cuda"), torch.randperm(rows, device="cuda")
+        self.positions, self.slots = (
+            torch.randint(0, 4000, (rows,), device="cuda"),
+            torch.randperm(rows, device="cuda"),
+        )
         self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
         self.workspace = Workspace(rows, *shape.heads, shape.head_dim, device="cuda")
         self.rows = rows
@@ -81,25 +101,41 @@ class Projection:
 
     def rotated(self, i: int) -> Any:
         """Compute the product, then rotate q and k in place by a second launch."""
-        heads, (q_heads, k_heads) = self.product(i).view(1, self.rows, -1, self.shape.head_dim), self.shape.heads
+        heads, (q_heads, k_heads) = (
+            self.product(i).view(1, self.rows, -1, self.shape.head_dim),
+            self.shape.heads,
+        )
         q, k = heads[:, :, :q_heads], heads[:, :, q_heads : q_heads + k_heads]
         return self.rope(q, k, self.positions[None], seq_dim=-3, inplace=True)
 
     def stored(self, i: int) -> Any:
         """Compute the product, then norm, rotate and write to the cache by a second launch."""
         where = {"positions": self.positions, "slots": self.slots, "cache": self.cache}
-        return qk_norm_rope(self.product(i), spec=self.spec, heads=self.shape.heads, norm=self.norm, **where)
+        return qk_norm_rope(
+            self.product(i), spec=self.spec, heads=self.shape.heads, norm=self.norm, **where
+        )
 
     def inside(self, i: int, norm: bool, stored: bool, backend: str | None = "triton") -> Any:
-        """Rotate inside the product's kernel, with the norm if `norm` and the cache write if `stored`."""
+        """Rotate inside the product's kernel, with the norm if `norm` and the cache write if
+        `stored`.
+        """
         where = {"slots": self.slots, "cache": self.cache} if stored else {}
         return qkv_norm_rope(
-            self.xs[i], self.weights[i], spec=self.spec, positions=self.positions, heads=self.shape.heads,
-            norm=self.norm if norm else None, workspace=self.workspace, backend=backend, **where,
-        )  # fmt: skip
+            self.xs[i],
+            self.weights[i],
+            spec=self.spec,
+            positions=self.positions,
+            heads=self.shape.heads,
+            norm=self.norm if norm else None,
+            workspace=self.workspace,
+            backend=backend,
+            **where,
+        )
 
     def ways(self, stored: bool) -> dict[str, Callable[[int], Any]]:
-        """Return {name: call to time, a function of the index of the inputs}; `stored`: rotate inside with a cache write too."""
+        """Return {name: call to time, a function of the index of the inputs}; `stored`: rotate
+        inside with a cache write too.
+        """
         return {
             "product": self.product,
             "product, then rotation": self.rotated,
@@ -110,26 +146,41 @@ class Projection:
         }
 
     def error(self, call: Callable[[int], Any], norm: bool) -> float:
-        """Return the largest relative error of q, k and v of a call of `inside`, compared with float64."""
-        packed = (self.xs[0].double() @ self.weights[0].double().t()).view(self.rows, -1, self.shape.head_dim)
+        """Return the largest relative error of q, k and v of a call of `inside`, compared with
+        float64.
+        """
+        packed = (self.xs[0].double() @ self.weights[0].double().t()).view(
+            self.rows, -1, self.shape.head_dim
+        )
         q, k, v = packed.split((*self.shape.heads, self.shape.k_heads), dim=1)
         if norm:
             q, k = (
                 x / (x.square().mean(-1, keepdim=True) + self.norm.eps).sqrt() * weight.double()  # type: ignore[union-attr]
                 for x, weight in ((q, self.norm.q_weight), (k, self.norm.k_weight))
             )
-        q, k = Rope(self.spec, backend="reference")(q[None], k[None], self.positions[None], seq_dim=-3)
+        q, k = Rope(self.spec, backend="reference")(
+            q[None], k[None], self.positions[None], seq_dim=-3
+        )
         got = call(0)
-        computed = got if isinstance(got, tuple) else (got, self.cache.k[self.slots], self.cache.v[self.slots])
+        computed = (
+            got
+            if isinstance(got, tuple)
+            else (got, self.cache.k[self.slots], self.cache.v[self.slots])
+        )
         pairs = zip(computed, (q[0], k[0], v), strict=True)
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
     def times(self, ways: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
-        """Return the microseconds of each of `rounds` rounds for each way; those with the rotation inside must agree first."""
+        """Return the microseconds of each of `rounds` rounds for each way; those with the rotation
+        inside must agree first.
+        """
         for way in (way for way in ways if "inside" in way or way == CHOSEN):
             error = self.error(ways[way], norm=way != "rotation inside")
             assert error < 5e-3, (way, error)
-        graphs = {way: captured([partial(call, i) for i in range(self.count)]) for way, call in ways.items()}
+        graphs = {
+            way: captured([partial(call, i) for i in range(self.count)])
+            for way, call in ways.items()
+        }
         times: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(rounds):
             for way, (graph, _) in graphs.items():
@@ -139,28 +190,45 @@ class Projection:
 
 def over_percent(times: dict[str, list[float]], way: str) -> list[float]:
     """Return by how much a way takes longer than the product, in per cent of each round."""
-    return [100 * (time / product - 1) for time, product in zip(times[way], times["product"], strict=True)]
+    return [
+        100 * (time / product - 1)
+        for time, product in zip(times[way], times["product"], strict=True)
+    ]
 
 
 @torch.no_grad()
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of tokens and each way but the product alone, with which they are compared; then the sweep."""
+    """Yield a row for each number of tokens and each way but the product alone, with which they are
+    compared; then the sweep.
+    """
     torch.manual_seed(0)
     for rows in ROWS:
         case = Projection(rows, LLAMA)
-        times = case.times(case.ways(stored=in_one_launch(rows)), ROUNDS)  # the kernel for few tokens always stores them
+        times = case.times(
+            case.ways(stored=in_one_launch(rows)), ROUNDS
+        )  # the kernel for few tokens always stores them
         for way in list(times)[1:]:
             over = over_percent(times, way)
             yield {
-                "what": "qkv", "shape": "Llama-3-8B", "rows": rows, "way": way, "us": round(statistics.median(times[way]), 2),
-                "product_us": round(statistics.median(times["product"]), 2), "over_percent": round(statistics.median(over), 1),
-                "over_percent_quartiles": [round(value, 1) for value in statistics.quantiles(over)[::2]], "rounds": ROUNDS,
-            }  # fmt: skip
+                "what": "qkv",
+                "shape": "Llama-3-8B",
+                "rows": rows,
+                "way": way,
+                "us": round(statistics.median(times[way]), 2),
+                "product_us": round(statistics.median(times["product"]), 2),
+                "over_percent": round(statistics.median(over), 1),
+                "over_percent_quartiles": [
+                    round(value, 1) for value in statistics.quantiles(over)[::2]
+                ],
+                "rounds": ROUNDS,
+            }
     yield from sweep()
 
 
 def sweep() -> Iterator[dict[str, Any]]:
-    """Yield a row for each other shape and number of tokens: one launch and two. Up to 64 tokens are not stored in a cache."""
+    """Yield a row for each other shape and number of tokens: one launch and two. Up to 64 tokens
+    are not stored in a cache.
+    """
     for name, shape in OTHERS.items():
         for rows in SWEPT_ROWS:
             case = Projection(rows, shape)
@@ -168,11 +236,18 @@ def sweep() -> Iterator[dict[str, Any]]:
             for other in (CHOSEN, *(way for way in ways if in_one_launch(rows) and "cache" in way)):
                 del ways[other]
             times = case.times(ways, SWEPT_ROUNDS)
-            over = {way: round(statistics.median(over_percent(times, way)), 1) for way in list(ways)[1:]}
+            over = {
+                way: round(statistics.median(over_percent(times, way)), 1) for way in list(ways)[1:]
+            }
             yield {
-                "what": "qkv sweep", "shape": name, "rows": rows, "columns": shape.columns, "rounds": SWEPT_ROUNDS,
-                "product_us": round(statistics.median(times["product"]), 2), "over_percent": over,
-            }  # fmt: skip
+                "what": "qkv sweep",
+                "shape": name,
+                "rows": rows,
+                "columns": shape.columns,
+                "rounds": SWEPT_ROUNDS,
+                "product_us": round(statistics.median(times["product"]), 2),
+                "over_percent": over,
+            }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Time all plausible kernel configurations on the GPU; the tables in `kernels/*/config.py` were chosen from these times."""
+"""Time all plausible kernel configurations on the GPU; the tables in `kernels/*/config.py` were
+chosen from these times.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield rows of the rotation kernel and of the fused kernel, the fastest configuration of each shape first."""
+    """Yield rows of the rotation kernel and of the fused kernel, the fastest configuration of each
+    shape first.
+    """
     for name, order in itertools.product("ABCDEF", ("bshd", "bhsd")):
         if order == "bshd" or name not in DECODE:
             yield from sweep_rotation(name, order)
@@ -29,7 +33,9 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[Any]:
-    """Yield configurations where a thread holds 2 to 16 pairs and a program covers contiguous memory."""
+    """Yield configurations where a thread holds 2 to 16 pairs and a program covers contiguous
+    memory.
+    """
     from ropewalk.kernels.triton.config import Config
 
     for warps, tokens, heads in itertools.product(WARPS, TOKENS, HEADS):
@@ -44,7 +50,9 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
             yield Config(tokens, heads, warps, q_and_k=q_and_k, hints=hints)
 
 
-def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = "plain") -> list[dict[str, Any]]:
+def sweep_rotation(
+    name: str, order: str, inplace: bool = False, variant: str = "plain"
+) -> list[dict[str, Any]]:
     """Return rows with times of the rotation kernel for one shape, the fastest first."""
     from ropewalk.kernels.triton.launch import launch
 
@@ -61,28 +69,44 @@ def sweep_rotation(name: str, order: str, inplace: bool = False, variant: str = 
         return outs  # `replay_us` keeps them, so that no two calls write to the same memory
 
     # a partly rotated head is loaded and stored whole
-    configs = rotation_configs(order, case.spec.head_dim // 2, case.q.shape[2 if order == "bshd" else 1], case.decode)
+    configs = rotation_configs(
+        order, case.spec.head_dim // 2, case.q.shape[2 if order == "bshd" else 1], case.decode
+    )
     calls = {config: [partial(call, one_set, config) for one_set in sets] for config in configs}
-    return _sweep({"shape": name, "order": order, "variant": variant, "pass": "sweep"}, calls, ceiling_us(sets))
+    return _sweep(
+        {"shape": name, "order": order, "variant": variant, "pass": "sweep"},
+        calls,
+        ceiling_us(sets),
+    )
 
 
 def sweep_fused(name: str) -> list[dict[str, Any]]:
     """Return rows with times of the fused kernel for one shape, the fastest first."""
     cases = fused.make_cases(name)
     # a thread holds 16 to 64 numbers; several tokens need more threads than pairs
-    divisions = [(1, heads, warps) for warps in (1, 2, 4, 8) for heads in (4, 8, 16, 32) if 4 <= heads / warps <= 16]
+    divisions = [
+        (1, heads, warps)
+        for warps in (1, 2, 4, 8)
+        for heads in (4, 8, 16, 32)
+        if 4 <= heads / warps <= 16
+    ]
     divisions += [(2, 16, 4), (4, 8, 4)]
     configs = [
         fused.Config(tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store)
-        for (tokens, heads, warps), load, store in itertools.product(divisions, ("", "evict_first"), ("", ".cs"))
+        for (tokens, heads, warps), load, store in itertools.product(
+            divisions, ("", "evict_first"), ("", ".cs")
+        )
     ]
     calls = {config: [partial(case.run, config) for case in cases] for config in configs}
     return _sweep({"shape": name, "pass": "norm+rope+cache, sweep"}, calls, fused.copy_us(cases))
 
 
 @torch.no_grad()
-def _sweep(common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float) -> list[dict[str, Any]]:
-    """Return one row per configuration, the fastest first; configurations that fail come last, with the error.
+def _sweep(
+    common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float
+) -> list[dict[str, Any]]:
+    """Return one row per configuration, the fastest first; configurations that fail come last, with
+    the error.
 
     common, copy  keys of every row, and the microseconds of a copy of the same bytes
     """

@@ -24,8 +24,12 @@ from ropewalk.lab.trainer import Trainer
 MANY_STEPS = 1_000_000
 
 
-def measure(preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str | None = None) -> Iterator[dict[str, Any]]:
-    """Yield tokens per second of a minimal loop and of the trainer (median of alternating rounds), and the data loading time."""
+def measure(
+    preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield tokens per second of a minimal loop and of the trainer (median of alternating rounds),
+    and the data loading time.
+    """
     parallel = Parallel(device=pick_device(device))
     long_preset = _with_many_steps(read_preset(preset))
     trainer = make_trainer(long_preset, parallel=parallel, progress=False)
@@ -37,14 +41,22 @@ def measure(preset: str = "gpu", steps: int = 60, rounds: int = 5, device: str |
     for _ in range(rounds):
         for name, loop in loops.items():
             times[name].append(_seconds(loop, steps, parallel.device) / steps)
-    yield from _rows(long_preset, {name: statistics.median(values) for name, values in times.items()}, _data_seconds(trainer))
+    yield from _rows(
+        long_preset,
+        {name: statistics.median(values) for name, values in times.items()},
+        _data_seconds(trainer),
+    )
 
 
 def bare_loop(trainer: Trainer) -> Callable[[int], None]:
-    """Return a loop of forward, backward and AdamW on one batch on the device, without clipping, logging and data loading."""
+    """Return a loop of forward, backward and AdamW on one batch on the device, without clipping,
+    logging and data loading.
+    """
     model, optimizer, device = trainer.model, trainer.optimizer, trainer.parallel.device
     precision = usable_precision(trainer.settings.precision, device)
-    (batch,) = Loader(trainer.batches, trainer.settings.stages, 1, trainer.parallel).load(0).micro_batches
+    (batch,) = (
+        Loader(trainer.batches, trainer.settings.stages, 1, trainer.parallel).load(0).micro_batches
+    )
 
     def run(count: int) -> None:
         """Train for `count` steps."""
@@ -61,7 +73,9 @@ def bare_loop(trainer: Trainer) -> Callable[[int], None]:
 def _with_many_steps(preset: Preset) -> Preset:
     """Return the preset with its first stage alone, which has more steps than are timed."""
     stage = preset.train.stages[0]
-    return replace(preset, train=replace(preset.train, stages=(Stage(stage.length, stage.batch, MANY_STEPS),)))
+    return replace(
+        preset, train=replace(preset.train, stages=(Stage(stage.length, stage.batch, MANY_STEPS),))
+    )
 
 
 def _seconds(loop: Callable[[int], Any], steps: int, device: torch.device) -> float:
@@ -81,16 +95,29 @@ def _data_seconds(trainer: Trainer) -> float:
 
 
 def _rows(preset: Preset, times: dict[str, float], data: float) -> Iterator[dict[str, Any]]:
-    """Yield a row for each loop from its seconds per step, and one for the seconds `data` that loading a batch takes."""
+    """Yield a row for each loop from its seconds per step, and one for the seconds `data` that
+    loading a batch takes.
+    """
     stage = preset.train.stages[0]
     tokens = stage.length * stage.batch
-    row = {"shape": f"train {stage.batch}x{stage.length}", "dtype": preset.train.precision, "pass": "step"}
+    row = {
+        "shape": f"train {stage.batch}x{stage.length}",
+        "dtype": preset.train.precision,
+        "pass": "step",
+    }
     for name, seconds in times.items():
         rate = {"us": round(seconds * 1e6, 1), "tokens_per_second": round(tokens / seconds)}
-        yield {**row, "contender": name, **rate, "percent_of_bare": round(100 * times["bare loop"] / seconds, 1)}
+        yield {
+            **row,
+            "contender": name,
+            **rate,
+            "percent_of_bare": round(100 * times["bare loop"] / seconds, 1),
+        }
     share = round(100 * data / times["trainer"], 1)
     yield {**row, "contender": "data", "us": round(data * 1e6, 1), "percent_of_step": share}
 
 
 if __name__ == "__main__":
-    run_script(__doc__, {"cuda": partial(measure, "gpu"), "cpu": partial(measure, "cpu", device="cpu")})
+    run_script(
+        __doc__, {"cuda": partial(measure, "gpu"), "cpu": partial(measure, "cpu", device="cpu")}
+    )

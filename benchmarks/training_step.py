@@ -1,4 +1,6 @@
-"""Time a training step of our Decoder and of transformers' Llama with the same weights and optimiser, eager and compiled."""
+"""Time a training step of our Decoder and of transformers' Llama with the same weights and
+optimiser, eager and compiled.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def measure(
     dtype: torch.dtype = torch.bfloat16,
     compiled: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """Yield tokens per second (median of alternating rounds) and peak memory of a step: loss, backward and AdamW.
+    """Yield tokens per second (median of alternating rounds) and peak memory of a step: loss,
+    backward and AdamW.
 
     First both models must compute the same loss from the same weights in float32.
     """
@@ -42,16 +45,25 @@ def measure(
     contenders: dict[str, tuple[Step, int]] = {}
     for name, model, loss in (
         ("ropewalk", ours, lambda: ours.loss(tokens)),
-        ("transformers", theirs, lambda: theirs(input_ids=tokens, labels=tokens, use_cache=False).loss),
+        (
+            "transformers",
+            theirs,
+            lambda: theirs(input_ids=tokens, labels=tokens, use_cache=False).loss,
+        ),
     ):
         model.to(dtype).train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
         # parameters and two moments of the same size; gradients are counted in the step's peak
-        state_bytes = 3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        state_bytes = 3 * sum(
+            parameter.numel() * parameter.element_size() for parameter in model.parameters()
+        )
         contenders[f"{name}, eager"] = _step(loss, optimizer), state_bytes
         if compiled:
             contenders[f"{name}, compiled"] = _step(torch.compile(loss), optimizer), state_bytes
-    peaks = {name: state_bytes + _peak_growth(step, device) for name, (step, state_bytes) in contenders.items()}
+    peaks = {
+        name: state_bytes + _peak_growth(step, device)
+        for name, (step, state_bytes) in contenders.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, (step, _) in contenders.items():
@@ -60,15 +72,22 @@ def measure(
     for name, seconds in times.items():
         median = statistics.median(seconds)
         yield {
-            "shape": f"decoder {size / 1e6:.0f}M {batch}x{seq}", "dtype": str(dtype).removeprefix("torch."),
-            "pass": "training step", "loss_error": float(f"{error:.3g}"), "contender": name, "us": round(median * 1e6, 1),
+            "shape": f"decoder {size / 1e6:.0f}M {batch}x{seq}",
+            "dtype": str(dtype).removeprefix("torch."),
+            "pass": "training step",
+            "loss_error": float(f"{error:.3g}"),
+            "contender": name,
+            "us": round(median * 1e6, 1),
             "tokens_per_second": round(batch * seq / median),
-            "spread_percent": round(100 * (max(seconds) - min(seconds)) / median, 1), "peak_bytes": peaks[name],
-        }  # fmt: skip
+            "spread_percent": round(100 * (max(seconds) - min(seconds)) / median, 1),
+            "peak_bytes": peaks[name],
+        }
 
 
 def _pair(config: DecoderConfig, device: str) -> tuple[nn.Module, Any]:
-    """Return transformers' model with random weights, and our model loaded from its checkpoint, both in float32."""
+    """Return transformers' model with random weights, and our model loaded from its checkpoint,
+    both in float32.
+    """
     import transformers
 
     values = config_to_hf(config)
@@ -89,7 +108,9 @@ def _loss_error(theirs: nn.Module, ours: Any, tokens: Tensor) -> float:
     expected = theirs(input_ids=tokens, labels=tokens).loss
     error = float((ours.loss(tokens) - expected).abs())
     if error > 1e-4:
-        raise AssertionError(f"the two models have the same weights, but their losses differ by {error:g}")
+        raise AssertionError(
+            f"the two models have the same weights, but their losses differ by {error:g}"
+        )
     return error
 
 
@@ -105,7 +126,9 @@ def _step(loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> Step:
 
 
 def _peak_growth(step: Step, device: str) -> int:
-    """Return the bytes that a step allocates at its peak; 0 on a CPU, where torch does not count them."""
+    """Return the bytes that a step allocates at its peak; 0 on a CPU, where torch does not count
+    them.
+    """
     for _ in range(3):
         step()
     if device != "cuda":

@@ -2,8 +2,8 @@
 
     python benchmarks/two_trees.py --before ../old/src --after src --runs 12 --out rows.jsonl
 
-Each run is a process of its own and runs `ropewalk bench` on the CPU, and the trees take turns in being first. Both must
-have their native kernel (`python setup.py build_ext --inplace`).
+Each run is a process of its own and runs `ropewalk bench` on the CPU, and the trees take turns in
+being first. Both must have their native kernel (`python setup.py build_ext --inplace`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ SHAPES = ("cpu decode", "cpu mid", "cpu prefill")
 
 def measure(source: Path, shapes: list[str]) -> list[dict[str, Any]]:
     """Return the rows of one run of `ropewalk bench` from a source tree."""
-    command = [sys.executable, "-m", "ropewalk", "bench", "--device", "cpu", "--contender", "ropewalk", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ropewalk",
+        "bench",
+        "--device",
+        "cpu",
+        "--contender",
+        "ropewalk",
+        "--json",
+    ]
     command += [part for shape in shapes for part in ("--shape", shape)]
     environment = os.environ | {"PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -35,9 +45,15 @@ def measure(source: Path, shapes: list[str]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure both trees as often as asked, print the table, and write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="the src folder of the earlier tree")
-    parser.add_argument("--after", type=Path, required=True, help="the src folder of the later tree")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--before", type=Path, required=True, help="the src folder of the earlier tree"
+    )
+    parser.add_argument(
+        "--after", type=Path, required=True, help="the src folder of the later tree"
+    )
     parser.add_argument("--runs", type=int, default=12)
     parser.add_argument("--shape", action="append", choices=SHAPES, help="by default all of them")
     parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON lines")
@@ -46,8 +62,13 @@ def main() -> None:
         parser.error("--runs: must be at least 2, because quartiles are shown")
     trees, rows = [("before", options.before), ("after", options.after)], []
     for run in range(1, options.runs + 1):
-        for name, source in trees if run % 2 else reversed(trees):  # the tree that is first changes from run to run
-            rows += [{"tree": name, "run": run, **row} for row in measure(source, options.shape or [*SHAPES])]
+        for name, source in (
+            trees if run % 2 else reversed(trees)
+        ):  # the tree that is first changes from run to run
+            rows += [
+                {"tree": name, "run": run, **row}
+                for row in measure(source, options.shape or [*SHAPES])
+            ]
         if options.out is not None:
             write(options.out, rows)
         print(f"run {run} of {options.runs}", file=sys.stderr, flush=True)

@@ -1,4 +1,6 @@
-"""Time ropewalk on the GPU with variants of the plain case: packed sequences, three axes (M-RoPE), a partly rotated head."""
+"""Time ropewalk on the GPU with variants of the plain case: packed sequences, three axes (M-RoPE),
+a partly rotated head.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from ropewalk.bench.rows import run_script
 
 
 def measure(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:
-    """Yield rows of every variant, for shapes by name and both orders of axes; each should be about as fast as the plain case."""
+    """Yield rows of every variant, for shapes by name and both orders of axes; each should be about
+    as fast as the plain case.
+    """
     for name, order in itertools.product(names, ("bshd", "bhsd")):
         for variant in VARIANTS:
             sets = copies(make_case(name, order, "cuda", variant=variant))

@@ -1,7 +1,9 @@
-"""Times of causal attention with a window, and with packed documents: one mask tensor, blocks of queries, and FlexAttention.
+"""Times of causal attention with a window, and with packed documents: one mask tensor, blocks of
+queries, and FlexAttention.
 
-The mask tensor is made in every call, as in a layer of a model. FlexAttention keeps the block mask of a window between calls, and
-makes that of documents in every call. A way must agree with the mask tensor before it is timed.
+The mask tensor is made in every call, as in a layer of a model. FlexAttention keeps the block mask
+of a window between calls, and makes that of documents in every call. A way must agree with the mask
+tensor before it is timed.
 """
 
 from __future__ import annotations
@@ -31,17 +33,26 @@ ROUNDS = 9
 
 
 def make_call(device: str, length: int, window: int | None = None, size: int | None = None) -> Call:
-    """Return a causal call of `length` tokens, with a window or with packed documents of `size` tokens."""
+    """Return a causal call of `length` tokens, with a window or with packed documents of `size`
+    tokens.
+    """
     q_heads, k_heads, dim, dtype = SIZES[device]
-    q, k, v = (torch.randn(1, heads, length, dim, device=device, dtype=dtype) for heads in (q_heads, k_heads, k_heads))
+    q, k, v = (
+        torch.randn(1, heads, length, dim, device=device, dtype=dtype)
+        for heads in (q_heads, k_heads, k_heads)
+    )
     documents = None if size is None else (torch.arange(length, device=device) // size)[None]
-    return Call(q, k, v, dim**-0.5, Visibility(True, window, q_documents=documents, k_documents=documents))
+    return Call(
+        q, k, v, dim**-0.5, Visibility(True, window, q_documents=documents, k_documents=documents)
+    )
 
 
 def one_mask(call: Call) -> Tensor:
     """Return torch's attention with one mask tensor for all queries and keys."""
     mask, grouped = call.full_mask(call.q.dtype), call.q.shape[1] != call.k.shape[1]
-    return F.scaled_dot_product_attention(call.q, call.k, call.v, mask, scale=call.scale, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        call.q, call.k, call.v, mask, scale=call.scale, enable_gqa=grouped
+    )
 
 
 def milliseconds(run: Callable[[], Any], device: str) -> float:
@@ -59,7 +70,9 @@ def milliseconds(run: Callable[[], Any], device: str) -> float:
 
 @torch.no_grad()
 def measure(device: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for every kind, length and way; `chosen` is the backend that a layer takes by itself."""
+    """Yield a row for every kind, length and way; `chosen` is the backend that a layer takes by
+    itself.
+    """
     torch.manual_seed(0)
     for kind, options in KINDS.items():
         for length in LENGTHS[device]:
@@ -78,11 +91,19 @@ def measure(device: str) -> Iterator[dict[str, Any]]:
             for way, run in ways.items():
                 torch.testing.assert_close(run(), want, atol=tolerance, rtol=tolerance)
                 yield {
-                    "what": "window", "kind": kind, "length": length, "way": way, "chosen": pick(call)[0],
+                    "what": "window",
+                    "kind": kind,
+                    "length": length,
+                    "way": way,
+                    "chosen": pick(call)[0],
                     "heads": f"{call.q.shape[1]}/{call.k.shape[1]}x{call.q.shape[-1]}",
-                    "dtype": str(want.dtype).removeprefix("torch."), "ms": round(milliseconds(run, device), 3), "rounds": ROUNDS,
-                }  # fmt: skip
+                    "dtype": str(want.dtype).removeprefix("torch."),
+                    "ms": round(milliseconds(run, device), 3),
+                    "rounds": ROUNDS,
+                }
 
 
 if __name__ == "__main__":
-    run_script(__doc__, {device: lambda device=device: measure(device) for device in ("cuda", "cpu")})
+    run_script(
+        __doc__, {device: lambda device=device: measure(device) for device in ("cuda", "cpu")}
+    )

@@ -1,8 +1,10 @@
-"""Sphinx configuration of the site: `sphinx-build -W -n docs build/site`. The pages are plain Markdown.
+"""Sphinx configuration of the site: `sphinx-build -W -n docs build/site`. The pages are plain
+Markdown.
 
-Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there; its link text is the name in the
-menu. Each module in the table of `api.md` becomes a page made from its docstrings, in the folder `reference`, which is written
-here and not committed; the public names are read from `ropewalk.__all__`. Dark pages show `x-dark.png` instead of `x.png`.
+Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there; its
+link text is the name in the menu. Each module in the table of `api.md` becomes a page made from its
+docstrings, in the folder `reference`, which is written here and not committed; the public names are
+read from `ropewalk.__all__`. Dark pages show `x-dark.png` instead of `x.png`.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def setup(app: Any) -> None:
 
 
 def complete(app: Any, page: str, source: list[str]) -> None:
-    """Add to a page what Sphinx needs: the menu in the index, and the reference from docstrings in api.md."""
+    """Add to a page what Sphinx needs: the menu in the index, and the reference from docstrings in
+    api.md.
+    """
     up = r"\.\./" * (page.count("/") + 1)  # leads out of docs/
     text = re.sub(rf"\[(?P<text>[^\]]*)\]\({up}(?P<path>[^)#\s]+)\)", named_only, source[0])
     if page == "index":
@@ -81,14 +85,24 @@ def with_menu(text: str) -> str:
     for section in sections:
         if pages := [f"{match['name']} <{match['page']}>" for match in ROW_LINK.finditer(section)]:
             caption = section.splitlines()[0]
-            menus.append("\n".join([":::{toctree}", ":hidden:", f":caption: {caption}", "", *pages, ":::", ""]))
+            menus.append(
+                "\n".join(
+                    [":::{toctree}", ":hidden:", f":caption: {caption}", "", *pages, ":::", ""]
+                )
+            )
     return "## ".join([title, *sections]) + "\n\n" + "\n".join(menus)
 
 
 def with_reference(text: str) -> str:
-    """Return api.md with the docstrings of the public names below the table of modules, whose rows link their pages."""
-    names = "\n\n".join(directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType))
-    linked = ROW_MODULE.sub(lambda row: f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} |", text)
+    """Return api.md with the docstrings of the public names below the table of modules, whose rows
+    link their pages.
+    """
+    names = "\n\n".join(
+        directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType)
+    )
+    linked = ROW_MODULE.sub(
+        lambda row: f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} |", text
+    )
     menu = [
         "",
         ":::{toctree}",
@@ -102,11 +116,15 @@ def with_reference(text: str) -> str:
 
 
 def write_reference(table: Path, folder: Path) -> None:
-    """Write one page per module of a table; a page that is the same stays, so that Sphinx does not read it again."""
+    """Write one page per module of a table; a page that is the same stays, so that Sphinx does not
+    read it again.
+    """
     folder.mkdir(exist_ok=True)
     pages = {}
     for match in ROW_MODULE.finditer(table.read_text(encoding="utf-8")):
-        pages[f"{match['module']}.md"] = f"# {match['module']}\n\n{in_rst(of_module(match['module']))}"
+        pages[f"{match['module']}.md"] = (
+            f"# {match['module']}\n\n{in_rst(of_module(match['module']))}"
+        )
     for old in folder.glob("*.md"):
         if old.name not in pages:
             old.unlink()
@@ -132,11 +150,21 @@ def with_dark_pictures(app: Any, doctree: Any) -> None:
 
 
 def of_module(name: str) -> str:
-    """Return the directives for a module: its docstring, its registries with their entries, and its other members."""
+    """Return the directives for a module: its docstring, its registries with their entries, and its
+    other members.
+    """
     module = importlib.import_module(name)
-    annotated = [key for key in getattr(module, "__annotations__", {}) if key.isupper() and not key.startswith("_")]
+    annotated = [
+        key
+        for key in getattr(module, "__annotations__", {})
+        if key.isupper() and not key.startswith("_")
+    ]
     registries = [key for key in annotated if isinstance(getattr(module, key), dict)]
-    members = [f".. automodule:: {name}", "   :members:", f"   :exclude-members: {', '.join(registries)}" if registries else ""]
+    members = [
+        f".. automodule:: {name}",
+        "   :members:",
+        f"   :exclude-members: {', '.join(registries)}" if registries else "",
+    ]
     shown = [f".. autodata:: {name}.{key}\n   :no-value:" for key in registries]
     return "\n\n".join(["\n".join(filter(None, members)), *shown])
 
@@ -156,23 +184,37 @@ def in_rst(text: str) -> str:
     return f"```{{eval-rst}}\n{text}\n```\n"
 
 
-def as_restructured_text(app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """Convert a docstring (plain text with `names`, lists and indented blocks) to reStructuredText, in place in `lines`."""
+def as_restructured_text(
+    app: Any, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    """Convert a docstring (plain text with `names`, lists and indented blocks) to reStructuredText,
+    in place in `lines`.
+    """
     if what == "data" and isinstance(value, dict):
-        docstring = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines  # not the docstring of dict itself
-        lines[:] = [*docstring, "", "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str))]
+        docstring = (
+            [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines
+        )  # not the docstring of dict itself
+        lines[:] = [
+            *docstring,
+            "",
+            "Entries: " + ", ".join(f"`{key}`" for key in value if isinstance(key, str)),
+        ]
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
     lines[:] = "\n\n".join(paragraph_in_rst(paragraph) for paragraph in paragraphs).split("\n")
 
 
 def paragraph_in_rst(paragraph: str) -> str:
-    """Return one paragraph: a list stays a list, indented lines and columns become a literal block, the rest is text."""
+    """Return one paragraph: a list stays a list, indented lines and columns become a literal block,
+    the rest is text.
+    """
     rows = paragraph.split("\n")
     if rows[0].startswith("- "):
         return "\n".join(words(row) for row in rows)
     columns = re.compile(r"\S {2,}\S")  # "q, k       [B, H, S, D]"
     # the number of lines of text before the first indented line or row of columns
-    text_lines = next((n for n, row in enumerate(rows) if row.startswith(" ") or columns.search(row)), len(rows))
+    text_lines = next(
+        (n for n, row in enumerate(rows) if row.startswith(" ") or columns.search(row)), len(rows)
+    )
     block = textwrap.indent(textwrap.dedent("\n".join(rows[text_lines:])), "   ")
     parts = [words("\n".join(rows[:text_lines])), f"::\n\n{block}" if block else ""]
     return "\n\n".join(filter(None, parts))
@@ -181,18 +223,25 @@ def paragraph_in_rst(paragraph: str) -> str:
 def words(text: str) -> str:
     """Escape characters that reStructuredText treats as markup, and set `names` as code."""
     pieces = re.split(r"(`[^`\n]+`)", text)
-    return "".join(f"`{piece}`" if piece.startswith("`") else re.sub(r"([\\*|_`])", r"\\\1", piece) for piece in pieces)
+    return "".join(
+        f"`{piece}`" if piece.startswith("`") else re.sub(r"([\\*|_`])", r"\\\1", piece)
+        for piece in pieces
+    )
 
 
 def by_public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """Return the link to a type by its public name; a type that is not on the page, such as torch's, stays plain text."""
+    """Return the link to a type by its public name; a type that is not on the page, such as
+    torch's, stays plain text.
+    """
     target = node.get("reftarget", "")
     module, _, name = target.rpartition(".")
     if node.get("refdomain") != "py" or node.get("refexplicit"):
         return None
     if name in rw.__all__ and target.startswith("ropewalk."):
         domain = env.get_domain("py")
-        return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", f"ropewalk.{name}", node, content)
+        return domain.resolve_xref(
+            env, node["refdoc"], app.builder, "obj", f"ropewalk.{name}", node, content
+        )
     public = module in env.get_domain("py").modules and not name.startswith("_")
     on_page = public and inspect.isclass(getattr(sys.modules[module], name, None))
     return None if on_page else content

@@ -1,4 +1,6 @@
-"""Formulas as MathML, which browsers draw without a script: a renderer of Sphinx for the part of LaTeX that the pages use."""
+"""Formulas as MathML, which browsers draw without a script: a renderer of Sphinx for the part of
+LaTeX that the pages use.
+"""
 
 # ruff: noqa: RUF001 - the signs of formulas
 
@@ -10,16 +12,52 @@ from typing import Any
 
 #: commands that stand for one sign: <mi> for a letter, <mo> for an operator
 LETTERS = {
-    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "Delta": "Δ", "tau": "τ", "zeta": "ζ", "theta": "θ", "lambda": "λ",
-    "phi": "φ", "Phi": "Φ",
-    "omega": "ω", "pi": "π", "infty": "∞", "ldots": "…", "cos": "cos", "sin": "sin", "log": "log", "ln": "ln", "max": "max",
-    "min": "min", "exp": "exp", "Re": "Re",
-}  # fmt: skip
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+    "delta": "δ",
+    "Delta": "Δ",
+    "tau": "τ",
+    "zeta": "ζ",
+    "theta": "θ",
+    "lambda": "λ",
+    "phi": "φ",
+    "Phi": "Φ",
+    "omega": "ω",
+    "pi": "π",
+    "infty": "∞",
+    "ldots": "…",
+    "cos": "cos",
+    "sin": "sin",
+    "log": "log",
+    "ln": "ln",
+    "max": "max",
+    "min": "min",
+    "exp": "exp",
+    "Re": "Re",
+}
 SIGNS = {
-    "langle": "⟨", "rangle": "⟩", "cdot": "·", "otimes": "⊗", "times": "×", "le": "≤", "ge": "≥", "sum": "∑", "pm": "±",
-    "lceil": "⌈", "rceil": "⌉", "lfloor": "⌊", "rfloor": "⌋", "lvert": "|", "rvert": "|", "leftarrow": "←", "bmod": "mod",
-    "top": "⊤", "quad": "\u2003", ",": "\u2009",
-}  # fmt: skip
+    "langle": "⟨",
+    "rangle": "⟩",
+    "cdot": "·",
+    "otimes": "⊗",
+    "times": "×",
+    "le": "≤",
+    "ge": "≥",
+    "sum": "∑",
+    "pm": "±",
+    "lceil": "⌈",
+    "rceil": "⌉",
+    "lfloor": "⌊",
+    "rfloor": "⌋",
+    "lvert": "|",
+    "rvert": "|",
+    "leftarrow": "←",
+    "bmod": "mod",
+    "top": "⊤",
+    "quad": "\u2003",
+    ",": "\u2009",
+}
 #: brackets keep the size of the letters, as in LaTeX
 BRACKETS = "()[]|⟨⟩⌈⌉⌊⌋"
 NO_BREAK = "\u00a0"
@@ -43,7 +81,9 @@ def mathml(formula: str, *, block: bool = False) -> str:
 
 
 def _row(tokens: list[re.Match[str]], until: str | None) -> tuple[str, list[re.Match[str]]]:
-    """Return the elements up to the closing brace `until`, in one row, and the tokens after it; None: up to the end."""
+    """Return the elements up to the closing brace `until`, in one row, and the tokens after it;
+    None: up to the end.
+    """
     parts: list[str] = []
     while tokens:
         if tokens[0]["sign"] == "}":
@@ -69,7 +109,9 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         kind = tokens[0]["sign"]
         scripts[kind], tokens = _element(tokens[1:])
     has_limits = base == f"<mo>{SIGNS['sum']}</mo>"
-    lower, upper, both = ("munder", "mover", "munderover") if has_limits else ("msub", "msup", "msubsup")
+    lower, upper, both = (
+        ("munder", "mover", "munderover") if has_limits else ("msub", "msup", "msubsup")
+    )
     if len(scripts) == 2:
         return f"<{both}>{base}{scripts['_']}{scripts['^']}</{both}>", tokens
     for kind, tag in (("_", lower), ("^", upper)):
@@ -79,7 +121,9 @@ def _atom(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
 
 
 def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
-    """Return the element that begins with the first token, without exponent and index, and the tokens after it."""
+    """Return the element that begins with the first token, without exponent and index, and the
+    tokens after it.
+    """
     if not tokens or tokens[0]["sign"] == "}":
         raise FormulaError("nothing after a command, _ or ^")
     first, rest = tokens[0], tokens[1:]
@@ -107,7 +151,9 @@ def _element(tokens: list[re.Match[str]]) -> tuple[str, list[re.Match[str]]]:
         return f"<mfrac>{numerator}{denominator}</mfrac>", rest
     if name in ("sqrt", "overline", "bar"):
         inner, rest = _element(rest)
-        return (f"<msqrt>{inner}</msqrt>" if name == "sqrt" else f"<mover>{inner}<mo>‾</mo></mover>"), rest
+        return (
+            f"<msqrt>{inner}</msqrt>" if name == "sqrt" else f"<mover>{inner}<mo>‾</mo></mover>"
+        ), rest
     raise FormulaError(f"unknown command \\{name}")
 
 
@@ -121,7 +167,9 @@ def setup(app: Any) -> dict[str, bool]:
     """Register the renderer with Sphinx."""
 
     def visitor(block: bool) -> Any:
-        """Return the function that writes a formula of Sphinx's tree to the page, inside a line or as a block."""
+        """Return the function that writes a formula of Sphinx's tree to the page, inside a line or
+        as a block.
+        """
 
         def write(translator: Any, node: Any) -> None:
             """Append the formula to the page; SkipNode says that the node is done."""

@@ -1,7 +1,7 @@
 """Draw the pictures of the documentation: `python docs/pictures.py` writes docs/images/*.png.
 
-`python docs/pictures.py further` draws only what committed rows say about a pretrained model: its loss by position, and the pass
-keys that it finds after training.
+`python docs/pictures.py further` draws only what committed rows say about a pretrained model: its
+loss by position, and the pass keys that it finds after training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ropewalk.plots import Look, methods
 FURTHER = Path(__file__).parents[1] / "results" / "lab" / "h200_real_extend"
 #: the README shows this multiple of the trained length, at which pass keys are measured too
 MULTIPLE = 4
-#: the rows of `ropewalk lab run real_tune` on a GPU -> what a line of the picture says about its training windows
+#: the rows of `ropewalk lab run real_tune` on a GPU -> what a line of the picture says about its
+#: training windows
 TUNED = {"h200_real_tune_200": "", "h200_real_tune_codes": ", codes"}
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
@@ -40,7 +41,12 @@ def main() -> None:
     # this figure compares with 60 digits of the definition instead of float64 frequencies
     curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians.tolist()
     remappings = {name: remapping.for_length(4096, 16384) for name, remapping in REMAPPINGS.items()}
-    factors = {"log-n, 4096": LogN(4096), "Llama 4": FloorLog(0.1, 8192, shift=1), "Beam": Power(), "Inkling, 8192": LogAbove()}
+    factors = {
+        "log-n, 4096": LogN(4096),
+        "Llama 4": FloorLog(0.1, 8192, shift=1),
+        "Beam": Power(),
+        "Inkling, 8192": LogAbove(),
+    }
     print(plots.save_reading(plots.View(), IMAGES / "reading.gif"))
     for suffix, look in LOOKS.items():
         drawn = {name: plots.draw(name, plots.View(look=look)) for name in plots.FIGURES}
@@ -56,11 +62,19 @@ def main() -> None:
         pictures |= {f"method-{name}": draw(look) for name, draw in METHOD_PICTURES.items()}
         for name, figure in pictures.items():
             print(reduced(plots.save(figure, IMAGES / f"{name}{suffix}.png")))
-        print(reduced(plots.save(plots.contact_sheet(drawn, look), IMAGES / f"figures{suffix}.png", dpi=80)))
+        print(
+            reduced(
+                plots.save(
+                    plots.contact_sheet(drawn, look), IMAGES / f"figures{suffix}.png", dpi=80
+                )
+            )
+        )
 
 
 def draw_further(run: Path, folder: Path) -> None:
-    """Write the loss of a pretrained model by position, from the rows of a run, on light and dark paper."""
+    """Write the loss of a pretrained model by position, from the rows of a run, on light and dark
+    paper.
+    """
     measured, facts = read_study(run)
     shown = [row for row in measured if row["factor"] == MULTIPLE]
     for suffix, look in LOOKS.items():
@@ -68,33 +82,56 @@ def draw_further(run: Path, folder: Path) -> None:
 
 
 def draw_tuned(runs: dict[Path, str], folder: Path) -> None:
-    """Write which of the pass keys far away each trained model finds, on light and dark paper; `runs` has a text for each."""
+    """Write which of the pass keys far away each trained model finds, on light and dark paper;
+    `runs` has a text for each.
+    """
     found: dict[str, list[float]] = {}
     for run, said in runs.items():
         keys = [row for row in read_study(run)[0] if row["metric"] == "found"]
         far = max(row["length"] for row in keys)
-        found |= {f"{row['method']}, {row['objective']}{said}": row["values"] for row in keys if row["length"] == far}
+        found |= {
+            f"{row['method']}, {row['objective']}{said}": row["values"]
+            for row in keys
+            if row["length"] == far
+        }
     for suffix, look in LOOKS.items():
         print(reduced(plots.save(keys_by_place(found, look), folder / f"tuned{suffix}.png")))
 
 
 def keys_by_place(found: dict[str, list[float]], look: Look) -> Any:
-    """Return a figure with a line for each model: a mark for each pass key, from the start of the text to its end."""
+    """Return a figure with a line for each model: a mark for each pass key, from the start of the
+    text to its end.
+    """
     figure, (ax,) = plots.blank(look, 8.0, 1.2 + 0.35 * len(found))
     for line, values in enumerate(found.values()):
         for kind, colour, mark in ((1, look.colour(0), "o"), (0, look.colour(1), "x")):
-            places = [place / (len(values) - 1) for place, value in enumerate(values) if value == kind]
-            ax.plot(places, [line] * len(places), mark, color=colour, markersize=7, markeredgewidth=2)
-    ax.set_yticks(range(len(found)), [f"{name}: {sum(values):.0f} of {len(values)}" for name, values in found.items()])
+            places = [
+                place / (len(values) - 1) for place, value in enumerate(values) if value == kind
+            ]
+            ax.plot(
+                places, [line] * len(places), mark, color=colour, markersize=7, markeredgewidth=2
+            )
+    ax.set_yticks(
+        range(len(found)),
+        [f"{name}: {sum(values):.0f} of {len(values)}" for name, values in found.items()],
+    )
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["start", "25 %", "50 %", "75 %", "end"])
     ax.invert_yaxis()
-    plots.label_axes(ax, look, title="Pass keys found (o) and missed (x)", x="place of the key in the text")
+    plots.label_axes(
+        ax, look, title="Pass keys found (o) and missed (x)", x="place of the key in the text"
+    )
     return plots.finish(figure, look)
 
 
 def reduced(path: Path) -> Path:
-    """Reduce a picture to 128 colours, a fifth of the bytes; maximum coverage keeps the colours of the lines."""
-    picture = Image.open(path).convert("RGB").quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    """Reduce a picture to 128 colours, a fifth of the bytes; maximum coverage keeps the colours of
+    the lines.
+    """
+    picture = (
+        Image.open(path)
+        .convert("RGB")
+        .quantize(128, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    )
     picture.save(path, optimize=True)
     return path
 

@@ -12,9 +12,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--mute-audio",
-         "--disable-background-networking", "--remote-debugging-port=0", "--window-size=1280,1100")  # fmt: skip
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--mute-audio",
+    "--disable-background-networking",
+    "--remote-debugging-port=0",
+    "--window-size=1280,1100",
+)
 
 
 class Browser:
@@ -31,10 +42,15 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        port = _until(lambda: (profile / "DevToolsActivePort").read_text().split()[0], "chromium to open its port")
+        port = _until(
+            lambda: (profile / "DevToolsActivePort").read_text().split()[0],
+            "chromium to open its port",
+        )
         pages = _until(lambda: _tabs(port), "chromium to open a tab")
         self.opened = ExitStack()
-        self.socket = self.opened.enter_context(connect(pages[0]["webSocketDebuggerUrl"], max_size=None, compression=None))
+        self.socket = self.opened.enter_context(
+            connect(pages[0]["webSocketDebuggerUrl"], max_size=None, compression=None)
+        )
 
     def close(self) -> None:
         self.opened.close()
@@ -52,10 +68,14 @@ class Browser:
                 return answer["result"]
 
     def js(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression on the page; one that reads an element not drawn yet is evaluated again."""
+        """Return the value of a JavaScript expression on the page; one that reads an element not
+        drawn yet is evaluated again.
+        """
         end = time.monotonic() + 45.0
         while True:
-            result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+            result = self.send(
+                "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+            )
             failed = result.get("exceptionDetails")
             if failed is None:
                 return result["result"].get("value")
@@ -72,13 +92,19 @@ class Browser:
         """Open an address, and wait until the page is drawn."""
         self.send("Page.navigate", url=address)
         self.wait(
-            "document.querySelectorAll('[data-testid=stRadio], [data-testid=stButtonGroup]').length > 1", "the page to be drawn"
+            "document.querySelectorAll('[data-testid=stRadio], "
+            "[data-testid=stButtonGroup]').length > 1",
+            "the page to be drawn",
         )
         self.settle()
 
     def settle(self) -> None:
         """Wait until streamlit runs no script and every element is drawn."""
-        self.wait("document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === 'notRunning'", "the run to end")
+        self.wait(
+            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === "
+            "'notRunning'",
+            "the run to end",
+        )
         # in the place of an element whose code is still being loaded
         self.wait("document.querySelector('[data-testid=stSkeleton]') === null", "the elements")
 
@@ -89,7 +115,9 @@ class Browser:
 
     def key(self, name: str, code: int, text: str = "") -> None:
         common = {"key": name, "code": name, "windowsVirtualKeyCode": code}
-        self.send("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {}))
+        self.send(
+            "Input.dispatchKeyEvent", type="keyDown", **common, **({"text": text} if text else {})
+        )
         self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def write(self, text: str) -> None:
@@ -106,7 +134,9 @@ class Browser:
     def drop(self, path: Path) -> None:
         """Give a file to the page's file field."""
         self.wait("document.querySelector('input[type=file]') !== null", "the file field")
-        found = self.send("Runtime.evaluate", expression="document.querySelector('input[type=file]')")
+        found = self.send(
+            "Runtime.evaluate", expression="document.querySelector('input[type=file]')"
+        )
         self.send("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
 
     def text(self) -> str:

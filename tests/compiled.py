@@ -1,4 +1,6 @@
-"""What torch.compile and torch.export make of a rotation: one graph, the same bits. Run by test_ops.py in another process."""
+"""What torch.compile and torch.export make of a rotation: one graph, the same bits. Run by
+test_ops.py in another process.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,10 @@ def q_and_k(s):
 
 def skip_learnable(name):
     if OLD_TORCH and name == "learnable":
-        pytest.skip(f"torch {torch.__version__}: its compiler cannot pass a default that is an object of the package")
+        pytest.skip(
+            f"torch {torch.__version__}: its compiler cannot pass a default that is an object "
+            "of the package"
+        )
 
 
 @pytest.mark.sampled
@@ -82,8 +87,16 @@ def test_far_positions_follow_the_published_formulas(rule):
     rw.clear_caches()
     x = torch.zeros(1, 1, 8, spec.head_dim)
     x[..., : spec.pairs] = 1.0
-    found = torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")(x, torch.tensor(positions))[0, 0].double().numpy()
-    error = far.largest_error(found[:, : spec.pairs] + 1j * found[:, spec.pairs :], far.expected(spec, positions))
+    found = (
+        torch.compile(rope.rotate, fullgraph=True, backend="aot_eager")(x, torch.tensor(positions))[
+            0, 0
+        ]
+        .double()
+        .numpy()
+    )
+    error = far.largest_error(
+        found[:, : spec.pairs] + 1j * found[:, spec.pairs :], far.expected(spec, positions)
+    )
     assert error <= far.LIMITS[40]
 
 
@@ -123,7 +136,10 @@ def test_gradients(name):
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
     q, k = (x.requires_grad_() for x in q_and_k(7))
     wanted = (q, k, *rope.parameters())
-    grads = [torch.autograd.grad((f(q, k)[0] * 2).sum() + f(q, k)[1].pow(2).sum(), wanted) for f in (compiled, rope)]
+    grads = [
+        torch.autograd.grad((f(q, k)[0] * 2).sum() + f(q, k)[1].pow(2).sum(), wanted)
+        for f in (compiled, rope)
+    ]
     for found, expected in zip(*grads, strict=True):
         assert_close(found, expected)
 
@@ -132,7 +148,9 @@ def test_gradients(name):
 @pytest.mark.parametrize("name", ["default", "dynamic", "learnable"])
 def test_in_place(name):
     rope = rw.Rope(sample_spec(name)).requires_grad_(False)
-    compiled = torch.compile(lambda q, k: rope(q, k, inplace=True), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda q, k: rope(q, k, inplace=True), fullgraph=True, backend="aot_eager"
+    )
     q, k = q_and_k(7)
     expected = rope(q, k)
     found = compiled(q, k)
@@ -160,7 +178,9 @@ def test_a_length_a_row():
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("name", "form"), [("default", "cos_sin_hf"), ("dynamic", "cos_sin"), ("learnable", "cos_sin")])
+@pytest.mark.parametrize(
+    ("name", "form"), [("default", "cos_sin_hf"), ("dynamic", "cos_sin"), ("learnable", "cos_sin")]
+)
 def test_tables(name, form):
     rope = rw.Rope(sample_spec(name))
     method = getattr(rope, form)
@@ -173,13 +193,18 @@ def test_tables(name, form):
 
 @needs_torch_2_7("its compiler cannot pass a default that is an object of the package")
 @pytest.mark.parametrize(
-    "axis_map", [rw.axes.by_head([1, 1], 7, num_heads=H), rw.axes.GoldenAxes(H, 7, 3)], ids=["head", "golden"]
+    "axis_map",
+    [rw.axes.by_head([1, 1], 7, num_heads=H), rw.axes.GoldenAxes(H, 7, 3)],
+    ids=["head", "golden"],
 )
 def test_frequencies_per_head(axis_map):
     rope, counted = rw.Rope(rw.RopeSpec(HEAD_DIM, axes=axis_map)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
     for s in (3, 40):
-        q, k, positions = *torch.randn(2, B, H, s, HEAD_DIM), torch.randint(0, 10**7, (axis_map.num_axes, B, s))
+        q, k, positions = (
+            *torch.randn(2, B, H, s, HEAD_DIM),
+            torch.randint(0, 10**7, (axis_map.num_axes, B, s)),
+        )
         for found, expected in zip(compiled(q, k, positions), rope(q, k, positions), strict=True):
             assert torch.equal(found, expected), s
     assert counted.graphs <= 2
@@ -197,13 +222,19 @@ def test_unrotate_rerotate_and_drop_in():
     }
     x = torch.randn(B, H, 7, HEAD_DIM)
     for name, call in calls.items():
-        assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)), name
+        assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)), (
+            name
+        )
 
 
 def test_a_table_of_the_other_layout_is_refused():
-    cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM, layout="interleaved")).cos_sin_hf(torch.arange(7)[None])
+    cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM, layout="interleaved")).cos_sin_hf(
+        torch.arange(7)[None]
+    )
     x = torch.randn(B, H, 7, HEAD_DIM)
-    compiled = torch.compile(lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin)[0], fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin)[0], fullgraph=True, backend="aot_eager"
+    )
     with pytest.raises(RuntimeError, match="layout pairs dimensions"):
         compiled(x)
 
@@ -215,7 +246,9 @@ def test_refusals_are_still_said():
         compiled(torch.randn(B, H, 7, 16))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning", "ignore:Skipping serialization")
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script:DeprecationWarning", "ignore:Skipping serialization"
+)
 def test_inductor():
     """The real compiler, around an attention score; needs a C++ compiler."""
     rope = rw.Rope(sample_spec("yarn"))
@@ -250,8 +283,16 @@ print(json.dumps(program.module()(torch.tensor([1.0, 0.0]).expand(1, 3, 7, 2)).t
 
 def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp_path):
     saved = tmp_path / "rotated.pt2"
-    torch.export.save(torch.export.export(Rotated(), (torch.ones(1, 3, 7, 2),), strict=False), saved)
-    done = subprocess.run([sys.executable, "-c", RUN_SAVED, saved], capture_output=True, text=True, check=True, timeout=120)
+    torch.export.save(
+        torch.export.export(Rotated(), (torch.ones(1, 3, 7, 2),), strict=False), saved
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_SAVED, saved],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     heads = json.loads(done.stdout)[0]
     assert len(heads) == 3
     for head in heads:

@@ -1,4 +1,6 @@
-"""Seeded randomness, run-time checks of types, and no GPU tests without a GPU; `sampling` has the short form of the tests."""
+"""Seeded randomness, run-time checks of types, and no GPU tests without a GPU; `sampling` has the
+short form of the tests.
+"""
 
 import os
 
@@ -14,20 +16,47 @@ import torch
 
 pytest_plugins = ["sampling"]
 SOURCE = Path(__file__).parents[1] / "src"
-#: the files that take longest come first: where each worker takes a file at a time, all of them end together
+#: the files that take longest come first: where each worker takes a file at a time, all of them end
+#: together
 LONGEST = (
-    "test_studies", "test_triton", "test_ops", "test_site", "test_browser", "test_patch", "test_fresh_install", "test_ring",
-    "test_story_browser", "test_model_browser", "test_launch", "test_page", "test_cli", "test_caches", "test_real_studies",
-    "test_docs", "test_cpu", "test_architecture", "test_figures", "test_mutation", "test_fused", "test_laws",
-    "test_hostile_options", "test_finetuning", "test_decoder_hf", "test_killed", "test_demo", "test_fit", "test_extend",
+    "test_studies",
+    "test_triton",
+    "test_ops",
+    "test_site",
+    "test_browser",
+    "test_patch",
+    "test_fresh_install",
+    "test_ring",
+    "test_story_browser",
+    "test_model_browser",
+    "test_launch",
+    "test_page",
+    "test_cli",
+    "test_caches",
+    "test_real_studies",
+    "test_docs",
+    "test_cpu",
+    "test_architecture",
+    "test_figures",
+    "test_mutation",
+    "test_fused",
+    "test_laws",
+    "test_hostile_options",
+    "test_finetuning",
+    "test_decoder_hf",
+    "test_killed",
+    "test_demo",
+    "test_fit",
+    "test_extend",
     "test_decoder",
-)  # fmt: skip
+)
 
 
 def pytest_configure(config):
     """Check at run time the shapes and types of modules that state shapes.
 
-    pyright checks the types of all modules, and tests hand stand-ins to some. A bare GPU machine may lack the checker.
+    pyright checks the types of all modules, and tests hand stand-ins to some. A bare GPU machine
+    may lack the checker.
     """
     if importlib.util.find_spec("beartype") is not None:
         from jaxtyping import install_import_hook
@@ -37,7 +66,11 @@ def pytest_configure(config):
 
 def modules_with_shapes() -> list[str]:
     """Return the names of the modules that import jaxtyping."""
-    files = [file for file in (SOURCE / "ropewalk").rglob("*.py") if "jaxtyping" in file.read_text(encoding="utf-8")]
+    files = [
+        file
+        for file in (SOURCE / "ropewalk").rglob("*.py")
+        if "jaxtyping" in file.read_text(encoding="utf-8")
+    ]
     return [".".join(file.relative_to(SOURCE).with_suffix("").parts) for file in files]
 
 
@@ -51,7 +84,11 @@ def _seeded():
 
 def pytest_collection_modifyitems(items):
     """Put the files that take longest first, and skip GPU tests without a GPU."""
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -59,5 +96,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave what the imports made, a million objects, out of later garbage collections: each full one would take 0.7 s."""
+    """Leave what the imports made, a million objects, out of later garbage collections: each full
+    one would take 0.7 s.
+    """
     gc.freeze()

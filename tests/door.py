@@ -1,4 +1,6 @@
-"""Calls as users make them: without the suite's runtime type checks, which would answer before the package does."""
+"""Calls as users make them: without the suite's runtime type checks, which would answer before the
+package does.
+"""
 
 from contextlib import contextmanager
 
@@ -10,7 +12,9 @@ from ropewalk.errors import RopeError
 
 @contextmanager
 def as_users_call():
-    """Context manager: turn off the suite's type checks at run time, which a user's process does not have."""
+    """Context manager: turn off the suite's type checks at run time, which a user's process does
+    not have.
+    """
     before = jaxtyping.config.jaxtyping_disable
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
@@ -20,7 +24,9 @@ def as_users_call():
 
 
 def assert_refused(field: str, call) -> RopeError:
-    """Check that `call()` raises a RopeError about `field`, whose message starts with that name; return the error."""
+    """Check that `call()` raises a RopeError about `field`, whose message starts with that name;
+    return the error.
+    """
     with as_users_call(), pytest.raises(RopeError) as caught:
         call()
     name = caught.value.field.split("[")[0]  # a list names the entry too: short_factor[3]

@@ -1,4 +1,6 @@
-"""How far rotations are from the published formulas at huge positions: random parameters, against 60 digits."""
+"""How far rotations are from the published formulas at huge positions: random parameters, against
+60 digits.
+"""
 
 import random
 
@@ -18,9 +20,16 @@ RULES = {
     "linear": lambda r: fq.Linear(r.uniform(1, 40)),
     "ntk": lambda r: fq.Ntk(r.uniform(1, 40)),
     "yarn": lambda r: fq.Yarn(
-        r.randrange(500, 40_000), r.uniform(8, 40), r.uniform(0.1, 3), r.random() < 0.5, 1.0, factor=r.uniform(1, 40)
+        r.randrange(500, 40_000),
+        r.uniform(8, 40),
+        r.uniform(0.1, 3),
+        r.random() < 0.5,
+        1.0,
+        factor=r.uniform(1, 40),
     ),
-    "llama3": lambda r: fq.Llama3(r.uniform(1, 40), r.uniform(0.5, 2), r.uniform(2, 8), r.randrange(500, 40_000)),
+    "llama3": lambda r: fq.Llama3(
+        r.uniform(1, 40), r.uniform(0.5, 2), r.uniform(2, 8), r.randrange(500, 40_000)
+    ),
 }
 
 
@@ -34,7 +43,9 @@ def draw(rule: str, seed: int) -> rw.RopeSpec:
 
 
 def near(bits: int, count: int, seed: int = 0) -> list[int]:
-    """Return 2^bits, its neighbours, and random positions from half to one and a half times as far, some of them negative."""
+    """Return 2^bits, its neighbours, and random positions from half to one and a half times as far,
+    some of them negative.
+    """
     r = random.Random(seed)
     far = [r.randrange(2 ** (bits - 1), 3 * 2 ** (bits - 1)) for _ in range(count - 3)]
     return [2**bits - 1, 2**bits, 2**bits + 1, *(p if i % 4 else -p for i, p in enumerate(far))]
@@ -47,10 +58,14 @@ def expected(spec: rw.RopeSpec, positions: list[int]):
 
 
 def rotated_units(spec: rw.RopeSpec, positions: list[int], backend: str, dtype: torch.dtype):
-    """Return (1, 0) of every pair rotated by a backend, as cos + i sin, complex128 [positions, pairs]."""
+    """Return (1, 0) of every pair rotated by a backend, as cos + i sin, complex128 [positions,
+    pairs].
+    """
     x = torch.zeros(1, 1, len(positions), spec.head_dim, dtype=dtype)
     x[..., : spec.pairs] = 1.0
-    found = rotation.rotate(x, spec, torch.tensor(positions), backend=backend)[0, 0].double().numpy()
+    found = (
+        rotation.rotate(x, spec, torch.tensor(positions), backend=backend)[0, 0].double().numpy()
+    )
     return found[:, : spec.pairs] + 1j * found[:, spec.pairs :]
 
 

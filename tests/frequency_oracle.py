@@ -1,6 +1,8 @@
-"""Every scaling once more, in 50-digit arithmetic and one pair at a time, straight from the published formulas.
+"""Every scaling once more, in 50-digit arithmetic and one pair at a time, straight from the
+published formulas.
 
-Shares nothing with the package: no tensors, no helper, no field defaults. A scaling without an entry here fails the tests.
+Shares nothing with the package: no tensors, no helper, no field defaults. A scaling without an
+entry here fails the tests.
 """
 
 import mpmath
@@ -42,7 +44,9 @@ def _dynamic(d, theta, length, f):
 
 def _ramp(d, theta, trained, fast, slow, truncate):
     """Return gamma of each pair: 0 keeps its frequency, 1 interpolates it whole."""
-    pair_of = lambda turns: d * mpmath.log(trained / (2 * mpmath.pi * mpf(turns))) / (2 * mpmath.log(theta))
+    pair_of = lambda turns: (
+        d * mpmath.log(trained / (2 * mpmath.pi * mpf(turns))) / (2 * mpmath.log(theta))
+    )
     low, high = pair_of(fast), pair_of(slow)
     if truncate:
         low, high = mpmath.floor(low), mpmath.ceil(high)
@@ -59,8 +63,13 @@ def _ntk_by_parts(d, theta, length, f):
     ntk_share = [(1 - g) * mpf(f["ntk_weight"]) for g in to_linear]
     plain_share = [(1 - g) * mpf(f["keep_weight"]) for g in to_scaled]
     linear, ntk = _linear(d, theta, None, f)[0], _ntk(d, theta, None, f)[0]
-    scaled = [a * (1 - share) + b * share for a, b, share in zip(linear, ntk, ntk_share, strict=True)]
-    mixed = [a * (1 - share) + w * share for a, w, share in zip(scaled, omega(d, theta), plain_share, strict=True)]
+    scaled = [
+        a * (1 - share) + b * share for a, b, share in zip(linear, ntk, ntk_share, strict=True)
+    ]
+    mixed = [
+        a * (1 - share) + w * share
+        for a, w, share in zip(scaled, omega(d, theta), plain_share, strict=True)
+    ]
     return mixed, mpf(1)
 
 
@@ -89,7 +98,9 @@ def _dynamic_yarn(d, theta, length, f):
 
 
 def _longrope(d, theta, length, f):
-    """LongRoPE: frequencies divided by a factor for each pair, which is another one beyond the trained length."""
+    """LongRoPE: frequencies divided by a factor for each pair, which is another one beyond the
+    trained length.
+    """
     long = length is not None and length > f["original_length"]
     factors = f["long_factor"] if long else f["short_factor"]
     s = mpf(f["factor"])
@@ -100,7 +111,9 @@ def _longrope(d, theta, length, f):
 
 def _llama3(d, theta, length, f):
     """Llama 3.1: slow pairs are divided by the factor, fast ones stay, those between are blended."""
-    low, high, trained, s = (mpf(f[k]) for k in ("low_freq_factor", "high_freq_factor", "original_length", "factor"))
+    low, high, trained, s = (
+        mpf(f[k]) for k in ("low_freq_factor", "high_freq_factor", "original_length", "factor")
+    )
 
     def scaled(w):
         wavelength = 2 * mpmath.pi / w
@@ -116,7 +129,9 @@ def _llama3(d, theta, length, f):
 
 def _proportional(d, theta, length, f):
     turning = int(f["fraction"] * d // 2)
-    return [w / mpf(f["factor"]) if i < turning else mpf(0) for i, w in enumerate(omega(d, theta))], mpf(1)
+    return [
+        w / mpf(f["factor"]) if i < turning else mpf(0) for i, w in enumerate(omega(d, theta))
+    ], mpf(1)
 
 
 def _linear_frequencies(d, theta, length, f):
@@ -147,7 +162,9 @@ def _clipped(d, theta, length, f):
         if not f["soft"]:
             radians[count - n + m] = mpf(0)
         elif n > 1:
-            radians[count - n + m] *= (1 + mpmath.cos(mpmath.pi * m / (n - 1))) / 2 if m < n - 1 else 0
+            radians[count - n + m] *= (
+                (1 + mpmath.cos(mpmath.pi * m / (n - 1))) / 2 if m < n - 1 else 0
+            )
     return radians, magnitude
 
 
@@ -184,18 +201,27 @@ def oracle(scaling, d, theta, length=None):
 
 def xpos_log_decay(d, scale_base):
     """Return ln(zeta_i) / scale_base, zeta_i = (2i + 0.4 d) / (1.4 d)."""
-    return [mpmath.log((2 * i + mpf(4) * d / 10) / (mpf(14) * d / 10)) / mpf(scale_base) for i in range(d // 2)]
+    return [
+        mpmath.log((2 * i + mpf(4) * d / 10) / (mpf(14) * d / 10)) / mpf(scale_base)
+        for i in range(d // 2)
+    ]
 
 
 def cos_sin(radians, position):
-    """Return cos and sin of position * radians, with an exact angle; a float64 frequency is taken as exact."""
+    """Return cos and sin of position * radians, with an exact angle; a float64 frequency is taken
+    as exact.
+    """
     angle = mpf(radians) * int(position)
     return mpmath.cos(angle), mpmath.sin(angle)
 
 
 def rotations(radians, positions):
-    """Return e^(i position radians) of mpmath frequencies, complex128 [positions, pairs]; angles are rounded to 2^-190 turns."""
+    """Return e^(i position radians) of mpmath frequencies, complex128 [positions, pairs]; angles
+    are rounded to 2^-190 turns.
+    """
     with mpmath.workdps(60):
         steps = [int(mpmath.nint(r / (2 * mpmath.pi) * 2**190)) for r in radians]
-    turns = np.array([[(int(position) * step % 2**190) / 2**190 for step in steps] for position in positions])
+    turns = np.array(
+        [[(int(position) * step % 2**190) / 2**190 for step in steps] for position in positions]
+    )
     return np.exp(2j * np.pi * turns)

@@ -1,4 +1,6 @@
-"""Writes small GGUF files for tests; written from the format's description, it shares no code with the reader."""
+"""Writes small GGUF files for tests; written from the format's description, it shares no code with
+the reader.
+"""
 
 import struct
 from pathlib import Path
@@ -16,7 +18,9 @@ def string(text: str | bytes) -> bytes:
 
 
 def value(content) -> bytes:
-    """Return the bytes of a value with its type in front: bool, int (uint32), float (float32), str, or a list (ints as int32)."""
+    """Return the bytes of a value with its type in front: bool, int (uint32), float (float32), str,
+    or a list (ints as int32).
+    """
     if isinstance(content, bool):
         return struct.pack("<I?", BOOL, content)
     if isinstance(content, int):
@@ -25,12 +29,22 @@ def value(content) -> bytes:
         return struct.pack("<If", FLOAT32, content)
     if isinstance(content, str):
         return struct.pack("<I", STRING) + string(content)
-    kind, code = {str: (STRING, ""), float: (FLOAT32, "f"), int: (INT32, "i"), bool: (BOOL, "?")}[type(content[0])]
-    entries = b"".join(string(each) if kind == STRING else struct.pack("<" + code, each) for each in content)
+    kind, code = {str: (STRING, ""), float: (FLOAT32, "f"), int: (INT32, "i"), bool: (BOOL, "?")}[
+        type(content[0])
+    ]
+    entries = b"".join(
+        string(each) if kind == STRING else struct.pack("<" + code, each) for each in content
+    )
     return struct.pack("<IIQ", ARRAY, kind, len(content)) + entries
 
 
-def header(pairs: list[bytes], tensors: list[bytes], *, version: int = 3, counts: tuple[int, int] | None = None) -> bytes:
+def header(
+    pairs: list[bytes],
+    tensors: list[bytes],
+    *,
+    version: int = 3,
+    counts: tuple[int, int] | None = None,
+) -> bytes:
     """Return the bytes before the data; `counts` may be wrong numbers of tensors and pairs."""
     numbers = (len(tensors), len(pairs)) if counts is None else counts
     return b"GGUF" + struct.pack("<IQQ", version, *numbers) + b"".join(pairs) + b"".join(tensors)
@@ -51,7 +65,9 @@ def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
 
 
 def write(path: Path, metadata: dict, tensors: dict | None = None) -> Path:
-    """Write a file; a tensor is a float array, or (GGUF's type number, shape, bytes) if it is quantised."""
+    """Write a file; a tensor is a float array, or (GGUF's type number, shape, bytes) if it is
+    quantised.
+    """
     entries, data = [], b""
     for name, content in (tensors or {}).items():
         if not isinstance(content, tuple):
@@ -65,42 +81,80 @@ def write(path: Path, metadata: dict, tensors: dict | None = None) -> Path:
 
 
 def sizes(architecture: str = "llama", **more) -> dict:
-    """Return the metadata of a model with 2 heads of 16 dimensions, without its rope; `more` are further keys."""
+    """Return the metadata of a model with 2 heads of 16 dimensions, without its rope; `more` are
+    further keys.
+    """
     keys = {
-        "context_length": 512, "embedding_length": 32, "block_count": 2, "feed_forward_length": 48,
-        "attention.head_count": 2, "attention.head_count_kv": 1, "attention.layer_norm_rms_epsilon": 1e-5, **more,
-    }  # fmt: skip
-    return {"general.architecture": architecture, **{f"{architecture}.{key}": content for key, content in keys.items()}}
+        "context_length": 512,
+        "embedding_length": 32,
+        "block_count": 2,
+        "feed_forward_length": 48,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        **more,
+    }
+    return {
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": content for key, content in keys.items()},
+    }
 
 
 def interleaved(weight: np.ndarray, head_dim: int) -> np.ndarray:
-    """Return the rows of q or k in the order of a Llama file: dimension i of the first half, then i of the second half."""
+    """Return the rows of q or k in the order of a Llama file: dimension i of the first half, then i
+    of the second half.
+    """
     order = [
-        head + half + i for head in range(0, len(weight), head_dim) for i in range(head_dim // 2) for half in (0, head_dim // 2)
+        head + half + i
+        for head in range(0, len(weight), head_dim)
+        for i in range(head_dim // 2)
+        for half in (0, head_dim // 2)
     ]
     return weight[order]
 
 
 def byte_tokens() -> list[str]:
-    """Return the 256 letters by which byte-level BPE writes bytes; a printable byte is written as itself."""
+    """Return the 256 letters by which byte-level BPE writes bytes; a printable byte is written as
+    itself.
+    """
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in kept]
-    letters = {byte: chr(byte) for byte in kept} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    letters = {byte: chr(byte) for byte in kept} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
     return [letters[byte] for byte in range(256)]
 
 
 def llama_weights(
-    seed: int = 0, *, vocab: int, hidden: int = 32, inner: int = 48, heads: int = 2, kv_heads: int = 1, dim: int = 16
+    seed: int = 0,
+    *,
+    vocab: int,
+    hidden: int = 32,
+    inner: int = 48,
+    heads: int = 2,
+    kv_heads: int = 1,
+    dim: int = 16,
 ):
-    """Return random weights of a Llama with two layers, by their names in a GGUF file; q and k are in the file's order."""
+    """Return random weights of a Llama with two layers, by their names in a GGUF file; q and k are
+    in the file's order.
+    """
     draw = np.random.default_rng(seed)
     normal = lambda *shape: (draw.standard_normal(shape) * 0.3).astype(np.float32)
     weights = {"token_embd.weight": normal(vocab, hidden), "output_norm.weight": 1 + normal(hidden)}
     for layer in range(2):
         shapes = {
-            "attn_norm": (hidden,), "attn_q": (heads * dim, hidden), "attn_k": (kv_heads * dim, hidden),
-            "attn_v": (kv_heads * dim, hidden), "attn_output": (hidden, heads * dim), "ffn_norm": (hidden,),
-            "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
-        }  # fmt: skip
-        weights |= {f"blk.{layer}.{name}.weight": normal(*shape) + (len(shape) == 1) for name, shape in shapes.items()}
+            "attn_norm": (hidden,),
+            "attn_q": (heads * dim, hidden),
+            "attn_k": (kv_heads * dim, hidden),
+            "attn_v": (kv_heads * dim, hidden),
+            "attn_output": (hidden, heads * dim),
+            "ffn_norm": (hidden,),
+            "ffn_gate": (inner, hidden),
+            "ffn_up": (inner, hidden),
+            "ffn_down": (hidden, inner),
+        }
+        weights |= {
+            f"blk.{layer}.{name}.weight": normal(*shape) + (len(shape) == 1)
+            for name, shape in shapes.items()
+        }
     return weights

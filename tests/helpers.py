@@ -1,4 +1,6 @@
-"""Samples of every registry, and the definition of a rotation in NumPy complex numbers, written apart from the package."""
+"""Samples of every registry, and the definition of a rotation in NumPy complex numbers, written
+apart from the package.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,21 @@ from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-#: worst error of a rotation of numbers of size 1: one rounding, and the float32 or float64 arithmetic before it
-TOLERANCE = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2.0**-21, torch.float64: 1e-12}
+#: worst error of a rotation of numbers of size 1: one rounding, and the float32 or float64
+#: arithmetic before it
+TOLERANCE = {
+    torch.float16: 2.0**-10,
+    torch.bfloat16: 2.0**-7,
+    torch.float32: 2.0**-21,
+    torch.float64: 1e-12,
+}
 
-#: ten rotated dimensions, with two unrotated ones before and two after them, so that a wrong slice is seen
+#: ten rotated dimensions, with two unrotated ones before and two after them, so that a wrong slice
+#: is seen
 HEAD_DIM, ROTARY_DIM, ROTARY_START = 14, 10, 2
 
-#: every axis map over five pairs, except `axial`, which needs equal ladders for scalings with one factor for each pair
+#: every axis map over five pairs, except `axial`, which needs equal ladders for scalings with one
+#: factor for each pair
 AXES = {
     "one": None,
     "chunked": axes.chunked([2, 1, 2]),
@@ -32,7 +42,9 @@ AXES = {
 
 
 def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scaling:
-    """Return a scaling whose every parameter matters: short trained lengths, factors that differ from 1."""
+    """Return a scaling whose every parameter matters: short trained lengths, factors that differ
+    from 1.
+    """
     spread = tuple(1.0 + 0.5 * i for i in range(pairs))
     samples = {
         "default": lambda: frequencies.Default(),
@@ -41,19 +53,30 @@ def sample_scaling(name: str, pairs: int = ROTARY_DIM // 2) -> frequencies.Scali
         "ntk_by_parts": lambda: frequencies.NtkByParts(factor=4.0, original_length=64),
         "dynamic": lambda: frequencies.Dynamic(factor=2.0, original_length=8),
         "yarn": lambda: frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0),
-        "dynamic_yarn": lambda: frequencies.DynamicYarn(original_length=8, beta_fast=4.0, beta_slow=0.1),
+        "dynamic_yarn": lambda: frequencies.DynamicYarn(
+            original_length=8, beta_fast=4.0, beta_slow=0.1
+        ),
         "longrope": lambda: frequencies.LongRope(
-            short_factor=spread, long_factor=tuple(3.0 * f for f in spread), original_length=8, factor=4.0
+            short_factor=spread,
+            long_factor=tuple(3.0 * f for f in spread),
+            original_length=8,
+            factor=4.0,
         ),
         "llama3": lambda: frequencies.Llama3(factor=8.0, original_length=64),
         "proportional": lambda: frequencies.Proportional(factor=2.0, fraction=0.7),
         "linear_frequencies": lambda: frequencies.LinearFrequencies(),
         "riflex": lambda: frequencies.Riflex(frames=40, repeat=30),
         "xpos": lambda: frequencies.XPos(scale_base=64.0, center=3),
-        "given": lambda: frequencies.Given(radians=tuple((-0.4) ** i for i in range(pairs)), magnitude=1.5),
+        "given": lambda: frequencies.Given(
+            radians=tuple((-0.4) ** i for i in range(pairs)), magnitude=1.5
+        ),
         "learnable": lambda: frequencies.Learnable(start=frequencies.Linear(factor=2.0)),
-        "clipped": lambda: frequencies.Clipped(frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0), pairs=3),
-        "learned": lambda: frequencies.Learned(frequencies.Linear(factor=2.0), alpha=tuple(0.3 - 0.2 * i for i in range(pairs))),
+        "clipped": lambda: frequencies.Clipped(
+            frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0), pairs=3
+        ),
+        "learned": lambda: frequencies.Learned(
+            frequencies.Linear(factor=2.0), alpha=tuple(0.3 - 0.2 * i for i in range(pairs))
+        ),
     }
     return samples[name]()
 
@@ -63,7 +86,12 @@ def sample_spec(name: str = "default", axis: str = "one", **changes) -> rw.RopeS
     axis_map = AXES[axis]
     pairs = ROTARY_DIM // 2 if axis_map is None else axis_map.pairs
     ladder = pairs if axis_map is None else len(axis_map.ladders()[0][0])
-    fields = {"head_dim": 2 * pairs + 4, "rotary_dim": 2 * pairs, "rotary_start": ROTARY_START, "axes": axis_map}
+    fields = {
+        "head_dim": 2 * pairs + 4,
+        "rotary_dim": 2 * pairs,
+        "rotary_start": ROTARY_START,
+        "axes": axis_map,
+    }
     return rw.RopeSpec(**{**fields, "scaling": sample_scaling(name, ladder), **changes})
 
 
@@ -85,15 +113,19 @@ def members(spec: rw.RopeSpec, layout: str) -> tuple[np.ndarray, np.ndarray]:
     return spec.rotary_start + first, spec.rotary_start + second
 
 
-def rotate_qk(q: Tensor, k: Tensor, spec: rw.RopeSpec, positions: Tensor | None = None, *, backend=None, **how):
+def rotate_qk(
+    q: Tensor, k: Tensor, spec: rw.RopeSpec, positions: Tensor | None = None, *, backend=None, **how
+):
     """Return q and k rotated in one call by a named backend."""
     return rw.Rope(spec, backend=backend)(q, k, positions, **how)
 
 
 def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> np.ndarray:
-    """Return the complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over the axes.
+    """Return the complex number [..., S, pairs] that multiplies each pair: A e^{i F p}, summed over
+    the axes.
 
-    float64 angles: right to 1e-9 up to position 10^7. Frequencies come from the spec; their formulas have tests of their own.
+    float64 angles: right to 1e-9 up to position 10^7. Frequencies come from the spec; their
+    formulas have tests of their own.
     """
     found = spec.frequencies(length)
     radians = found.radians.numpy()
@@ -102,18 +134,24 @@ def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False
         angle = points[..., None] * (radians[:, None, :] if radians.ndim == 2 else radians)
         nearest = points[..., None]
     else:
-        per_row = radians if radians.ndim == 2 else radians[:, None]  # [pairs, axes] or [B, 1, pairs, axes]
+        per_row = (
+            radians if radians.ndim == 2 else radians[:, None]
+        )  # [pairs, axes] or [B, 1, pairs, axes]
         angle = (np.moveaxis(points, 0, -1)[..., None, :] * per_row).sum(-1)
         nearest = np.moveaxis(points[list(spec.axis_of_pair)], 0, -1)
     size = np.asarray(found.magnitude, dtype=np.float64)
     size = size[:, None, None] if size.ndim else size
-    size = {"qk": size, "q": np.ones(()) if key else size**2, "scale": np.ones(())}[spec.magnitude_on]
+    size = {"qk": size, "q": np.ones(()) if key else size**2, "scale": np.ones(())}[
+        spec.magnitude_on
+    ]
     if found.growth is not None:
         size = size * np.exp((nearest - found.center) * found.growth.numpy() * (-1 if key else 1))
     return size * np.exp(1j * angle)
 
 
-def definition(x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False) -> Tensor:
+def definition(
+    x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False
+) -> Tensor:
     """Return x [B, H, S, D] rotated in complex float64."""
     z = factors(spec, positions, length, key)
     z = z[:, None] if z.ndim == 3 else z
@@ -127,22 +165,30 @@ def definition(x: Tensor, spec: rw.RopeSpec, positions: Tensor, length=None, key
 
 
 def backend_or_skip(name: str, x: Tensor, spec: rw.RopeSpec, seq_dim: int = -2) -> str:
-    """Return the backend's name, or skip the test with the reason why the backend does not support this tensor."""
+    """Return the backend's name, or skip the test with the reason why the backend does not support
+    this tensor.
+    """
     if reason := BACKENDS[name].why_not(x, Request(spec, seq_dim)):
         pytest.skip(f"backend {name}: {reason}")
     return name
 
 
 def widest(backend: str, spec: rw.RopeSpec) -> tuple[torch.dtype, float]:
-    """Return the widest dtype that a backend supports and its error on numbers of size 1; skip if it supports none."""
-    if not BACKENDS[backend].why_not(torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Request(spec, -2)):
+    """Return the widest dtype that a backend supports and its error on numbers of size 1; skip if
+    it supports none.
+    """
+    if not BACKENDS[backend].why_not(
+        torch.empty(1, 1, 1, spec.head_dim, dtype=torch.float64), Request(spec, -2)
+    ):
         return torch.float64, 1e-12
     backend_or_skip(backend, torch.empty(1, 1, 1, spec.head_dim), spec)
     return torch.float32, 1e-5
 
 
 def ulps(found: Tensor, exact: Tensor) -> float:
-    """Return the largest distance from the exact value, in units in the last place of it in `found`'s dtype."""
+    """Return the largest distance from the exact value, in units in the last place of it in
+    `found`'s dtype.
+    """
     info = torch.finfo(found.dtype)
     unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=info.tiny)))) * info.eps
     return float(((found.double() - exact).abs() / unit).max())

@@ -1,4 +1,6 @@
-"""The checker behind jaxtyping in tests: beartype, with int accepted where float is asked, as the language does."""
+"""The checker behind jaxtyping in tests: beartype, with int accepted where float is asked, as the
+language does.
+"""
 
 from beartype import BeartypeConf, beartype
 

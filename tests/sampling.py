@@ -1,6 +1,8 @@
-"""The short form of the tests: `--full` runs every case; without it, tests marked `sampled` run a few of theirs.
+"""The short form of the tests: `--full` runs every case; without it, tests marked `sampled` run a
+few of theirs.
 
-A module of its own, so that a process without the conftest has the option too: `pytest -p sampling --noconftest`.
+A module of its own, so that a process without the conftest has the option too:
+`pytest -p sampling --noconftest`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run slow studies and grids of cases whole, not in their small form")
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="run slow studies and grids of cases whole, not in their small form",
+    )
 
 
 @pytest.fixture
@@ -26,9 +32,10 @@ def full(request) -> bool:
 def pytest_collection_modifyitems(config, items):
     """Leave out cases of tests marked `sampled`; a case that is asked for by its id always runs.
 
-    `sampled` keeps a few cases in which every value of every parameter occurs; `sampled(by=["backend"])` does so for each
-    backend, because one that is not installed skips all its cases. `sampled(every=3)` keeps a third of the cases, drawn by the
-    name of the test: another third in the next test of the file.
+    `sampled` keeps a few cases in which every value of every parameter occurs;
+    `sampled(by=["backend"])` does so for each backend, because one that is not installed skips all
+    its cases. `sampled(every=3)` keeps a third of the cases, drawn by the name of the test: another
+    third in the next test of the file.
     """
     if config.getoption("--full") or any("[" in argument for argument in config.args):
         return
@@ -51,17 +58,28 @@ def pytest_collection_modifyitems(config, items):
 
 
 def values(case: pytest.Item) -> set[tuple]:
-    """Return the values of a case, one for each `parametrize` of its test, as (names, id of the value of each name)."""
-    arguments = [mark.args[0] for mark in case.iter_markers("parametrize")]  # "a" or "a, b" or ("a", "b")
-    all_names = [names.replace(" ", "").split(",") if isinstance(names, str) else names for names in arguments]
-    return {(tuple(names), *(id(case.callspec.params[name]) for name in names)) for names in all_names}
+    """Return the values of a case, one for each `parametrize` of its test, as (names, id of the
+    value of each name).
+    """
+    arguments = [
+        mark.args[0] for mark in case.iter_markers("parametrize")
+    ]  # "a" or "a, b" or ("a", "b")
+    all_names = [
+        names.replace(" ", "").split(",") if isinstance(names, str) else names
+        for names in arguments
+    ]
+    return {
+        (tuple(names), *(id(case.callspec.params[name]) for name in names)) for names in all_names
+    }
 
 
 def sample(cases: Sequence[set[tuple]]) -> set[int]:
     """Return the indices of a few cases that have all values of all cases."""
     missing, chosen = list(cases), set()
     while any(missing):
-        best = max(range(len(cases)), key=lambda i: len(missing[i]))  # the case with most values that are still missing
+        best = max(
+            range(len(cases)), key=lambda i: len(missing[i])
+        )  # the case with most values that are still missing
         chosen.add(best)
         covered = missing[best]
         missing = [values_of_case - covered for values_of_case in missing]

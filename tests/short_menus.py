@@ -1,7 +1,17 @@
-"""A Sphinx extension for test_site.py: few pages have the menu of all pages, which takes longer to make than most pages."""
+"""A Sphinx extension for test_site.py: few pages have the menu of all pages, which takes longer to
+make than most pages.
+"""
 
 #: every depth of folders, and the pages that a browser opens
-WITH_MENU = ("index", "start", "formulas", "gallery", "benchmarks", "zh/start", "reference/ropewalk.attention.softmax")
+WITH_MENU = (
+    "index",
+    "start",
+    "formulas",
+    "gallery",
+    "benchmarks",
+    "zh/start",
+    "reference/ropewalk.attention.softmax",
+)
 
 
 def setup(app) -> None:

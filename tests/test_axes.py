@@ -1,4 +1,6 @@
-"""Axis maps: the angle of every pair against a loop, and whole tables and rotations against transformers."""
+"""Axis maps: the angle of every pair against a loop, and whole tables and rotations against
+transformers.
+"""
 
 import itertools
 import math
@@ -20,7 +22,9 @@ def by_chunk(sections):
 
 
 def by_third(sections):
-    """Height takes i = 1, 4, 7 ... and width i = 2, 5, 8 ... while they have pairs left; time takes the rest."""
+    """Height takes i = 1, 4, 7 ... and width i = 2, 5, 8 ... while they have pairs left; time takes
+    the rest.
+    """
     return [i % 3 if i % 3 and i // 3 < sections[i % 3] else 0 for i in range(sum(sections))]
 
 
@@ -57,13 +61,21 @@ def positions_of(num_axes):
 
 
 def assert_angles(spec, positions, axis_of_pair, radians):
-    """cos and sin of the spec are those of radians[i] * position on the axis of pair i, in double arithmetic."""
+    """cos and sin of the spec are those of radians[i] * position on the axis of pair i, in double
+    arithmetic.
+    """
     cos, sin = rw.Rope(spec).cos_sin(positions, dtype=torch.float64)
     for b in range(positions.shape[1]):
         for s in range(positions.shape[2]):
-            angle = [radians[i] * positions[axis, b, s].item() for i, axis in enumerate(axis_of_pair)]
-            expected = torch.tensor([[math.cos(a), math.sin(a)] for a in angle], dtype=torch.float64)
-            torch.testing.assert_close(torch.stack([cos[b, s], sin[b, s]], -1), expected, rtol=0, atol=1e-12)
+            angle = [
+                radians[i] * positions[axis, b, s].item() for i, axis in enumerate(axis_of_pair)
+            ]
+            expected = torch.tensor(
+                [[math.cos(a), math.sin(a)] for a in angle], dtype=torch.float64
+            )
+            torch.testing.assert_close(
+                torch.stack([cos[b, s], sin[b, s]], -1), expected, rtol=0, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize(("chosen", "axis_of_pair"), SHARED)
@@ -98,7 +110,9 @@ def test_text_turns_as_with_one_axis(chosen, axis_of_pair):
     """Where all axes count alike an axis map changes nothing."""
     spec = rw.RopeSpec(head_dim=2 * len(axis_of_pair), axes=chosen)
     q = torch.randn(2, 3, 5, spec.head_dim, dtype=torch.float64)
-    torch.testing.assert_close(rw.Rope(spec)(q, offset=9), rw.Rope(spec.with_(axes=None))(q, offset=9), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        rw.Rope(spec)(q, offset=9), rw.Rope(spec.with_(axes=None))(q, offset=9), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("order", sorted(axes.AXIS_ORDERS))
@@ -126,22 +140,32 @@ def hf_tables(name, sections, positions):
 
         config = transformers.Qwen2VLConfig().text_config
     elif name == "qwen3_vl":
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding as Module
+        from transformers.models.qwen3_vl.modeling_qwen3_vl import (
+            Qwen3VLTextRotaryEmbedding as Module,
+        )
 
         config = transformers.Qwen3VLConfig().text_config
     else:
-        from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import Ernie4_5_VLMoeTextRotaryEmbedding as Module
+        from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import (
+            Ernie4_5_VLMoeTextRotaryEmbedding as Module,
+        )
 
         config = transformers.Ernie4_5_VLMoeConfig().text_config
     config.hidden_size, config.num_attention_heads, config.head_dim = 32, 2, 16
-    config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": sections}
+    config.rope_parameters = {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": sections,
+    }
     return Module(config)(torch.zeros(1), positions)
 
 
 def hf_apply(name):
     pytest.importorskip("transformers")
     if name == "ernie":
-        from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import apply_rotary_pos_emb
+        from transformers.models.ernie4_5_vl_moe.modeling_ernie4_5_vl_moe import (
+            apply_rotary_pos_emb,
+        )
     else:
         from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb
     return apply_rotary_pos_emb
@@ -160,15 +184,22 @@ class TestAgainstTransformers:
     def test_tables_are_bit_equal_in_its_precision(self, name, sections, order, layout):
         positions, _ = multimodal(ROWS, merge=2)
         spec = rw.RopeSpec(head_dim=16, axes=order(sections), layout=layout, precision="hf")
-        for ours, theirs in zip(rw.Rope(spec).cos_sin_hf(positions), hf_tables(name, sections, positions), strict=True):
+        for ours, theirs in zip(
+            rw.Rope(spec).cos_sin_hf(positions), hf_tables(name, sections, positions), strict=True
+        ):
             assert torch.equal(ours, theirs)
 
     def test_rotations_agree(self, name, sections, order, layout):
         positions, _ = multimodal(ROWS, merge=2)
         cos, sin = hf_tables(name, sections, positions)
-        q, k = torch.randn(2, 3, positions.shape[-1], 16), torch.randn(2, 1, positions.shape[-1], 16)
+        q, k = (
+            torch.randn(2, 3, positions.shape[-1], 16),
+            torch.randn(2, 1, positions.shape[-1], 16),
+        )
         rope = rw.Rope(rw.RopeSpec(head_dim=16, axes=order(sections), layout=layout))
-        for ours, theirs in zip(rope(q, k, positions=positions), hf_apply(name)(q, k, cos, sin), strict=True):
+        for ours, theirs in zip(
+            rope(q, k, positions=positions), hf_apply(name)(q, k, cos, sin), strict=True
+        ):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
@@ -181,13 +212,19 @@ def test_axial_is_the_image_encoder_of_qwen_vl():
     module = Qwen2VLVisionRotaryEmbedding(config)
     head_dim = 4 * module.inv_freq.numel()
     at = grid(4, 6, merge=2)
-    spec = rw.RopeSpec(head_dim, theta=10_000.0, axes=axes.axial(head_dim // 4, head_dim // 4), precision="hf")
-    for ours, theirs in zip(rw.Rope(spec).cos_sin_hf(at), module(torch.zeros(1), at[:, 0].T), strict=True):
+    spec = rw.RopeSpec(
+        head_dim, theta=10_000.0, axes=axes.axial(head_dim // 4, head_dim // 4), precision="hf"
+    )
+    for ours, theirs in zip(
+        rw.Rope(spec).cos_sin_hf(at), module(torch.zeros(1), at[:, 0].T), strict=True
+    ):
         assert torch.equal(ours[0], theirs)
 
 
 class TestMixed:
-    spec = rw.RopeSpec(head_dim=10, rotary_dim=8, rotary_start=1, axes=axes.MixedAxes(num_heads=3, pairs=4, seed=5))
+    spec = rw.RopeSpec(
+        head_dim=10, rotary_dim=8, rotary_start=1, axes=axes.MixedAxes(num_heads=3, pairs=4, seed=5)
+    )
 
     def rope(self):
         rope = rw.Rope(self.spec)
@@ -197,10 +234,14 @@ class TestMixed:
 
     @staticmethod
     def definition(x, mixed, positions):
-        """Complex numbers: pair p of head h turns by mixed[h, p] . (first coordinate, second coordinate)."""
+        """Complex numbers: pair p of head h turns by mixed[h, p] . (first coordinate, second
+        coordinate).
+        """
         angle = torch.einsum("hpa,abs->bhsp", mixed, positions.to(mixed.dtype))
         turning = x[..., 1:9]
-        z = torch.complex(turning[..., :4], turning[..., 4:]) * torch.polar(torch.ones_like(angle), angle)
+        z = torch.complex(turning[..., :4], turning[..., 4:]) * torch.polar(
+            torch.ones_like(angle), angle
+        )
         return torch.cat([x[..., :1], z.real, z.imag, x[..., 9:]], dim=-1)
 
     @pytest.mark.parametrize("kind", [torch.int64, torch.float64])
@@ -231,16 +272,26 @@ class TestMixed:
     def test_starts_with_one_direction_a_head_half_along_and_half_across(self):
         start = rw.Rope(self.spec).mixed.detach().double()
         pace = torch.tensor([10.0 ** (-j / 2) for j in range(2)], dtype=torch.float64)
-        torch.testing.assert_close(start.norm(dim=-1), pace.repeat(2).expand(3, -1), rtol=1e-6, atol=0)
+        torch.testing.assert_close(
+            start.norm(dim=-1), pace.repeat(2).expand(3, -1), rtol=1e-6, atol=0
+        )
         along, across = start[:, :2], start[:, 2:]
-        torch.testing.assert_close((along * across).sum(-1), torch.zeros(3, 2, dtype=torch.float64), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            (along * across).sum(-1), torch.zeros(3, 2, dtype=torch.float64), rtol=0, atol=1e-6
+        )
         directions = along[:, 0] / along[:, 0].norm(dim=-1, keepdim=True)
-        torch.testing.assert_close(along / along.norm(dim=-1, keepdim=True), directions[:, None].expand(-1, 2, -1))
+        torch.testing.assert_close(
+            along / along.norm(dim=-1, keepdim=True), directions[:, None].expand(-1, 2, -1)
+        )
         assert torch.pdist(directions).min() > 1e-3  # the heads look in different directions
 
     def test_the_start_follows_its_seed(self):
-        assert torch.equal(axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=5).start())
-        assert not torch.equal(axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=6).start())
+        assert torch.equal(
+            axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=5).start()
+        )
+        assert not torch.equal(
+            axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=6).start()
+        )
 
 
 def turn_five(chosen, positions):
@@ -324,12 +375,18 @@ def test_numpy_integers_make_the_same_map():
     """A spec is known by its key, so equal maps must give equal keys."""
     order, three = np.array([0, 1, 2, 1]), np.int32(3)
     with as_users_call():
-        ours, mixed = axes.AxisMap(order, three), axes.MixedAxes(np.int64(2), np.int16(4), np.float64(10.0), np.uint8(7))
+        ours, mixed = (
+            axes.AxisMap(order, three),
+            axes.MixedAxes(np.int64(2), np.int16(4), np.float64(10.0), np.uint8(7)),
+        )
     plain = axes.AxisMap((0, 1, 2, 1), 3)
     assert ours == plain
     assert {type(number) for number in (*ours.axis_of_pair, ours.num_axes)} == {int}
     assert rw.RopeSpec(8, axes=ours).fingerprint == rw.RopeSpec(8, axes=plain).fingerprint
-    assert rw.RopeSpec(8, axes=mixed).fingerprint == rw.RopeSpec(8, axes=axes.MixedAxes(2, 4, seed=7)).fingerprint
+    assert (
+        rw.RopeSpec(8, axes=mixed).fingerprint
+        == rw.RopeSpec(8, axes=axes.MixedAxes(2, 4, seed=7)).fingerprint
+    )
     assert_refused("axis_of_pair", lambda: axes.AxisMap(np.array([0.0, 1.0]), 2))
 
 

@@ -1,4 +1,6 @@
-"""The last value accepted and the first refused, what an omitted argument means, and in-place calls that are traced."""
+"""The last value accepted and the first refused, what an omitted argument means, and in-place calls
+that are traced.
+"""
 
 import pytest
 import torch
@@ -23,7 +25,8 @@ def at_offset(offset):
     return rw.Rope(SPEC)(torch.zeros(1, 1, 2, 2 * PAIRS), offset=offset)
 
 
-#: field -> calls with a value just outside its bounds; on the device "meta" a sequence takes no memory
+#: field -> calls with a value just outside its bounds; on the device "meta" a sequence takes no
+#: memory
 OUTSIDE = {
     "alpha": [
         lambda: fq.Learned(alpha=(50.5,) * PAIRS),
@@ -36,9 +39,18 @@ OUTSIDE = {
         lambda: axes.HeadAxes((0, 1), 32769, 2),
         lambda: fq.geometric(1, 0.1, 1.0),
     ],
-    "zeros": [lambda: fq.geometric(5, 0.1, 1.0, zeros=-1), lambda: fq.geometric(5, 0.1, 1.0, zeros=4)],
-    "seq": [lambda: positions.consecutive(MOST + 1, device="meta"), lambda: positions.consecutive(-1)],
-    "height": [lambda: positions.patch_centres(MOST + 1, 1, device="meta"), lambda: positions.patch_centres(0, 1)],
+    "zeros": [
+        lambda: fq.geometric(5, 0.1, 1.0, zeros=-1),
+        lambda: fq.geometric(5, 0.1, 1.0, zeros=4),
+    ],
+    "seq": [
+        lambda: positions.consecutive(MOST + 1, device="meta"),
+        lambda: positions.consecutive(-1),
+    ],
+    "height": [
+        lambda: positions.patch_centres(MOST + 1, 1, device="meta"),
+        lambda: positions.patch_centres(0, 1),
+    ],
     "width": [lambda: positions.patch_centres(1, MOST + 1, device="meta")],
     "jitter": [lambda: positions.augmented(torch.zeros(2, 1, 1), jitter=0.9)],
     "rescale": [lambda: positions.augmented(torch.zeros(2, 1, 1), rescale=0.9)],
@@ -67,7 +79,9 @@ def test_the_last_values_inside_are_accepted():
 @pytest.mark.parametrize("offset", [2**62 - SEQ - 1, 2**61 + 3, -(2**62) + 1])
 def test_the_largest_offsets_count_as_positions_do(offset):
     x = torch.randn(1, 2, SEQ, 2 * PAIRS)
-    assert_close(rw.Rope(SPEC)(x, offset=offset), rw.Rope(SPEC)(x, positions=offset + torch.arange(SEQ)))
+    assert_close(
+        rw.Rope(SPEC)(x, offset=offset), rw.Rope(SPEC)(x, positions=offset + torch.arange(SEQ))
+    )
 
 
 @pytest.mark.parametrize("zeros", [0, 2])
@@ -84,7 +98,9 @@ def test_tokens_are_the_axis_before_the_last_unless_said_otherwise():
     phase = torch.randn(SEQ, PAIRS, dtype=torch.float64)
     for shape in ((3, SEQ, 2 * PAIRS), (2, 3, SEQ, 2 * PAIRS)):
         x = torch.randn(shape, dtype=torch.float64)
-        z = torch.complex(x[..., :PAIRS], x[..., PAIRS:]) * torch.polar(torch.ones_like(phase), phase)
+        z = torch.complex(x[..., :PAIRS], x[..., PAIRS:]) * torch.polar(
+            torch.ones_like(phase), phase
+        )
         assert_close(rotate_by_phase(x, phase), torch.cat((z.real, z.imag), dim=-1))
         assert_close(rw.Rope(SPEC).forward(x)[..., 0, :], x[..., 0, :])
 

@@ -1,4 +1,6 @@
-"""Every cache has a bound that holds, can be listed and can be emptied; results never depend on what is cached."""
+"""Every cache has a bound that holds, can be listed and can be emptied; results never depend on
+what is cached.
+"""
 
 import copy
 import gc
@@ -104,9 +106,13 @@ class TestCache:
 
 @pytest.mark.parametrize("path", FILES, ids=short_name)
 def test_no_module_keeps_a_cache_of_its_own(path):
-    """Outside of `caches.py` nothing uses functools' caches, so every cache is listed and can be emptied."""
+    """Outside of `caches.py` nothing uses functools' caches, so every cache is listed and can be
+    emptied.
+    """
     text = path.read_text(encoding="utf-8")
-    assert path == SOURCE / "caches.py" or not re.search(r"lru_cache|functools\.cache\b|from functools import .*\bcache\b", text)
+    assert path == SOURCE / "caches.py" or not re.search(
+        r"lru_cache|functools\.cache\b|from functools import .*\bcache\b", text
+    )
 
 
 def test_specs_are_dropped_with_their_last_reference():
@@ -129,14 +135,19 @@ class _Mine(frequencies.Scaling):
         return torch.linspace(1, 0.1, dim // 2, dtype=dtype)
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda rope: pickle.loads(pickle.dumps(rope))])  # noqa: S301
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda rope: pickle.loads(pickle.dumps(rope))],  # noqa: S301
+)
 def test_a_copy_with_a_scaling_of_ones_own_outlives_the_first(again):
     rope = rw.Rope(rw.RopeSpec(8, scaling=_Mine()))
     copied, dropped = again(rope), weakref.ref(rope)
     del rope
     gc.collect()
     assert dropped() is None
-    angle = torch.arange(2, dtype=torch.float64)[:, None] * torch.linspace(1, 0.1, 4, dtype=torch.float64)
+    angle = torch.arange(2, dtype=torch.float64)[:, None] * torch.linspace(
+        1, 0.1, 4, dtype=torch.float64
+    )
     torch.testing.assert_close(copied.cos_sin(torch.arange(2))[0], angle.cos().float())
 
 
@@ -179,10 +190,13 @@ print(resident_bytes() - before)
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the memory of the process from /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="reads the memory of the process from /proc"
+)
 @pytest.mark.slow
 def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
-    """In a process of its own, without the run-time checks of types: after the caches are full, more calls need no more memory.
+    """In a process of its own, without the run-time checks of types: after the caches are full,
+    more calls need no more memory.
 
     4,096 entries are the most that a cache may have; with --full it is 50,000 calls.
     """
@@ -190,4 +204,6 @@ def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
     command = [sys.executable, "-c", MANY_CALLS, *map(str, calls)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < ((8 + 24) << 20 if full else 8 << 20)  # the tables, and room for the allocator
+    assert int(done.stdout) < (
+        (8 + 24) << 20 if full else 8 << 20
+    )  # the tables, and room for the allocator

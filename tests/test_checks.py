@@ -1,4 +1,6 @@
-"""The public door: everything about tensors, positions and lengths that has no meaning is refused, and the message says why."""
+"""The public door: everything about tensors, positions and lengths that has no meaning is refused,
+and the message says why.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,16 @@ MIXED = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=2, pairs=4)))
 #: what is wrong -> (field, a part of the rule, the call)
 REFUSED = {
     # x
-    "an integer x": ("x", "float16, bfloat16, float32 or float64", call(torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int64))),
-    "a sparse x": ("x", "must be a dense tensor.*sparse_coo", call(torch.zeros(B, H, S, HEAD_DIM).to_sparse())),
+    "an integer x": (
+        "x",
+        "float16, bfloat16, float32 or float64",
+        call(torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int64)),
+    ),
+    "a sparse x": (
+        "x",
+        "must be a dense tensor.*sparse_coo",
+        call(torch.zeros(B, H, S, HEAD_DIM).to_sparse()),
+    ),
     "a nested x": ("x", "must be a dense.*nested", lambda: rope_of()(jagged(x_of()))),
     "a complex x": ("x", "float16, bfloat16", call(x_of(dtype=torch.complex64))),
     "a float8 x": ("x", "float16, bfloat16", call(x_of().to(torch.float8_e4m3fn))),
@@ -91,11 +101,27 @@ REFUSED = {
     ),
     "k of another head_dim": ("k", "head_dim = 14", call(x_of(), x_of(B, H, S, 16))),
     "k on another device": ("k", "device", call(x_of(), x_of(device="meta"))),
-    "an integer k": ("k", "float16", call(x_of(), torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int32))),
+    "an integer k": (
+        "k",
+        "float16",
+        call(x_of(), torch.zeros(B, H, S, HEAD_DIM, dtype=torch.int32)),
+    ),
     # positions
-    "positions in bool": ("positions", "must be integers, uint8 or int8 to int64", call(positions=zeros(S, dtype=torch.bool))),
-    "positions in bf16": ("positions", "a float cannot hold", call(positions=zeros(S, dtype=torch.bfloat16))),
-    "positions in float32": ("positions", "must be integers", call(positions=zeros(S, dtype=torch.float32))),
+    "positions in bool": (
+        "positions",
+        "must be integers, uint8 or int8 to int64",
+        call(positions=zeros(S, dtype=torch.bool)),
+    ),
+    "positions in bf16": (
+        "positions",
+        "a float cannot hold",
+        call(positions=zeros(S, dtype=torch.bfloat16)),
+    ),
+    "positions in float32": (
+        "positions",
+        "must be integers",
+        call(positions=zeros(S, dtype=torch.float32)),
+    ),
     "positions as a list": ("positions", "integer tensor", call(positions=list(range(S)))),
     "one position a row": ("positions", r"\[7\], \[2, 7\]", call(positions=zeros(B, 1))),
     "one position": ("positions", r"\[7\], \[2, 7\]", call(positions=zeros(1))),
@@ -106,15 +132,43 @@ REFUSED = {
     "positions with four axes": ("positions", r"\[7\]", call(positions=zeros(1, 1, 1, S))),
     "three axes for one": ("positions", "1 axes", call(positions=zeros(3, B, S))),
     "two axes for three": ("positions", "3 axes", call(axis="chunked", positions=zeros(2, B, S))),
-    "three axes, short": ("positions", r"\[3, 2, 7\]", call(axis="chunked", positions=zeros(3, B, 1))),
-    "positions on another device": ("positions", "device cpu", call(positions=zeros(S, device="meta"))),
-    "integers for a table": ("dtype", "float32 or float64", lambda: rope_of().cos_sin(zeros(S), torch.int64)),
-    "scalar positions for a table": ("positions", r"\[tokens\]", lambda: rope_of().cos_sin(zeros())),
-    "listed positions for a table": ("positions", "integer tensor", lambda: rope_of().cos_sin([1, 2])),
-    "float positions for a table": ("positions", "must be integers", lambda: rope_of().cos_sin(zeros(S, dtype=torch.float16))),
+    "three axes, short": (
+        "positions",
+        r"\[3, 2, 7\]",
+        call(axis="chunked", positions=zeros(3, B, 1)),
+    ),
+    "positions on another device": (
+        "positions",
+        "device cpu",
+        call(positions=zeros(S, device="meta")),
+    ),
+    "integers for a table": (
+        "dtype",
+        "float32 or float64",
+        lambda: rope_of().cos_sin(zeros(S), torch.int64),
+    ),
+    "scalar positions for a table": (
+        "positions",
+        r"\[tokens\]",
+        lambda: rope_of().cos_sin(zeros()),
+    ),
+    "listed positions for a table": (
+        "positions",
+        "integer tensor",
+        lambda: rope_of().cos_sin([1, 2]),
+    ),
+    "float positions for a table": (
+        "positions",
+        "must be integers",
+        lambda: rope_of().cos_sin(zeros(S, dtype=torch.float16)),
+    ),
     # offset
     "offset and positions": ("offset", "add it to them", call(positions=zeros(S), offset=2)),
-    "offsets and positions": ("offset", "add it to them", call(positions=zeros(S), offset=torch.tensor([2, 2]))),
+    "offsets and positions": (
+        "offset",
+        "add it to them",
+        call(positions=zeros(S), offset=torch.tensor([2, 2])),
+    ),
     "a real offset": ("offset", "must be an integer", call(offset=2.0)),
     "offset true": ("offset", "must be an integer", call(offset=True)),
     "real offsets": ("offset", r"integers \[2\]", call(offset=torch.tensor([2.0, 2.0]))),
@@ -125,16 +179,48 @@ REFUSED = {
     "a negative length": ("length", "integer from 0", call(name="dynamic", length=-1)),
     "a real length": ("length", "must be an integer", call(name="dynamic", length=8.0)),
     "length true": ("length", "must be an integer", call(name="longrope", length=True)),
-    "real lengths": ("length", r"integers \[2\]", call(name="dynamic", length=torch.tensor([8.0, 9.0]))),
-    "lengths of another batch": ("length", r"integers \[2\]", call(name="dynamic", length=torch.tensor([8, 9, 9]))),
-    "lengths on another device": ("length", "device cpu", call(name="dynamic", length=zeros(B, device="meta"))),
+    "real lengths": (
+        "length",
+        r"integers \[2\]",
+        call(name="dynamic", length=torch.tensor([8.0, 9.0])),
+    ),
+    "lengths of another batch": (
+        "length",
+        r"integers \[2\]",
+        call(name="dynamic", length=torch.tensor([8, 9, 9])),
+    ),
+    "lengths on another device": (
+        "length",
+        "device cpu",
+        call(name="dynamic", length=zeros(B, device="meta")),
+    ),
     # in place
-    "in place on an expanded x": ("inplace", "contiguous", call(x_of(B, 1, S, HEAD_DIM).expand(B, H, S, HEAD_DIM), inplace=True)),
-    "in place on windows": ("inplace", "contiguous", call(x_of(99).unfold(0, HEAD_DIM, 2)[None, None, :S], inplace=True)),
+    "in place on an expanded x": (
+        "inplace",
+        "contiguous",
+        call(x_of(B, 1, S, HEAD_DIM).expand(B, H, S, HEAD_DIM), inplace=True),
+    ),
+    "in place on windows": (
+        "inplace",
+        "contiguous",
+        call(x_of(99).unfold(0, HEAD_DIM, 2)[None, None, :S], inplace=True),
+    ),
     "q is k in place": ("inplace", "rotated twice", call(MEMORY, MEMORY, inplace=True)),
-    "k is a view of q in place": ("inplace", "rotated twice", call(MEMORY, MEMORY[:, :1], inplace=True)),
-    "q is k in place, learned": ("inplace", "rotated twice", call(MEMORY, MEMORY, name="learnable", inplace=True)),
-    "q and k overlap in place": ("inplace", "rotated twice", call(MEMORY[:, :, :4], MEMORY[:, :, 3:], inplace=True)),
+    "k is a view of q in place": (
+        "inplace",
+        "rotated twice",
+        call(MEMORY, MEMORY[:, :1], inplace=True),
+    ),
+    "q is k in place, learned": (
+        "inplace",
+        "rotated twice",
+        call(MEMORY, MEMORY, name="learnable", inplace=True),
+    ),
+    "q and k overlap in place": (
+        "inplace",
+        "rotated twice",
+        call(MEMORY[:, :, :4], MEMORY[:, :, 3:], inplace=True),
+    ),
     # real coordinates and mixed axes
     "no coordinates to count": ("positions", "real coordinates", lambda: REAL(x_of(B, H, S, 10))),
     "half coordinates": (
@@ -142,10 +228,26 @@ REFUSED = {
         "float32/64",
         lambda: REAL(x_of(B, H, S, 10), positions=zeros(2, B, S, dtype=torch.float16)),
     ),
-    "mixed axes of other heads": ("x", "the 2 heads", lambda: MIXED(x_of(B, 3, S, 8), positions=zeros(S))),
-    "mixed axes without heads": ("x", "the 2 heads", lambda: MIXED(x_of(B, S, 8), positions=zeros(S))),
-    "mixed axes of fewer keys": ("k", "the 2 heads", lambda: MIXED(x_of(B, 2, S, 8), x_of(B, 1, S, 8), positions=zeros(S))),
-    "mixed axes without a module": ("spec", r"Rope\(spec\)", lambda: rotation.rotate(x_of(B, 2, S, 8), MIXED.spec, zeros(S))),
+    "mixed axes of other heads": (
+        "x",
+        "the 2 heads",
+        lambda: MIXED(x_of(B, 3, S, 8), positions=zeros(S)),
+    ),
+    "mixed axes without heads": (
+        "x",
+        "the 2 heads",
+        lambda: MIXED(x_of(B, S, 8), positions=zeros(S)),
+    ),
+    "mixed axes of fewer keys": (
+        "k",
+        "the 2 heads",
+        lambda: MIXED(x_of(B, 2, S, 8), x_of(B, 1, S, 8), positions=zeros(S)),
+    ),
+    "mixed axes without a module": (
+        "spec",
+        r"Rope\(spec\)",
+        lambda: rotation.rotate(x_of(B, 2, S, 8), MIXED.spec, zeros(S)),
+    ),
     # tables of the caller
     "tables of other tokens": ("cos", "7 tokens", lambda: turn(torch.ones(S + 1, 5))),
     "tables of other rows": ("cos", "2 rows", lambda: turn(torch.ones(3, S, 5))),
@@ -157,10 +259,26 @@ REFUSED = {
     "tables that start late": ("x", "at least 15", lambda: turn(torch.ones(S, 5), start=5)),
     "tables that start before": ("start", "from 0", lambda: turn(torch.ones(S, 5), start=-1)),
     "sin unlike cos": ("sin", "shape of cos", lambda: turn(torch.ones(S, 5), torch.ones(S, 4))),
-    "tables on another device": ("cos", "device cpu", lambda: turn(torch.ones(S, 5, device="meta"))),
-    "an unknown layout": ("layout", "half, interleaved", lambda: turn(torch.ones(S, 5), layout="neox")),
-    "an empty layout out": ("layout_out", "half, interleaved", lambda: turn(torch.ones(S, 5), layout_out="")),
-    "an unknown layout out": ("layout_out", "half, interleaved", lambda: turn(torch.ones(S, 5), layout_out="neox")),
+    "tables on another device": (
+        "cos",
+        "device cpu",
+        lambda: turn(torch.ones(S, 5, device="meta")),
+    ),
+    "an unknown layout": (
+        "layout",
+        "half, interleaved",
+        lambda: turn(torch.ones(S, 5), layout="neox"),
+    ),
+    "an empty layout out": (
+        "layout_out",
+        "half, interleaved",
+        lambda: turn(torch.ones(S, 5), layout_out=""),
+    ),
+    "an unknown layout out": (
+        "layout_out",
+        "half, interleaved",
+        lambda: turn(torch.ones(S, 5), layout_out="neox"),
+    ),
     "odd HF tables": ("cos", "even R", lambda: apply(torch.ones(S, 5))),
     "flat HF tables": ("cos", "even R", lambda: apply(torch.ones(6))),
     "an unknown HF layout": ("layout", "half", lambda: apply(torch.ones(S, 6), layout="neox")),
@@ -169,10 +287,18 @@ REFUSED = {
         "1 if .* 2 if",
         lambda: apply(torch.ones(B, S, 6), unsqueeze_dim=0),
     ),
-    "HF tables with heads in the dims": ("unsqueeze_dim", "0 if .* 1 if", lambda: apply(torch.ones(S, 6), unsqueeze_dim=2)),
+    "HF tables with heads in the dims": (
+        "unsqueeze_dim",
+        "0 if .* 1 if",
+        lambda: apply(torch.ones(S, 6), unsqueeze_dim=2),
+    ),
     # the module
     "a dict for a spec": ("spec", "from_hf", lambda: rw.Rope({"head_dim": 8})),
-    "an unknown backend under vmap": ("backend", "eager", lambda: torch.vmap(rotate_by_abacus)(x_of())),
+    "an unknown backend under vmap": (
+        "backend",
+        "eager",
+        lambda: torch.vmap(rotate_by_abacus)(x_of()),
+    ),
     "an unknown backend with tables to train": (
         "backend",
         "eager",
@@ -207,7 +333,10 @@ def test_shared_memory_is_found_exactly(apart, memory):
     at = lambda start, heads: numbers.as_strided((2, heads, 3, 14), strides, start)
     shared = bool(set(at(0, 2).flatten().tolist()) & set(at(apart, 1).flatten().tolist()))
     floats = torch.randn(2000)
-    q, k = floats.as_strided((2, 2, 3, 14), strides), floats.as_strided((2, 1, 3, 14), strides, apart)
+    q, k = (
+        floats.as_strided((2, 2, 3, 14), strides),
+        floats.as_strided((2, 1, 3, 14), strides, apart),
+    )
     call = lambda: rope_of()(q, k, inplace=True)
     if shared:
         assert_refused("inplace", call)
@@ -232,15 +361,21 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
     q, k = (memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), start) for start in (0, 13))
     with pytest.raises(rw.RopeError, match="inplace"):
         rope(q, k, inplace=True)
-    rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)  # side by side they may
+    rope(
+        q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True
+    )  # side by side they may
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():
-    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7: they meet in one. Moved on by one they never do."""
+    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7: they meet in one. Moved on by one they
+    never do.
+    """
     memory = torch.zeros(9)
     q = memory.as_strided((3,), (2,), 0)
     assert tokens._share_elements(q, memory.as_strided((3,), (3,), 1))
-    assert not tokens._share_elements(memory.as_strided((2,), (2,), 0), memory.as_strided((2,), (4,), 3))
+    assert not tokens._share_elements(
+        memory.as_strided((2,), (2,), 0), memory.as_strided((2,), (4,), 3)
+    )
 
 
 def test_positions_on_two_axes_are_asked_for_by_their_shape():
@@ -250,13 +385,17 @@ def test_positions_on_two_axes_are_asked_for_by_their_shape():
 
 
 def test_shared_elements_are_those_that_have_one_address():
-    """Random views, axes of one element with any stride among them, against the addresses written out."""
+    """Random views, axes of one element with any stride among them, against the addresses written
+    out.
+    """
     dice, memory = random.Random(0), torch.arange(400)
     seen = {True: 0, False: 0}
     while min(seen.values()) < 150:
         q, k = (
             memory.as_strided(
-                [dice.randint(1, 4) for _ in range(3)], [dice.choice([0, 1, 2, 3, 7, 20]) for _ in range(3)], dice.randint(0, 40)
+                [dice.randint(1, 4) for _ in range(3)],
+                [dice.choice([0, 1, 2, 3, 7, 20]) for _ in range(3)],
+                dice.randint(0, 40),
             )
             for _ in "qk"
         )
@@ -268,7 +407,10 @@ def test_shared_elements_are_those_that_have_one_address():
 
 
 def test_one_axis_is_not_offered_a_shape_with_axes():
-    one, many = (str(assert_refused("positions", call(axis=axis, positions=zeros(9)))) for axis in ("one", "chunked"))
+    one, many = (
+        str(assert_refused("positions", call(axis=axis, positions=zeros(9))))
+        for axis in ("one", "chunked")
+    )
     assert "must be [7], [2, 7] for these tokens" in one
     assert "must be [7], [2, 7] or [3, 2, 7] for these tokens" in many
 

@@ -1,4 +1,6 @@
-"""The command line: every command runs, output is plain when piped, and every error is one line with exit code 2."""
+"""The command line: every command runs, output is plain when piped, and every error is one line
+with exit code 2.
+"""
 
 import inspect
 import json
@@ -34,7 +36,9 @@ def one_line(text):
 def quick(monkeypatch):
     """The demo with its timings cut to one round."""
     real = selfcheck.clock
-    monkeypatch.setattr(selfcheck, "clock", lambda run, device="cpu", seconds=0.0: real(run, device, 0.0))
+    monkeypatch.setattr(
+        selfcheck, "clock", lambda run, device="cpu", seconds=0.0: real(run, device, 0.0)
+    )
 
 
 def test_version_is_the_package_version(capsys):
@@ -76,7 +80,7 @@ ask("lab", "run", "--help")
 os.environ |= {"_ROPEWALK_COMPLETE": "complete_bash", "COMP_WORDS": "ropewalk inspect --se", "COMP_CWORD": "2"}
 ask()
 print("imported", *sorted({name.split(".")[0] for name in sys.modules} & {"ropewalk", "torch", "numpy", "transformers"}))
-"""
+"""  # noqa: E501
 
 
 def test_help_version_and_completion_import_neither_torch_nor_the_package():
@@ -86,7 +90,9 @@ def test_help_version_and_completion_import_neither_torch_nor_the_package():
 
 def test_the_work_of_every_command_takes_the_options_that_it_declares():
     for name in cli.COMMANDS:
-        for words, leaf in ropewalk_cli.leaves(ropewalk_cli.command_tree(name).commands[name], name).items():
+        for words, leaf in ropewalk_cli.leaves(
+            ropewalk_cli.command_tree(name).commands[name], name
+        ).items():
             work = options.target_of(leaf.callback)
             declared = [each.name for each in leaf.params if each.name != "help"]
             assert list(inspect.signature(work).parameters) == declared, words
@@ -97,7 +103,9 @@ def test_the_console_script_and_python_m_are_the_same_command_line():
     assert tomllib.loads(text)["project"]["scripts"] == {"ropewalk": "ropewalk_cli:main"}
     assert (cli.main, cli.COMMANDS) == (ropewalk_cli.main, ropewalk_cli.COMMANDS)
     for module in ("ropewalk", "ropewalk.cli", "ropewalk_cli"):
-        done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
+        )
         assert done.stdout == f"ropewalk {ropewalk.__version__}\n"
 
 
@@ -108,7 +116,9 @@ def test_no_command_shows_the_help(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself_with_an_example_that_it_understands(capsys, monkeypatch, name):
+def test_every_command_explains_itself_with_an_example_that_it_understands(
+    capsys, monkeypatch, name
+):
     monkeypatch.setenv("COLUMNS", "300")
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
@@ -118,7 +128,9 @@ def test_every_command_explains_itself_with_an_example_that_it_understands(capsy
     assert words[:2] == ["ropewalk", name]
     if words[2] in ("run",):
         out = call(capsys, name, words[2], "--help")[1]
-    assert [word for word in words if word.startswith("--") and not re.search(rf"{word}\b", out)] == []
+    assert [
+        word for word in words if word.startswith("--") and not re.search(rf"{word}\b", out)
+    ] == []
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -131,7 +143,10 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
 def options_of(name) -> dict[str, list[str]]:
     """Each command, or subcommand, with its options."""
     leaves = ropewalk_cli.leaves(ropewalk_cli.command_tree(name).commands[name], name)
-    return {words: [word for one in found.params for word in one.opts] for words, found in leaves.items()}
+    return {
+        words: [word for one in found.params for word in one.opts]
+        for words, found in leaves.items()
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "explore"])
@@ -232,18 +247,26 @@ def test_info_tells_whether_a_plugin_is_installed_and_on(monkeypatch):
 
     assert info.plugins() == dict.fromkeys(("vLLM", "SGLang", "transformers"), "not installed")
     point = metadata.EntryPoint("ropewalk", "ropewalk_vllm:register", "vllm.general_plugins")
-    monkeypatch.setattr(info.metadata, "entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr(
+        info.metadata, "entry_points", lambda group: [point] if group == point.group else []
+    )
     assert info.plugins()["vLLM"].startswith("installed, off; set ROPEWALK_VLLM=1")
     monkeypatch.setenv("ROPEWALK_VLLM", "1")
     assert info.plugins()["vLLM"] == "installed, on"
     assert info.plugins()["SGLang"] == "not installed"
-    monkeypatch.setattr(info, "version", lambda name: "0.1.0" if name == "ropewalk-transformers" else None)
-    assert info.plugins()["transformers"].startswith("installed; on for models loaded with kernel_config=")
+    monkeypatch.setattr(
+        info, "version", lambda name: "0.1.0" if name == "ropewalk-transformers" else None
+    )
+    assert info.plugins()["transformers"].startswith(
+        "installed; on for models loaded with kernel_config="
+    )
 
 
 def test_info_shows_every_cache_with_its_bounds(capsys):
     ropewalk.Rope(ropewalk.RopeSpec(24)).cos_sin(torch.arange(7))
-    caches = {cache["name"]: cache for cache in json.loads(call(capsys, "info", "--json")[1])["caches"]}
+    caches = {
+        cache["name"]: cache for cache in json.loads(call(capsys, "info", "--json")[1])["caches"]
+    }
     assert set(caches) == {cache.name for cache in cache_infos()}
     assert 0 < caches["tables"]["entries"] <= caches["tables"]["most_entries"]
     assert 0 < caches["tables"]["bytes"] <= caches["tables"]["most_bytes"]
@@ -253,17 +276,26 @@ def test_info_shows_every_cache_with_its_bounds(capsys):
 def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
     monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
     found = json.loads(call(capsys, "info", "--json")[1])["extras"]
-    assert found == {"cli": [], "lab": ["no-such-package"], "explorer": ["another-one", "no-such-package"]} | {"plain": []}
+    assert found == {
+        "cli": [],
+        "lab": ["no-such-package"],
+        "explorer": ["another-one", "no-such-package"],
+    } | {"plain": []}
     out = call(capsys, "info")[1]
     assert re.search(r"lab.*needs no-such-package; pip install 'ropewalk\[lab\]'", out)
     assert re.search(r"cli\W+installed", out)
 
 
 WANTED = [
-    "torch>=2", 'typer>=0.12; extra == "cli"', 'ropewalk[cli]; extra == "lab"', 'no-such-package>=3; extra == "lab"',
-    'ropewalk[lab,cli]; extra == "explorer"', "another-one; platform_system == 'Linux' and extra == 'explorer'",
-    'numpy; extra == "plain"', 'not-for-users; extra == "dev"',
-]  # fmt: skip
+    "torch>=2",
+    'typer>=0.12; extra == "cli"',
+    'ropewalk[cli]; extra == "lab"',
+    ('no-such-package>=3; extra == "lab"'),
+    'ropewalk[lab,cli]; extra == "explorer"',
+    ("another-one; platform_system == 'Linux' and extra == 'explorer'"),
+    'numpy; extra == "plain"',
+    'not-for-users; extra == "dev"',
+]
 
 
 def test_the_extras_are_those_of_the_project():
@@ -274,7 +306,9 @@ def test_the_extras_are_those_of_the_project():
 
 
 def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
-    monkeypatch.setitem(BACKENDS, "quantum", Backend(lambda x, request: "no qubits here", eager.run))
+    monkeypatch.setitem(
+        BACKENDS, "quantum", Backend(lambda x, request: "no qubits here", eager.run)
+    )
     code, out, _ = call(capsys, "info")
     assert code == 0
     assert "quantum" in out
@@ -282,21 +316,41 @@ def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
 
 
 def test_demo_writes_a_report_and_pictures(capsys, tmp_path, quick):
-    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "5", "--device", "cpu", "--out", str(tmp_path / "demo"))
+    code, out, _ = call(
+        capsys,
+        "demo",
+        "--check-only",
+        "--tokens",
+        "5",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "demo"),
+    )
     assert code == 0, out
     report = (tmp_path / "demo" / "report.md").read_text(encoding="utf-8")
-    for word in (*BACKENDS, "hf_frequencies", "1,099,511,627,776", "keeps the norm", "Every error is within its bound."):
+    for word in (
+        *BACKENDS,
+        "hf_frequencies",
+        "1,099,511,627,776",
+        "keeps the norm",
+        "Every error is within its bound.",
+    ):
         assert word in out
         assert word in report
     assert '"mouse chases cat" is "cat chases mouse" reordered' in report
-    assert re.search(r"With RoPE the outputs of the two sentences differ by up to \d\.\de-0[1-4]", report)
+    assert re.search(
+        r"With RoPE the outputs of the two sentences differ by up to \d\.\de-0[1-4]", report
+    )
     for picture in re.findall(r"!\[\w+\]\((.+?)\)", report):
         assert (tmp_path / "demo" / picture).stat().st_size > 1000
     assert "report.md" in out
 
 
 def test_demo_json_is_one_object(capsys, tmp_path, quick):
-    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "3", "--json", "--out", str(tmp_path))
+    code, out, _ = call(
+        capsys, "demo", "--check-only", "--tokens", "3", "--json", "--out", str(tmp_path)
+    )
     found = json.loads(out)
     assert code == 0
     assert found["ok"] is True
@@ -309,7 +363,9 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
             out.copy_(x)
 
     monkeypatch.setitem(BACKENDS, "lazy", Backend(eager.why_not, run))
-    code, out, _ = call(capsys, "demo", "--check-only", "--tokens", "3", "--device", "cpu", "--out", str(tmp_path))
+    code, out, _ = call(
+        capsys, "demo", "--check-only", "--tokens", "3", "--device", "cpu", "--out", str(tmp_path)
+    )
     assert code == 1
     assert "BEYOND ITS BOUND" in (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "Some errors are beyond their bound." in out
@@ -321,12 +377,24 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
         (("demo", "--tokens", "0"), r"--tokens: must be an integer from 1 .* got 0"),
         (("demo", "--device", "tpu"), r"--device: must be one of auto, cpu, cuda; got 'tpu'"),
         (("bench", "--shape", "nope"), r"--shape: must be one of 'A', .*'doc shapes'; got 'nope'"),
-        (("bench", "--contender", "nope"), r"--contender: must be one of 'ropewalk', .*'liger-kernel'; got 'nope'"),
+        (
+            ("bench", "--contender", "nope"),
+            r"--contender: must be one of 'ropewalk', .*'liger-kernel'; got 'nope'",
+        ),
         (("lab", "run", "decay", "--seeds", "0"), r"--seeds: must be an integer from 1 .* got 0"),
-        (("lab", "run", "decay", "--set", "nope=1"), r"--set: must read \"name=value\" .* got 'nope=1'"),
-        (("train", "smoke", "--set", "nope"), r"--set: must read \"table.name=value\", .* got 'nope'"),
+        (
+            ("lab", "run", "decay", "--set", "nope=1"),
+            r"--set: must read \"name=value\" .* got 'nope=1'",
+        ),
+        (
+            ("train", "smoke", "--set", "nope"),
+            r"--set: must read \"table.name=value\", .* got 'nope'",
+        ),
         (("train", "smoke", "--threads", "0"), r"--threads: must be an integer from 1 .* got 0"),
-        (("train", "smoke", "--device", "tpu"), r"--device: must be cpu, cuda or cuda:N; got 'tpu'"),
+        (
+            ("train", "smoke", "--device", "tpu"),
+            r"--device: must be cpu, cuda or cuda:N; got 'tpu'",
+        ),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_rule(capsys, tmp_path, monkeypatch, args, says):
@@ -338,7 +406,9 @@ def test_a_bad_value_is_one_line_with_the_rule(capsys, tmp_path, monkeypatch, ar
 
 def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, quick):
     (tmp_path / "taken").write_text("a file, not a folder")
-    code, _, err = call(capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path / "taken"))
+    code, _, err = call(
+        capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path / "taken")
+    )
     assert code == 2
     assert "taken" in one_line(err)
 
@@ -398,8 +468,13 @@ def twice(number: int) -> None:
 
 def test_piped_output_has_no_colour_and_asking_imports_nothing_heavy():
     environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
-    script = "import sys, ropewalk.cli as c; print({'typer', 'rich'} & set(sys.modules)); c.main(['info']); c.main(['--help'])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120)
+    script = (
+        "import sys, ropewalk.cli as c; print({'typer', 'rich'} & set(sys.modules)); "
+        "c.main(['info']); c.main(['--help'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[0] == "set()"
@@ -412,15 +487,33 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
     ("config", "args", "says"),
     [
         # the option of the same name has another value
-        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
-         ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"), r"(?!--)\S*factor: must .* got 0.5"),
-        ({"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-         ("extend", "{config}", "yarn", "--factor", "4"), r"rope: .*; pass --overwrite to replace it; got"),
-        ({}, ("audit", "{config}"), r"--max-model-len: must be given, .* \(--max-model-len\); got nothing"),
-        ({}, ("inspect", "{config}"), r"max_position_embeddings: must be in the config; or give .* \(--trained\); got nothing"),
-        ({}, ("extend", "{config}", "yarn", "--factor", "4"), r"--original-length: must be given: .*; got nothing"),
+        (
+            {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
+            ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"),
+            r"(?!--)\S*factor: must .* got 0.5",
+        ),
+        (
+            {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            ("extend", "{config}", "yarn", "--factor", "4"),
+            r"rope: .*; pass --overwrite to replace it; got",
+        ),
+        (
+            {},
+            ("audit", "{config}"),
+            r"--max-model-len: must be given, .* \(--max-model-len\); got nothing",
+        ),
+        (
+            {},
+            ("inspect", "{config}"),
+            r"max_position_embeddings: must be in the config; or give .* \(--trained\); got nothing",
+        ),
+        (
+            {},
+            ("extend", "{config}", "yarn", "--factor", "4"),
+            r"--original-length: must be given: .*; got nothing",
+        ),
     ],
-)  # fmt: skip
+)
 def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, config, args, says):
     (tmp_path / "config.json").write_text(json.dumps(BARE | config))
     code, out, err = call(capsys, *(each.format(config=tmp_path) for each in args))
@@ -431,10 +524,15 @@ def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, 
 def test_a_gpu_that_is_not_there_is_refused_by_its_reason(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     code, _, err = call(capsys, "demo", "--device", "cuda", "--out", str(tmp_path))
-    assert (code, err) == (2, "ropewalk: --device: must be auto or cpu: CUDA is not available here; got 'cuda'\n")
+    assert (code, err) == (
+        2,
+        "ropewalk: --device: must be auto or cpu: CUDA is not available here; got 'cuda'\n",
+    )
 
 
-@pytest.mark.parametrize(("gpu", "devices"), [(True, ["cuda", "cpu", "cuda"]), (False, ["cpu", "cpu"])])
+@pytest.mark.parametrize(
+    ("gpu", "devices"), [(True, ["cuda", "cpu", "cuda"]), (False, ["cpu", "cpu"])]
+)
 def test_auto_is_the_gpu_if_there_is_one(monkeypatch, gpu, devices):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     assert [device_of(name) for name in ("auto", "cpu", "cuda")[: len(devices)]] == devices

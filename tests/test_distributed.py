@@ -1,4 +1,6 @@
-"""Rope inside DDP and FSDP2, on one process with gloo: nothing to broadcast, nothing to shard, nothing changed."""
+"""Rope inside DDP and FSDP2, on one process with gloo: nothing to broadcast, nothing to shard,
+nothing changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The documents keep their word: every Python block runs, every link leads somewhere, every part and scaling is named."""
+"""The documents keep their word: every Python block runs, every link leads somewhere, every part
+and scaling is named.
+"""
 
 import re
 import warnings
@@ -35,7 +37,9 @@ def prose(path: Path) -> str:
 def anchors(path: Path) -> set[str]:
     """The names GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings
+    }
 
 
 @page
@@ -49,7 +53,8 @@ def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
             warnings.simplefilter("error")
             # extend tells which engines compute something else: it is right to, and the pages go on
             warnings.filterwarnings("ignore", message=r"[\w.-]+ at [\d,]+ tokens: ")
-            exec(program, namespace)  # noqa: S102 - the documents are ours, and running them is the test
+            # the documents are ours, and running them is the test
+            exec(program, namespace)  # noqa: S102
 
 
 @page
@@ -89,7 +94,9 @@ def test_readmes_open_with_a_quick_start_and_a_picture(path):
 @readme
 def test_tree_names_every_part_and_nothing_else(path):
     tree = "\n".join(body for _, body in blocks(path, "text"))
-    named = set(re.findall(r"\b(\w+\.(?:py|c|inc))(?=\s)", tree)) | set(re.findall(r"\b(\w+/)(?=\s)", tree))
+    named = set(re.findall(r"\b(\w+\.(?:py|c|inc))(?=\s)", tree)) | set(
+        re.findall(r"\b(\w+/)(?=\s)", tree)
+    )
     package = ROOT / "src" / "ropewalk"
     modules = {file.name for file in package.glob("*.py") if file.name != "__init__.py"}
     packages = {f"{file.parent.name}/" for file in package.glob("*/__init__.py")}
@@ -101,7 +108,9 @@ def test_tree_names_every_part_and_nothing_else(path):
 
 @pytest.mark.parametrize("language", ["python", "sh"])
 def test_both_readmes_run_the_same_code(language):
-    english, chinese = ([re.sub(r"\s*#.*", "", body) for _, body in blocks(path, language)] for path in READMES)
+    english, chinese = (
+        [re.sub(r"\s*#.*", "", body) for _, body in blocks(path, language)] for path in READMES
+    )
     assert english == chinese
 
 
@@ -117,11 +126,19 @@ def test_every_page_is_in_the_index():
         own = file.parent / "index.md"
         home = own if own.exists() and own != file else docs / "index.md"
         text = home.read_text(encoding="utf-8")
-        if file != home and f"({file.relative_to(home.parent).as_posix()})" not in text and ":glob:" not in text:
+        if (
+            file != home
+            and f"({file.relative_to(home.parent).as_posix()})" not in text
+            and ":glob:" not in text
+        ):
             missing.append(file.relative_to(docs).as_posix())
     assert missing == []
 
 
 def test_pictures_are_light():
-    heavy = [file.name for file in (ROOT / "docs" / "images").glob("*.png") if file.stat().st_size >= 200_000]
+    heavy = [
+        file.name
+        for file in (ROOT / "docs" / "images").glob("*.png")
+        if file.stat().st_size >= 200_000
+    ]
     assert heavy == []

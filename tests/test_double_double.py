@@ -43,9 +43,15 @@ def test_operators(name):
             assert abs(found - apply(x, y)) <= 1e-28 * size
         # Python numbers are exact operands, on either side
         for number in (3, 0.1):
-            for x, right, left in zip(exactly(a), exactly(apply(a, number)), exactly(apply(number, a)), strict=True):
-                assert abs(right - apply(x, mpmath.mpf(number))) <= 1e-28 * (abs(x) + number if name in "+-" else abs(right))
-                assert abs(left - apply(mpmath.mpf(number), x)) <= 1e-28 * (abs(x) + number if name in "+-" else abs(left))
+            for x, right, left in zip(
+                exactly(a), exactly(apply(a, number)), exactly(apply(number, a)), strict=True
+            ):
+                assert abs(right - apply(x, mpmath.mpf(number))) <= 1e-28 * (
+                    abs(x) + number if name in "+-" else abs(right)
+                )
+                assert abs(left - apply(mpmath.mpf(number), x)) <= 1e-28 * (
+                    abs(x) + number if name in "+-" else abs(left)
+                )
 
 
 def test_the_high_part_is_the_nearest_float():
@@ -89,7 +95,9 @@ def test_comparisons_see_the_low_part():
 
 
 def test_choices_keep_both_parts():
-    a, b = (DoubleDouble(np.array(high), 1e-20 * np.array(high)) for high in ([1.0, 2.0], [3.0, 4.0]))
+    a, b = (
+        DoubleDouble(np.array(high), 1e-20 * np.array(high)) for high in ([1.0, 2.0], [3.0, 4.0])
+    )
     assert parts(where(np.array([True, False]), a, b)) == ([1.0, 4.0], [1e-20, 4e-20])
     clamped = DoubleDouble(np.array([-0.5, 0.25, 1.0]), np.array([0.0, 1e-20, 1e-20])).clamp(0, 1)
     assert parts(clamped) == ([0.0, 0.25, 1.0], [0.0, 1e-20, 0.0])

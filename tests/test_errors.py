@@ -1,4 +1,6 @@
-"""The one error says which field, which rule and which value; the four checkers let nothing else through."""
+"""The one error says which field, which rule and which value; the four checkers let nothing else
+through.
+"""
 
 import copy
 import pickle
@@ -62,7 +64,9 @@ def test_a_number_of_any_kind_becomes_a_float(value):
     assert result == 3.0
 
 
-@pytest.mark.parametrize("value", [True, False, "3", None, [3.0], (3,), 3j, b"3", {}, object(), np.array([3.0])])
+@pytest.mark.parametrize(
+    "value", [True, False, "3", None, [3.0], (3,), 3j, b"3", {}, object(), np.array([3.0])]
+)
 def test_what_is_not_a_number_is_refused(value):
     assert refused(number, value).rule == "must be a number"
 
@@ -102,7 +106,9 @@ def test_an_integer_of_any_kind_becomes_an_int(value):
     assert result == 4
 
 
-@pytest.mark.parametrize("value", [True, False, 4.0, "4", None, Fraction(4), float("nan"), np.float64(4), [4]])
+@pytest.mark.parametrize(
+    "value", [True, False, 4.0, "4", None, Fraction(4), float("nan"), np.float64(4), [4]]
+)
 def test_what_is_not_an_integer_is_refused(value):
     assert refused(integer, value, low=0).rule == "must be an integer"
 

@@ -1,4 +1,6 @@
-"""How exact a turn is, far away and in every dtype; and that nothing but a token's own position decides its bits."""
+"""How exact a turn is, far away and in every dtype; and that nothing but a token's own position
+decides its bits.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ import torch
 from torch.testing import assert_close
 
 import ropewalk as rw
-from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, rotate_qk, sample_positions, sample_spec, ulps
+from helpers import (
+    DTYPES,
+    HEAD_DIM,
+    backend_or_skip,
+    definition,
+    rotate_qk,
+    sample_positions,
+    sample_spec,
+    ulps,
+)
 from ropewalk import rotation
 
 FAR = 10**7
@@ -39,20 +50,32 @@ def test_float32_at_ten_million(theta, backend):
     x = torch.randn(1, H, 64, 128)
     run_by = backend_or_skip(backend, x, spec)
     positions = FAR - torch.arange(64) * 997
-    error = (rotation.rotate(x, spec, positions, backend=run_by).double() - definition(x, spec, positions)).abs().max()
+    error = (
+        (
+            rotation.rotate(x, spec, positions, backend=run_by).double()
+            - definition(x, spec, positions)
+        )
+        .abs()
+        .max()
+    )
     assert float(error) <= 2.5 * 2.0**-24 * float(x.abs().max())
 
 
 @every_backend
 def test_float64_keeps_its_own_accuracy(backend):
-    """float64 input is turned in float64, right to 1e-14 near and to the definition's own 1e-8 far away."""
+    """float64 input is turned in float64, right to 1e-14 near and to the definition's own 1e-8 far
+    away.
+    """
     spec = rw.RopeSpec(128)
     x = torch.randn(1, H, 32, 128, dtype=torch.float64)
     run_by = backend_or_skip(backend, x, spec)
     for start, tolerance in ((0, 1e-14), (FAR, 2e-8)):
         positions = torch.arange(32) + start
         assert_close(
-            rotation.rotate(x, spec, positions, backend=run_by), definition(x, spec, positions), rtol=0, atol=5 * tolerance
+            rotation.rotate(x, spec, positions, backend=run_by),
+            definition(x, spec, positions),
+            rtol=0,
+            atol=5 * tolerance,
         )
 
 
@@ -92,11 +115,15 @@ def test_output_has_the_dtype_of_its_input(dtype):
 
 
 def call(name, dtype, backend):
-    """A turn of x [.., S, D] at positions [B, S], with a length given so that parts see the same one."""
+    """A turn of x [.., S, D] at positions [B, S], with a length given so that parts see the same
+    one.
+    """
     spec = sample_spec(name)
     length = 40 if spec.needs_length else None
     run_by = backend_or_skip(backend, torch.empty(B, H, S, HEAD_DIM, dtype=dtype), spec)
-    return lambda x, positions=None, **where: rotation.rotate(x, spec, positions, length=length, backend=run_by, **where)
+    return lambda x, positions=None, **where: rotation.rotate(
+        x, spec, positions, length=length, backend=run_by, **where
+    )
 
 
 @pytest.mark.sampled(by=["backend"])
@@ -115,7 +142,10 @@ def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
     for head in range(H):
         assert torch.equal(turn(x[:, head : head + 1], positions), whole[:, head : head + 1])
     for token in range(S):
-        assert torch.equal(turn(x[:, :, token : token + 1], positions[:, token : token + 1]), whole[:, :, token : token + 1])
+        assert torch.equal(
+            turn(x[:, :, token : token + 1], positions[:, token : token + 1]),
+            whole[:, :, token : token + 1],
+        )
 
 
 @pytest.mark.sampled(by=["backend"])
@@ -123,13 +153,17 @@ def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
 @every_dtype
 @every_scaling
 def test_a_sequence_in_pieces_is_the_same_bits(name, dtype, backend):
-    """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for bit."""
+    """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for
+    bit.
+    """
     turn = call(name, dtype, backend)
     x = torch.randn(1, H, 41, HEAD_DIM).to(dtype)
     whole = turn(x)
     pieces = [(0, 17), (17, 18), (18, 40), (40, 41)]
     assert torch.equal(torch.cat([turn(x[:, :, a:b], offset=a) for a, b in pieces], 2), whole)
-    assert torch.equal(torch.cat([turn(x[:, :, a:b], torch.arange(a, b)) for a, b in pieces], 2), whole)
+    assert torch.equal(
+        torch.cat([turn(x[:, :, a:b], torch.arange(a, b)) for a, b in pieces], 2), whole
+    )
     assert torch.equal(turn(x, torch.arange(41)[None]), whole)
 
 

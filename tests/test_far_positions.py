@@ -28,7 +28,10 @@ def test_cos_and_sin_follow_the_formula(rule, bits):
         wanted = expected(spec, positions)
         for dtype in (torch.float32, torch.float64):
             cos, sin = rw.Rope(spec).cos_sin(torch.tensor(positions), dtype)
-            assert largest_error(cos.double().numpy() + 1j * sin.double().numpy(), wanted) <= LIMITS[bits], spec
+            assert (
+                largest_error(cos.double().numpy() + 1j * sin.double().numpy(), wanted)
+                <= LIMITS[bits]
+            ), spec
 
 
 @pytest.mark.sampled(by=["backend"])
@@ -57,7 +60,11 @@ ALSO_EXACT = {
 
 
 def test_every_scaling_of_fixed_frequencies_has_all_digits_or_is_listed():
-    fixed = {name for name, scaling in rw.SCALINGS.items() if not (scaling.needs_length or scaling.learned)}
+    fixed = {
+        name
+        for name, scaling in rw.SCALINGS.items()
+        if not (scaling.needs_length or scaling.learned)
+    }
     assert fixed == {*RULES, *ALSO_EXACT}
 
 
@@ -95,15 +102,22 @@ def test_the_two_parts_are_one_rounded_number(rule):
         for precision in ("hf", "hf_frequencies"):
             rounded = spec.with_(precision=precision)
             assert rounded.exact_ladder_frequencies().low is None
-            assert torch.equal(rounded.exact_ladder_frequencies().radians, rounded.ladder_frequencies().radians)
+            assert torch.equal(
+                rounded.exact_ladder_frequencies().radians, rounded.ladder_frequencies().radians
+            )
 
 
-@pytest.mark.parametrize("scaling", [fq.Ntk(1e30), fq.NtkByParts(1e30), fq.Yarn(factor=1e30), fq.Llama3(1e30)])
+@pytest.mark.parametrize(
+    "scaling", [fq.Ntk(1e30), fq.NtkByParts(1e30), fq.Yarn(factor=1e30), fq.Llama3(1e30)]
+)
 @pytest.mark.parametrize("theta", [1e-30, 1e-9, 1.5, 1e250, 1.7e308])
 def test_parameters_beyond_the_range_of_float64_give_finite_frequencies(scaling, theta):
     if theta <= 1 and scaling.name not in ("ntk", "llama3"):
         return  # refused
-    plain, exact = (getattr(rw.RopeSpec(128, theta, scaling), f"{kind}ladder_frequencies")() for kind in ("", "exact_"))
+    plain, exact = (
+        getattr(rw.RopeSpec(128, theta, scaling), f"{kind}ladder_frequencies")()
+        for kind in ("", "exact_")
+    )
     assert torch.isfinite(exact.radians).all()
     assert exact.low is None or torch.isfinite(exact.low).all()
     torch.testing.assert_close(exact.radians, plain.radians, rtol=1e-12, atol=1e-290)

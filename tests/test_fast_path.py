@@ -1,4 +1,6 @@
-"""Known kinds of calls: the second call of a kind skips the checks, and one that looks alike but is not does not."""
+"""Known kinds of calls: the second call of a kind skips the checks, and one that looks alike but is
+not does not.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ from ropewalk import rope as rope_module
 from ropewalk.kernels import available
 from ropewalk.kernels.cpu import backend as cpu
 
-pytestmark = pytest.mark.skipif(available("cpu")["cpu"] is not None, reason="the native kernel was not built here")
+pytestmark = pytest.mark.skipif(
+    available("cpu")["cpu"] is not None, reason="the native kernel was not built here"
+)
 SPEC = rw.RopeSpec(10)
 
 
@@ -30,7 +34,9 @@ def draw(heads: int) -> torch.Tensor:
 @pytest.mark.parametrize("given", [False, True])
 def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, given, inplace):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
-    where = lambda start: {"positions": torch.arange(start, start + 7).repeat(2, 1)} if given else {"offset": start}
+    where = lambda start: (
+        {"positions": torch.arange(start, start + 7).repeat(2, 1)} if given else {"offset": start}
+    )
     rope(q.clone(), k.clone(), **where(5), inplace=inplace)
     monkeypatch.setattr(rope_module, "make_request", long_way)
     positions = torch.arange(1000, 1007).expand(2, 7)
@@ -63,7 +69,9 @@ def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
 
 
 def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
-    """Two calls may have the same shapes, strides and even starts in all; only one of them writes over itself."""
+    """Two calls may have the same shapes, strides and even starts in all; only one of them writes
+    over itself.
+    """
     rope, size = rw.Rope(SPEC), 2 * 7 * 10
     memory = torch.randn(4 * size)
     at = lambda start: memory[start : start + size].view(2, 1, 7, 10)
@@ -74,7 +82,9 @@ def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
         rope(at(size), at(size + 5), offset=5, inplace=True)
     monkeypatch.setattr(rope_module, "make_request", long_way)
     xs = at(size).clone(), at(3 * size).clone()
-    assert_turned(rope(at(size), at(3 * size), offset=9, inplace=True), xs, SPEC, torch.arange(9, 16))
+    assert_turned(
+        rope(at(size), at(3 * size), offset=9, inplace=True), xs, SPEC, torch.arange(9, 16)
+    )
 
 
 @pytest.mark.parametrize("strided", ["q", "k", "qk"])
@@ -95,7 +105,9 @@ def test_frequencies_that_follow_the_length_are_never_remembered():
     rope = rw.Rope(sample_spec("dynamic"))
     q, k = torch.randn(2, 3, 7, 14), torch.randn(2, 1, 7, 14)
     for start in (0, 30, 90):
-        expected = definition(q, rope.spec, torch.arange(start, start + 7).expand(2, 7), length=start + 7)
+        expected = definition(
+            q, rope.spec, torch.arange(start, start + 7).expand(2, 7), length=start + 7
+        )
         torch.testing.assert_close(rope(q, k, offset=start)[0], expected.float())
 
 
@@ -103,7 +115,10 @@ def test_frequencies_that_are_trained_are_never_remembered():
     rope, q, k = rw.Rope(rw.RopeSpec(10, scaling=rw.frequencies.Learnable())), draw(3), draw(1)
     for scale in (0.0, 0.3, -0.2):
         torch.nn.init.constant_(rope.log_scale, scale)
-        omega = 10_000.0 ** (-torch.arange(5, dtype=torch.float64) / 5) * torch.tensor(scale).double().exp()
+        omega = (
+            10_000.0 ** (-torch.arange(5, dtype=torch.float64) / 5)
+            * torch.tensor(scale).double().exp()
+        )
         fixed = rw.RopeSpec(10, scaling=rw.frequencies.Given(tuple(omega.tolist())))
         with torch.no_grad():
             assert_turned(rope(q, k, offset=5), (q, k), fixed, torch.arange(5, 12))
@@ -125,16 +140,25 @@ def test_what_the_kernel_cannot_reach_takes_the_long_way_and_is_right(monkeypatc
     monkeypatch.setattr(fast_path, "pick", long_way)  # its plan is made once
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]
-        torch.testing.assert_close(found, definition(q, SPEC, torch.arange(start, start + 7).expand(2, 7)).float())
+        torch.testing.assert_close(
+            found, definition(q, SPEC, torch.arange(start, start + 7).expand(2, 7)).float()
+        )
 
 
-@pytest.mark.parametrize("form", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, "axes"])
+@pytest.mark.parametrize(
+    "form", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, "axes"]
+)
 def test_positions_of_any_form_may_change_from_call_to_call(form):
-    """A kernel prepared for int64 must not read narrower ones; here several of them, read as one, would still be near."""
+    """A kernel prepared for int64 must not read narrower ones; here several of them, read as one,
+    would still be near.
+    """
     rope, q, k = rw.Rope(rw.RopeSpec(10, theta=99.0)), draw(3), draw(1)
     memory = torch.zeros(8 * 14, dtype=torch.int64 if form == "axes" else form)
     given = memory[:14].view((1, 2, 7) if form == "axes" else (2, 7))
-    for rows in ([[0, 3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]], [[5, 1, 0, 0, 0, 0, 0], [0, 9, 2, 0, 0, 0, 0]]):
+    for rows in (
+        [[0, 3, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]],
+        [[5, 1, 0, 0, 0, 0, 0], [0, 9, 2, 0, 0, 0, 0]],
+    ):
         positions = torch.tensor(rows)
         given.copy_(positions)
         assert_turned(rope(q, k, positions=given), (q, k), rope.spec, positions)
@@ -160,7 +184,11 @@ CHANGES = {
     "negative q": (torch._neg_view, None, {}),
     "negative k": (None, torch._neg_view, {}),
     "length of positions": (None, None, {"positions": torch.arange(6)}),
-    "subclass as positions": (None, None, {"positions": torch.nn.Parameter(torch.arange(7), requires_grad=False)}),
+    "subclass as positions": (
+        None,
+        None,
+        {"positions": torch.nn.Parameter(torch.arange(7), requires_grad=False)},
+    ),
     "positions and an offset": (None, None, {"positions": torch.arange(7), "offset": 3}),
     "a list as positions": (None, None, {"positions": [0, 1, 2, 3, 4, 5, 6]}),
     "a truth as offset": (None, None, {"offset": True}),
@@ -246,7 +274,9 @@ def test_whoever_watches_sees_the_call(monkeypatch, watched):
         watched(rope, q, k)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
+)
 @pytest.mark.parametrize("known", [False, True])
 def test_a_traced_call_turns_other_tensors_of_other_lengths(known):
     """The tracer must see the rotation and not what the kernel writes behind its back."""
@@ -254,7 +284,9 @@ def test_a_traced_call_turns_other_tensors_of_other_lengths(known):
     if known:
         rope(draw(3), draw(1), offset=5)
     with as_users_call():
-        traced = torch.jit.trace(lambda q, k: rope(q, k, offset=5), (draw(3), draw(1)), check_trace=False)
+        traced = torch.jit.trace(
+            lambda q, k: rope(q, k, offset=5), (draw(3), draw(1)), check_trace=False
+        )
         for seq in (7, 4):
             q, k = torch.randn(2, 3, seq, 10), torch.randn(2, 1, seq, 10)
             for found, x in zip(traced(q, k), (q, k), strict=True):
@@ -285,15 +317,25 @@ def test_a_compiled_call_is_called():
 
 @pytest.mark.parametrize("graded", ["q", "k", "qk"])
 def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them(graded):
-    rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_("q" in graded), draw(1).requires_grad_("k" in graded)
+    rope, q, k = (
+        rw.Rope(SPEC),
+        draw(3).requires_grad_("q" in graded),
+        draw(1).requires_grad_("k" in graded),
+    )
     with torch.no_grad():
         for _ in range(2):
             rope(q, k, offset=5)
-    rotated = [(x, y, torch.randn_like(y)) for x, y in zip((q, k), rope(q, k, offset=5), strict=True) if x.requires_grad]
+    rotated = [
+        (x, y, torch.randn_like(y))
+        for x, y in zip((q, k), rope(q, k, offset=5), strict=True)
+        if x.requires_grad
+    ]
     xs, ys, weights = zip(*rotated, strict=True)
     for gradient, weight in zip(torch.autograd.grad(ys, xs, weights), weights, strict=True):
         # the transpose of a rotation is the rotation back
-        torch.testing.assert_close(gradient, definition(weight, SPEC, -torch.arange(5, 12).expand(2, 7)).float())
+        torch.testing.assert_close(
+            gradient, definition(weight, SPEC, -torch.arange(5, 12).expand(2, 7)).float()
+        )
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -346,10 +388,22 @@ def compiling(rope, q, k):
         rope(q, k)
 
 
-UNKNOWN = (under_vmap, under_a_mode, under_forward_derivatives, traced, negative, subclass, with_gradients, alone, at_a_length)
+UNKNOWN = (
+    under_vmap,
+    under_a_mode,
+    under_forward_derivatives,
+    traced,
+    negative,
+    subclass,
+    with_gradients,
+    alone,
+    at_a_length,
+)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
+)
 @pytest.mark.parametrize("call", [*UNKNOWN, compiling])
 def test_a_call_that_somebody_watches_is_not_remembered(monkeypatch, call):
     fast_path.PREPARED.clear()
@@ -367,7 +421,8 @@ def test_a_compiler_sees_a_known_call(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("field", "args", "where"), [("q", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})]
+    ("field", "args", "where"),
+    [("q", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})],
 )
 def test_what_is_no_tensor_or_no_axis_is_refused_as_ever(field, args, where):
     rope = rw.Rope(SPEC)
@@ -388,7 +443,9 @@ def test_in_place_neighbours_go_straight(monkeypatch, first):
 
 
 def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
-    """Their memory is interleaved, so only the distance between them tells that this is what was checked."""
+    """Their memory is interleaved, so only the distance between them tells that this is what was
+    checked.
+    """
     rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
     rope(fused[0][:, :3], fused[0][:, 3:], offset=5, inplace=True)
     xs = fused[1][:, :3], fused[1][:, 3:]
@@ -401,11 +458,19 @@ def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypa
 def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, dtype):
     fast_path.PREPARED.clear()
     monkeypatch.setattr(fast_path, "_compiled", None)
-    rope, q, k = rw.Rope(SPEC), draw(3).to(dtype).transpose(1, 2).contiguous().transpose(1, 2), draw(1).to(dtype)
+    rope, q, k = (
+        rw.Rope(SPEC),
+        draw(3).to(dtype).transpose(1, 2).contiguous().transpose(1, 2),
+        draw(1).to(dtype),
+    )
     long = rope(q, k, offset=5)
     monkeypatch.setattr(rope_module, "make_request", long_way)
     for found, wanted in zip(rope(q, k, offset=5), long, strict=True):
-        assert (found.dtype, found.stride(), found.device) == (dtype, wanted.stride(), wanted.device)
+        assert (found.dtype, found.stride(), found.device) == (
+            dtype,
+            wanted.stride(),
+            wanted.device,
+        )
         assert torch.equal(found, wanted)
 
 
@@ -419,20 +484,26 @@ def test_a_torch_without_the_guard_takes_the_long_way_and_is_right(monkeypatch):
 
 
 def test_alternating_specs_keep_their_own_angles(monkeypatch):
-    """Cos and sin of consecutive positions are cached for the next layer; three specs and two offsets share two entries."""
+    """Cos and sin of consecutive positions are cached for the next layer; three specs and two
+    offsets share two entries.
+    """
     monkeypatch.setattr(cpu, "CACHED_ROWS_FROM", 1)
     ropes = [rw.Rope(rw.RopeSpec(10, theta=theta)) for theta in (10_000.0, 99.0, 7.0)]
     q, k = draw(3), draw(1)
     for _ in range(2):
         for rope in ropes:
             for start in (5, 9):
-                assert_turned(rope(q, k, offset=start), (q, k), rope.spec, torch.arange(start, start + 7))
+                assert_turned(
+                    rope(q, k, offset=start), (q, k), rope.spec, torch.arange(start, start + 7)
+                )
 
 
 @pytest.mark.parametrize("tokens", [cpu.CACHED_ROWS_FROM - 1, cpu.CACHED_ROWS_FROM])
 @pytest.mark.parametrize("offset", [-3, 0, 5, 52_000, 2**20 - 9])
 def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset):
-    """Before the first position, among those that are kept, across their end, and beyond the levels."""
+    """Before the first position, among those that are kept, across their end, and beyond the
+    levels.
+    """
     rope, q, k = rw.Rope(SPEC), torch.randn(1, 2, tokens, 10), torch.randn(1, 1, tokens, 10)
     found = [
         *rope(q, k, offset=offset),
@@ -441,7 +512,10 @@ def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset
         rope.unrotate(k, offset=offset),
     ]
     monkeypatch.setattr(cpu, "CACHED_ROWS_FROM", tokens + 1)
-    wanted = [*rope(q, k, offset=offset)] * 2 + [rope.rotate(q, offset=offset), rope.unrotate(k, offset=offset)]
+    wanted = [*rope(q, k, offset=offset)] * 2 + [
+        rope.rotate(q, offset=offset),
+        rope.unrotate(k, offset=offset),
+    ]
     assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
     positions = torch.arange(offset, offset + tokens).expand(1, tokens)
     torch.testing.assert_close(found[0], definition(q, SPEC, positions).float())

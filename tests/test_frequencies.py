@@ -1,4 +1,6 @@
-"""Every scaling is its published formula: against 50-digit arithmetic, hand-computed values and its own laws."""
+"""Every scaling is its published formula: against 50-digit arithmetic, hand-computed values and its
+own laws.
+"""
 
 import math
 from dataclasses import dataclass
@@ -58,7 +60,12 @@ SAMPLES: dict[str, list[Scaling]] = {
         fq.Llama3(32.0, 1.0, 4.0, 300),
         fq.Llama3(3.0, 0.5, 40.0, 700),
     ],
-    "proportional": [fq.Proportional(), fq.Proportional(2.0, 0.5), fq.Proportional(1.0, 0.79), fq.Proportional(1.0, 0.0)],
+    "proportional": [
+        fq.Proportional(),
+        fq.Proportional(2.0, 0.5),
+        fq.Proportional(1.0, 0.79),
+        fq.Proportional(1.0, 0.0),
+    ],
     "linear_frequencies": [fq.LinearFrequencies()],
     "riflex": [fq.Riflex(), fq.Riflex(66, 48), fq.Riflex(700, 3000, 0.5), fq.Riflex(1, 1, 1.0)],
     "xpos": [fq.XPos(), fq.XPos(100.0, -7)],
@@ -79,7 +86,11 @@ SAMPLES: dict[str, list[Scaling]] = {
         fq.Learned(fq.Clipped(fq.Yarn(factor=4.0), 3), (0.1, 0.2, 0.3, 0.4, 0.5)),
     ],
 }
-CASES = [pytest.param(s, id=f"{name}-{i}") for name, samples in SAMPLES.items() for i, s in enumerate(samples)]
+CASES = [
+    pytest.param(s, id=f"{name}-{i}")
+    for name, samples in SAMPLES.items()
+    for i, s in enumerate(samples)
+]
 
 
 def assert_is(found: fq.Frequencies, radians, magnitude, tolerance=1e-14):
@@ -103,7 +114,9 @@ def test_float64_is_the_published_formula(scaling, theta):
         assert_is(scaling.frequencies(DIM, theta, length), *oracle(scaling, DIM, theta, length))
 
 
-@pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name not in ("longrope", "given", "learned")])
+@pytest.mark.parametrize(
+    "scaling", [s for s in CASES if s.values[0].name not in ("longrope", "given", "learned")]
+)
 @pytest.mark.parametrize("dim", [2, 4, 128])
 def test_any_head_dim_follows_the_formula(scaling, dim):
     """One pair has no slowest pair to stretch: dim / (dim - 2) must not be reached."""
@@ -126,13 +139,19 @@ def test_a_row_never_sees_its_batch_mates(scaling):
     for row, length in enumerate(lengths.tolist()):
         alone = scaling.frequencies(DIM, THETA, length)
         assert torch.equal(together.radians[row], alone.radians)
-        of_row = together.magnitude[row] if isinstance(together.magnitude, torch.Tensor) else together.magnitude
+        of_row = (
+            together.magnitude[row]
+            if isinstance(together.magnitude, torch.Tensor)
+            else together.magnitude
+        )
         assert float(of_row) == float(alone.magnitude)
 
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
 def test_frequencies_stay_where_the_lengths_are(scaling):
-    """Nothing is read back from a device and nothing is sent to it: the meta device would refuse to mix."""
+    """Nothing is read back from a device and nothing is sent to it: the meta device would refuse to
+    mix.
+    """
     found = scaling.frequencies(DIM, THETA, torch.tensor([5, 5000], device="meta"))
     assert found.radians.device.type == "meta"
     assert found.radians.shape == (2, DIM // 2)
@@ -145,7 +164,13 @@ def test_the_reference_figures_of_128_dimensions():
     assert radians.max() == 1.0
     assert round(float(radians.min()), 6) == 0.000115
     assert round(float(radians.mean()), 6) == 0.116562
-    assert [round(x, 6) for x in radians[:5].tolist()] == [1.0, 0.865964, 0.749894, 0.649382, 0.562341]
+    assert [round(x, 6) for x in radians[:5].tolist()] == [
+        1.0,
+        0.865964,
+        0.749894,
+        0.649382,
+        0.562341,
+    ]
     slowest = 2 * math.pi / float(radians[-1])
     assert abs(slowest - 54_410) < 1
     assert slowest == pytest.approx(2 * math.pi * 10_000 ** (126 / 128), rel=1e-14)
@@ -155,13 +180,17 @@ def test_values_computed_by_hand():
     tenths = lambda scaling, length=None: scaling.frequencies(4, 100.0, length).radians.tolist()
     assert tenths(fq.Default()) == pytest.approx([1, 0.1])
     assert tenths(fq.Linear(4.0)) == pytest.approx([0.25, 0.025])
-    assert tenths(fq.Ntk(4.0)) == pytest.approx([1, 0.025])  # base 100 * 4^(4/2) = 1600, its root 40
+    assert tenths(fq.Ntk(4.0)) == pytest.approx(
+        [1, 0.025]
+    )  # base 100 * 4^(4/2) = 1600, its root 40
     assert tenths(fq.Dynamic(3.0, 100), 100) == pytest.approx([1, 0.1])
     assert tenths(fq.Dynamic(3.0, 100), 300) == pytest.approx([1, 0.1 / 7])  # 3 * 300/100 - 2 = 7
     assert tenths(fq.LongRope((2.0, 4.0), (8.0, 16.0), 100), 100) == pytest.approx([0.5, 0.025])
     assert tenths(fq.LongRope((2.0, 4.0), (8.0, 16.0), 100), 101) == pytest.approx([0.125, 0.00625])
     assert tenths(fq.Proportional(2.0, 0.5)) == pytest.approx([0.5, 0])
-    assert fq.LinearFrequencies().frequencies(8, 5.0).radians.tolist() == pytest.approx([1, 1 / 3, 1 / 5, 1 / 7])
+    assert fq.LinearFrequencies().frequencies(8, 5.0).radians.tolist() == pytest.approx(
+        [1, 1 / 3, 1 / 5, 1 / 7]
+    )
 
 
 def test_ntk_slows_the_slowest_pair_by_the_factor_and_leaves_the_fastest():
@@ -176,7 +205,9 @@ def test_dynamic_ntk_is_untouched_up_to_the_trained_length(length):
     """An unclamped base, theta * (8 * 1/100 - 7)^..., would be negative and its powers NaN."""
     found = fq.Dynamic(8.0, 100).frequencies(DIM, THETA, length).radians
     assert torch.equal(found, fq.Default().frequencies(DIM, THETA).radians)
-    assert float(fq.Dynamic(8.0, 100).frequencies(DIM, THETA, 101).radians[..., -1]) < float(found[..., -1])
+    assert float(fq.Dynamic(8.0, 100).frequencies(DIM, THETA, 101).radians[..., -1]) < float(
+        found[..., -1]
+    )
 
 
 def test_the_longrope_switch_is_after_the_trained_length():
@@ -191,7 +222,9 @@ def test_the_longrope_switch_is_after_the_trained_length():
 def test_longrope_keeps_its_magnitude_on_both_sides_of_the_switch():
     for length in (None, 10, 4096, 4097):
         found = fq.LongRope(SHORT, LONG, 4096, 32.0).frequencies(DIM, THETA, length)
-        assert found.magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(4096)), rel=1e-15)
+        assert found.magnitude == pytest.approx(
+            math.sqrt(1 + math.log(32) / math.log(4096)), rel=1e-15
+        )
     assert fq.LongRope(SHORT, LONG, 4096, 1.0).frequencies(DIM, THETA).magnitude == 1.0
 
 
@@ -199,10 +232,19 @@ YARN = {"original_length": 500, "beta_fast": 20.0, "beta_slow": 2.0, "factor": 8
 
 
 @pytest.mark.parametrize(
-    "change", [{"truncate": False}, {"beta_fast": 40.0}, {"beta_slow": 0.5}, {"original_length": 5000}, {"factor": 4.0}]
+    "change",
+    [
+        {"truncate": False},
+        {"beta_fast": 40.0},
+        {"beta_slow": 0.5},
+        {"original_length": 5000},
+        {"factor": 4.0},
+    ],
 )
 def test_every_field_of_yarn_moves_its_frequencies(change):
-    plain, changed = (fq.Yarn(**fields).frequencies(64, THETA).radians for fields in (YARN, YARN | change))
+    plain, changed = (
+        fq.Yarn(**fields).frequencies(64, THETA).radians for fields in (YARN, YARN | change)
+    )
     assert not torch.equal(plain, changed)
 
 
@@ -212,20 +254,35 @@ def test_the_magnitude_of_yarn():
     assert magnitude(attention_factor=1.7, mscale=0.5, mscale_all_dim=2.0) == 1.7
     half, double = (0.1 * weight * math.log(8) + 1.0 for weight in (0.5, 2.0))
     assert magnitude(mscale=0.5, mscale_all_dim=2.0) == half / double
-    assert magnitude(mscale=0.5) == magnitude(mscale_all_dim=0.5) == magnitude(mscale=0.0, mscale_all_dim=0.5) == magnitude()
+    assert (
+        magnitude(mscale=0.5)
+        == magnitude(mscale_all_dim=0.5)
+        == magnitude(mscale=0.0, mscale_all_dim=0.5)
+        == magnitude()
+    )
     assert magnitude(factor=1.0) == magnitude(factor=1.0, mscale=0.5, mscale_all_dim=2.0) == 1.0
 
 
-@pytest.mark.parametrize("name", ["linear", "dynamic", "yarn", "llama3", "proportional", "ntk", "ntk_by_parts"])
+@pytest.mark.parametrize(
+    "name", ["linear", "dynamic", "yarn", "llama3", "proportional", "ntk", "ntk_by_parts"]
+)
 def test_a_scaling_without_a_factor_changes_nothing(name):
-    torch.testing.assert_close(SCALINGS[name]().frequencies(16, THETA).radians, fq.Default().frequencies(16, THETA).radians)
+    torch.testing.assert_close(
+        SCALINGS[name]().frequencies(16, THETA).radians, fq.Default().frequencies(16, THETA).radians
+    )
 
 
 def test_a_ramp_of_yarn_without_width_is_a_thousandth_wide():
-    """transformers' rule where beta_fast equals beta_slow: half way through the ramp, a pair is the mean of both."""
+    """transformers' rule where beta_fast equals beta_slow: half way through the ramp, a pair is the
+    mean of both.
+    """
     dim, theta, trained, factor = 16, 1e4, 4096, 8.0
-    beta = trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)  # the ramp begins 0.0005 before pair 3
-    scaling = fq.Yarn(factor=factor, original_length=trained, beta_fast=beta, beta_slow=beta, truncate=False)
+    beta = (
+        trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)
+    )  # the ramp begins 0.0005 before pair 3
+    scaling = fq.Yarn(
+        factor=factor, original_length=trained, beta_fast=beta, beta_slow=beta, truncate=False
+    )
     radians = scaling.frequencies(dim, theta).radians
     plain = [theta ** (-2 * i / dim) for i in range(8)]
     expected = [*plain[:3], (plain[3] + plain[3] / factor) / 2, *(x / factor for x in plain[4:])]
@@ -261,14 +318,17 @@ def test_dynamic_yarn_is_yarn_of_the_reached_factor():
 
 def test_ntk_by_parts_has_three_bands():
     plain, linear, ntk, parts = (
-        s.frequencies(128, THETA).radians for s in (fq.Default(), fq.Linear(8.0), fq.Ntk(8.0), fq.NtkByParts(8.0, 2048))
+        s.frequencies(128, THETA).radians
+        for s in (fq.Default(), fq.Linear(8.0), fq.Ntk(8.0), fq.NtkByParts(8.0, 2048))
     )
     turns = 2048 * plain / (2 * math.pi)
     torch.testing.assert_close(parts[turns > 20], plain[turns > 20], rtol=1e-15, atol=0)
     torch.testing.assert_close(parts[turns < 0.5], linear[turns < 0.5], rtol=1e-15, atol=0)
     no_keep = fq.NtkByParts(8.0, 2048, keep_weight=0.0).frequencies(128, THETA).radians
     torch.testing.assert_close(no_keep[turns > 2], ntk[turns > 2], rtol=1e-15, atol=0)
-    no_ntk = fq.NtkByParts(8.0, 2048, keep_weight=0.0, ntk_weight=0.0).frequencies(128, THETA).radians
+    no_ntk = (
+        fq.NtkByParts(8.0, 2048, keep_weight=0.0, ntk_weight=0.0).frequencies(128, THETA).radians
+    )
     torch.testing.assert_close(no_ntk, linear, rtol=1e-15, atol=0)
 
 
@@ -283,12 +343,16 @@ def test_llama3_with_equal_ends_has_no_middle_band(dtype):
 
 
 def test_the_edges_of_llama3_bands_belong_to_the_middle():
-    """With theta = 2^k and L0 = 2 pi * 2^n no float edge is hit; frequencies around each edge show the side."""
+    """With theta = 2^k and L0 = 2 pi * 2^n no float edge is hit; frequencies around each edge show
+    the side.
+    """
     scaling = fq.Llama3(8.0, 1.0, 4.0, 8192)
     found, plain = (s.frequencies(128, 500_000.0).radians for s in (scaling, fq.Default()))
     wavelengths = 2 * math.pi / plain
     assert torch.equal(found[wavelengths < 2048], plain[wavelengths < 2048])
-    torch.testing.assert_close(found[wavelengths > 8192], plain[wavelengths > 8192] / 8, rtol=1e-15, atol=0)
+    torch.testing.assert_close(
+        found[wavelengths > 8192], plain[wavelengths > 8192] / 8, rtol=1e-15, atol=0
+    )
     middle = (wavelengths > 2048) & (wavelengths < 8192)
     assert bool(((found < plain) & (found > plain / 8))[middle].all())
 
@@ -305,10 +369,14 @@ def test_xpos_grows_by_its_zeta():
     for scaling in (fq.XPos(), fq.XPos(100.0, -7)):
         found = scaling.frequencies(DIM, THETA)
         assert found.center == scaling.center
-        for ours, exact in zip(found.growth.tolist(), xpos_log_decay(DIM, scaling.scale_base), strict=True):
+        for ours, exact in zip(
+            found.growth.tolist(), xpos_log_decay(DIM, scaling.scale_base), strict=True
+        ):
             assert abs(ours - exact) < 1e-16
     # hand: d = 4, i = 0: zeta = 1.6 / 5.6
-    assert float(fq.XPos(512.0).frequencies(4, THETA).growth[0]) == pytest.approx(math.log(2 / 7) / 512, rel=1e-14)
+    assert float(fq.XPos(512.0).frequencies(4, THETA).growth[0]) == pytest.approx(
+        math.log(2 / 7) / 512, rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name != "xpos"])
@@ -340,20 +408,36 @@ def test_radians_of_ones_own():
 
 def test_the_defaults_are_the_published_ones():
     assert fq.Yarn(factor=2.0).as_dict() == {
-        "rope_type": "yarn", "original_length": 2048, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
-        "attention_factor": None, "mscale": None, "mscale_all_dim": None, "factor": 2.0,
-    }  # fmt: skip
+        "rope_type": "yarn",
+        "original_length": 2048,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": True,
+        "attention_factor": None,
+        "mscale": None,
+        "mscale_all_dim": None,
+        "factor": 2.0,
+    }
     assert fq.NtkByParts().as_dict() == {
-        "rope_type": "ntk_by_parts", "factor": 1.0, "original_length": 2048, "ntk_turns": (1.25, 0.75),
-        "keep_turns": (16.0, 2.0), "ntk_weight": 1.0, "keep_weight": 1.0,
-    }  # fmt: skip
+        "rope_type": "ntk_by_parts",
+        "factor": 1.0,
+        "original_length": 2048,
+        "ntk_turns": (1.25, 0.75),
+        "keep_turns": (16.0, 2.0),
+        "ntk_weight": 1.0,
+        "keep_weight": 1.0,
+    }
     assert fq.Llama3(8.0) == fq.Llama3(8.0, 1.0, 4.0, 8192)
     assert fq.LongRope() == fq.LongRope((1.0,), (1.0,), 4096, 1.0, None)
     assert fq.Dynamic() == fq.Dynamic(1.0, 2048)
     assert fq.XPos() == fq.XPos(512.0, 0)
     assert fq.Proportional() == fq.Proportional(1.0, 1.0)
     assert fq.Given() == fq.Given((1.0,), 1.0)
-    assert {name for name, scaling in SCALINGS.items() if scaling.needs_length} == {"dynamic", "dynamic_yarn", "longrope"}
+    assert {name for name, scaling in SCALINGS.items() if scaling.needs_length} == {
+        "dynamic",
+        "dynamic_yarn",
+        "longrope",
+    }
 
 
 def test_frequencies_alone_neither_scale_nor_grow():
@@ -409,4 +493,7 @@ def test_an_integer_without_a_bound_may_be_negative():
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
 @pytest.mark.parametrize("scaling", [fq.Dynamic(2.5, 100), fq.DynamicYarn(100)])
 def test_a_length_may_be_an_integer_of_numpy(scaling, kind):
-    assert torch.equal(scaling.frequencies(DIM, THETA, kind(900)).radians, scaling.frequencies(DIM, THETA, 900).radians)
+    assert torch.equal(
+        scaling.frequencies(DIM, THETA, kind(900)).radians,
+        scaling.frequencies(DIM, THETA, 900).radians,
+    )

@@ -1,4 +1,6 @@
-"""In float32 every formula runs in transformers' order of operations: the same bits, not the same digits."""
+"""In float32 every formula runs in transformers' order of operations: the same bits, not the same
+digits.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,11 @@ def theirs(rope_type, dim, theta, seq_len=None, **keys):
     """transformers' inverse frequencies and attention factor for one config."""
     parameters = {"rope_type": rope_type, "rope_theta": theta, **keys}
     config = LlamaConfig(
-        hidden_size=4 * dim, num_attention_heads=4, head_dim=dim, max_position_embeddings=TRAINED, rope_parameters=parameters
+        hidden_size=4 * dim,
+        num_attention_heads=4,
+        head_dim=dim,
+        max_position_embeddings=TRAINED,
+        rope_parameters=parameters,
     )
     if rope_type == "default":
         return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
@@ -34,7 +40,9 @@ def assert_same_bits(scaling, dim, theta, seq_len=None, **keys):
 
 def test_every_type_of_transformers_has_our_name():
     assert set(ROPE_INIT_FUNCTIONS) | {"default"} == {
-        name for name in SCALINGS if name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+        name
+        for name in SCALINGS
+        if name in ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
     }
 
 
@@ -74,7 +82,13 @@ YARNS = [
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
 def test_yarn(dim, theta, keys):
     for trained in (4096, 131_072):
-        assert_same_bits(fq.Yarn(original_length=trained, **keys), dim, theta, original_max_position_embeddings=trained, **keys)
+        assert_same_bits(
+            fq.Yarn(original_length=trained, **keys),
+            dim,
+            theta,
+            original_max_position_embeddings=trained,
+            **keys,
+        )
 
 
 @pytest.mark.parametrize("seq_len", [None, 1, 4096, 4097, 100_000])
@@ -84,7 +98,12 @@ def test_longrope(dim, theta, seq_len):
     long = tuple(1.0 + 0.37 * i**1.5 for i in range(dim // 2))
     length = None if seq_len is None else torch.tensor(seq_len)
     for factor, attention_factor in ((32.0, None), (1.0, None), (32.0, 1.19)):
-        keys = {"short_factor": list(short), "long_factor": list(long), "factor": factor, "attention_factor": attention_factor}
+        keys = {
+            "short_factor": list(short),
+            "long_factor": list(long),
+            "factor": factor,
+            "attention_factor": attention_factor,
+        }
         scaling = fq.LongRope(short, long, 4096, factor, attention_factor)
         assert_same_bits(scaling, dim, theta, length, original_max_position_embeddings=4096, **keys)
 
@@ -96,14 +115,24 @@ LLAMAS = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.7, 0.5, 9.0, 1000)]
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
 def test_llama3(dim, theta, factor, low, high, trained):
     keys = {"low_freq_factor": low, "high_freq_factor": high, "factor": factor}
-    assert_same_bits(fq.Llama3(factor, low, high, trained), dim, theta, original_max_position_embeddings=trained, **keys)
+    assert_same_bits(
+        fq.Llama3(factor, low, high, trained),
+        dim,
+        theta,
+        original_max_position_embeddings=trained,
+        **keys,
+    )
 
 
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
 def test_llama3_lies_between_the_bounds_without_any_margin(dim, theta):
     """Rounding a float64 result at the end breaks this, in the last bit."""
     for factor, low, high, trained in LLAMAS:
-        found = fq.Llama3(factor, low, high, trained).frequencies(dim, theta, dtype=torch.float32).radians
+        found = (
+            fq.Llama3(factor, low, high, trained)
+            .frequencies(dim, theta, dtype=torch.float32)
+            .radians
+        )
         plain = theirs("default", dim, theta)[0]
         assert bool((found <= plain).all())
         assert bool((found >= plain / factor).all())

@@ -1,6 +1,8 @@
-"""From a clone to a report by copying from the README: its blocks run in an environment where only the wheel is new.
+"""From a clone to a report by copying from the README: its blocks run in an environment where only
+the wheel is new.
 
-The environment is a fresh one that sees the libraries of this one (torch is not downloaded again), and not the sources.
+The environment is a fresh one that sees the libraries of this one (torch is not downloaded again),
+and not the sources.
 """
 
 import json
@@ -30,16 +32,29 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[list[str]]:
-    """What follows `ropewalk` in each line of the shell blocks; the page that waits for a browser is opened by its own tests."""
-    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
+    """What follows `ropewalk` in each line of the shell blocks; the page that waits for a browser
+    is opened by its own tests.
+    """
+    lines = [
+        shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()
+    ]
     assert {words[0] for words in lines} == {"make", "pip", "ropewalk"}
     return [words[1:] for words in lines if words[0] == "ropewalk" and words[1] != "explore"]
 
 
 def run(command: list, folder: Path, timeout: int = 240) -> str:
     """Standard output of a command that must succeed; this checkout is out of its sight."""
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run(list(map(str, command)), cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+    env = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -48,7 +63,8 @@ def run(command: list, folder: Path, timeout: int = 240) -> str:
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy, so that no build folder appears in the checkout.
 
-    The native library that set-up built is up to date, so it is not built again, which takes twenty seconds.
+    The native library that set-up built is up to date, so it is not built again, which takes twenty
+    seconds.
     """
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "source"
@@ -56,7 +72,10 @@ def wheel(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "src", copy / "src", ignore=left_out)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
-    run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, copy], folder)
+    run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, copy],
+        folder,
+    )
     (built,) = folder.glob("*.whl")
     return built
 
@@ -68,17 +87,26 @@ def fresh(wheel) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     inside = {"base": str(folder), "platbase": str(folder)}
     libraries = Path(sysconfig.get_path("purelib", vars=inside))
-    # a path in a .pth file is searched, but the .pth files there are not read: an editable install stays unseen
+    # a path in a .pth file is searched, but the .pth files there are not read: an editable install
+    # stays unseen
     (libraries / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
     commands = Path(sysconfig.get_path("scripts", vars=inside))
-    run([*pip, "--python", commands / "python", "install", "--no-deps", "--no-index", wheel], folder)
+    run(
+        [*pip, "--python", commands / "python", "install", "--no-deps", "--no-index", wheel], folder
+    )
     return commands
 
 
 def test_the_wheel_has_every_file_of_the_package(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
-    files = [file for file in SOURCES.rglob("*") if file.is_file() and file.suffix not in (".pyc", ".so")]
-    assert [name for name in (f"ropewalk/{file.relative_to(SOURCES).as_posix()}" for file in files) if name not in packed] == []
+    files = [
+        file for file in SOURCES.rglob("*") if file.is_file() and file.suffix not in (".pyc", ".so")
+    ]
+    assert [
+        name
+        for name in (f"ropewalk/{file.relative_to(SOURCES).as_posix()}" for file in files)
+        if name not in packed
+    ] == []
     assert "ropewalk/kernels/cpu/_cpu.so" in packed or shutil.which("cc") is None
 
 
@@ -92,7 +120,9 @@ def test_the_readme_goes_all_the_way():
 
 @pytest.fixture(scope="module")
 def folder(fresh, tmp_path_factory) -> Path:
-    """The folder in which the Python blocks of the README have run; they write the models that its commands read."""
+    """The folder in which the Python blocks of the README have run; they write the models that its
+    commands read.
+    """
     folder = tmp_path_factory.mktemp("readme")
     place = "import ropewalk\nprint(ropewalk.__file__)\n"
     (folder / "readme.py").write_text("\n".join([*blocks("python"), place]), encoding="utf-8")
@@ -116,9 +146,13 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said(fresh, folder) -> dict[str, str]:
-    """What `info` and the commands of the README print, by what `ropewalk` calls, in one process: each would import torch."""
+    """What `info` and the commands of the README print, by what `ropewalk` calls, in one process:
+    each would import torch.
+    """
     words = [["info", "--json"], *commands()]
-    return json.loads(run([fresh / "python", "-c", ALL, json.dumps(words)], folder).splitlines()[-1])
+    return json.loads(
+        run([fresh / "python", "-c", ALL, json.dumps(words)], folder).splitlines()[-1]
+    )
 
 
 def test_the_command_line_there_is_that_of_the_wheel(wheel, said):
@@ -129,12 +163,17 @@ def test_the_commands_of_the_readme_run_there(folder, said):
     """As printed, in their order."""
     (printed,) = blocks("console")
     for command, verdict in zip(
-        ("inspect --example llama-3.1-8b", "audit --example gpt-oss-20b"), printed.split("\n\n"), strict=True
+        ("inspect --example llama-3.1-8b", "audit --example gpt-oss-20b"),
+        printed.split("\n\n"),
+        strict=True,
     ):
         assert said[command].startswith(" ".join(verdict.split()))
     assert said["inspect longer"].startswith("llama, ")
     name = "model.layers.0.self_attn.q_proj.weight"
-    rows, converted = (load_file(folder / each / "model.safetensors")[name] for each in ("longer", "longer-interleaved"))
+    rows, converted = (
+        load_file(folder / each / "model.safetensors")[name]
+        for each in ("longer", "longer-interleaved")
+    )
     # 4 heads of 6 pairs: halves become neighbours
     assert torch.equal(converted, rows.view(4, 2, 6, 48).transpose(1, 2).reshape(48, 48))
     (report,) = (folder / "runs" / "first").glob("*.html")
@@ -144,8 +183,15 @@ def test_the_commands_of_the_readme_run_there(folder, said):
 
 def test_the_report_is_written_there(fresh, tmp_path):
     """`make demo` without its trainings, of which the README's `lab run` is one."""
-    assert re.search(r"^demo:.*\n\t\S*ropewalk demo$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(
+        r"^demo:.*\n\t\S*ropewalk demo$",
+        (ROOT / "Makefile").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
     run([fresh / "ropewalk", "demo", "--check-only", "--tokens", "16", "--out", "report"], tmp_path)
     report = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "# " in report
-    assert all((tmp_path / "report" / picture).exists() for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", report))
+    assert all(
+        (tmp_path / "report" / picture).exists()
+        for picture in re.findall(r"!\[[^]]*\]\(([^)]+)\)", report)
+    )

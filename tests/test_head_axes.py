@@ -1,4 +1,6 @@
-"""Frequencies per head: MHRoPE and golden gate against complex numbers in float64, exact far away, through every entry point."""
+"""Frequencies per head: MHRoPE and golden gate against complex numbers in float64, exact far away,
+through every entry point.
+"""
 
 import math
 
@@ -15,7 +17,9 @@ PAIRS, HEADS, SEQ = 5, 4, 7
 MH = axes.by_head([1, 1, 1], PAIRS, num_heads=HEADS)
 GOLDEN = axes.GoldenAxes(HEADS, PAIRS, num_axes=3)
 SPECS = {
-    "by_head": rw.RopeSpec(13, rotary_dim=10, rotary_start=1, axes=MH, scaling=Yarn(factor=4.0, original_length=64)),
+    "by_head": rw.RopeSpec(
+        13, rotary_dim=10, rotary_start=1, axes=MH, scaling=Yarn(factor=4.0, original_length=64)
+    ),
     "by_head, interleaved": rw.RopeSpec(10, axes=MH, layout="interleaved", layout_out="half"),
     "golden": rw.RopeSpec(10, axes=GOLDEN, scaling=geometric(PAIRS, 0.2, 20.0, zeros=1)),
     "one axis": rw.RopeSpec(10, axes=axes.HeadAxes((0, -1, 0, 0), PAIRS, 1)),
@@ -24,24 +28,34 @@ each = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 def by_definition(x, spec, positions, sign=1):
-    """x [B, H, S, D] times A e^{i F p}, with the matrix F [heads, pairs, axes] and the head of every group of queries."""
+    """x [B, H, S, D] times A e^{i F p}, with the matrix F [heads, pairs, axes] and the head of
+    every group of queries.
+    """
     found = spec.frequencies()
     groups = x.shape[1] // found.radians.shape[0]
     positions = positions if spec.num_axes > 1 else positions[None]
-    angle = torch.einsum("hpa,abs->bhsp", found.radians, positions.double()).repeat_interleave(groups, dim=1)
+    angle = torch.einsum("hpa,abs->bhsp", found.radians, positions.double()).repeat_interleave(
+        groups, dim=1
+    )
     z = found.magnitude**sign * torch.polar(torch.ones_like(angle), sign * angle)
     start, pairs = spec.rotary_start, spec.pairs
     middle = x[..., start : start + 2 * pairs].double()
     first, last = (spec.layout, spec.layout_out) if sign > 0 else (spec.layout_out, spec.layout)
-    pair = middle.unflatten(-1, (2, pairs) if first == "half" else (pairs, 2)).unbind(-2 if first == "half" else -1)
+    pair = middle.unflatten(-1, (2, pairs) if first == "half" else (pairs, 2)).unbind(
+        -2 if first == "half" else -1
+    )
     turned = torch.complex(*pair) * z
     joined = torch.stack([turned.real, turned.imag], dim=-2 if last == "half" else -1).flatten(-2)
-    return torch.cat([x[..., :start].double(), joined, x[..., start + 2 * pairs :].double()], dim=-1)
+    return torch.cat(
+        [x[..., :start].double(), joined, x[..., start + 2 * pairs :].double()], dim=-1
+    )
 
 
 def sample(spec, dtype=torch.float64, batch=2, heads=HEADS):
     shape = (spec.num_axes, batch, SEQ) if spec.num_axes > 1 else (batch, SEQ)
-    return torch.randn(batch, heads, SEQ, spec.head_dim, dtype=dtype), torch.randint(-50, 900, shape)
+    return torch.randn(batch, heads, SEQ, spec.head_dim, dtype=dtype), torch.randint(
+        -50, 900, shape
+    )
 
 
 @each
@@ -74,7 +88,9 @@ def test_gradients_and_moved_keys(spec):
     rope, weight = rw.Rope(spec), torch.randn_like(x)
     x.requires_grad_()
     gradient = torch.autograd.grad((rope.rotate(x, positions) * weight).sum(), x)[0]
-    scale = spec.frequencies().magnitude ** 2  # the transpose of a rotation with magnitude A is A^2 times its inverse
+    scale = (
+        spec.frequencies().magnitude ** 2
+    )  # the transpose of a rotation with magnitude A is A^2 times its inverse
     inverse = by_definition(weight, spec, positions, sign=-1)
     turning = slice(spec.rotary_start, spec.rotary_start + 2 * spec.pairs)
     inverse[..., turning] *= scale
@@ -87,21 +103,33 @@ def test_gradients_and_moved_keys(spec):
 @pytest.mark.parametrize("rows", [True, False])
 def test_keys_move_between_specs_with_and_without_frequencies_per_head(batch, rows):
     """Also where there are as many rows as heads, and where positions are the same in every row."""
-    by_head, plain = rw.RopeSpec(10, axes=axes.HeadAxes((0, -1, 0, 0), PAIRS, 1)), rw.RopeSpec(10, theta=500.0)
+    by_head, plain = (
+        rw.RopeSpec(10, axes=axes.HeadAxes((0, -1, 0, 0), PAIRS, 1)),
+        rw.RopeSpec(10, theta=500.0),
+    )
     x = torch.randn(batch, HEADS, SEQ, 10, dtype=torch.float64)
     here, there = (torch.randint(0, 900, (batch, SEQ) if rows else (SEQ,)) for _ in range(2))
-    angle = there.double().expand(batch, SEQ)[:, None, :, None] * 500.0 ** -(torch.arange(PAIRS).double() / PAIRS)
+    angle = there.double().expand(batch, SEQ)[:, None, :, None] * 500.0 ** -(
+        torch.arange(PAIRS).double() / PAIRS
+    )
     pairs = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(torch.ones_like(angle), angle)
     by_plain = torch.cat([pairs.real, pairs.imag], dim=-1)
-    found = rotation.rerotate(by_definition(x, by_head, here.expand(batch, SEQ)), by_head, here, there, to=plain)
+    found = rotation.rerotate(
+        by_definition(x, by_head, here.expand(batch, SEQ)), by_head, here, there, to=plain
+    )
     assert_close(found, by_plain, rtol=0, atol=1e-11)
     found = rotation.rerotate(by_plain, plain, there, here, to=by_head)
     assert_close(found, by_definition(x, by_head, here.expand(batch, SEQ)), rtol=0, atol=1e-11)
 
 
 def test_phases_stay_exact_far_away():
-    """At 2^40 a float64 angle is off by 1e-4; the distance between two far tokens gives the same scores as between near ones."""
-    for spec in (SPECS["by_head, interleaved"], rw.RopeSpec(10, axes=axes.GoldenAxes(HEADS, PAIRS, 3, fractional=False))):
+    """At 2^40 a float64 angle is off by 1e-4; the distance between two far tokens gives the same
+    scores as between near ones.
+    """
+    for spec in (
+        SPECS["by_head, interleaved"],
+        rw.RopeSpec(10, axes=axes.GoldenAxes(HEADS, PAIRS, 3, fractional=False)),
+    ):
         q, near = sample(spec)
         k, rope = torch.randn_like(q), rw.Rope(spec)
         far = near + 2**40
@@ -111,12 +139,22 @@ def test_phases_stay_exact_far_away():
 
 def test_real_coordinates_and_float32_angles_give_the_definition():
     spec = SPECS["golden"]
-    x, positions = torch.randn(2, HEADS, SEQ, 10, dtype=torch.float64), torch.rand(3, 2, SEQ, dtype=torch.float64) * 50
-    assert_close(rw.Rope(spec).rotate(x, positions), by_definition(x, spec, positions), rtol=0, atol=1e-11)
+    x, positions = (
+        torch.randn(2, HEADS, SEQ, 10, dtype=torch.float64),
+        torch.rand(3, 2, SEQ, dtype=torch.float64) * 50,
+    )
+    assert_close(
+        rw.Rope(spec).rotate(x, positions), by_definition(x, spec, positions), rtol=0, atol=1e-11
+    )
     rounded = SPECS["by_head"].with_(precision="hf")
     x, positions = sample(rounded)
     # an angle of 900 radians is off by up to 3e-5 in float32
-    assert_close(rw.Rope(rounded).rotate(x, positions), by_definition(x, rounded, positions), rtol=0, atol=1e-3)
+    assert_close(
+        rw.Rope(rounded).rotate(x, positions),
+        by_definition(x, rounded, positions),
+        rtol=0,
+        atol=1e-3,
+    )
 
 
 def test_text_is_plain_rope_in_every_head_that_rotates():
@@ -124,7 +162,9 @@ def test_text_is_plain_rope_in_every_head_that_rotates():
     plain = rw.Rope(spec.with_(axes=None))(x, offset=9)
     ours = rw.Rope(spec)(x, offset=9)
     assert_close(ours[:, :3], plain[:, :3], rtol=0, atol=1e-12)
-    still = torch.cat([x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1)  # the fourth head is only brought into halves
+    still = torch.cat(
+        [x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1
+    )  # the fourth head is only brought into halves
     assert_close(ours[:, 3], still, rtol=0, atol=0)
 
 
@@ -174,8 +214,16 @@ def test_tables_have_a_head_axis_and_no_cache_of_rows():
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: rw.Rope(SPECS["golden"])(torch.ones(1, 3, 2, 10), positions=torch.zeros(3, 1, 2)), "x"),
-        (lambda: rw.Rope(SPECS["golden"])(torch.ones(1, 2, 10), positions=torch.zeros(3, 1, 2)), "x"),
+        (
+            lambda: rw.Rope(SPECS["golden"])(
+                torch.ones(1, 3, 2, 10), positions=torch.zeros(3, 1, 2)
+            ),
+            "x",
+        ),
+        (
+            lambda: rw.Rope(SPECS["golden"])(torch.ones(1, 2, 10), positions=torch.zeros(3, 1, 2)),
+            "x",
+        ),
         (lambda: rw.RopeSpec(10, axes=MH, scaling=Learnable()), "scaling"),
         (lambda: rw.RopeSpec(10, axes=MH, scaling=XPos()), "scaling"),
         (lambda: rw.RopeSpec(10, axes=MH, scaling=rw.frequencies.Dynamic(factor=2.0)), "scaling"),
@@ -202,5 +250,8 @@ def test_fused_kernel_and_analysis_say_why_not():
     from ropewalk.kernels.fused import qk_norm_rope
 
     x, spec = torch.ones(2, HEADS, 10), SPECS["golden"]
-    assert_refused("spec", lambda: qk_norm_rope(x, x, spec=spec, positions=torch.zeros(3, 2, dtype=torch.int64)))
+    assert_refused(
+        "spec",
+        lambda: qk_norm_rope(x, x, spec=spec, positions=torch.zeros(3, 2, dtype=torch.int64)),
+    )
     assert_refused("axes", lambda: radians(spec))

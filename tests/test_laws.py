@@ -26,7 +26,12 @@ from helpers import (
 from ropewalk import frequencies, rotation
 
 fuzzed = settings(max_examples=5, deadline=None, derandomize=True, database=None)
-LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
+LAYOUTS = [
+    ("half", "half"),
+    ("interleaved", "interleaved"),
+    ("interleaved", "half"),
+    ("half", "interleaved"),
+]
 #: rotations alone: no magnitude, and nothing that follows the position but the angle
 PURE = [name for name in rw.SCALINGS if name != "xpos"]
 B, H, S = 2, 3, 7
@@ -62,7 +67,9 @@ def test_equals_the_definition_in_complex_numbers(name, layout, layout_out, back
         for dtype, key in zip(narrow_enough, (False, True, False, True), strict=False):
             x = (2 * torch.rand(B, H, S, spec.head_dim) - 1).to(dtype)
             exact = definition(x, spec, positions, length_of(spec), key)
-            found = rotation.rotate(x, spec, positions, length=length_of(spec), key=key, backend=backend)
+            found = rotation.rotate(
+                x, spec, positions, length=length_of(spec), key=key, backend=backend
+            )
             assert found.dtype == dtype
             exactly(found.double(), exact, TOLERANCE[dtype] * max(1.0, float(exact.abs().max())))
 
@@ -99,7 +106,8 @@ def test_turns_add_up(name, m, n):
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     turn = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
-    # angles are multiples of 2^-64 of a turn, so rounding grows with the position: 2 pi 2^40 2^-64 < 1e-6
+    # angles are multiples of 2^-64 of a turn, so rounding grows with the position: 2 pi 2^40 2^-64
+    # < 1e-6
     exactly(turn(turn(x, m), n), turn(x, m + n), 3e-6)
 
 
@@ -126,7 +134,10 @@ def test_scores_depend_on_distance_alone_on_every_axis(name, axis):
     positions, other = sample_positions(spec, B, S), sample_positions(spec, B, S)
     shift = torch.randint(0, 10**6, (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1))
     turn = lambda x, p: rotation.rotate(x, spec, p, length=length_of(spec))
-    near, far = turn(q, positions) @ turn(k, other).mT, turn(q, positions + shift) @ turn(k, other + shift).mT
+    near, far = (
+        turn(q, positions) @ turn(k, other).mT,
+        turn(q, positions + shift) @ turn(k, other + shift).mT,
+    )
     exactly(near, far, 1e-10)
 
 
@@ -138,9 +149,18 @@ def test_unrotate_is_the_inverse(name, layout, layout_out, backend):
     for axis in AXES:
         spec = sample_spec(name, axis, layout=layout, layout_out=layout_out)
         dtype, tolerance = widest(backend, spec)
-        x, positions = torch.randn(B, H, S, spec.head_dim, dtype=dtype), sample_positions(spec, B, S, high=100)
+        x, positions = (
+            torch.randn(B, H, S, spec.head_dim, dtype=dtype),
+            sample_positions(spec, B, S, high=100),
+        )
         where = {"length": length_of(spec), "key": True, "backend": backend}
-        exactly(rotation.unrotate(rotation.rotate(x, spec, positions, **where), spec, positions, **where), x, tolerance)
+        exactly(
+            rotation.unrotate(
+                rotation.rotate(x, spec, positions, **where), spec, positions, **where
+            ),
+            x,
+            tolerance,
+        )
 
 
 @every_backend
@@ -161,7 +181,9 @@ def test_linear(name, backend, scale, start):
 @every_layout
 @every_scaling
 def test_backward_is_the_transpose(name, layout, layout_out):
-    """<Rx, y> = <x, R^T y>, and R^T turns back with the same magnitude: it is the inverse times its square."""
+    """<Rx, y> = <x, R^T y>, and R^T turns back with the same magnitude: it is the inverse times its
+    square.
+    """
     spec = sample_spec(name, layout=layout, layout_out=layout_out)
     x = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64, requires_grad=True)
     y = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -201,7 +223,9 @@ def test_position_zero_is_the_identity(name):
     if name == "xpos":
         spec = spec.with_(scaling=frequencies.XPos(center=0))  # where its growth starts
     x = torch.randn(1, H, 1, HEAD_DIM, dtype=torch.float64)
-    assert torch.equal(rotation.rotate(x, spec, torch.zeros(1, dtype=torch.int64), length=length_of(spec)), x)
+    assert torch.equal(
+        rotation.rotate(x, spec, torch.zeros(1, dtype=torch.int64), length=length_of(spec)), x
+    )
 
 
 def test_functional_equation_in_the_plane():
@@ -212,7 +236,9 @@ def test_functional_equation_in_the_plane():
     as_x = lambda z: torch.tensor([[z.real, z.imag]], dtype=torch.float64)
     for m, n in ((0, 0), (3, 1), (1, 3), (5, 5), (12, 10)):
         f = lambda z, p: rotation.rotate(as_x(z), spec, torch.tensor([p]))
-        expected = (q * k.conjugate() * complex(math.cos((m - n) * theta), math.sin((m - n) * theta))).real
+        expected = (
+            q * k.conjugate() * complex(math.cos((m - n) * theta), math.sin((m - n) * theta))
+        ).real
         exactly((f(q, m) * f(k, n)).sum(), torch.tensor(expected, dtype=torch.float64))
 
 
@@ -232,7 +258,9 @@ def test_xpos_scores_decay_with_distance():
 
 
 def test_multiplied_positions_are_relative_and_added_ones_are_not():
-    """RoPE's scores are the same after a shift, exactly; adding sinusoids to q and k keeps cross terms with the content."""
+    """RoPE's scores are the same after a shift, exactly; adding sinusoids to q and k keeps cross
+    terms with the content.
+    """
     q, k = torch.randn(2, 1, 1, S, 10, dtype=torch.float64)
     spec = rw.RopeSpec(10)
     omega = 10_000.0 ** (-torch.arange(0, 10, 2, dtype=torch.float64) / 10)
@@ -250,13 +278,17 @@ def test_multiplied_positions_are_relative_and_added_ones_are_not():
 
     exactly(rotary(0), rotary(100))
     assert float((additive(0) - additive(100)).abs().max()) > 0.5
-    exactly(waves(0) @ waves(0).mT, waves(100) @ waves(100).mT)  # the positions alone are relative; their sum is not
+    exactly(
+        waves(0) @ waves(0).mT, waves(100) @ waves(100).mT
+    )  # the positions alone are relative; their sum is not
     exactly(rotation.rotate(q, spec).norm(dim=-1), q.norm(dim=-1))
     assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1
 
 
 def test_attention_without_positions_cannot_tell_who_chases_whom():
-    """ "cat chases mouse" and "mouse chases cat" mean the same to plain attention, and not with RoPE."""
+    """ "cat chases mouse" and "mouse chases cat" mean the same to plain attention, and not with
+    RoPE.
+    """
     words = torch.randn(3, 10, dtype=torch.float64)
     wq, wk, wv = torch.randn(3, 10, 10, dtype=torch.float64)
     swapped = torch.tensor([2, 1, 0])

@@ -1,4 +1,6 @@
-"""Layouts: conversions against their index formula, the laws that make them right, and the probe on a working head."""
+"""Layouts: conversions against their index formula, the laws that make them right, and the probe on
+a working head.
+"""
 
 import math
 from types import SimpleNamespace
@@ -14,7 +16,14 @@ LAYOUTS = ("half", "interleaved")
 BOTH_WAYS = [("half", "interleaved"), ("interleaved", "half")]
 #: head_dim, rotary_dim, rotary_start
 SLICES = [(10, None, 0), (10, 6, 0), (10, 6, 4), (11, 6, 2), (10, None, 4), (2, None, 0)]
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.int8]
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.int8,
+]
 
 
 def place(layout, pair, member, pairs):
@@ -28,7 +37,9 @@ def converted_by_loop(vector, source, target, rotary_dim, rotary_start):
     result = list(vector)
     for pair in range(pairs):
         for member in (0, 1):
-            result[rotary_start + place(target, pair, member, pairs)] = vector[rotary_start + place(source, pair, member, pairs)]
+            result[rotary_start + place(target, pair, member, pairs)] = vector[
+                rotary_start + place(source, pair, member, pairs)
+            ]
     return result
 
 
@@ -38,38 +49,59 @@ def bits(x):
 
 def random_of(dtype, *shape):
     """Any bit pattern at all, NaNs included: a conversion must not look at the values."""
-    return torch.randint(0, 256, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8).view(dtype).squeeze(-1)
+    return (
+        torch.randint(
+            0, 256, (*shape, torch.empty((), dtype=dtype).element_size()), dtype=torch.uint8
+        )
+        .view(dtype)
+        .squeeze(-1)
+    )
 
 
 @pytest.mark.parametrize(("source", "target"), BOTH_WAYS)
 @pytest.mark.parametrize(("head_dim", "rotary_dim", "rotary_start"), SLICES)
 class TestConvert:
-    def test_moves_every_member_of_every_pair(self, source, target, head_dim, rotary_dim, rotary_start):
+    def test_moves_every_member_of_every_pair(
+        self, source, target, head_dim, rotary_dim, rotary_start
+    ):
         x = torch.arange(3 * head_dim).reshape(3, head_dim)
         where = {"head_dim": head_dim, "rotary_dim": rotary_dim, "rotary_start": rotary_start}
-        expected = [converted_by_loop(row, source, target, rotary_dim, rotary_start) for row in x.tolist()]
+        expected = [
+            converted_by_loop(row, source, target, rotary_dim, rotary_start) for row in x.tolist()
+        ]
         assert convert_layout(x, source, target, **where).tolist() == expected
         # the same three heads as rows of a projection, as a bias, and in the middle of a tensor
         flat = [entry for head in expected for entry in head]
         assert convert_layout(x.flatten(), source, target, num_heads=3, **where).tolist() == flat
         rows = x.reshape(-1, 1).expand(-1, 4)
-        assert torch.equal(convert_layout(rows, source, target, dim=0, **where), torch.tensor(flat)[:, None].expand(-1, 4))
-        assert torch.equal(convert_layout(rows.T[None], source, target, dim=-1, **where)[0, 0], torch.tensor(flat))
+        assert torch.equal(
+            convert_layout(rows, source, target, dim=0, **where),
+            torch.tensor(flat)[:, None].expand(-1, 4),
+        )
+        assert torch.equal(
+            convert_layout(rows.T[None], source, target, dim=-1, **where)[0, 0], torch.tensor(flat)
+        )
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_there_and_back_is_the_same_bits(self, source, target, head_dim, rotary_dim, rotary_start, dtype):
+    def test_there_and_back_is_the_same_bits(
+        self, source, target, head_dim, rotary_dim, rotary_start, dtype
+    ):
         x = random_of(dtype, 2, 3, head_dim)
         where = {"head_dim": head_dim, "rotary_dim": rotary_dim, "rotary_start": rotary_start}
         there = convert_layout(x, source, target, **where)
         assert there.dtype == dtype
         assert torch.equal(bits(convert_layout(there, target, source, **where)), bits(x))
 
-    def test_converting_and_rotating_commute(self, source, target, head_dim, rotary_dim, rotary_start):
+    def test_converting_and_rotating_commute(
+        self, source, target, head_dim, rotary_dim, rotary_start
+    ):
         where = {"head_dim": head_dim, "rotary_dim": rotary_dim, "rotary_start": rotary_start}
         x = torch.randn(2, 3, 7, head_dim)
         here, there = (rw.Rope(rw.RopeSpec(layout=layout, **where)) for layout in (source, target))
         rotated_there = there(convert_layout(x, source, target, **where), offset=11)
-        assert torch.equal(rotated_there, convert_layout(here(x, offset=11), source, target, **where))
+        assert torch.equal(
+            rotated_there, convert_layout(here(x, offset=11), source, target, **where)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -81,11 +113,19 @@ def test_the_same_layout_gives_a_copy(layout):
 
 
 def test_is_the_permutation_of_llama_checkpoints():
-    """Meta's interleaved rows to transformers' halves: view [heads, d/2, 2, in], swap the middle two."""
+    """Meta's interleaved rows to transformers' halves: view [heads, d/2, 2, in], swap the middle
+    two.
+    """
     heads, head_dim, inputs = 3, 10, 7
     weight = torch.randn(heads * head_dim, inputs)
-    expected = weight.view(heads, head_dim // 2, 2, inputs).transpose(1, 2).reshape(heads * head_dim, inputs)
-    assert torch.equal(convert_layout(weight, "interleaved", "half", head_dim=head_dim, dim=0), expected)
+    expected = (
+        weight.view(heads, head_dim // 2, 2, inputs)
+        .transpose(1, 2)
+        .reshape(heads * head_dim, inputs)
+    )
+    assert torch.equal(
+        convert_layout(weight, "interleaved", "half", head_dim=head_dim, dim=0), expected
+    )
 
 
 def test_gradients_go_back_through_the_permutation():
@@ -106,7 +146,9 @@ class Projections:
         self.weight = {name: new(n, self.inputs) for name, n in rows.items()}
         self.bias = {name: new(n) for name, n in rows.items()}
         self.norm = {name: new(self.head_dim) for name in rows}
-        self.lora = {name: (new(self.rank, self.inputs), new(n, self.rank)) for name, n in rows.items()}
+        self.lora = {
+            name: (new(self.rank, self.inputs), new(n, self.rank)) for name, n in rows.items()
+        }
 
     def converted(self, source, target, slice_):
         other = Projections()
@@ -115,7 +157,9 @@ class Projections:
             other.weight[name], other.bias[name], other.norm[name] = map(
                 move, (self.weight[name], self.bias[name], self.norm[name])
             )
-            other.lora[name] = convert_lora(*self.lora[name], source, target, head_dim=self.head_dim, **slice_)
+            other.lora[name] = convert_lora(
+                *self.lora[name], source, target, head_dim=self.head_dim, **slice_
+            )
         return other
 
     def scores(self, x, layout, slice_):
@@ -160,13 +204,20 @@ class TestFused:
     def expected(self, parts, source, target):
         q, k, v = parts
         return [
-            *(convert_layout(p, source, target, head_dim=self.head_dim, dim=1, rotary_dim=4, rotary_start=2) for p in (q, k)),
+            *(
+                convert_layout(
+                    p, source, target, head_dim=self.head_dim, dim=1, rotary_dim=4, rotary_start=2
+                )
+                for p in (q, k)
+            ),
             v,
         ]
 
     def convert(self, fused, source, target, heads, kv_heads, packing, **changes):
         sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": self.head_dim}
-        return convert_qkv(fused, source, target, packing=packing, rotary_dim=4, rotary_start=2, **sizes, **changes)
+        return convert_qkv(
+            fused, source, target, packing=packing, rotary_dim=4, rotary_start=2, **sizes, **changes
+        )
 
     def test_concatenated(self, source, target, heads, kv_heads):
         """As Phi-3 splits it: rows of q, then of k, then of v."""
@@ -176,7 +227,9 @@ class TestFused:
         assert torch.equal(found, fuse(self.expected(parts, source, target)))
 
     def test_grouped(self, source, target, heads, kv_heads):
-        """As GPT-NeoX (one query a group) and Falcon split it: for every kv head its queries, its key, its value."""
+        """As GPT-NeoX (one query a group) and Falcon split it: for every kv head its queries, its
+        key, its value.
+        """
         parts = self.parts(heads, kv_heads)
 
         def fuse(parts):
@@ -195,28 +248,38 @@ class TestFused:
             whole = self.convert(weight, source, target, heads, kv_heads, packing)
             bias = self.convert(weight[:, 0], source, target, heads, kv_heads, packing)
             assert torch.equal(bias, whole[:, 0])
-            assert torch.equal(self.convert(weight.T, source, target, heads, kv_heads, packing, dim=-1), whole.T)
-            assert torch.equal(self.convert(whole, target, source, heads, kv_heads, packing), weight)
+            assert torch.equal(
+                self.convert(weight.T, source, target, heads, kv_heads, packing, dim=-1), whole.T
+            )
+            assert torch.equal(
+                self.convert(whole, target, source, heads, kv_heads, packing), weight
+            )
 
 
 def test_grouped_is_how_falcon_splits_it():
     modeling = pytest.importorskip("transformers.models.falcon.modeling_falcon")
     heads, kv_heads, head_dim = 4, 2, 6
-    falcon = SimpleNamespace(new_decoder_architecture=True, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    falcon = SimpleNamespace(
+        new_decoder_architecture=True, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim
+    )
     split = lambda fused: modeling.FalconAttention._split_heads(falcon, fused)
     fused = torch.randn(1, 3, (heads + 2 * kv_heads) * head_dim)
     sizes = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim}
     converted = convert_qkv(fused, "half", "interleaved", packing="grouped", dim=-1, **sizes)
     for i, (before, after) in enumerate(zip(split(fused), split(converted), strict=True)):
-        expected = before if i == 2 else convert_layout(before, "half", "interleaved", head_dim=head_dim)
+        expected = (
+            before if i == 2 else convert_layout(before, "half", "interleaved", head_dim=head_dim)
+        )
         assert torch.equal(after, expected)
 
 
 class LooksBack:
-    """One attention head whose weights make every token look `back` steps back, written for one layout.
+    """One attention head whose weights make every token look `back` steps back, written for one
+    layout.
 
-    The input is a constant; its query is `c` and its key is `c` turned by `back` steps, so the score at distance d is
-    a sum of |c_i|^2 cos((d - back) omega_i), largest at d = back. The loss is what the head pays for naming that token.
+    The input is a constant; its query is `c` and its key is `c` turned by `back` steps, so the
+    score at distance d is a sum of |c_i|^2 cos((d - back) omega_i), largest at d = back. The loss
+    is what the head pays for naming that token.
     """
 
     head_dim, theta, length, back, sharpness = 16, 100.0, 24, 5, 16.0
@@ -235,7 +298,10 @@ class LooksBack:
         return -attention.diagonal(-self.back).mean().item()
 
     def convert(self, source, target):
-        self.query, self.key = (convert_layout(v, source, target, head_dim=self.head_dim) for v in (self.query, self.key))
+        self.query, self.key = (
+            convert_layout(v, source, target, head_dim=self.head_dim)
+            for v in (self.query, self.key)
+        )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -270,18 +336,31 @@ def test_the_probe_speaks_only_above_its_threshold():
 
 
 def train_previous_token(layout):
-    """Learn from random weights to copy the token before; returns the loss on fresh data under a given layout."""
+    """Learn from random weights to copy the token before; returns the loss on fresh data under a
+    given layout.
+    """
     vocab, width, length = 12, 16, 20
-    params = [(torch.randn(n, m) * n**-0.5).requires_grad_() for n, m in ((vocab, width), *[(width, width)] * 3, (width, vocab))]
+    params = [
+        (torch.randn(n, m) * n**-0.5).requires_grad_()
+        for n, m in ((vocab, width), *[(width, width)] * 3, (width, vocab))
+    ]
     optimiser = torch.optim.Adam(params, lr=2e-2)
 
     def loss(layout):
         embed, query, key, value, out = params
         tokens = torch.randint(0, vocab, (16, length))
-        x = embed[tokens] + 1  # a part that is the same for all tokens, so that position alone can be looked at
-        q, k = rw.Rope(rw.RopeSpec(width, theta=100.0, layout=layout))((x @ query)[:, None], (x @ key)[:, None])
-        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, (x @ value)[:, None], is_causal=True)[:, 0]
-        return torch.nn.functional.cross_entropy((mixed @ out)[:, 1:].flatten(0, 1), tokens[:, :-1].flatten())
+        x = (
+            embed[tokens] + 1
+        )  # a part that is the same for all tokens, so that position alone can be looked at
+        q, k = rw.Rope(rw.RopeSpec(width, theta=100.0, layout=layout))(
+            (x @ query)[:, None], (x @ key)[:, None]
+        )
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            q, k, (x @ value)[:, None], is_causal=True
+        )[:, 0]
+        return torch.nn.functional.cross_entropy(
+            (mixed @ out)[:, 1:].flatten(0, 1), tokens[:, :-1].flatten()
+        )
 
     for _ in range(150):
         optimiser.zero_grad()
@@ -307,7 +386,10 @@ QKV = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "dim": 0}
         (lambda: convert_layout(X, "half", "interleaved", head_dim=4, dim=2), "dim"),
         (lambda: convert_layout(X, "half", "interleaved", head_dim=4, rotary_dim=3), "rotary_dim"),
         (lambda: convert_layout(X, "half", "interleaved", head_dim=4, rotary_dim=6), "rotary_dim"),
-        (lambda: convert_layout(X, "half", "interleaved", head_dim=4, rotary_start=3), "rotary_start"),
+        (
+            lambda: convert_layout(X, "half", "interleaved", head_dim=4, rotary_start=3),
+            "rotary_start",
+        ),
         (lambda: convert_layout(X[:0], "half", "interleaved", head_dim=4, dim=0), "x"),
         (lambda: convert_lora(X, X, "half", "interleaved", head_dim=4), "b"),
         (lambda: convert_lora(X[:4], X[0], "half", "interleaved", head_dim=4), "b"),
@@ -317,8 +399,14 @@ QKV = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "dim": 0}
         (lambda: convert_qkv([1, 2], "half", "interleaved", **QKV), "weight"),
         (lambda: convert_qkv(X[:6], "half", "interleaved", **QKV), "weight"),
         (lambda: convert_qkv(X[:16], "half", "interleaved", packing="zipped", **QKV), "packing"),
-        (lambda: convert_qkv(X[:16], "half", "interleaved", **(QKV | {"num_kv_heads": 0})), "num_kv_heads"),
-        (lambda: convert_qkv(X[:16], "half", "interleaved", **(QKV | {"num_kv_heads": 3})), "num_heads"),
+        (
+            lambda: convert_qkv(X[:16], "half", "interleaved", **(QKV | {"num_kv_heads": 0})),
+            "num_kv_heads",
+        ),
+        (
+            lambda: convert_qkv(X[:16], "half", "interleaved", **(QKV | {"num_kv_heads": 3})),
+            "num_heads",
+        ),
         (lambda: probe_layout(lambda layout: math.nan), "loss"),
         (lambda: probe_layout(lambda layout: 1.0, threshold=-1.0), "threshold"),
     ],
@@ -332,5 +420,7 @@ def test_a_fused_conversion_names_the_layout_that_is_unknown():
     for source, target, field in [("pairs", "half", "source"), ("half", "pairs", "target")]:
         assert_refused(
             field,
-            lambda source=source, target=target: convert_qkv(weight, source, target, head_dim=4, num_heads=1, num_kv_heads=1),
+            lambda source=source, target=target: convert_qkv(
+                weight, source, target, head_dim=4, num_heads=1, num_kv_heads=1
+            ),
         )

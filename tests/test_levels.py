@@ -12,7 +12,21 @@ import ropewalk as rw
 from ropewalk import RopeError, RopeSpec, axes, levels
 from ropewalk.frequencies import Dynamic, Learnable, LongRope, XPos, Yarn
 
-FAR = [0, 1, 5, 2047, 2048, 4_194_303, 4_194_304, 9_999_999, 10_000_000, 2**31 - 1, -1, -3, -(2**31)]
+FAR = [
+    0,
+    1,
+    5,
+    2047,
+    2048,
+    4_194_303,
+    4_194_304,
+    9_999_999,
+    10_000_000,
+    2**31 - 1,
+    -1,
+    -3,
+    -(2**31),
+]
 LIBRARIES = ("jax", "mlx")
 
 
@@ -27,7 +41,10 @@ def exact(positions, radians):
     """cos and sin of the exact angles, in float64."""
     with mpmath.workdps(40):
         angles = [[mpmath.mpf(int(p)) * mpmath.mpf(float(w)) for w in radians] for p in positions]
-        return tuple(np.array([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
+        return tuple(
+            np.array([[float(f(a)) for a in row] for row in angles])
+            for f in (mpmath.cos, mpmath.sin)
+        )
 
 
 def rotated(x, cos, sin, spec):
@@ -55,7 +72,9 @@ def test_the_tables_are_exact_at_every_32_bit_position():
 def test_cos_and_sin_are_exact_far_away(library):
     module, xp = library
     spec = RopeSpec(12, theta=5e5)
-    for ours, theirs in zip(module.cos_sin(xp.array(FAR), spec), exact(FAR, spec.frequencies().radians), strict=True):
+    for ours, theirs in zip(
+        module.cos_sin(xp.array(FAR), spec), exact(FAR, spec.frequencies().radians), strict=True
+    ):
         np.testing.assert_allclose(np.array(ours), theirs, atol=1e-6)
 
 
@@ -74,10 +93,15 @@ def test_q_and_k_are_rotated_by_the_definition(library, name, rows):
     module, xp = library
     spec = SPECS[name]
     draw = np.random.default_rng(0)
-    q, k = (draw.standard_normal((2, 5, heads, spec.head_dim)).astype(np.float32) for heads in (3, 1))
+    q, k = (
+        draw.standard_normal((2, 5, heads, spec.head_dim)).astype(np.float32) for heads in (3, 1)
+    )
     positions = draw.integers(0, 10_000_000, (rows, 5)) if rows == 2 else np.arange(5) + 9_999_990
     frequencies = spec.frequencies()
-    cos, sin = (t.reshape(*positions.shape, -1) * frequencies.magnitude for t in exact(positions.ravel(), frequencies.radians))
+    cos, sin = (
+        t.reshape(*positions.shape, -1) * frequencies.magnitude
+        for t in exact(positions.ravel(), frequencies.radians)
+    )
     done = module.rotate(xp.array(q), xp.array(k), xp.array(positions), spec)
     for ours, x in zip(done, (q, k), strict=True):
         np.testing.assert_allclose(np.array(ours), rotated(x, cos, sin, spec), atol=3e-6)
@@ -91,13 +115,21 @@ def test_axes_and_lengths(library):
     radians = RopeSpec(12).frequencies().radians
     per_axis = [exact(each.ravel(), radians) for each in grid]
     cos, sin = (
-        np.stack([per_axis[axis][i][:, p] for p, axis in enumerate(spec.axis_of_pair)], -1).reshape(2, 5, 6) for i in (0, 1)
+        np.stack([per_axis[axis][i][:, p] for p, axis in enumerate(spec.axis_of_pair)], -1).reshape(
+            2, 5, 6
+        )
+        for i in (0, 1)
     )
     np.testing.assert_allclose(
-        np.array(module.rotate(xp.array(q), None, xp.array(grid), spec)), rotated(q, cos, sin, spec), atol=3e-6
+        np.array(module.rotate(xp.array(q), None, xp.array(grid), spec)),
+        rotated(q, cos, sin, spec),
+        atol=3e-6,
     )
     longrope = RopeSpec(12, scaling=LongRope((1.0,) * 6, (4.0,) * 6, 64, 8.0))
-    near, far = (np.array(module.cos_sin(xp.array([3]), longrope, length=length)[1])[0, 0] for length in (64, 65))
+    near, far = (
+        np.array(module.cos_sin(xp.array([3]), longrope, length=length)[1])[0, 0]
+        for length in (64, 65)
+    )
     assert np.arcsin(near / longrope.frequencies().magnitude) == pytest.approx(np.pi - 3, rel=1e-5)
     assert np.arcsin(far / longrope.frequencies().magnitude) == pytest.approx(0.75, rel=1e-5)
     with pytest.raises(RopeError, match="length: must be given"):
@@ -148,18 +180,31 @@ def test_mlx_transformations():
     from ropewalk.mlx import rotate
 
     spec = RopeSpec(12)
-    q, weight = (mx.array(np.random.default_rng(seed).standard_normal((2, 5, 3, 12)).astype(np.float32)) for seed in (0, 1))
+    q, weight = (
+        mx.array(np.random.default_rng(seed).standard_normal((2, 5, 3, 12)).astype(np.float32))
+        for seed in (0, 1)
+    )
     positions = mx.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]) + 9_000_000
     whole = np.array(rotate(q, None, positions, spec))
-    np.testing.assert_allclose(np.array(mx.compile(lambda q, p: rotate(q, None, p, spec))(q, positions)), whole, atol=1e-6)
-    np.testing.assert_allclose(np.array(mx.vmap(lambda q, p: rotate(q, None, p, spec))(q, positions)), whole, atol=1e-6)
+    np.testing.assert_allclose(
+        np.array(mx.compile(lambda q, p: rotate(q, None, p, spec))(q, positions)), whole, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        np.array(mx.vmap(lambda q, p: rotate(q, None, p, spec))(q, positions)), whole, atol=1e-6
+    )
     gradient = mx.grad(lambda x: (rotate(x, None, positions, spec) * weight).sum())(q)
-    np.testing.assert_allclose(np.array(rotate(gradient, None, positions, spec)), np.array(weight), atol=2e-6)
+    np.testing.assert_allclose(
+        np.array(rotate(gradient, None, positions, spec)), np.array(weight), atol=2e-6
+    )
 
 
 WRONG = {
     "learned": (RopeSpec(4, scaling=Learnable()), {}, "spec: must have fixed frequencies"),
-    "axes of each head": (RopeSpec(8, axes=axes.by_head([1, 1], 4)), {}, "axes: must be the same for all heads"),
+    "axes of each head": (
+        RopeSpec(8, axes=axes.by_head([1, 1], 4)),
+        {},
+        "axes: must be the same for all heads",
+    ),
     "hf": (RopeSpec(4, precision="hf"), {}, "precision: must be"),
     "xpos": (RopeSpec(4, scaling=XPos()), {}, "scaling: must have the same magnitude"),
     "no length": (RopeSpec(4, scaling=Dynamic(2.0, 64)), {}, "length: must be given"),
@@ -177,13 +222,19 @@ def test_specs_without_tables_of_digits_are_refused(name):
 @pytest.mark.parametrize(
     ("q", "k", "positions", "field"),
     [
-        ((5, 4), None, (5,), "q"), ((5, 2, 6), None, (5,), "q"), ((5, 2, 4), (4, 2, 4), (5,), "k"),
-        ((5, 2, 4), None, (4,), "positions"), ((2, 5, 2, 4), None, (3, 5), "positions"), ((5, 2, 4), None, (), "positions"),
+        ((5, 4), None, (5,), "q"),
+        ((5, 2, 6), None, (5,), "q"),
+        ((5, 2, 4), (4, 2, 4), (5,), "k"),
+        ((5, 2, 4), None, (4,), "positions"),
+        ((2, 5, 2, 4), None, (3, 5), "positions"),
+        ((5, 2, 4), None, (), "positions"),
     ],
-)  # fmt: skip
+)
 def test_wrong_shapes_are_refused(q, k, positions, field):
     with pytest.raises(RopeError, match=f"^{field}: must"):
-        levels.check_shapes(np.ones(q), None if k is None else np.ones(k), np.ones(positions), RopeSpec(4))
+        levels.check_shapes(
+            np.ones(q), None if k is None else np.ones(k), np.ones(positions), RopeSpec(4)
+        )
 
 
 def test_real_positions_are_refused(library):

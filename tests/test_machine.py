@@ -45,7 +45,9 @@ def test_a_processor_is_named_by_its_model(monkeypatch, tmp_path, text, name):
 
 
 def test_only_cores_that_this_process_may_use_are_counted(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0: {3, 5, 8}}[process], raising=False)
+    monkeypatch.setattr(
+        os, "sched_getaffinity", lambda process: {0: {3, 5, 8}}[process], raising=False
+    )
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert cores() == 3
     monkeypatch.delattr(os, "sched_getaffinity")

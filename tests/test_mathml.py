@@ -1,4 +1,6 @@
-"""Formulas of the site: the elements that browsers draw, every formula of every page, and what is refused."""
+"""Formulas of the site: the elements that browsers draw, every formula of every page, and what is
+refused.
+"""
 
 # ruff: noqa: RUF001 - the signs of formulas
 
@@ -28,15 +30,27 @@ def bare(formula: str) -> str:
         ("x^{-1}", "<math><msup><mi>x</mi><mrow><mo>−</mo><mn>1</mn></mrow></msup></math>"),
         (r"R_m^\top", "<math><msubsup><mi>R</mi><mi>m</mi><mo>⊤</mo></msubsup></math>"),
         (r"\frac{a}{2}", "<math><mfrac><mi>a</mi><mn>2</mn></mfrac></math>"),
-        (r"\sqrt{a<b}", "<math><msqrt><mrow><mi>a</mi><mo>&lt;</mo><mi>b</mi></mrow></msqrt></math>"),
+        (
+            r"\sqrt{a<b}",
+            "<math><msqrt><mrow><mi>a</mi><mo>&lt;</mo><mi>b</mi></mrow></msqrt></math>",
+        ),
         ("0.1", "<math><mn>0.1</mn></math>"),
-        (r"\text{the part <} x", "<math><mrow><mtext>the\u00a0part\u00a0&lt;</mtext><mi>x</mi></mrow></math>"),
+        (
+            r"\text{the part <} x",
+            "<math><mrow><mtext>the\u00a0part\u00a0&lt;</mtext><mi>x</mi></mrow></math>",
+        ),
         (
             "(x)^2",
-            '<math><mrow><mo stretchy="false">(</mo><mi>x</mi><msup><mo stretchy="false">)</mo><mn>2</mn></msup></mrow></math>',
+            (
+                '<math><mrow><mo stretchy="false">(</mo><mi>x</mi><msup><mo '
+                'stretchy="false">)</mo><mn>2</mn></msup></mrow></math>'
+            ),
         ),
         (r"\sum_j a", "<math><mrow><munder><mo>∑</mo><mi>j</mi></munder><mi>a</mi></mrow></math>"),
-        (r"\sum_j^2 a", "<math><mrow><munderover><mo>∑</mo><mi>j</mi><mn>2</mn></munderover><mi>a</mi></mrow></math>"),
+        (
+            r"\sum_j^2 a",
+            "<math><mrow><munderover><mo>∑</mo><mi>j</mi><mn>2</mn></munderover><mi>a</mi></mrow></math>",
+        ),
         (r"\sum^2 a", "<math><mrow><mover><mo>∑</mo><mn>2</mn></mover><mi>a</mi></mrow></math>"),
         (r"\bar{k}_i", "<math><msub><mover><mi>k</mi><mo>‾</mo></mover><mi>i</mi></msub></math>"),
     ],
@@ -45,7 +59,10 @@ def test_a_formula_is_drawn(formula, drawn):
     assert bare(formula) == drawn
 
 
-@pytest.mark.parametrize("formula", ["x}", "{x", r"\unknown", "x^", "{x_}", "\\", r"a \{ b", r"\sqrt", r"\frac{a}", r"\frac"])
+@pytest.mark.parametrize(
+    "formula",
+    ["x}", "{x", r"\unknown", "x^", "{x_}", "\\", r"a \{ b", r"\sqrt", r"\frac{a}", r"\frac"],
+)
 def test_what_cannot_be_drawn_is_refused(formula):
     with pytest.raises(formulas.FormulaError):
         formulas.mathml(formula)

@@ -1,4 +1,5 @@
-"""The tests can fail: seven mistakes of real libraries, each found by the test that is meant to; three of them without --full.
+"""The tests can fail: seven mistakes of real libraries, each found by the test that is meant to;
+three of them without --full.
 
 `python tools/mutate.py` does the same with thousands of generated mutants.
 """
@@ -20,7 +21,12 @@ MISTAKES = [
         "(a * cos + b * sin, b * cos - a * sin",
         "kernels/test_reference.py",
     ),
-    ("kernels/reference", '    if layout == "half":\n', '    if layout != "half":\n', "kernels/test_reference.py"),
+    (
+        "kernels/reference",
+        '    if layout == "half":\n',
+        '    if layout != "half":\n',
+        "kernels/test_reference.py",
+    ),
     (
         "frequencies/banded",
         "turns = self.beta_fast, self.beta_slow",
@@ -58,7 +64,11 @@ MISTAKES = [
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the runner forks, and this system cannot")
 def test_every_mistake_is_found(full):
     made = MISTAKES if full else MISTAKES[::3]
-    options = [text for module, right, wrong, test in made for text in ("--replace", module, right, wrong, f"tests/{test}")]
+    options = [
+        text
+        for module, right, wrong, test in made
+        for text in ("--replace", module, right, wrong, f"tests/{test}")
+    ]
     command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "mutate.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,7 +77,9 @@ def test_every_mistake_is_found(full):
 
 @pytest.mark.parametrize(("module", "right"), [mistake[:2] for mistake in MISTAKES], ids=str)
 def test_every_right_text_occurs_once(module, right):
-    assert (ROOT / "src" / "ropewalk" / f"{module}.py").read_text(encoding="utf-8").count(right) == 1
+    assert (ROOT / "src" / "ropewalk" / f"{module}.py").read_text(encoding="utf-8").count(
+        right
+    ) == 1
 
 
 def test_every_mutated_module_and_its_tests_exist(monkeypatch):

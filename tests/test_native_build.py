@@ -14,17 +14,28 @@ KERNELS = Path("src/ropewalk/kernels/cpu")
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 
-def build(folder: Path, compiler: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """What `setup.py build_ext` says with this script for a compiler and a kernel of one line, and where its library would be."""
+def build(
+    folder: Path, compiler: str, **environment: str
+) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """What `setup.py build_ext` says with this script for a compiler and a kernel of one line, and
+    where its library would be.
+    """
     (folder / KERNELS).mkdir(parents=True)
     (folder / KERNELS / "cpu.c").write_text("int one(void) { return 1; }\n")
     shutil.copy(ROOT / "setup.py", folder)
     program = folder / "compiler"
     program.write_text(f"#!/bin/sh\n{compiler}\n")
     program.chmod(0o755)
-    asked = {"CC": str(program), "LDSHARED": f"{program} -shared", "ROPEWALK_REQUIRE_NATIVE": "", **environment}
+    asked = {
+        "CC": str(program),
+        "LDSHARED": f"{program} -shared",
+        "ROPEWALK_REQUIRE_NATIVE": "",
+        **environment,
+    }
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "built"]
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **asked}, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **asked}, capture_output=True, text=True
+    )
     return done, folder / "built" / "ropewalk" / "kernels" / "cpu" / "_cpu.so"
 
 
@@ -32,12 +43,18 @@ def build(folder: Path, compiler: str, **environment: str) -> tuple[subprocess.C
 @pytest.mark.parametrize("knows", ["everything", "no flag of gcc's own"])
 def test_flags_a_compiler_does_not_know_are_left_out(tmp_path, knows):
     log = tmp_path / "calls"
-    refuse = 'case "$*" in *-fvect-cost-model*) echo "unknown argument" >&2; exit 1;; esac\n' if knows != "everything" else ""
+    refuse = (
+        'case "$*" in *-fvect-cost-model*) echo "unknown argument" >&2; exit 1;; esac\n'
+        if knows != "everything"
+        else ""
+    )
     done, library = build(tmp_path / "tree", f'echo "$*" >> {log}\n{refuse}exec cc "$@"')
     assert done.returncode == 0, done.stderr
     assert library.exists()
     compilations = [call for call in log.read_text().splitlines() if "cpu.c" in call]
-    assert ["-fvect-cost-model=dynamic" in call for call in compilations] == ([True] if not refuse else [True, False])
+    assert ["-fvect-cost-model=dynamic" in call for call in compilations] == (
+        [True] if not refuse else [True, False]
+    )
     assert all("-ffp-contract=off" in call and "-std=c11" in call for call in compilations)
 
 

@@ -1,4 +1,6 @@
-"""The registered ops: gradients of every order and mode, vmap, opcheck; what a compiler makes of them is in compiled.py."""
+"""The registered ops: gradients of every order and mode, vmap, opcheck; what a compiler makes of
+them is in compiled.py.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ from ropewalk import axes, ops, rotation
 
 B, H, S = 2, 2, 3
 # torch scripts its own decompositions for forward mode
-forward_mode = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+forward_mode = pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)
 every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
-LAYOUTS = pytest.mark.parametrize(("layout", "layout_out"), [("half", "half"), ("interleaved", "half")])
+LAYOUTS = pytest.mark.parametrize(
+    ("layout", "layout_out"), [("half", "half"), ("interleaved", "half")]
+)
 
 
 def small(**about):
@@ -45,11 +51,21 @@ def test_gradients_equal_finite_differences(name, layout, layout_out):
 def test_gradients_of_queries_and_keys():
     q, k = small(requires_grad=True), small(requires_grad=True)
     both = rotated("xpos")
-    about = {"atol": 1e-8, "check_batched_grad": True, "check_forward_ad": True, "check_undefined_grad": True}
+    about = {
+        "atol": 1e-8,
+        "check_batched_grad": True,
+        "check_forward_ad": True,
+        "check_undefined_grad": True,
+    }
     assert gradcheck(both, (q, k), **about, fast_mode=True)
-    assert gradgradcheck(lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True)
+    assert gradgradcheck(
+        lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True
+    )
     # either alone, the other frozen or unused
-    assert_close(torch.autograd.grad(both(q, k)[1].sum(), k)[0], torch.autograd.grad(both(q.detach(), k)[1].sum(), k)[0])
+    assert_close(
+        torch.autograd.grad(both(q, k)[1].sum(), k)[0],
+        torch.autograd.grad(both(q.detach(), k)[1].sum(), k)[0],
+    )
     assert torch.autograd.grad(both(q, k)[0].sum(), k, allow_unused=True)[0] is None
 
 
@@ -57,32 +73,51 @@ def test_gradients_of_queries_and_keys():
 def test_gradients_by_table():
     x = small(requires_grad=True)
     cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = lambda x, cos, sin: rotation.rotate_by(x, cos, sin, layout="half", layout_out="interleaved", start=2)
+    turn = lambda x, cos, sin: rotation.rotate_by(
+        x, cos, sin, layout="half", layout_out="interleaved", start=2
+    )
     assert gradcheck(turn, (x, cos, sin), atol=1e-8)
     assert gradgradcheck(turn, (x, cos, sin), atol=1e-6, fast_mode=True)
     frozen = lambda x: turn(x, cos.detach(), sin.detach())
-    assert gradcheck(frozen, x, atol=1e-9, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
+    assert gradcheck(
+        frozen, x, atol=1e-9, check_forward_ad=True, check_batched_grad=True, fast_mode=True
+    )
     assert gradgradcheck(lambda x: frozen(x).pow(3), x, atol=1e-6, fast_mode=True)
 
 
 def test_gradients_of_learned_frequencies_survive_vmap():
-    rope, xs, positions = rw.Rope(sample_spec("learnable")), torch.randn(4, S, HEAD_DIM), torch.randint(0, 50, (4, S))
+    rope, xs, positions = (
+        rw.Rope(sample_spec("learnable")),
+        torch.randn(4, S, HEAD_DIM),
+        torch.randint(0, 50, (4, S)),
+    )
     call = lambda x, p: rope(x, positions=p)
-    mapped, looped = torch.vmap(call)(xs, positions), torch.stack([call(*each) for each in zip(xs, positions, strict=True)])
-    found, expected = (torch.autograd.grad(y.pow(3).sum(), rope.log_scale)[0] for y in (mapped, looped))
+    mapped, looped = (
+        torch.vmap(call)(xs, positions),
+        torch.stack([call(*each) for each in zip(xs, positions, strict=True)]),
+    )
+    found, expected = (
+        torch.autograd.grad(y.pow(3).sum(), rope.log_scale)[0] for y in (mapped, looped)
+    )
     assert_close(found, expected)
     with pytest.raises(rw.RopeError, match="rotate_by"):  # rather than a gradient that is missing
-        torch.ops.ropewalk.turn(xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2)
+        torch.ops.ropewalk.turn(
+            xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2
+        )
 
 
 def test_gradients_through_apply_rotary_pos_emb():
     x = small(requires_grad=True)
     cos, sin = rw.Rope(rw.RopeSpec(10)).cos_sin_hf(torch.arange(2)[None], torch.float64)
-    assert gradcheck(lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin), x, atol=1e-9, fast_mode=True)
+    assert gradcheck(
+        lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin), x, atol=1e-9, fast_mode=True
+    )
 
 
 def test_gradient_in_place():
-    """In place on a value that autograd made: its gradient is the transpose, and a leaf is left alone."""
+    """In place on a value that autograd made: its gradient is the transpose, and a leaf is left
+    alone.
+    """
     rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
     y = torch.randn(B, H, S, HEAD_DIM)
     (expected,) = torch.autograd.grad(rope(2 * x), x, y)
@@ -97,7 +132,11 @@ def test_gradient_in_place():
 
 
 def test_positions_changed_before_the_backward_are_noticed():
-    rope, x, positions = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True), torch.arange(S)
+    rope, x, positions = (
+        rw.Rope(sample_spec()),
+        torch.randn(B, H, S, HEAD_DIM, requires_grad=True),
+        torch.arange(S),
+    )
     y = rope(x, positions=positions)
     positions += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -125,7 +164,9 @@ def test_forward_mode():
             q, k = rope(forward_ad.make_dual(primal, tangent), x)
             assert_close(forward_ad.unpack_dual(q).tangent, rope(tangent))
             assert forward_ad.unpack_dual(k).tangent is None
-            own = forward_ad.unpack_dual(rope(forward_ad.make_dual(x.clone(), tangent.clone()), inplace=True))
+            own = forward_ad.unpack_dual(
+                rope(forward_ad.make_dual(x.clone(), tangent.clone()), inplace=True)
+            )
             assert_close(own.tangent, rope(tangent))
 
 
@@ -135,11 +176,16 @@ def test_functorch_derivatives(name):
     rope = rw.Rope(sample_spec(name))
     turn = lambda x: rope(x, positions=torch.tensor([3, 40]))
     x, tangent = small()[0, 0], small()[0, 0]
-    jacobian = torch.stack([turn(e.view_as(x)) for e in torch.eye(x.numel(), dtype=x.dtype)], -1).reshape(*x.shape, *x.shape)
+    jacobian = torch.stack(
+        [turn(e.view_as(x)) for e in torch.eye(x.numel(), dtype=x.dtype)], -1
+    ).reshape(*x.shape, *x.shape)
     assert_close(torch.func.jacfwd(turn)(x), jacobian)
     assert_close(torch.func.jacrev(turn)(x), jacobian)
     assert_close(torch.func.jvp(turn, (x,), (tangent,))[1], turn(tangent))
-    assert_close(torch.func.grad(lambda x: (turn(x) * tangent).sum())(x), torch.einsum("abcd,ab->cd", jacobian, tangent))
+    assert_close(
+        torch.func.grad(lambda x: (turn(x) * tangent).sum())(x),
+        torch.einsum("abcd,ab->cd", jacobian, tangent),
+    )
     hessian = torch.func.hessian(lambda x: 0.5 * turn(x).pow(2).sum())(x)
     assert_close(hessian, torch.einsum("abcd,abef->cdef", jacobian, jacobian))
     samples = torch.randn(4, *x.shape, dtype=x.dtype)
@@ -150,11 +196,21 @@ def test_functorch_derivatives(name):
 
 @pytest.mark.parametrize("name", ["default", "dynamic", "xpos", "learnable"])
 @pytest.mark.parametrize(
-    ("shape", "seq_dim"), [((S, HEAD_DIM), -2), ((H, S, HEAD_DIM), -2), ((B, H, S, HEAD_DIM), -2), ((B, S, H, HEAD_DIM), -3)]
+    ("shape", "seq_dim"),
+    [
+        ((S, HEAD_DIM), -2),
+        ((H, S, HEAD_DIM), -2),
+        ((B, H, S, HEAD_DIM), -2),
+        ((B, S, H, HEAD_DIM), -3),
+    ],
 )
 def test_vmap_equals_a_loop(name, shape, seq_dim):
     rope = rw.Rope(sample_spec(name))
-    xs, positions, offsets = torch.randn(4, *shape), torch.randint(0, 50, (4, S)), torch.tensor([1, 2, 3, 90])
+    xs, positions, offsets = (
+        torch.randn(4, *shape),
+        torch.randint(0, 50, (4, S)),
+        torch.tensor([1, 2, 3, 90]),
+    )
     call = lambda x, p: rope(x, 2 * x, positions=p, seq_dim=seq_dim)
     pairs = lambda args: zip(*args, strict=True)
 
@@ -163,12 +219,22 @@ def test_vmap_equals_a_loop(name, shape, seq_dim):
             assert torch.equal(one, torch.stack(many))
 
     check(torch.vmap(call)(xs, positions), [call(x, p) for x, p in zip(xs, positions, strict=True)])
-    check(torch.vmap(call, in_dims=(0, None))(xs, positions[0]), [call(x, positions[0]) for x in xs])
-    check(torch.vmap(call, in_dims=(None, 0))(xs[0], positions), [call(xs[0], p) for p in positions])
+    check(
+        torch.vmap(call, in_dims=(0, None))(xs, positions[0]), [call(x, positions[0]) for x in xs]
+    )
+    check(
+        torch.vmap(call, in_dims=(None, 0))(xs[0], positions), [call(xs[0], p) for p in positions]
+    )
     last = xs.movedim(0, -1)
-    check(torch.vmap(call, in_dims=(-1, 0))(last, positions), [call(x, p) for x, p in zip(xs, positions, strict=True)])
+    check(
+        torch.vmap(call, in_dims=(-1, 0))(last, positions),
+        [call(x, p) for x, p in zip(xs, positions, strict=True)],
+    )
     by_offset = lambda x, o: rope(x, x, offset=o, seq_dim=seq_dim)
-    check(torch.vmap(by_offset)(xs, offsets), [by_offset(x, o) for x, o in zip(xs, offsets, strict=True)])
+    check(
+        torch.vmap(by_offset)(xs, offsets),
+        [by_offset(x, o) for x, o in zip(xs, offsets, strict=True)],
+    )
     single = lambda x: (rope.rotate(x, seq_dim=seq_dim),)
     check(torch.vmap(single)(xs), [single(x) for x in xs])
     tables = lambda p: rope.cos_sin(p)
@@ -182,7 +248,9 @@ def test_vmap_equals_a_loop(name, shape, seq_dim):
 @pytest.mark.parametrize("heads", [3, 4])
 def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
     """[T, H, D] with a table a head: as many samples as heads must not change places with them."""
-    rope = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=heads, pairs=4))).requires_grad_(False)
+    rope = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=heads, pairs=4))).requires_grad_(
+        False
+    )
     xs, points = torch.randn(4, S, heads, 8), torch.rand(2, 1, S)
     by_op = lambda x: torch.ops.ropewalk.turn(x, *rope.cos_sin(points), "half", "half", 0, -3)
     for call in (lambda x: rope(x, positions=points, seq_dim=0), by_op):
@@ -192,7 +260,9 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
 def test_a_mapped_axis_that_shares_its_angles_costs_one_call(monkeypatch):
     """One more axis for the kernel, not a loop over it; only mapped angles are taken one by one."""
     rope, calls, execute = rw.Rope(sample_spec()), [], ops.execute
-    monkeypatch.setattr(ops, "execute", lambda *args: (calls.append(len(args[0])), execute(*args))[1])
+    monkeypatch.setattr(
+        ops, "execute", lambda *args: (calls.append(len(args[0])), execute(*args))[1]
+    )
     xs, positions = torch.randn(4, B, H, S, HEAD_DIM), torch.randint(0, 50, (4, S))
     torch.vmap(rope)(xs)
     assert calls == [1]
@@ -206,7 +276,10 @@ def test_vmap_of_rerotate_and_apply():
     rope, xs = rw.Rope(sample_spec()), torch.randn(4, H, S, HEAD_DIM)
     shifts = torch.tensor([1, 5, 20, 3])
     move = lambda x, shift: rope.rerotate(x, torch.arange(S), torch.arange(S) + shift)
-    assert_close(torch.vmap(move)(xs, shifts), torch.stack([move(x, s) for x, s in zip(xs, shifts, strict=True)]))
+    assert_close(
+        torch.vmap(move)(xs, shifts),
+        torch.stack([move(x, s) for x, s in zip(xs, shifts, strict=True)]),
+    )
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(S))
     turn = lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin, 0)
     assert_close(torch.vmap(turn)(xs)[0], torch.stack([turn(x)[0] for x in xs]))
@@ -233,11 +306,15 @@ def samples(dtype, layout, contiguous, grad):
 @pytest.mark.parametrize("name", ["rotate", "rotate_", "rotate_qk", "turn", "cos_sin"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opcheck(name, dtype, full):
-    """Each op in each dtype; every layout, contiguity and gradient of it with --full, one mix of them without."""
+    """Each op in each dtype; every layout, contiguity and gradient of it with --full, one mix of
+    them without.
+    """
     every = itertools.product(["half", "interleaved"], [True, False], [True, False])
     mixed = [("interleaved", False, True)] if DTYPES.index(dtype) % 2 else [("half", True, False)]
     for about in every if full else mixed:
-        torch.library.opcheck(getattr(torch.ops.ropewalk, name).default, samples(dtype, *about)[name])
+        torch.library.opcheck(
+            getattr(torch.ops.ropewalk, name).default, samples(dtype, *about)[name]
+        )
 
 
 @pytest.mark.parametrize("shape", [(S,), (1, S), (B, S), (2, 1, S), (2, B, S)])
@@ -245,7 +322,14 @@ def test_opcheck(name, dtype, full):
 def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
     spec = sample_spec("dynamic", "one" if len(shape) < 3 else "round_robin")
     length = None if rows is None else torch.tensor(30) if rows == 0 else torch.full((rows,), 30)
-    args = (torch.zeros(shape, dtype=torch.int64), length, 1, spec.fingerprint, torch.float32, False)
+    args = (
+        torch.zeros(shape, dtype=torch.int64),
+        length,
+        1,
+        spec.fingerprint,
+        torch.float32,
+        False,
+    )
     torch.library.opcheck(torch.ops.ropewalk.cos_sin.default, args, test_utils="test_faketensor")
 
 
@@ -256,17 +340,29 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")])
-def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_other(layout, layout_out):
+@pytest.mark.parametrize(
+    ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
+)
+def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_other(
+    layout, layout_out
+):
     x, weights = torch.randn(2, B, H, S, 12, dtype=torch.float64)
     angle = torch.randn(S, 4, dtype=torch.float64)
     table = {"layout": layout, "layout_out": layout_out, "start": 2}
     with Watching():
         found = rotation.rotate_by(x.requires_grad_(), angle.cos(), angle.sin(), **table)
         (grad,) = torch.autograd.grad(found, x, weights)
-    pairs = {"half": lambda y: y[..., 2:10].unflatten(-1, (2, 4)).mT, "interleaved": lambda y: y[..., 2:10].unflatten(-1, (4, 2))}
-    for before, after, by, one, other in ((x, found, angle, layout, layout_out), (weights, grad, -angle, layout_out, layout)):
-        z = torch.view_as_complex(pairs[one](before).contiguous()) * torch.polar(torch.ones_like(by), by)
+    pairs = {
+        "half": lambda y: y[..., 2:10].unflatten(-1, (2, 4)).mT,
+        "interleaved": lambda y: y[..., 2:10].unflatten(-1, (4, 2)),
+    }
+    for before, after, by, one, other in (
+        (x, found, angle, layout, layout_out),
+        (weights, grad, -angle, layout_out, layout),
+    ):
+        z = torch.view_as_complex(pairs[one](before).contiguous()) * torch.polar(
+            torch.ones_like(by), by
+        )
         assert_close(pairs[other](after), torch.view_as_real(z))
         assert torch.equal(after[..., :2], before[..., :2])
         assert torch.equal(after[..., 10:], before[..., 10:])
@@ -274,13 +370,17 @@ def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_oth
 
 def test_meta_tensors_give_shapes():
     rope = rw.Rope(sample_spec())
-    q, k = (torch.empty(B, heads, S, HEAD_DIM, device="meta", dtype=torch.bfloat16) for heads in (H, 1))
+    q, k = (
+        torch.empty(B, heads, S, HEAD_DIM, device="meta", dtype=torch.bfloat16) for heads in (H, 1)
+    )
     for x, y in zip(rope(q, k), (q, k), strict=True):
         assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
 
 
 def test_compiled(full):
-    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
+    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
+    without them compiles.
+    """
     files = [Path(__file__).parent / name for name in ("compiled.py", "models/decoder_compiled.py")]
     run_tests(files, full, "--noconftest", "-p", "sampling", "--show-capture=no")
 
@@ -292,7 +392,10 @@ def test_only_what_needs_a_gradient_has_one(layout):
     for needed in ("q", "k"):
         q, k = (torch.randn(2, 3, 4, 6, requires_grad=name == needed) for name in "qk")
         rotated = dict(zip("qk", rope(q, k), strict=True))
-        assert {name: out.requires_grad for name, out in rotated.items()} == {"q": needed == "q", "k": needed == "k"}
+        assert {name: out.requires_grad for name, out in rotated.items()} == {
+            "q": needed == "q",
+            "k": needed == "k",
+        }
         grad = torch.randn(2, 3, 4, 6)
         rotated[needed].backward(grad)
         x = q if needed == "q" else k
@@ -307,8 +410,12 @@ def test_a_batch_of_gradients_is_each_of_them(layout, start, width, dtype):
     rope = rw.Rope(rw.RopeSpec(6, layout=layout, rotary_start=start, rotary_dim=width))
     x = torch.randn(1, 2, 3, 6, dtype=dtype, requires_grad=True)
     y, units = rope.rotate(x, torch.arange(3) + 5), torch.eye(36, dtype=dtype).view(36, 1, 2, 3, 6)
-    one_by_one = torch.stack([torch.autograd.grad(y, x, unit, retain_graph=True)[0] for unit in units])
+    one_by_one = torch.stack(
+        [torch.autograd.grad(y, x, unit, retain_graph=True)[0] for unit in units]
+    )
     batched = torch.autograd.grad(y, x, units, is_grads_batched=True)[0]
     torch.testing.assert_close(batched, one_by_one)
-    jacobian = torch.autograd.functional.jacobian(lambda x: rope.rotate(x, torch.arange(3) + 5), x.detach(), vectorize=True)
+    jacobian = torch.autograd.functional.jacobian(
+        lambda x: rope.rotate(x, torch.arange(3) + 5), x.detach(), vectorize=True
+    )
     torch.testing.assert_close(jacobian.view(36, 36), one_by_one.view(36, 36))

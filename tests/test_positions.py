@@ -27,8 +27,16 @@ from ropewalk.positions import (
 
 SEGMENTS = st.one_of(
     st.builds(Text, st.integers(0, 5)),
-    st.builds(Image, st.integers(1, 4).map(lambda n: 2 * n), st.integers(1, 4).map(lambda n: 2 * n)),
-    st.builds(Video, st.integers(1, 3).map(lambda n: 2 * n), st.just(4), st.just(2), st.sampled_from([0.0, 0.3, 1.0, 2.5, 7.0])),
+    st.builds(
+        Image, st.integers(1, 4).map(lambda n: 2 * n), st.integers(1, 4).map(lambda n: 2 * n)
+    ),
+    st.builds(
+        Video,
+        st.integers(1, 3).map(lambda n: 2 * n),
+        st.just(4),
+        st.just(2),
+        st.sampled_from([0.0, 0.3, 1.0, 2.5, 7.0]),
+    ),
 )
 ROWS = st.lists(st.lists(SEGMENTS, max_size=5), min_size=1, max_size=4)
 
@@ -59,7 +67,10 @@ class TestConsecutive:
         assert consecutive(3, -2).tolist() == [-2, -1, 0]
 
     def test_one_offset_a_row(self):
-        assert consecutive(3, torch.tensor([0, 5], dtype=torch.int32)).tolist() == [[0, 1, 2], [5, 6, 7]]
+        assert consecutive(3, torch.tensor([0, 5], dtype=torch.int32)).tolist() == [
+            [0, 1, 2],
+            [5, 6, 7],
+        ]
 
     def test_positions_beyond_32_bits_stay_whole(self):
         assert consecutive(2, 2**40 + 1).tolist() == [2**40 + 1, 2**40 + 2]
@@ -122,7 +133,9 @@ class TestGrid:
         assert [tuple(cell) for cell in found[:, 0].T.tolist()] == expected
 
     def test_starts_where_it_is_told(self):
-        assert torch.equal(grid(2, 3, start=(10, 20)), grid(2, 3) + torch.tensor([10, 20])[:, None, None])
+        assert torch.equal(
+            grid(2, 3, start=(10, 20)), grid(2, 3) + torch.tensor([10, 20])[:, None, None]
+        )
         assert torch.equal(grid(2, 3, start=4), grid(2, 3) + 4)
 
     @pytest.mark.parametrize(("sizes", "merge"), [((4, 6), 2), ((6, 3), 3), ((2, 4, 4), 2)])
@@ -163,13 +176,17 @@ class TestMultimodal:
     )
     @settings(max_examples=150, deadline=None)
     def test_is_the_rule_token_by_token(self, rows, merge, time_merge, padding, resume):
-        positions, delta = multimodal(rows, merge=merge, time_merge=time_merge, padding=padding, resume=resume)
+        positions, delta = multimodal(
+            rows, merge=merge, time_merge=time_merge, padding=padding, resume=resume
+        )
         expected = [walk(row, merge, time_merge, resume) for row in rows]
         longest = max(map(len, expected))
         assert positions.shape == (3, len(rows), longest)
         for i, row in enumerate(expected):
             filler = [(0, 0, 0)] * (longest - len(row))
-            assert [tuple(p) for p in positions[:, i].T.tolist()] == (filler + row if padding == "left" else row + filler)
+            assert [tuple(p) for p in positions[:, i].T.tolist()] == (
+                filler + row if padding == "left" else row + filler
+            )
             assert delta[i] == max(map(max, row), default=-1) + 1 - len(row)
 
     def test_text_goes_on_one_past_a_far_frame(self):
@@ -179,14 +196,20 @@ class TestMultimodal:
 
     @pytest.mark.parametrize(("frames", "interval", "last"), [(11, 0.7, 7), (101, 0.29, 29)])
     def test_frames_round_as_in_float32(self, frames, interval, last):
-        """10 * 0.7 and 100 * 0.29 are whole in float32; in float64 one or the other falls just below."""
+        """10 * 0.7 and 100 * 0.29 are whole in float32; in float64 one or the other falls just
+        below.
+        """
         time = multimodal([[Video(frames, 1, 1, interval), Text(1)]], resume="max")[0][0, 0]
         assert time[:-1].tolist() == (torch.arange(frames) * interval).long().tolist()
         assert time[-2:].tolist() == [last, last + 1]
 
     def test_first_release_and_transformers_5_part_after_a_long_video(self):
         row = [[Text(1), Video(6, 2, 2), Text(1)]]
-        assert multimodal(row)[0][:, 0, -1].tolist() == [3, 3, 3]  # 1 + longer side 2: inside the video's time span
+        assert multimodal(row)[0][:, 0, -1].tolist() == [
+            3,
+            3,
+            3,
+        ]  # 1 + longer side 2: inside the video's time span
         assert multimodal(row, resume="max")[0][:, 0, -1].tolist() == [7, 7, 7]
 
     @pytest.mark.parametrize(
@@ -229,12 +252,18 @@ class TestPatchCentres:
         found = patch_centres(3, 4)
         assert found.dtype == torch.float64
         assert found.shape == (2, 1, 12)
-        expected = [(-1 + (2 * y + 1) / 3, -1 + (2 * x + 1) / 4) for y in range(3) for x in range(4)]
-        torch.testing.assert_close(found[:, 0].T, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-15)
+        expected = [
+            (-1 + (2 * y + 1) / 3, -1 + (2 * x + 1) / 4) for y in range(3) for x in range(4)
+        ]
+        torch.testing.assert_close(
+            found[:, 0].T, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-15
+        )
         torch.testing.assert_close(patch_centres(3, 4, scale=2.5), 2.5 * found, rtol=0, atol=0)
         assert patch_centres(3, 4, dtype=torch.float32).dtype == torch.float32
 
-    @pytest.mark.parametrize(("args", "field"), [((0, 4), "height"), ((4, 0), "width"), ((4, 4, math.inf), "scale")])
+    @pytest.mark.parametrize(
+        ("args", "field"), [((0, 4), "height"), ((4, 0), "width"), ((4, 4, math.inf), "scale")]
+    )
     def test_names_the_bad_field(self, args, field):
         assert_refused(field, lambda: patch_centres(*args))
 
@@ -274,7 +303,9 @@ def test_nothing_waits_for_the_gpu():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for there, here in zip(made, every_builder("cpu"), strict=True):
-        torch.testing.assert_close(there.cpu(), here, rtol=0, atol=0 if here.dtype == torch.int64 else 1e-15)
+        torch.testing.assert_close(
+            there.cpu(), here, rtol=0, atol=0 if here.dtype == torch.int64 else 1e-15
+        )
 
 
 @pytest.mark.parametrize(
@@ -297,7 +328,10 @@ def test_nothing_waits_for_the_gpu():
         (lambda: multimodal([[Image(2**31, 2**31)]], device="meta"), "rows"),
         (lambda: patch_centres(2, 3, dtype=torch.int64), "dtype"),
         (lambda: rw.positions.stretched_grid(2, 3, 16, dtype=torch.int64), "dtype"),
-        (lambda: rw.positions.augmented(torch.ones(2, 1, 3, dtype=torch.int64), shift=0.5), "centres"),
+        (
+            lambda: rw.positions.augmented(torch.ones(2, 1, 3, dtype=torch.int64), shift=0.5),
+            "centres",
+        ),
     ],
 )
 def test_refuses_what_is_no_count(call, field):

@@ -18,24 +18,53 @@ def tokens_of(segment, merge=1, time_merge=1):
 
 
 def tiny(name):
-    """A model of transformers with no weights, and its merge sizes: only its position rule is asked."""
+    """A model of transformers with no weights, and its merge sizes: only its position rule is
+    asked.
+    """
     transformers = pytest.importorskip("transformers")
-    prefix = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "ernie4_5_vl_moe": "Ernie4_5_VLMoe"}[name]
+    prefix = {
+        "qwen2_vl": "Qwen2VL",
+        "qwen2_5_vl": "Qwen2_5_VL",
+        "qwen3_vl": "Qwen3VL",
+        "ernie4_5_vl_moe": "Ernie4_5_VLMoe",
+    }[name]
     sections = [1, 1, 2] if "ernie" in name else [2, 1, 1]
     text = {
-        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "vocab_size": 32, "head_dim": 8, "pad_token_id": 0, "moe_intermediate_size": [8, 8], "moe_num_experts": 2, "moe_k": 1,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 32,
+        "head_dim": 8,
+        "pad_token_id": 0,
+        "moe_intermediate_size": [8, 8],
+        "moe_num_experts": 2,
+        "moe_k": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections},
-    }  # fmt: skip
-    vision = {"depth": 1, "hidden_size": 16, "embed_dim": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 16}
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 16,
+        "embed_dim": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 16,
+    }
     config = getattr(transformers, f"{prefix}Config")(text_config=text, vision_config=vision)
     with torch.device("meta"):
         model = getattr(transformers, f"{prefix}Model")(config)
-    return model, config.vision_config.spatial_merge_size, getattr(config.vision_config, "temporal_merge_size", 1)
+    return (
+        model,
+        config.vision_config.spatial_merge_size,
+        getattr(config.vision_config, "temporal_merge_size", 1),
+    )
 
 
 def random_rows(seed, merge, time_merge, intervals):
-    """Rows as a chat has them: text between all grids (transformers tells neighbouring grids apart by the text between)."""
+    """Rows as a chat has them: text between all grids (transformers tells neighbouring grids apart
+    by the text between).
+    """
     rng = random.Random(seed)
     rows = []
     for _ in range(3):
@@ -53,7 +82,11 @@ def as_hf(rows, merge, time_merge, padding):
     lengths = [sum(tokens_of(s, merge, time_merge) for s in row) for row in rows]
     kinds, mask = (torch.zeros(len(rows), max(lengths), dtype=torch.int64) for _ in range(2))
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        kind = [k for s in row for k in [{Text: 0, Image: 1, Video: 2}[type(s)]] * tokens_of(s, merge, time_merge)]
+        kind = [
+            k
+            for s in row
+            for k in [{Text: 0, Image: 1, Video: 2}[type(s)]] * tokens_of(s, merge, time_merge)
+        ]
         where = slice(max(lengths) - length, None) if padding == "left" else slice(length)
         kinds[i, where], mask[i, where] = torch.tensor(kind), 1
     images = [[1, s.height, s.width] for row in rows for s in row if isinstance(s, Image)]
@@ -89,7 +122,9 @@ class TestAgainstTransformers:
             seconds = [0.1, 0.5, 1 / 3, 1.0, 2.7]
             rows = random_rows(seed, merge, 1, [rate * s for s in seconds])
             inputs, intervals = as_hf(rows, merge, 1, padding)
-            theirs, their_delta = model.get_rope_index(**inputs, second_per_grid_ts=[i / rate for i in intervals])
+            theirs, their_delta = model.get_rope_index(
+                **inputs, second_per_grid_ts=[i / rate for i in intervals]
+            )
             ours, delta = multimodal(rows, merge=merge, padding=padding)
             assert torch.equal(ours, theirs)
             assert torch.equal(delta, their_delta[:, 0])
@@ -118,14 +153,18 @@ class TestAgainstTransformers:
         _, model.rope_deltas = model.get_rope_index(**inputs)
         _, delta = multimodal(rows, merge=merge, padding="left")
         grown = torch.cat([inputs["attention_mask"], torch.ones(3, 1, dtype=torch.int64)], dim=1)
-        theirs = model.compute_3d_position_ids(None, torch.zeros(3, grown.shape[1], 1), attention_mask=grown)[..., -1:]
+        theirs = model.compute_3d_position_ids(
+            None, torch.zeros(3, grown.shape[1], 1), attention_mask=grown
+        )[..., -1:]
         assert torch.equal(decode_positions(delta, inputs["attention_mask"].sum(-1)), theirs)
 
 
 @pytest.mark.parametrize("include_temporal", [False, True])
 def test_is_the_patch_order_of_qwen_vl(include_temporal):
     vision = pytest.importorskip("transformers.vision_utils")
-    theirs = vision.get_vision_position_ids(torch.tensor([[2, 4, 6]]), 2, include_temporal=include_temporal)
+    theirs = vision.get_vision_position_ids(
+        torch.tensor([[2, 4, 6]]), 2, include_temporal=include_temporal
+    )
     ours = grid(2, 4, 6, merge=2)[0 if include_temporal else 1 :, 0]
     assert torch.equal(ours.T, theirs)
 
@@ -135,8 +174,12 @@ def test_give_the_tables_of_dinov3(height, width):
     transformers = pytest.importorskip("transformers")
     from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding
 
-    config = transformers.DINOv3ViTConfig(hidden_size=48, num_attention_heads=2, patch_size=4, image_size=16)
-    cos, sin = DINOv3ViTRopePositionEmbedding(config).eval()(torch.zeros(1, 3, 4 * height, 4 * width))
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=48, num_attention_heads=2, patch_size=4, image_size=16
+    )
+    cos, sin = DINOv3ViTRopePositionEmbedding(config).eval()(
+        torch.zeros(1, 3, 4 * height, 4 * width)
+    )
     spec = rw.RopeSpec(head_dim=24, theta=config.rope_theta, axes=rw.axes.normalised(6, 6))
     ours = rw.Rope(spec).cos_sin_hf(patch_centres(height, width, scale=2 * math.pi))
     for mine, theirs in zip(ours, (cos, sin), strict=True):

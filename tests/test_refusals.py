@@ -31,7 +31,21 @@ SHARE = (*NOT_NUMBERS, -0.001, 1.001)
 #: None means "not given" here
 OPTIONAL_MAGNITUDE = tuple(x for x in MAGNITUDE if x is not None)
 OPTIONAL_WEIGHT = (*(x for x in NOT_NUMBERS if x is not None), -0.001, 1.001e17)
-PAIR = (None, 4.0, "ab", (), (1.0,), (2.0, 1.0, 0.5), (1.0, 2.0), (NAN, 1.0), (2.0, 0), (2.0, "1"), (-1.0, -2.0), {}, (1, 1e-308))
+PAIR = (
+    None,
+    4.0,
+    "ab",
+    (),
+    (1.0,),
+    (2.0, 1.0, 0.5),
+    (1.0, 2.0),
+    (NAN, 1.0),
+    (2.0, 0),
+    (2.0, "1"),
+    (-1.0, -2.0),
+    {},
+    (1, 1e-308),
+)
 NUMBERS = (None, 4.0, "ab", (), [], (NAN,), (1.0, INF), (1.0, "x"), (True,), (None,), {1.0}, {})
 POSITIVES = (*NUMBERS, (0.0,), (1.0, -1.0), (1e-308,), (1.0, 1e300))
 NOT_INNER = (None, "default", 1.0, fq.Default, fq.Learnable())
@@ -51,7 +65,13 @@ BAD_FIELDS = {
     "linear": FACTOR,
     "ntk": FACTOR,
     "ntk_by_parts": FACTOR
-    | {"original_length": LENGTH, "ntk_turns": PAIR, "keep_turns": PAIR, "ntk_weight": SHARE, "keep_weight": SHARE},
+    | {
+        "original_length": LENGTH,
+        "ntk_turns": PAIR,
+        "keep_turns": PAIR,
+        "ntk_weight": SHARE,
+        "keep_weight": SHARE,
+    },
     "dynamic": {"factor": (*AT_LEAST_ONE, 2**20 + 1), "original_length": LENGTH},
     "yarn": FACTOR | BANDED,
     "dynamic_yarn": BANDED,
@@ -62,14 +82,34 @@ BAD_FIELDS = {
         "factor": POSITIVE,
         "attention_factor": OPTIONAL_MAGNITUDE,
     },
-    "llama3": FACTOR | {"low_freq_factor": BOUNDED, "high_freq_factor": BOUNDED, "original_length": LENGTH},
+    "llama3": FACTOR
+    | {"low_freq_factor": BOUNDED, "high_freq_factor": BOUNDED, "original_length": LENGTH},
     "proportional": FACTOR | {"fraction": SHARE},
     "linear_frequencies": {},
-    "riflex": {"frames": (*NOT_INTEGERS, 0), "repeat": (*NOT_INTEGERS, 0), "share": (*POSITIVE, 1.5)},
+    "riflex": {
+        "frames": (*NOT_INTEGERS, 0),
+        "repeat": (*NOT_INTEGERS, 0),
+        "share": (*POSITIVE, 1.5),
+    },
     "xpos": {"scale_base": BOUNDED, "center": NOT_INTEGERS},
     "given": {"radians": NUMBERS, "magnitude": MAGNITUDE},
-    "learnable": {"start": (None, "default", 1.0, fq.Default, fq.Dynamic(), fq.LongRope(), fq.DynamicYarn(), fq.Learnable())},
-    "clipped": {"inner": NOT_INNER, "pairs": (*NOT_INTEGERS, -1), "soft": (None, 0, 1, "true", 1.0)},
+    "learnable": {
+        "start": (
+            None,
+            "default",
+            1.0,
+            fq.Default,
+            fq.Dynamic(),
+            fq.LongRope(),
+            fq.DynamicYarn(),
+            fq.Learnable(),
+        )
+    },
+    "clipped": {
+        "inner": NOT_INNER,
+        "pairs": (*NOT_INTEGERS, -1),
+        "soft": (None, 0, 1, "true", 1.0),
+    },
     "learned": {"inner": NOT_INNER, "alpha": (*NUMBERS, (0.0, 50.001), (-50.001,))},
 }
 
@@ -80,7 +120,9 @@ def test_every_field_of_every_scaling_is_in_the_table():
     }
 
 
-@pytest.mark.parametrize(("name", "field"), [(name, field) for name, bad in BAD_FIELDS.items() for field in bad])
+@pytest.mark.parametrize(
+    ("name", "field"), [(name, field) for name, bad in BAD_FIELDS.items() for field in bad]
+)
 def test_a_bad_field_is_refused_by_name(name, field):
     for value in BAD_FIELDS[name][field]:
         assert_refused(field, lambda: SCALINGS[name](**{field: value}))  # noqa: B023 - called at once
@@ -89,13 +131,36 @@ def test_a_bad_field_is_refused_by_name(name, field):
 @pytest.mark.parametrize("name", SCALINGS)
 def test_the_smallest_allowed_values_are_allowed(name):
     smallest = {
-        "factor": 1, "original_length": 1, "beta_fast": 1, "beta_slow": 1e-18, "truncate": False, "attention_factor": 1e-18,
-        "mscale": 0, "mscale_all_dim": 0, "ntk_turns": (2, 2), "keep_turns": [3, 3], "ntk_weight": 0, "keep_weight": 1,
-        "low_freq_factor": 1e-18, "high_freq_factor": 1e-18, "fraction": 0, "scale_base": 1e-18, "center": -(2**62),
-        "magnitude": 1e-18, "short_factor": (1e-18,), "long_factor": [1e-18], "radians": (-1,), "start": fq.XPos(),
-        "inner": fq.Dynamic(), "pairs": 0, "soft": False, "alpha": [-50],
-        "frames": 1, "repeat": 1, "share": 1e-300,
-    }  # fmt: skip
+        "factor": 1,
+        "original_length": 1,
+        "beta_fast": 1,
+        "beta_slow": 1e-18,
+        "truncate": False,
+        "attention_factor": 1e-18,
+        "mscale": 0,
+        "mscale_all_dim": 0,
+        "ntk_turns": (2, 2),
+        "keep_turns": [3, 3],
+        "ntk_weight": 0,
+        "keep_weight": 1,
+        "low_freq_factor": 1e-18,
+        "high_freq_factor": 1e-18,
+        "fraction": 0,
+        "scale_base": 1e-18,
+        "center": -(2**62),
+        "magnitude": 1e-18,
+        "short_factor": (1e-18,),
+        "long_factor": [1e-18],
+        "radians": (-1,),
+        "start": fq.XPos(),
+        "inner": fq.Dynamic(),
+        "pairs": 0,
+        "soft": False,
+        "alpha": [-50],
+        "frames": 1,
+        "repeat": 1,
+        "share": 1e-300,
+    }
     if name == "longrope":
         smallest |= {"original_length": 2, "factor": 1e-300}
     with as_users_call():
@@ -108,10 +173,22 @@ def test_the_smallest_allowed_values_are_allowed(name):
 
 
 BOUNDS = {
-    "yarn": [{"beta_fast": fast, "beta_slow": slow} for fast, slow in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))],
-    "ntk_by_parts": [{"ntk_turns": turns, "keep_turns": turns} for turns in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))],
-    "llama3": [{"low_freq_factor": low, "high_freq_factor": high} for low, high in ((1e18, 1e18), (1e-18, 1e18), (1e-18, 1e-18))],
-    "longrope": [{"short_factor": (x,) * 5, "long_factor": (y,) * 5} for x, y in ((1e-18, 1e18), (1e18, 1e-18))],
+    "yarn": [
+        {"beta_fast": fast, "beta_slow": slow}
+        for fast, slow in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))
+    ],
+    "ntk_by_parts": [
+        {"ntk_turns": turns, "keep_turns": turns}
+        for turns in ((1e18, 1e18), (1e18, 1e-18), (1e-18, 1e-18))
+    ],
+    "llama3": [
+        {"low_freq_factor": low, "high_freq_factor": high}
+        for low, high in ((1e18, 1e18), (1e-18, 1e18), (1e-18, 1e-18))
+    ],
+    "longrope": [
+        {"short_factor": (x,) * 5, "long_factor": (y,) * 5}
+        for x, y in ((1e-18, 1e18), (1e18, 1e-18))
+    ],
 }
 
 
@@ -121,7 +198,9 @@ def test_the_bounds_of_a_field_give_finite_tables(name, precision):
     for fields, theta, trained in itertools.product(BOUNDS[name], (1.001, 1e4, 1e12), (2, 2**40)):
         scaling = SCALINGS[name](**fields, original_length=trained, factor=4.0)
         for length in (3, 2 * trained):
-            cos, sin = cos_sin(RopeSpec(10, theta, scaling, precision=precision), torch.arange(3), length=length)
+            cos, sin = cos_sin(
+                RopeSpec(10, theta, scaling, precision=precision), torch.arange(3), length=length
+            )
             assert bool(torch.isfinite(cos).all() and torch.isfinite(sin).all())
 
 
@@ -136,7 +215,9 @@ def test_the_smallest_theta_gives_finite_tables(precision):
 def test_ends_given_in_the_wrong_order_are_refused():
     """Swapped betas would turn the ramp around."""
     for scaling in (fq.Yarn, fq.DynamicYarn):
-        assert "beta_slow = 32" in str(assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0)))  # noqa: B023
+        assert "beta_slow = 32" in str(
+            assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0))  # noqa: B023
+        )
         assert scaling(beta_fast=3.0, beta_slow=3.0).beta_fast == 3.0
     refused = assert_refused("high_freq_factor", lambda: fq.Llama3(8.0, 4.0, 1.0))
     assert "low_freq_factor = 4" in str(refused)
@@ -147,9 +228,15 @@ def test_ends_given_in_the_wrong_order_are_refused():
 def test_lists_must_have_one_entry_a_pair():
     for field in ("short_factor", "long_factor"):
         lists = {"short_factor": (1.0,) * 4, "long_factor": (1.0,) * 4, field: (1.0,) * 3}
-        assert "each of the 4 pairs" in str(assert_refused(field, lambda: RopeSpec(8, scaling=fq.LongRope(**lists))))  # noqa: B023
-    assert "each of the 4 pairs" in str(assert_refused("radians", lambda: RopeSpec(8, scaling=fq.Given((1.0,) * 5))))
-    assert "each of the 4 pairs" in str(assert_refused("alpha", lambda: RopeSpec(8, scaling=fq.Learned(alpha=(1.0,) * 3))))
+        assert "each of the 4 pairs" in str(
+            assert_refused(field, lambda: RopeSpec(8, scaling=fq.LongRope(**lists)))  # noqa: B023
+        )
+    assert "each of the 4 pairs" in str(
+        assert_refused("radians", lambda: RopeSpec(8, scaling=fq.Given((1.0,) * 5)))
+    )
+    assert "each of the 4 pairs" in str(
+        assert_refused("alpha", lambda: RopeSpec(8, scaling=fq.Learned(alpha=(1.0,) * 3)))
+    )
     assert RopeSpec(8, scaling=fq.Given((1.0,) * 4)).pairs == 4
 
 
@@ -191,7 +278,9 @@ def test_a_refused_choice_lists_the_known_ones():
         ("precision", "exact, hf_frequencies, hf"),
         ("magnitude_on", "qk, q, scale"),
     ):
-        assert f"must be one of {known};" in str(assert_refused(field, lambda: RopeSpec(8, **{field: "none"})))  # noqa: B023
+        assert f"must be one of {known};" in str(
+            assert_refused(field, lambda: RopeSpec(8, **{field: "none"}))  # noqa: B023
+        )
 
 
 def test_every_field_of_a_spec_is_in_the_table():
@@ -199,7 +288,9 @@ def test_every_field_of_a_spec_is_in_the_table():
 
 
 def test_mixed_axes_take_no_scaling():
-    assert_refused("scaling", lambda: RopeSpec(8, scaling=fq.Linear(2.0), axes=axes.MixedAxes(2, 4)))
+    assert_refused(
+        "scaling", lambda: RopeSpec(8, scaling=fq.Linear(2.0), axes=axes.MixedAxes(2, 4))
+    )
     assert RopeSpec(8, axes=axes.MixedAxes(2, 4)).mixed
 
 
@@ -221,7 +312,12 @@ def test_what_is_accepted_gives_finite_tables(name, full):
     kept = 0
     for theta in EXTREMES if full else EXTREMES[::3]:
         for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):
-            lists = {"short_factor": (2.0,) * 4, "long_factor": (3.0,) * 4, "radians": (0.5,) * 4, "alpha": (0.5,) * 4}
+            lists = {
+                "short_factor": (2.0,) * 4,
+                "long_factor": (3.0,) * 4,
+                "radians": (0.5,) * 4,
+                "alpha": (0.5,) * 4,
+            }
             fields = {k: v for k, v in lists.items() if k in BAD_FIELDS[name]}
             fields[field] = (extreme,) * 4 if field in lists else extreme
             try:
@@ -233,7 +329,10 @@ def test_what_is_accepted_gives_finite_tables(name, full):
             found = spec.frequencies(5000)
             assert bool(torch.isfinite(found.radians).all())
             assert math.isfinite(float(found.magnitude))
-            assert all(bool(torch.isfinite(x).all()) for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000))
+            assert all(
+                bool(torch.isfinite(x).all())
+                for x in cos_sin(spec, torch.tensor([0, 1, 5000]), length=5000)
+            )
     assert kept >= (8 if full else 3) or name in ("learnable", "clipped")
 
 
@@ -246,14 +345,21 @@ def test_what_is_accepted_gives_finite_tables(name, full):
         (lambda size, s: fq.NtkByParts(factor=s), 1e30),
         (lambda size, s: fq.Dynamic(factor=s, original_length=3000), 2.0**20),
         (lambda size, s: fq.Yarn(factor=s, attention_factor=size), 1e30),
-        (lambda size, s: fq.Yarn(factor=s, mscale=1e17 if size > 1 else 0.1, mscale_all_dim=0.1 if size > 1 else 1e17), 1e30),
+        (
+            lambda size, s: fq.Yarn(
+                factor=s, mscale=1e17 if size > 1 else 0.1, mscale_all_dim=0.1 if size > 1 else 1e17
+            ),
+            1e30,
+        ),
         (lambda size, s: fq.DynamicYarn(attention_factor=size), 1.0),
         (lambda size, s: fq.LongRope((1.0, 1.0), (1.0, 1.0), attention_factor=size), 1.0),
         (lambda size, s: fq.Given((1.0, 0.5), size), 1.0),
     ],
 )
 @pytest.mark.parametrize("precision", ["exact", "hf"])
-def test_the_ends_of_what_is_allowed_turn_there_and_back(make, factor, largest, magnitude_on, precision):
+def test_the_ends_of_what_is_allowed_turn_there_and_back(
+    make, factor, largest, magnitude_on, precision
+):
     """Four dimensions: there NTK raises its factor to the largest power, the second."""
     scaling = make(1e18 if largest else 1e-18, factor)
     spec = RopeSpec(4, 10.0, scaling, precision=precision, magnitude_on=magnitude_on)

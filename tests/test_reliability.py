@@ -1,7 +1,9 @@
-"""One test for each way rotary embeddings have failed in the wild that these floors could fail in too: numbers and state.
+"""One test for each way rotary embeddings have failed in the wild that these floors could fail in
+too: numbers and state.
 
-Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those measured in
-transformers. Shapes and meanings are in test_reliability_calls.py; configs and files with the code that reads them.
+Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
+measured in transformers. Shapes and meanings are in test_reliability_calls.py; configs and files
+with the code that reads them.
 """
 
 from __future__ import annotations
@@ -61,9 +63,17 @@ def test_item_05_w01_long_contexts_cost_no_accuracy(position):
         128, theta=500_000.0, scaling=frequencies.Llama3(factor=8.0, original_length=8192)
     )  # Llama 3.1, where float32 angles are off by 2e-3 at 131,071 and by 0.09 at 10^7
     x = x_of(1, H, 1, 128)
-    exactly(rotation.rotate(x, spec, torch.tensor([position])), definition(x, spec, torch.tensor([position])), 1e-6)
+    exactly(
+        rotation.rotate(x, spec, torch.tensor([position])),
+        definition(x, spec, torch.tensor([position])),
+        1e-6,
+    )
     wide = x.double()
-    exactly(rotation.rotate(wide, spec, torch.tensor([position])), definition(wide, spec, torch.tensor([position])), 6e-9)
+    exactly(
+        rotation.rotate(wide, spec, torch.tensor([position])),
+        definition(wide, spec, torch.tensor([position])),
+        6e-9,
+    )
 
 
 @pytest.mark.parametrize("edge", [2851, 2**24, 2**31 - 1, 2**31, 2**32, 2**40])
@@ -77,7 +87,9 @@ def test_item_06_neighbours_differ_past_the_edges_of_float_and_int(edge):
 @pytest.mark.parametrize("name", ["default", "dynamic", "longrope"])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_item_07_narrow_integers_do_not_overflow(name, dtype):
-    """The last position of each width: one past it must not wrap, neither as a position nor as a length."""
+    """The last position of each width: one past it must not wrap, neither as a position nor as a
+    length.
+    """
     rope, x, last = rw.Rope(sample_spec(name)), x_of(1, H, S, HEAD_DIM), torch.iinfo(dtype).max
     positions = torch.arange(last - S + 1, last + 1)
     assert torch.equal(rope(x, positions=positions.to(dtype)), rope(x, positions=positions))
@@ -86,9 +98,13 @@ def test_item_07_narrow_integers_do_not_overflow(name, dtype):
     assert torch.equal(rope(x, length=offset.to(dtype)), rope(x, length=last))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
 def test_item_07_w06_positions_that_are_no_integers_are_refused(dtype):
-    assert_refused("positions", lambda: rw.Rope(sample_spec())(x_of(), positions=torch.ones(S, dtype=dtype)))
+    assert_refused(
+        "positions", lambda: rw.Rope(sample_spec())(x_of(), positions=torch.ones(S, dtype=dtype))
+    )
 
 
 @FOLLOWS_LENGTH
@@ -97,7 +113,9 @@ def test_item_08_w07_a_long_call_leaves_nothing_behind(name, short):
     x = x_of(1, H, 300, HEAD_DIM)
     rope, fresh = (rw.Rope(sample_spec(name, theta=theta)) for theta in (9_999.0, 9_999.0))
     rope(x)
-    exactly(rope(x[:, :, :short]), definition(x[:, :, :short], fresh.spec, torch.arange(short), short))
+    exactly(
+        rope(x[:, :, :short]), definition(x[:, :, :short], fresh.spec, torch.arange(short), short)
+    )
 
 
 @FOLLOWS_LENGTH
@@ -114,7 +132,11 @@ def test_item_10_same_length_other_offset(name):
     rope, x = rw.Rope(sample_spec(name)), x_of()
     length = 60 if rope.spec.needs_length else None
     for offset in (0, 20, 3, 20, 0):
-        exactly(rope(x, offset=offset, length=length), definition(x, rope.spec, torch.arange(S) + offset, length), 1e-5)
+        exactly(
+            rope(x, offset=offset, length=length),
+            definition(x, rope.spec, torch.arange(S) + offset, length),
+            1e-5,
+        )
 
 
 @pytest.mark.parametrize("first", DTYPES)
@@ -146,8 +168,14 @@ def test_item_13_one_config_never_gets_the_table_of_another():
         base.with_(magnitude_on="q"),
         base.with_(rotary_dim=6),
     ]
-    specs += [base.with_(scaling=sample_scaling(name)) for name in ("default", "linear", "ntk", "given")]
-    specs += [base.with_(scaling=frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0, truncate=False))]
+    specs += [
+        base.with_(scaling=sample_scaling(name)) for name in ("default", "linear", "ntk", "given")
+    ]
+    specs += [
+        base.with_(
+            scaling=frequencies.Yarn(factor=4.0, original_length=64, beta_fast=8.0, truncate=False)
+        )
+    ]
     ropes = [rw.Rope(spec) for spec in specs]
     ropes += [copy.deepcopy(rope) for rope in ropes]
     x = x_of()
@@ -157,16 +185,28 @@ def test_item_13_one_config_never_gets_the_table_of_another():
 
 
 def test_item_14_w09_threads_do_not_disturb_each_other(full):
-    """Eight threads, random specs, lengths, dtypes and ways to call, from an empty cache: the same bits as alone."""
+    """Eight threads, random specs, lengths, dtypes and ways to call, from an empty cache: the same
+    bits as alone.
+    """
     names = ["default", "dynamic", "longrope", "yarn", "xpos", "dynamic_yarn"]
     ropes = {name: rw.Rope(sample_spec(name)) for name in names}
     inputs = {dtype: torch.randn(1, 1, 100, HEAD_DIM).to(dtype) for dtype in DTYPES}
-    cases = [(n, d, length, offset) for n in names for d in DTYPES for length in (1, 7, 65, 100) for offset in (0, 3, 20)]
+    cases = [
+        (n, d, length, offset)
+        for n in names
+        for d in DTYPES
+        for length in (1, 7, 65, 100)
+        for offset in (0, 3, 20)
+    ]
     seen: list[tuple[tuple, torch.Tensor]] = []
 
     def call(name, dtype, length, offset):
         x = inputs[dtype][:, :, :length]
-        return ropes[name](x, offset=offset) if offset % 2 else ropes[name](x, positions=torch.arange(length) + offset)
+        return (
+            ropes[name](x, offset=offset)
+            if offset % 2
+            else ropes[name](x, positions=torch.arange(length) + offset)
+        )
 
     def work(seed):
         dice = random.Random(seed)
@@ -203,7 +243,9 @@ def test_item_16_w10_meta_then_to_empty():
 
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_item_16_numbers_asked_for_on_meta_are_real(name):
-    """A model under construction on meta reads frequencies and scales, and turns real tensors; later calls are not spoilt."""
+    """A model under construction on meta reads frequencies and scales, and turns real tensors;
+    later calls are not spoilt.
+    """
     spec = sample_spec(name, "chunked", theta=6_666.0)
     x, positions = x_of(1, H, S, HEAD_DIM), torch.arange(S).expand(3, 1, S)
     length = 20 if spec.needs_length else None
@@ -227,7 +269,8 @@ def test_item_18_nothing_for_ddp_or_fsdp_to_choke_on():
     rope = rw.Rope(sample_spec("yarn"))
     assert not [*rope.parameters(), *rope.buffers()]
     assert all(
-        parameter.requires_grad and not parameter.is_complex() for parameter in rw.Rope(sample_spec("learnable")).parameters()
+        parameter.requires_grad and not parameter.is_complex()
+        for parameter in rw.Rope(sample_spec("learnable")).parameters()
     )
 
 

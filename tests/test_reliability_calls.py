@@ -1,7 +1,9 @@
-"""One test for each way rotary embeddings have failed in the wild that these floors could fail in too: shapes and calls.
+"""One test for each way rotary embeddings have failed in the wild that these floors could fail in
+too: shapes and calls.
 
-Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those measured in
-transformers. Item 21, strides beyond 32 bits, is in test_rotation.py; item 39, recompilation, in compiled.py.
+Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
+measured in transformers. Item 21, strides beyond 32 bits, is in test_rotation.py; item 39,
+recompilation, in compiled.py.
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ def test_item_22_every_path_has_a_backward():
     """No path returns a tensor that has forgotten where it came from."""
     x, rope, table = x_of().requires_grad_(), rw.Rope(sample_spec()), torch.rand(S, 5)
     for out in (
-        rope(x), rope(x, x)[1], rope.rotate(x), rope.unrotate(x), rope.rerotate(x, torch.arange(S), torch.arange(S)),
-        rotation.rotate_by(x, table, table, layout="half"), rope(x * 1, inplace=True),
+        rope(x),
+        rope(x, x)[1],
+        rope.rotate(x),
+        rope.unrotate(x),
+        rope.rerotate(x, torch.arange(S), torch.arange(S)),
+        rotation.rotate_by(x, table, table, layout="half"),
+        rope(x * 1, inplace=True),
         torch.ops.ropewalk.rotate(x, None, 0, None, rope.spec.fingerprint, -2, 1, 1, False),
         rw.apply_rotary_pos_emb(x, x, torch.ones(S, 14), torch.ones(S, 14), 0)[0],
-    ):  # fmt: skip
+    ):
         assert out.requires_grad
         assert torch.autograd.grad(out.sum(), x)[0].abs().sum() > 0
 
@@ -48,7 +55,9 @@ def test_item_23_24_25_every_row_and_head_turns_by_its_own_position(backend):
     spec = sample_spec()
     for s in (1, S):
         x, positions = x_of(5, H, s, HEAD_DIM), torch.randint(1, 1000, (5, s))
-        if backend is not None and (reason := rw.BACKENDS[backend].why_not(x, rotation.Request(spec, -2))):
+        if backend is not None and (
+            reason := rw.BACKENDS[backend].why_not(x, rotation.Request(spec, -2))
+        ):
             pytest.skip(f"backend {backend}: {reason}")
         exact = definition(x, spec, positions)
         exactly(rotation.rotate(x, spec, positions, backend=backend), exact)
@@ -60,13 +69,20 @@ def test_item_23_24_25_every_row_and_head_turns_by_its_own_position(backend):
 @pytest.mark.parametrize("shape", [(0, H, S, HEAD_DIM), (B, H, 0, HEAD_DIM), (0, H, 0, HEAD_DIM)])
 def test_item_26_w11_empty(name, shape):
     rope, x = rw.Rope(sample_spec(name)), torch.empty(shape)
-    assert rope(x).shape == rope(x, positions=torch.empty(shape[0], shape[2], dtype=torch.int64)).shape == x.shape
+    assert (
+        rope(x).shape
+        == rope(x, positions=torch.empty(shape[0], shape[2], dtype=torch.int64)).shape
+        == x.shape
+    )
 
 
 def test_item_26_w12_positions_do_not_broadcast_over_tokens():
     rope = rw.Rope(sample_spec())
     for shape in ((B, 1), (1, 1), (1,), (S, B), (S + 1,)):
-        assert_refused("positions", lambda shape=shape: rope(x_of(), positions=torch.zeros(shape, dtype=torch.int64)))
+        assert_refused(
+            "positions",
+            lambda shape=shape: rope(x_of(), positions=torch.zeros(shape, dtype=torch.int64)),
+        )
     assert_refused("x", lambda: rope(x_of(B, H, S, HEAD_DIM + 2)))
 
 
@@ -75,35 +91,60 @@ def test_item_27_negative_positions(name):
     rope, x = rw.Rope(sample_spec(name)), x_of(dtype=torch.float64)
     positions = torch.arange(S) - 40
     length = 20 if rope.spec.needs_length else None
-    exactly(rope(x, positions=positions, length=length), definition(x, rope.spec, positions, length), 1e-12)
-    assert_close(rope(x, offset=-40, length=length), rope(x, positions=positions, length=length), rtol=0, atol=1e-14)
+    exactly(
+        rope(x, positions=positions, length=length),
+        definition(x, rope.spec, positions, length),
+        1e-12,
+    )
+    assert_close(
+        rope(x, offset=-40, length=length),
+        rope(x, positions=positions, length=length),
+        rtol=0,
+        atol=1e-14,
+    )
 
 
 def test_item_28_there_is_no_end_of_the_table():
-    """A small table first, then far past it, and on both sides of every limit in between, in one call."""
+    """A small table first, then far past it, and on both sides of every limit in between, in one
+    call.
+    """
     rope, x = rw.Rope(sample_spec(theta=5_555.0)), x_of(1, 1, 10, HEAD_DIM)
     rope(x)
     edges = torch.tensor([255, 256, 1023, 1024, 2**20 - 1, 2**20, 2**21, 10**7, -1, 0])
     exactly(rope(x, positions=edges), definition(x, rope.spec, edges))
     for edge in edges.tolist():
-        exactly(rope(x[:, :, :2], offset=edge), definition(x[:, :, :2], rope.spec, torch.arange(2) + edge))
+        exactly(
+            rope(x[:, :, :2], offset=edge),
+            definition(x[:, :, :2], rope.spec, torch.arange(2) + edge),
+        )
 
 
 def test_item_29_longrope_switches_after_the_last_trained_token():
     """original_length tokens are still short; one more is long."""
     spec = sample_spec("longrope")  # trained with 8
-    short, long = (1 / torch.tensor(getattr(spec.scaling, f), dtype=torch.float64) for f in ("short_factor", "long_factor"))
+    short, long = (
+        1 / torch.tensor(getattr(spec.scaling, f), dtype=torch.float64)
+        for f in ("short_factor", "long_factor")
+    )
     omega = 10_000.0 ** (-torch.arange(5, dtype=torch.float64) / 5)
     x = x_of(1, 1, 9, HEAD_DIM, dtype=torch.float64)
     size = float(spec.frequencies(8).magnitude)
     for tokens, factor in ((7, short), (8, short), (9, long)):
-        fixed = spec.with_(scaling=frequencies.Given(radians=tuple((omega * factor).tolist()), magnitude=size))
-        exactly(rw.Rope(spec)(x[:, :, :tokens]), definition(x[:, :, :tokens], fixed, torch.arange(tokens)), 1e-12)
+        fixed = spec.with_(
+            scaling=frequencies.Given(radians=tuple((omega * factor).tolist()), magnitude=size)
+        )
+        exactly(
+            rw.Rope(spec)(x[:, :, :tokens]),
+            definition(x[:, :, :tokens], fixed, torch.arange(tokens)),
+            1e-12,
+        )
 
 
 @FOLLOWS_LENGTH
 def test_item_30_w17_keys_cached_before_the_limit_can_be_moved(name):
-    """Decode across the limit: the cached keys, moved to the new length, are those of one full forward."""
+    """Decode across the limit: the cached keys, moved to the new length, are those of one full
+    forward.
+    """
     rope, k = rw.Rope(sample_spec(name)), x_of(1, H, 12, HEAD_DIM, dtype=torch.float64)
     full = rope.rotate(k, key=True)
     cached = rope.rotate(k[:, :, :8], key=True)
@@ -121,18 +162,31 @@ def test_item_31_magnitude_in_every_layout():
         x = x_of(dtype=torch.float64)
         y = rw.Rope(sample_spec("yarn", layout=layout))(x)
         size = 0.1 * torch.tensor(4.0, dtype=torch.float64).log() + 1
-        assert_close(y[..., 2:12].norm(dim=-1), x[..., 2:12].norm(dim=-1) * size, rtol=1e-12, atol=0)
+        assert_close(
+            y[..., 2:12].norm(dim=-1), x[..., 2:12].norm(dim=-1) * size, rtol=1e-12, atol=0
+        )
         assert torch.equal(y[..., 12:], x[..., 12:])
 
 
 def test_item_32_llama3_with_equal_bands():
-    spec = sample_spec(scaling=frequencies.Llama3(factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_length=64))
+    spec = sample_spec(
+        scaling=frequencies.Llama3(
+            factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_length=64
+        )
+    )
     x = x_of()
     found = rw.Rope(spec)(x)
     assert bool(found.isfinite().all())
     wavelengths = 2 * torch.pi * 10_000.0 ** (torch.arange(5, dtype=torch.float64) / 5)
     radians = 2 * torch.pi / wavelengths / torch.where(wavelengths > 32, 8.0, 1.0)
-    exactly(found, definition(x, spec.with_(scaling=frequencies.Given(radians=tuple(radians.tolist()))), torch.arange(S)))
+    exactly(
+        found,
+        definition(
+            x,
+            spec.with_(scaling=frequencies.Given(radians=tuple(radians.tolist()))),
+            torch.arange(S),
+        ),
+    )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -158,11 +212,15 @@ def test_item_36_every_pair_listens_to_its_own_axis(order, layout):
     for axis in range(3):
         positions = torch.zeros(3, 1, 1, dtype=torch.int64)
         positions[axis] = 5
-        moved = ~torch.isclose(rw.Rope(spec)(x, positions=positions), x, rtol=0, atol=1e-9)[0, 0, 0, 2:12]
+        moved = ~torch.isclose(rw.Rope(spec)(x, positions=positions), x, rtol=0, atol=1e-9)[
+            0, 0, 0, 2:12
+        ]
         pairs = moved.view(2, 5).T if layout == "half" else moved.view(5, 2)
         assert pairs.any(-1).tolist() == [a == axis for a in spec.axis_of_pair]
     # (3, S) is three rows, not three axes
-    assert_refused("positions", lambda: rw.Rope(spec)(x_of(), positions=torch.zeros(3, S, dtype=torch.int64)))
+    assert_refused(
+        "positions", lambda: rw.Rope(spec)(x_of(), positions=torch.zeros(3, S, dtype=torch.int64))
+    )
 
 
 @pytest.mark.parametrize("head_dim", [1, 3, 63, 0, -2])
@@ -172,7 +230,9 @@ def test_item_37_odd_head_dim_is_refused_when_built(head_dim):
 
 @pytest.mark.parametrize("name", rw.SCALINGS)
 def test_item_38_w18_left_padding_and_eviction(name):
-    """A padded row, counted by its own positions, turns as the row without padding; so does a cache after eviction."""
+    """A padded row, counted by its own positions, turns as the row without padding; so does a cache
+    after eviction.
+    """
     rope, x = rw.Rope(sample_spec(name)), x_of(1, H, S, HEAD_DIM)
     padded = torch.cat((x_of(1, H, 4, HEAD_DIM), x), 2)
     positions = torch.cat((torch.zeros(4, dtype=torch.int64), torch.arange(S)))
@@ -180,7 +240,9 @@ def test_item_38_w18_left_padding_and_eviction(name):
     # tokens 2 and 3 were thrown out; the new one is still token 6
     length = S if rope.spec.needs_length else None
     kept = torch.tensor([0, 1, 4, 5, 6])
-    assert torch.equal(rope(x[:, :, kept], positions=kept, length=length), rope(x, length=length)[:, :, kept])
+    assert torch.equal(
+        rope(x[:, :, kept], positions=kept, length=length), rope(x, length=length)[:, :, kept]
+    )
 
 
 def test_item_39_no_call_writes_to_the_module():

@@ -8,7 +8,15 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from door import assert_refused
-from helpers import DTYPES, HEAD_DIM, backend_or_skip, definition, sample_positions, sample_spec, ulps
+from helpers import (
+    DTYPES,
+    HEAD_DIM,
+    backend_or_skip,
+    definition,
+    sample_positions,
+    sample_spec,
+    ulps,
+)
 from ropewalk import frequencies, rotation
 
 B, H, S = 2, 3, 7
@@ -31,7 +39,13 @@ def test_shift_equals_rebuilt(name, axis, backend):
     before, after = (sample_positions(spec, B, S, high=60) for _ in range(2))
     length = 20 if spec.needs_length else None
     found = rotation.rerotate(
-        rebuilt(k, spec, before, length), spec, before, after, from_length=length, to_length=length, backend=run_by
+        rebuilt(k, spec, before, length),
+        spec,
+        before,
+        after,
+        from_length=length,
+        to_length=length,
+        backend=run_by,
     )
     assert_close(found, rebuilt(k, spec, after, length), rtol=0, atol=1e-11)
 
@@ -67,18 +81,27 @@ def test_change_of_spec_equals_rebuilt(change, backend):
 
 @every_backend
 def test_magnitude_stays_unless_asked_for(backend):
-    """Keys with YaRN's magnitude moved to another factor: the old size by default, the new one with match_magnitude."""
-    spec, to = sample_spec("yarn"), sample_spec("yarn").with_(scaling=frequencies.Yarn(factor=16.0, original_length=64))
+    """Keys with YaRN's magnitude moved to another factor: the old size by default, the new one with
+    match_magnitude.
+    """
+    spec, to = (
+        sample_spec("yarn"),
+        sample_spec("yarn").with_(scaling=frequencies.Yarn(factor=16.0, original_length=64)),
+    )
     old, new = (float(s.frequencies().magnitude) for s in (spec, to))
     assert abs(old - new) > 0.1
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
     run_by = backend_or_skip(backend, k, spec)
     before, after = (sample_positions(spec, B, S) for _ in range(2))
     rotated = rebuilt(k, spec, before)
-    matched = rotation.rerotate(rotated, spec, before, after, to=to, match_magnitude=True, backend=run_by)
+    matched = rotation.rerotate(
+        rotated, spec, before, after, to=to, match_magnitude=True, backend=run_by
+    )
     assert_close(matched, rebuilt(k, to, after), rtol=0, atol=1e-11)
     kept = rotation.rerotate(rotated, spec, before, after, to=to, backend=run_by)
-    assert_close(kept[..., 2:12], rebuilt(k, to, after)[..., 2:12] * (old / new), rtol=0, atol=1e-11)
+    assert_close(
+        kept[..., 2:12], rebuilt(k, to, after)[..., 2:12] * (old / new), rtol=0, atol=1e-11
+    )
     assert torch.equal(kept[..., :2], k[..., :2])
 
 
@@ -94,17 +117,30 @@ def test_magnitude_of_differing_slices():
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
 def test_keys_follow_a_grown_length(name):
-    """Keys cached under one length, moved to the frequencies of another: what decoding past the limit needs."""
+    """Keys cached under one length, moved to the frequencies of another: what decoding past the
+    limit needs.
+    """
     spec = sample_spec(name)
     k, positions = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64), torch.arange(S)
     found = rotation.rerotate(
-        rebuilt(k, spec, positions, 7), spec, positions, positions, from_length=7, to_length=30, match_magnitude=True
+        rebuilt(k, spec, positions, 7),
+        spec,
+        positions,
+        positions,
+        from_length=7,
+        to_length=30,
+        match_magnitude=True,
     )
     assert_close(found, rebuilt(k, spec, positions, 30), rtol=0, atol=1e-11)
     rows = rotation.rerotate(
-        rebuilt(k, spec, positions, 7), spec, positions, positions, from_length=7, to_length=torch.tensor([30, 90]),
+        rebuilt(k, spec, positions, 7),
+        spec,
+        positions,
+        positions,
+        from_length=7,
+        to_length=torch.tensor([30, 90]),
         match_magnitude=True,
-    )  # fmt: skip
+    )
     assert_close(rows[1:], rebuilt(k, spec, positions, 90)[1:], rtol=0, atol=1e-11)
 
 
@@ -112,7 +148,9 @@ def test_keys_follow_a_grown_length(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("change", ["base", "fewer dims"])
 def test_rounded_once(dtype, change, backend):
-    """bf16 keys moved by millions are within 2 ulp of rebuilt ones: one rounding for the cache, one for the move."""
+    """bf16 keys moved by millions are within 2 ulp of rebuilt ones: one rounding for the cache, one
+    for the move.
+    """
     spec = sample_spec()
     to = spec.with_(**CHANGES[change])
     k = torch.randn(B, H, S, HEAD_DIM).to(dtype)
@@ -147,9 +185,16 @@ def test_in_place_and_gradients():
         move = lambda y, target=target: rotation.rerotate(y, spec, before[:2], after[:2], to=target)
         assert torch.autograd.gradcheck(move, x, atol=1e-9)
         assert_refused(
-            "inplace", lambda target=target: rotation.rerotate(
-                torch.randn(1, 1, S, HEAD_DIM).expand(1, H, -1, -1), spec, before, after, to=target, inplace=True)
-        )  # fmt: skip
+            "inplace",
+            lambda target=target: rotation.rerotate(
+                torch.randn(1, 1, S, HEAD_DIM).expand(1, H, -1, -1),
+                spec,
+                before,
+                after,
+                to=target,
+                inplace=True,
+            ),
+        )
 
 
 @pytest.mark.parametrize("change", ["layout", "layout out"])
@@ -162,7 +207,10 @@ def test_another_layout_needs_the_same_dimensions(change):
 
 
 def test_by_the_module():
-    rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0, layout_out="interleaved"))
+    rope, other = (
+        rw.Rope(sample_spec()),
+        rw.Rope(sample_spec(theta=500.0, layout_out="interleaved")),
+    )
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
     before, after = torch.arange(S), torch.arange(S) + 100
     found = rope.rerotate(rope.rotate(k, before, key=True), before, after, to=other)

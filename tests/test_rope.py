@@ -87,7 +87,9 @@ def test_built_on_meta():
     assert layer.linear.weight.is_meta
     layer.to_empty(device="cpu")
     x = x_of()
-    assert_close(layer.rope(x), definition(x, layer.rope.spec, torch.arange(S)).float(), rtol=0, atol=2e-6)
+    assert_close(
+        layer.rope(x), definition(x, layer.rope.spec, torch.arange(S)).float(), rtol=0, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -139,9 +141,13 @@ def test_tables_equal_the_definition(name, axis):
     for dtype, tolerance in ((torch.float32, 2e-7), (torch.float64, 1e-12), (torch.bfloat16, 2e-2)):
         for key in (False, True):
             z = factors(rope.spec, positions, length, key)
-            for table, exact in zip(rope.cos_sin(positions, dtype, length, key=key), (z.real, z.imag), strict=True):
+            for table, exact in zip(
+                rope.cos_sin(positions, dtype, length, key=key), (z.real, z.imag), strict=True
+            ):
                 assert table.dtype == dtype
-                assert_close(table.double(), torch.from_numpy(exact), rtol=tolerance, atol=tolerance)
+                assert_close(
+                    table.double(), torch.from_numpy(exact), rtol=tolerance, atol=tolerance
+                )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -156,7 +162,12 @@ def test_tables_as_transformers_has_them(layout):
         assert_close(table.double(), twice, rtol=0, atol=1e-6)
     q = torch.randn(1, H, S, 10)
     found, _ = rw.apply_rotary_pos_emb(q, q, cos, sin, layout=layout)
-    assert_close(found, rw.Rope(rw.RopeSpec(10, scaling=rope.spec.scaling, layout=layout))(q), rtol=0, atol=1e-6)
+    assert_close(
+        found,
+        rw.Rope(rw.RopeSpec(10, scaling=rope.spec.scaling, layout=layout))(q),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("legacy", LEGACY_STATE)
@@ -192,7 +203,12 @@ def test_learned_frequencies_turn_by_their_exponent():
     assert_close(rope.unrotate(rope.rotate(q, key=True), key=True), q)
     kept = q.clone()
     for heads in (slice(None), 0):  # [B, H, S, D] and [B, S, D], counted from 0
-        assert_close(rope.rotate(q[:, heads]), definition(kept, fixed, torch.arange(S))[:, heads], rtol=0, atol=1e-12)
+        assert_close(
+            rope.rotate(q[:, heads]),
+            definition(kept, fixed, torch.arange(S))[:, heads],
+            rtol=0,
+            atol=1e-12,
+        )
     own = q.clone().requires_grad_(False)
     with torch.no_grad():
         assert rope(own, inplace=True) is own
@@ -203,9 +219,14 @@ def test_learned_frequencies_turn_by_their_exponent():
 @pytest.mark.parametrize("axis", ["one", "chunked"])
 def test_gradient_of_learned_frequencies(start, axis):
     """Equal to finite differences of the definition."""
-    spec = sample_spec("learnable", axis, scaling=frequencies.Learnable(start=sample_spec(start).scaling))
+    spec = sample_spec(
+        "learnable", axis, scaling=frequencies.Learnable(start=sample_spec(start).scaling)
+    )
     rope = rw.Rope(spec).double()
-    x, positions = torch.randn(1, 1, 3, spec.head_dim, dtype=torch.float64), sample_positions(spec, 1, 3, high=20)
+    x, positions = (
+        torch.randn(1, 1, 3, spec.head_dim, dtype=torch.float64),
+        sample_positions(spec, 1, 3, high=20),
+    )
     weights = torch.randn(1, 1, 3, spec.head_dim, dtype=torch.float64)
     (rope(x, positions=positions) * weights).sum().backward()
     for pair in range(spec.pairs):
@@ -226,20 +247,33 @@ def test_gradient_of_learned_frequencies(start, axis):
 @pytest.mark.parametrize("axis", ["one", "chunked"])
 def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
     """Before training they turn, turn back and write tables as the scaling they start from."""
-    plain = sample_spec(start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half")
-    rope = rw.Rope(plain.with_(scaling=frequencies.Learnable(start=plain.scaling))).requires_grad_(False)
-    x, positions = torch.randn(B, H, S, plain.head_dim, dtype=torch.float64), sample_positions(plain, B, S, high=50)
+    plain = sample_spec(
+        start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half"
+    )
+    rope = rw.Rope(plain.with_(scaling=frequencies.Learnable(start=plain.scaling))).requires_grad_(
+        False
+    )
+    x, positions = (
+        torch.randn(B, H, S, plain.head_dim, dtype=torch.float64),
+        sample_positions(plain, B, S, high=50),
+    )
     rotated = definition(x, plain, positions, key=key)
     assert_close(rope.rotate(x, positions, key=key), rotated, rtol=0, atol=1e-12)
     assert_close(rope.unrotate(rotated, positions, key=key), x, rtol=0, atol=1e-12)
     z = factors(plain, positions, key=key)
-    for table, exact in zip(rope.cos_sin(positions, torch.float64, key=key), (z.real, z.imag), strict=True):
+    for table, exact in zip(
+        rope.cos_sin(positions, torch.float64, key=key), (z.real, z.imag), strict=True
+    ):
         assert_close(table, torch.from_numpy(exact), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("axis_map", [None, axes.MixedAxes(num_heads=H, pairs=4)], ids=["learnable", "mixed"])
+@pytest.mark.parametrize(
+    "axis_map", [None, axes.MixedAxes(num_heads=H, pairs=4)], ids=["learnable", "mixed"]
+)
 def test_learned_frequencies_are_made_again_after_to_empty(axis_map):
-    spec = rw.RopeSpec(8, axes=axis_map, scaling=frequencies.Default() if axis_map else frequencies.Learnable())
+    spec = rw.RopeSpec(
+        8, axes=axis_map, scaling=frequencies.Default() if axis_map else frequencies.Learnable()
+    )
     rope = rw.Rope(spec)
     with torch.device("meta"):
         other = rw.Rope(spec)
@@ -247,7 +281,9 @@ def test_learned_frequencies_are_made_again_after_to_empty(axis_map):
     for parameter in other.parameters():
         parameter.data.fill_(float("nan"))
     other.reset_parameters()
-    for (name, found), (_, expected) in zip(other.named_parameters(), rope.named_parameters(), strict=True):
+    for (name, found), (_, expected) in zip(
+        other.named_parameters(), rope.named_parameters(), strict=True
+    ):
         assert torch.equal(found, expected), name
 
 
@@ -268,7 +304,9 @@ def test_real_coordinates():
     x = torch.randn(B, H, S, 10, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
         points = (2 * torch.rand(2, B, S) - 1).to(dtype)
-        assert_close(rope(x, positions=points), definition(x, rope.spec, points), rtol=0, atol=1e-12)
+        assert_close(
+            rope(x, positions=points), definition(x, rope.spec, points), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("call", ["rotate", "unrotate"])
@@ -284,7 +322,8 @@ def test_every_way_in_uses_the_backend_of_the_module(call):
 
 def test_learnable_xpos_starts_as_xpos_for_queries_and_keys():
     plain, trained = (
-        rw.Rope(rw.RopeSpec(10, scaling=s)) for s in (rw.frequencies.XPos(), rw.frequencies.Learnable(rw.frequencies.XPos()))
+        rw.Rope(rw.RopeSpec(10, scaling=s))
+        for s in (rw.frequencies.XPos(), rw.frequencies.Learnable(rw.frequencies.XPos()))
     )
     q, k = torch.randn(1, 2, 7, 10), torch.randn(1, 1, 7, 10)
     for ours, expected in zip(trained(q, k, offset=300), plain(q, k, offset=300), strict=True):

@@ -1,4 +1,6 @@
-"""Rotation by learned frequencies and by tables that need gradients: in place, and by the backend of the module."""
+"""Rotation by learned frequencies and by tables that need gradients: in place, and by the backend
+of the module.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 def test_learned_frequencies_have_gradients_in_place(name):
-    rope, positions = rw.Rope(SPECS[name]), torch.rand(2, 1, 3) if name == "mixed" else torch.arange(3)
+    rope, positions = (
+        rw.Rope(SPECS[name]),
+        torch.rand(2, 1, 3) if name == "mixed" else torch.arange(3),
+    )
     x = torch.randn(1, 2, 3, 8, requires_grad=True)
 
     def gradients(inplace):
@@ -38,8 +43,13 @@ def test_a_tensor_without_gradient_is_rotated_in_place_by_learned_frequencies():
 
 
 def test_tables_have_gradients_in_place():
-    angles, x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True), torch.randn(1, 1, 3, 8, dtype=torch.float64)
-    function = lambda angles, inplace: rotation.rotate_by(x.clone(), angles.cos(), angles.sin(), layout="half", inplace=inplace)
+    angles, x = (
+        torch.randn(3, 4, dtype=torch.float64, requires_grad=True),
+        torch.randn(1, 1, 3, 8, dtype=torch.float64),
+    )
+    function = lambda angles, inplace: rotation.rotate_by(
+        x.clone(), angles.cos(), angles.sin(), layout="half", inplace=inplace
+    )
     assert torch.autograd.gradcheck(lambda angles: function(angles, True), angles)
     assert_close(function(angles, True), function(angles, False))
 

@@ -1,4 +1,6 @@
-"""Where the tokens are, how x lies in memory, and in place or not: none of it changes a bit of the result."""
+"""Where the tokens are, how x lies in memory, and in place or not: none of it changes a bit of the
+result.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from door import assert_refused
-from helpers import AXES, DTYPES, HEAD_DIM, backend_or_skip, definition, rotate_qk, sample_positions, sample_spec
+from helpers import (
+    AXES,
+    DTYPES,
+    HEAD_DIM,
+    backend_or_skip,
+    definition,
+    rotate_qk,
+    sample_positions,
+    sample_spec,
+)
 from ropewalk import rotation
 from ropewalk.kernels import request as turn
 
@@ -45,7 +56,13 @@ def test_tokens_may_be_on_any_axis(order, rows, layout, backend):
 
 @every_backend
 @pytest.mark.parametrize(
-    ("shape", "seq_dim"), [((S, HEAD_DIM), -2), ((B, S, HEAD_DIM), -2), ((S, H, HEAD_DIM), -3), ((B, 2, H, S, HEAD_DIM), -2)]
+    ("shape", "seq_dim"),
+    [
+        ((S, HEAD_DIM), -2),
+        ((B, S, HEAD_DIM), -2),
+        ((S, H, HEAD_DIM), -3),
+        ((B, 2, H, S, HEAD_DIM), -2),
+    ],
 )
 def test_fewer_and_more_axes(shape, seq_dim, backend):
     """[S, D], [B, S, D], packed [T, H, D], five axes: every token turns by its own position."""
@@ -55,15 +72,22 @@ def test_fewer_and_more_axes(shape, seq_dim, backend):
     tokens_last = x.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM)
     found = rotation.rotate(x, spec, offset=5, seq_dim=seq_dim, backend=run_by)
     expected = definition(tokens_last, spec, torch.arange(S) + 5).float()
-    assert_close(found.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM), expected, rtol=0, atol=2e-6)
+    assert_close(
+        found.movedim(seq_dim, -2).reshape(-1, 1, S, HEAD_DIM), expected, rtol=0, atol=2e-6
+    )
 
 
 def test_packed_tokens_have_heads_and_no_rows():
     spec, x = sample_spec(), torch.randn(S, H, HEAD_DIM)
-    assert_refused("positions", lambda: rotation.rotate(x, spec, torch.zeros(H, S, dtype=torch.int64), seq_dim=-3))
+    assert_refused(
+        "positions",
+        lambda: rotation.rotate(x, spec, torch.zeros(H, S, dtype=torch.int64), seq_dim=-3),
+    )
     angle = torch.randn(1, H, S, HEAD_DIM // 2)  # one table a head
     rotated = rotation.rotate_by(x, angle.cos(), angle.sin(), layout="half", seq_dim=-3)
-    z = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)[0].transpose(0, 1)
+    z = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)[0].transpose(
+        0, 1
+    )
     assert_close(rotated, torch.cat((z.real, z.imag), -1))
 
 
@@ -72,7 +96,9 @@ def test_five_axes_take_rows_from_the_first():
     positions = torch.randint(0, 100, (B, S))
     found = rotation.rotate(x, spec, positions)
     for row in range(B):
-        assert_close(found[row], definition(x[row], spec, positions[row]).float(), rtol=0, atol=2e-6)
+        assert_close(
+            found[row], definition(x[row], spec, positions[row]).float(), rtol=0, atol=2e-6
+        )
 
 
 @every_backend
@@ -156,7 +182,11 @@ def test_in_place_on_slices_of_a_fused_projection():
     assert torch.equal(v, before.view(B, S, H + 2, HEAD_DIM)[:, :, H + 1 :])
 
 
-@pytest.mark.parametrize("about", [{"name": "xpos"}, {"name": "yarn", "magnitude_on": "q"}], ids=["xpos", "magnitude on q"])
+@pytest.mark.parametrize(
+    "about",
+    [{"name": "xpos"}, {"name": "yarn", "magnitude_on": "q"}],
+    ids=["xpos", "magnitude on q"],
+)
 def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
     spec, positions = sample_spec(**about), torch.randint(0, 60, (B, S))
     q, k = (x.requires_grad_() for x in torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64))
@@ -181,7 +211,9 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
         "stepped dims": full[:, :, :S, ::2],
         "a slice": full[:, 1:, 3 : 3 + S, 2 : 2 + HEAD_DIM],
         "transposed": torch.randn(B, HEAD_DIM, H, S).permute(0, 2, 3, 1),
-        "channels last": torch.randn(B, H, S, HEAD_DIM).contiguous(memory_format=torch.channels_last),
+        "channels last": torch.randn(B, H, S, HEAD_DIM).contiguous(
+            memory_format=torch.channels_last
+        ),
         "tokens before heads": torch.randn(B, S, H, HEAD_DIM).transpose(1, 2),
         "expanded": torch.randn(B, 1, S, HEAD_DIM).expand(B, H, S, HEAD_DIM),
         # torch.empty_like of this puts the heads innermost
@@ -203,13 +235,17 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_layouts
 def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
-    """25 views here, 200 over dtypes and layouts, 1,000 of each with --full; whichever kernel a view gets."""
+    """25 views here, 200 over dtypes and layouts, 1,000 of each with --full; whichever kernel a
+    view gets.
+    """
     dice = random.Random(7)
     memory = torch.randn(6000).to(dtype)
     spec = sample_spec(layout=layout)
     for _ in range(1000 if full else 25):
         sizes = [dice.randint(0, 3), dice.randint(1, 3), dice.randint(1, 5), HEAD_DIM]
-        strides = [dice.randint(0, 200) for _ in range(3)] + [1 if backend == "cpu" else dice.randint(1, 4)]
+        strides = [dice.randint(0, 200) for _ in range(3)] + [
+            1 if backend == "cpu" else dice.randint(1, 4)
+        ]
         view = memory.as_strided(sizes, strides, dice.randint(0, 100))
         run_by = backend and backend_or_skip(backend, view, spec)
         positions = torch.randint(-(2**40), 2**40, (sizes[0], sizes[2]))
@@ -220,12 +256,18 @@ def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
 
 @every_backend
 @pytest.mark.parametrize("shape", [(0, H, S, HEAD_DIM), (B, 0, S, HEAD_DIM), (B, H, 0, HEAD_DIM)])
-@pytest.mark.parametrize("name", ["default", "dynamic", "longrope", "dynamic_yarn", "learnable", "xpos"])
+@pytest.mark.parametrize(
+    "name", ["default", "dynamic", "longrope", "dynamic_yarn", "learnable", "xpos"]
+)
 def test_empty_tensors_pass(shape, name, backend):
     spec = sample_spec(name)
     x = torch.randn(shape, requires_grad=True)
     rope = rw.Rope(spec, backend=backend_or_skip(backend, x, spec))
-    for where in ({}, {"positions": torch.zeros(shape[0], shape[2], dtype=torch.int64)}, {"offset": 5}):
+    for where in (
+        {},
+        {"positions": torch.zeros(shape[0], shape[2], dtype=torch.int64)},
+        {"offset": 5},
+    ):
         q, k = rope(x, x, **where)
         assert q.shape == k.shape == x.shape
         q.sum().backward()
@@ -239,7 +281,9 @@ def test_strides_beyond_32_bits(backend):
     spec = sample_spec()
     apart = 2**31 + 8
     try:
-        memory = torch.empty(apart + 200, dtype=torch.float16)  # pages are only taken where they are written
+        memory = torch.empty(
+            apart + 200, dtype=torch.float16
+        )  # pages are only taken where they are written
     except RuntimeError:
         pytest.skip("4.3 GB of address space are not to be had")
     x = memory.as_strided((2, 1, S, HEAD_DIM), (apart, 1, HEAD_DIM, 1))
@@ -266,7 +310,12 @@ def test_not_a_number_stays_in_its_pair():
 @pytest.mark.parametrize("name", ["eager", "reference"])
 def test_backend_by_name(name):
     x, spec = torch.randn(1, 1, S, HEAD_DIM), sample_spec()
-    assert_close(rotation.rotate(x, spec, backend=name), definition(x, spec, torch.arange(S)).float(), rtol=0, atol=2e-6)
+    assert_close(
+        rotation.rotate(x, spec, backend=name),
+        definition(x, spec, torch.arange(S)).float(),
+        rtol=0,
+        atol=2e-6,
+    )
     with pytest.raises(rw.RopeError, match=r"must be one of .*eager") as caught:
         rotation.rotate(x, spec, backend="abacus")
     assert caught.value.field == "backend"
@@ -275,11 +324,16 @@ def test_backend_by_name(name):
 def test_rotate_qk_finds_the_tokens_without_being_told():
     q, k, spec = torch.randn(2, 7, 10), torch.randn(2, 7, 10), rw.RopeSpec(10)
     for found, x in zip(rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
-        torch.testing.assert_close(found, definition(x[:, None], spec, torch.arange(3, 10).expand(2, 7))[:, 0].float())
+        torch.testing.assert_close(
+            found, definition(x[:, None], spec, torch.arange(3, 10).expand(2, 7))[:, 0].float()
+        )
 
 
 def test_rotate_half_is_a_quarter_turn_of_every_pair():
-    assert rw.rotate_half(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])).tolist() == [[-3, -4, 1, 2], [-7, -8, 5, 6]]
+    assert rw.rotate_half(torch.tensor([[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]])).tolist() == [
+        [-3, -4, 1, 2],
+        [-7, -8, 5, 6],
+    ]
 
 
 def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
@@ -289,7 +343,9 @@ def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
     monkeypatch.setattr(turn, "cos_sin", lambda *_, **__: pytest.fail("rows were made again"))
     for offset in (0, 3):
         expected = definition(x, spec, torch.arange(S) + offset).float()
-        assert_close(rotation.rotate(x, spec, offset=offset, backend="eager"), expected, rtol=0, atol=2e-6)
+        assert_close(
+            rotation.rotate(x, spec, offset=offset, backend="eager"), expected, rtol=0, atol=2e-6
+        )
 
 
 @pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, but nobody asks"])
@@ -309,21 +365,35 @@ def test_tables_are_turned_by_the_kernel_unless_they_are_trained(trained):
                 rotation.rotate_by(x, cos, sin, layout="half", backend="triton")
 
 
-@pytest.mark.parametrize(("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")])
+@pytest.mark.parametrize(
+    ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
+)
 def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layout_out):
-    """The pairs of the gradient, read as the result has them, times the conjugate, written as x has them."""
+    """The pairs of the gradient, read as the result has them, times the conjugate, written as x has
+    them.
+    """
     x, weights = torch.randn(2, B, H, S, 10, dtype=torch.float64)
     angle, size = torch.randn(S, 5, dtype=torch.float64), 1.7
     x.requires_grad_()
-    rotated = rotation.rotate_by(x, size * angle.cos(), size * angle.sin(), layout=layout, layout_out=layout_out)
+    rotated = rotation.rotate_by(
+        x, size * angle.cos(), size * angle.sin(), layout=layout, layout_out=layout_out
+    )
     (rotated * weights).sum().backward()
-    read = {"half": lambda y: y.unflatten(-1, (2, 5)).mT, "interleaved": lambda y: y.unflatten(-1, (5, 2))}
-    z = torch.view_as_complex(read[layout_out](weights).contiguous()) * torch.polar(torch.full_like(angle, size), -angle)
+    read = {
+        "half": lambda y: y.unflatten(-1, (2, 5)).mT,
+        "interleaved": lambda y: y.unflatten(-1, (5, 2)),
+    }
+    z = torch.view_as_complex(read[layout_out](weights).contiguous()) * torch.polar(
+        torch.full_like(angle, size), -angle
+    )
     assert_close(read[layout](x.grad), torch.view_as_real(z))
 
 
 @pytest.mark.parametrize("start", [-1, 5, 1.0, True])
 def test_a_table_turn_starts_within_the_head(start):
     x, table = torch.randn(B, H, S, 14), torch.ones(S, 5)
-    assert_refused("x" if start == 5 else "start", lambda: rotation.rotate_by(x, table, table, layout="half", start=start))
+    assert_refused(
+        "x" if start == 5 else "start",
+        lambda: rotation.rotate_by(x, table, table, layout="half", start=start),
+    )
     assert_close(rotation.rotate_by(x, table, 0 * table, layout="half", start=4), x)

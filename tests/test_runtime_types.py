@@ -10,7 +10,9 @@ jaxtyping = pytest.importorskip("jaxtyping")
 pytest.importorskip("beartype", reason="the shapes of signatures are checked by beartype")
 
 
-@pytest.mark.parametrize("x", ["text", torch.zeros(1, 1, 2, 4, dtype=torch.int64)], ids=["text", "integers"])
+@pytest.mark.parametrize(
+    "x", ["text", torch.zeros(1, 1, 2, 4, dtype=torch.int64)], ids=["text", "integers"]
+)
 def test_a_wrong_type_or_dtype_is_noticed_in_tests_alone(x):
     rope = rw.Rope(rw.RopeSpec(4))
     with pytest.raises(jaxtyping.TypeCheckError):

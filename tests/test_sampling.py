@@ -1,4 +1,6 @@
-"""The short form of a grid of cases has every value of every parameter; the long form is the whole grid."""
+"""The short form of a grid of cases has every value of every parameter; the long form is the whole
+grid.
+"""
 
 from itertools import product
 
@@ -53,7 +55,9 @@ def test_the_option_and_an_id_run_what_is_left_out(pytester, options, grid, each
     pytester.makepyfile(test_grids=TESTS)
     result = pytester.runpytest("-p", "sampling", "-p", "no:cacheprovider", "-v", *options)
     names = ("test_grid[", "test_each[", "test_third[")
-    ran = [sum(line.startswith(f"test_grids.py::{name}") for line in result.outlines) for name in names]
+    ran = [
+        sum(line.startswith(f"test_grids.py::{name}") for line in result.outlines) for name in names
+    ]
     assert ran == [grid, each, third]
     assert result.parseoutcomes().get("deselected", 0) == (0 if options else 11)
     assert result.ret == 0

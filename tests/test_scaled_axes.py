@@ -13,7 +13,9 @@ from ropewalk.frequencies import Default, Dynamic, Given, Learnable, Ntk, Riflex
 
 
 def test_riflex_of_hunyuan_video():
-    """theta 256, 16 dims of time, videos repeat after 48 latent frames: the fourth pair, of wavelength 50."""
+    """theta 256, 16 dims of time, videos repeat after 48 latent frames: the fourth pair, of
+    wavelength 50.
+    """
     scaling, plain = Riflex(frames=66, repeat=48), Default().frequencies(16, 256.0).radians
     assert scaling.pair(16, 256.0) == 3
     assert round(2 * math.pi / plain[3].item()) == 50
@@ -25,12 +27,15 @@ def test_riflex_of_hunyuan_video():
 
 
 @pytest.mark.parametrize("scaled", [(0,), (1, 2), (0, 2), ()])
-@pytest.mark.parametrize("scaling", [Riflex(30, 20), Ntk(3.0), Yarn(factor=4.0, original_length=16)])
+@pytest.mark.parametrize(
+    "scaling", [Riflex(30, 20), Ntk(3.0), Yarn(factor=4.0, original_length=16)]
+)
 def test_only_the_named_axes_are_scaled(scaled, scaling):
     sections = (3, 2, 4)
     spec = rw.RopeSpec(18, theta=256.0, axes=axes.axial(*sections, scaled=scaled), scaling=scaling)
     expected = [
-        (scaling if axis in scaled else Default()).frequencies(2 * count, 256.0).radians for axis, count in enumerate(sections)
+        (scaling if axis in scaled else Default()).frequencies(2 * count, 256.0).radians
+        for axis, count in enumerate(sections)
     ]
     found = spec.frequencies()
     assert_close(found.radians.sum(-1), torch.cat(expected))
@@ -43,7 +48,9 @@ def test_only_the_named_axes_are_scaled(scaled, scaling):
 
 
 def test_axes_without_the_scaling_keep_their_digits():
-    spec = rw.RopeSpec(32, axes=axes.axial(8, 8, scaled=[0]), scaling=Given(tuple(0.1 * i for i in range(8))))
+    spec = rw.RopeSpec(
+        32, axes=axes.axial(8, 8, scaled=[0]), scaling=Given(tuple(0.1 * i for i in range(8)))
+    )
     exact = spec.exact_ladder_frequencies().low
     assert torch.equal(exact[:8], torch.zeros(8, dtype=torch.float64))
     assert torch.equal(exact[8:], Default().exact_frequencies(16, 10_000.0).low)
@@ -69,10 +76,17 @@ def test_eva_rotates_by_stretched_coordinates():
     found = rw.Rope(spec)(x, positions=at)
     for token in range(12):
         row, column = divmod(token, 3)
-        for pair, angle in enumerate(c * 10_000 ** (-4 * i / 8) for c in (row / 4 * 16, column / 3 * 16) for i in (0, 1)):
+        for pair, angle in enumerate(
+            c * 10_000 ** (-4 * i / 8) for c in (row / 4 * 16, column / 3 * 16) for i in (0, 1)
+        ):
             a, b = x[0, 0, token, 2 * pair : 2 * pair + 2].tolist()
-            expected = [a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle)]
-            assert found[0, 0, token, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(expected, abs=1e-12)
+            expected = [
+                a * math.cos(angle) - b * math.sin(angle),
+                a * math.sin(angle) + b * math.cos(angle),
+            ]
+            assert found[0, 0, token, 2 * pair : 2 * pair + 2].tolist() == pytest.approx(
+                expected, abs=1e-12
+            )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +95,10 @@ def test_eva_rotates_by_stretched_coordinates():
         (lambda: axes.AxisMap((0, 1), 2, scaled=(0,)), "scaled"),
         (lambda: axes.axial(2, 2, scaled=[2]), "scaled"),
         (lambda: axes.axial(2, 2, scaled=[0.0]), "scaled"),
-        (lambda: rw.RopeSpec(8, axes=axes.axial(2, 2, scaled=[0]), scaling=Dynamic(factor=2.0)), "scaling"),
+        (
+            lambda: rw.RopeSpec(8, axes=axes.axial(2, 2, scaled=[0]), scaling=Dynamic(factor=2.0)),
+            "scaling",
+        ),
         (lambda: rw.RopeSpec(8, axes=axes.axial(2, 2, scaled=[0]), scaling=XPos()), "scaling"),
         (lambda: rw.RopeSpec(8, axes=axes.axial(2, 2, scaled=[0]), scaling=Learnable()), "scaling"),
     ],

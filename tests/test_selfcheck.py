@@ -1,4 +1,6 @@
-"""The self-check's oracle agrees with mpmath, its bounds hold here, and a broken kernel is caught by them."""
+"""The self-check's oracle agrees with mpmath, its bounds hold here, and a broken kernel is caught
+by them.
+"""
 
 from decimal import Decimal
 
@@ -25,8 +27,16 @@ def test_true_angles_are_those_of_mpmath(position):
     radians = [0.865964323360065, 1e-4, 1.0]
     angles = selfcheck.true_angles([Decimal(r) for r in radians], [position])
     with mpmath.workdps(60):
-        expected = [(float(mpmath.cos(position * mpmath.mpf(r))), float(mpmath.sin(position * mpmath.mpf(r)))) for r in radians]
-    np.testing.assert_allclose(np.stack([np.cos(angles[0]), np.sin(angles[0])], -1), expected, rtol=0, atol=3e-15)
+        expected = [
+            (
+                float(mpmath.cos(position * mpmath.mpf(r))),
+                float(mpmath.sin(position * mpmath.mpf(r))),
+            )
+            for r in radians
+        ]
+    np.testing.assert_allclose(
+        np.stack([np.cos(angles[0]), np.sin(angles[0])], -1), expected, rtol=0, atol=3e-15
+    )
 
 
 @pytest.mark.parametrize("policy", PRECISIONS)
@@ -38,11 +48,17 @@ def test_every_policy_keeps_its_bound(policy, position):
 
 def test_precision_bounds_tell_the_policies_apart():
     errors = {policy: selfcheck.precision(policy, 131_072, width=16) for policy in PRECISIONS}
-    assert errors["exact"].error < 1e-7 < 1e-3 < errors["hf_frequencies"].error <= errors["hf"].error
+    assert (
+        errors["exact"].error < 1e-7 < 1e-3 < errors["hf_frequencies"].error <= errors["hf"].error
+    )
     for policy in ("hf_frequencies", "hf"):
-        as_exact = selfcheck.Precision("exact", 131_072, errors[policy].error, errors[policy].own_error)
+        as_exact = selfcheck.Precision(
+            "exact", 131_072, errors[policy].error, errors[policy].own_error
+        )
         assert not as_exact.ok
-    assert not selfcheck.Precision("hf_frequencies", 131_072, errors["hf_frequencies"].error, errors["hf"].own_error).ok
+    assert not selfcheck.Precision(
+        "hf_frequencies", 131_072, errors["hf_frequencies"].error, errors["hf"].own_error
+    ).ok
 
 
 def test_laws_hold_here():
@@ -50,9 +66,13 @@ def test_laws_hold_here():
 
 
 def test_words_in_another_order_differ_only_with_positions():
-    """M1, against attention written out in NumPy: without positions every word's output stays, with RoPE it does not."""
+    """M1, against attention written out in NumPy: without positions every word's output stays, with
+    RoPE it does not.
+    """
     assert selfcheck.order_difference(None) < 1e-14
-    words = torch.randn(3, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).numpy()
+    words = torch.randn(
+        3, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    ).numpy()
     angles = np.outer(np.arange(3), 10_000.0 ** (-np.arange(64) / 64))
 
     def attended(x):
@@ -76,7 +96,9 @@ def test_a_law_beyond_its_bound_fails_the_report():
 @pytest.mark.parametrize("name", BACKENDS)
 def test_every_backend_is_within_its_bound_or_says_why_not(name, dtype):
     row = selfcheck.backend_speed(name, dtype, tokens=5, seconds=0)
-    assert row.reason or (row.ok and row.bound is not None and row.milliseconds is not None and row.milliseconds > 0), row
+    assert row.reason or (
+        row.ok and row.bound is not None and row.milliseconds is not None and row.milliseconds > 0
+    ), row
 
 
 def broken(change):
@@ -89,12 +111,20 @@ def broken(change):
 
 
 MISTAKES = {
-    "rotates backwards": lambda request: Request(request.spec, request.seq_dim, request.positions, sign=-1),
-    "pairs of the other layout": lambda request: Request(
-        request.spec.with_(layout=other(request.spec.layout), layout_out=None), -2, request.positions
+    "rotates backwards": lambda request: Request(
+        request.spec, request.seq_dim, request.positions, sign=-1
     ),
-    "one position late": lambda request: Request(request.spec, request.seq_dim, request.positions + 1),
-    "float32 angles": lambda request: Request(request.spec.with_(precision="hf"), request.seq_dim, request.positions),
+    "pairs of the other layout": lambda request: Request(
+        request.spec.with_(layout=other(request.spec.layout), layout_out=None),
+        -2,
+        request.positions,
+    ),
+    "one position late": lambda request: Request(
+        request.spec, request.seq_dim, request.positions + 1
+    ),
+    "float32 angles": lambda request: Request(
+        request.spec.with_(precision="hf"), request.seq_dim, request.positions
+    ),
     "a magnitude of its own": lambda request: Request(
         RopeSpec(128, scaling=stretched(), layout=request.spec.layout), -2, request.positions
     ),
@@ -126,7 +156,9 @@ def test_plain_torch_rotate_half_is_right_near_zero_and_lost_far_away():
     rotated = selfcheck._hf_style(x, positions)
     angles = positions[:, None].double() * 10_000.0 ** (-torch.arange(64).double() / 64)
     a, b = x.double().chunk(2, dim=-1)
-    expected = torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)
+    expected = torch.cat(
+        [a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1
+    )
     torch.testing.assert_close(rotated.double(), expected, rtol=0, atol=2e-6)
     assert selfcheck.hf_style_speed("float32", tokens=3, seconds=0).error > 0.1
 
@@ -134,7 +166,11 @@ def test_plain_torch_rotate_half_is_right_near_zero_and_lost_far_away():
 def test_steps_cover_every_policy_law_dtype_and_backend():
     names = [name for name, _ in selfcheck.steps(tokens=3)]
     wanted = [f"precision {p}" for p in PRECISIONS] + ["laws"]
-    wanted += [f"{name} {dtype}" for dtype in selfcheck.DTYPES for name in ("copy", "rotate_half", *BACKENDS)]
+    wanted += [
+        f"{name} {dtype}"
+        for dtype in selfcheck.DTYPES
+        for name in ("copy", "rotate_half", *BACKENDS)
+    ]
     assert sorted(names) == sorted(wanted)
 
 

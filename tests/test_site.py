@@ -1,4 +1,6 @@
-"""The site: it builds without a warning, and every public name, registry, page, picture and measured table is on it."""
+"""The site: it builds without a warning, and every public name, registry, page, picture and
+measured table is on it.
+"""
 
 import ast
 import functools
@@ -24,9 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 #: without the pages that the site makes from docstrings
 PAGES = sorted(file for file in DOCS.rglob("*.md") if file.parent.name != "reference")
-missing = [name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None]
-needs_sphinx = pytest.mark.skipif(bool(missing), reason=f"the site needs {', '.join(missing)}: pip install 'ropewalk[docs]'")
-#: a speed as people claim it: "2.5x", "3 times faster", "12 us", "97 % of a copy", "快 3 倍"; a size, "7 x 5", is none
+missing = [
+    name for name in ("sphinx", "myst_parser", "furo") if importlib.util.find_spec(name) is None
+]
+needs_sphinx = pytest.mark.skipif(
+    bool(missing), reason=f"the site needs {', '.join(missing)}: pip install 'ropewalk[docs]'"
+)
+#: a speed as people claim it: "2.5x", "3 times faster", "12 us", "97 % of a copy", "快 3 倍"; a size,
+#: "7 x 5", is none
 SPEED = re.compile(
     r"\d\s*(?:x(?! ?\d|\w)|[%倍]|(?:us|µs|ms|微秒|毫秒)(?![a-z])|(?:GB|tokens)/s"
     r"|(?:times|per cent) (?:faster|slower|quicker|as fast|of (?:a|the) (?:flat )?copy))"
@@ -35,11 +42,14 @@ SPEED = re.compile(
 SOURCE = re.compile(r"results/|benchmarks\.md|`(?:ropewalk|python|make) [\w-]")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: a table that docs/tables.py wrote
-MADE = re.compile(r"^<!-- (?P<name>[\w-]+): start -->$.*?^<!-- (?P=name): end -->$", re.MULTILINE | re.DOTALL)
+MADE = re.compile(
+    r"^<!-- (?P<name>[\w-]+): start -->$.*?^<!-- (?P=name): end -->$", re.MULTILINE | re.DOTALL
+)
 
 
 WIDTHS = (390, 1280, 1600)
-#: pages with long lines, wide tables, pictures, signatures and Chinese text; --full opens every page
+#: pages with long lines, wide tables, pictures, signatures and Chinese text; --full opens every
+#: page
 SAMPLE = tuple(page for page in WITH_MENU if page != "start")
 #: what sticks out of the page, and code blocks whose lines are cut off
 FAULTS = """
@@ -49,7 +59,7 @@ FAULTS = """
     && !['auto', 'scroll'].includes(getComputedStyle(pre).overflowX)).map((pre) => pre.innerText.slice(0, 60));
   return [...wide, ...cut];
 })()
-"""
+"""  # noqa: E501
 
 
 class Links(HTMLParser):
@@ -68,18 +78,34 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, request) -> Path:
-    """The site, built once in a process of its own: the runtime checks of the tests change signatures.
+    """The site, built once in a process of its own: the runtime checks of the tests change
+    signatures.
 
-    Without functions and classes in the contents of a page: for the menu, the theme copies the contents of all pages on each;
-    and, but with --full, with the menu on a few pages only.
+    Without functions and classes in the contents of a page: for the menu, the theme copies the
+    contents of all pages on each; and, but with --full, with the menu on a few pages only.
     """
     folder = tmp_path_factory.mktemp("site")
-    options = ["-W", "--keep-going", "-n", "-q", "-D", "toc_object_entries=0", "-d", folder / "trees"]
+    options = [
+        "-W",
+        "--keep-going",
+        "-n",
+        "-q",
+        "-D",
+        "toc_object_entries=0",
+        "-d",
+        folder / "trees",
+    ]
     if not request.config.getoption("--full"):
         options += ["-D", "extensions=myst_parser,sphinx.ext.autodoc,mathml,short_menus"]
     command = [sys.executable, "-m", "sphinx", *options, DOCS, folder / "html"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=400, env=environment)
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        )
+    }
+    built = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, timeout=400, env=environment
+    )
     assert built.returncode == 0, built.stderr
     return folder / "html"
 
@@ -95,7 +121,9 @@ def parsed(site) -> dict[Path, Links]:
 
 @pytest.fixture(scope="module")
 def documented(site) -> set[str]:
-    """Every name the reference has an entry for, from the inventory that Sphinx writes for other sites."""
+    """Every name the reference has an entry for, from the inventory that Sphinx writes for other
+    sites.
+    """
     raw = (site / "objects.inv").read_bytes()
     text = zlib.decompress(raw.split(b"\n", 4)[4]).decode()
     return {line.split(" py:")[0] for line in text.splitlines() if " py:" in line}
@@ -112,14 +140,20 @@ def test_every_page_is_built_and_in_the_menu(site, parsed):
 @needs_sphinx
 def test_names_in_the_menu_are_short(site):
     text = (site / "index.html").read_text(encoding="utf-8")
-    names = re.findall(r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text)
-    assert len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1  # methods are a level below
+    names = re.findall(
+        r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
+    )
+    assert (
+        len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
+    )  # methods are a level below
     assert [name for name in names if len(name) > 24] == []
 
 
 @needs_sphinx
 def test_every_module_has_a_page_of_its_own(site):
-    assert [name for name in listed_modules() if not (site / "reference" / f"{name}.html").exists()] == []
+    assert [
+        name for name in listed_modules() if not (site / "reference" / f"{name}.html").exists()
+    ] == []
 
 
 @needs_sphinx
@@ -141,7 +175,9 @@ def test_no_link_of_the_site_is_broken(site, parsed):
                 continue
             linked = (file.parent / unquote(parts.path)).resolve() if parts.path else file
             names = parsed[linked].names if linked in parsed else None
-            if not linked.exists() or (parts.fragment and names is not None and unquote(parts.fragment) not in names):
+            if not linked.exists() or (
+                parts.fragment and names is not None and unquote(parts.fragment) not in names
+            ):
                 broken.append(f"{file.name}: {target}")
     assert broken == []
 
@@ -159,7 +195,9 @@ def test_every_public_name_is_in_the_reference(documented):
 
 
 @needs_sphinx
-@pytest.mark.parametrize("name", ["Rope.rotate", "Rope.rerotate", "RopeSpec.frequencies", "KVCache.shift"])
+@pytest.mark.parametrize(
+    "name", ["Rope.rotate", "Rope.rerotate", "RopeSpec.frequencies", "KVCache.shift"]
+)
 def test_methods_are_in_the_reference(documented, name):
     assert f"ropewalk.{name}" in documented
 
@@ -172,7 +210,9 @@ def test_every_registry_of_a_listed_module_is_in_the_reference(documented):
 
 
 def listed_modules() -> list[str]:
-    return re.findall(r"^\| `(ropewalk[\w.]*)` \|", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return re.findall(
+        r"^\| `(ropewalk[\w.]*)` \|", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
 
 def registries(module: str) -> list[str]:
@@ -180,9 +220,17 @@ def registries(module: str) -> list[str]:
     spec = importlib.util.find_spec(module)
     assert spec is not None, module
     body = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-    typed = [node for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)]
+    typed = [
+        node
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
     named = [(node.target.id, ast.unparse(node.annotation)) for node in typed]
-    return [f"{module}.{name}" for name, kind in named if name.isupper() and name[0] != "_" and kind.startswith("dict[str")]
+    return [
+        f"{module}.{name}"
+        for name, kind in named
+        if name.isupper() and name[0] != "_" and kind.startswith("dict[str")
+    ]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -195,7 +243,9 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture
 def address(site):
     """The site, served from this machine."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -206,14 +256,24 @@ def address(site):
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
 def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path):
     pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")
-    every = [path.relative_to(site).with_suffix("").as_posix() for path in sorted(site.rglob("*.html"))]
+    every = [
+        path.relative_to(site).with_suffix("").as_posix() for path in sorted(site.rglob("*.html"))
+    ]
     assert set(SAMPLE) <= set(every)
     browser, faults = Browser(tmp_path), {}
 
     def show(page: str, width: int) -> None:
-        browser.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
+        browser.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         browser.send("Page.navigate", url=f"{address}/{page}.html")
-        browser.wait(f"location.href === '{address}/{page}.html' && document.readyState === 'complete'", page)
+        browser.wait(
+            f"location.href === '{address}/{page}.html' && document.readyState === 'complete'", page
+        )
 
     try:
         for name in every if full else SAMPLE:
@@ -227,23 +287,36 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
         assert browser.js(f"{menu}.right") <= 0
         browser.js("document.querySelector('.mobile-header label[for=__navigation]').click()")
         browser.wait(f"{menu}.left >= 0 && {menu}.right <= 390 && {menu}.width > 150", "the menu")
-        assert browser.js("document.querySelectorAll('div.highlight').length === document.querySelectorAll('button.copy').length")
+        assert browser.js(
+            "document.querySelectorAll('div.highlight').length === "
+            "document.querySelectorAll('button.copy').length"
+        )
     finally:
         browser.close()
 
 
 def test_every_public_name_has_a_docstring():
     kept_elsewhere = (dict,)  # a registry is told about in the reference
-    bare = [name for name in rw.__all__ if not isinstance(getattr(rw, name), kept_elsewhere) and not getattr(rw, name).__doc__]
+    bare = [
+        name
+        for name in rw.__all__
+        if not isinstance(getattr(rw, name), kept_elsewhere) and not getattr(rw, name).__doc__
+    ]
     assert bare == []
 
 
 def test_every_picture_is_shown_somewhere():
     text = "".join(page.read_text(encoding="utf-8") for page in [*PAGES, ROOT / "README.md"])
-    assert [picture.name for picture in (DOCS / "images").glob("*.png") if picture.name.replace("-dark", "") not in text] == []
+    assert [
+        picture.name
+        for picture in (DOCS / "images").glob("*.png")
+        if picture.name.replace("-dark", "") not in text
+    ] == []
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md", ROOT / "README.zh.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [*PAGES, ROOT / "README.md", ROOT / "README.zh.md"], ids=lambda path: path.name
+)
 def test_a_speed_stands_beside_its_source(path):
     paragraphs = re.split(r"\n\s*\n", MADE.sub("", FENCE.sub("", path.read_text(encoding="utf-8"))))
     assert [claim for claim in paragraphs if SPEED.search(claim) and not SOURCE.search(claim)] == []
@@ -267,7 +340,9 @@ def test_a_claim_of_speed_is_recognised(claim):
     assert SPEED.search(claim)
 
 
-@pytest.mark.parametrize("text", ["1024 x 1024", "7x5", "16 times its first length", "round 9 times", "4 msgs", "0x1f"])
+@pytest.mark.parametrize(
+    "text", ["1024 x 1024", "7x5", "16 times its first length", "round 9 times", "4 msgs", "0x1f"]
+)
 def test_a_size_or_a_count_is_no_claim_of_speed(text):
     assert not SPEED.search(text)
 

@@ -1,4 +1,6 @@
-"""A spec is a value: frozen, hashable, equal by its fields, known by one fingerprint, the same after any copy."""
+"""A spec is a value: frozen, hashable, equal by its fields, known by one fingerprint, the same
+after any copy.
+"""
 
 import copy
 import dataclasses
@@ -45,7 +47,9 @@ SPECS = [
     *(RopeSpec(**{"head_dim": 12} | {field: value}) for field, value in OTHERS.items()),
     RopeSpec(12, axes=axes.MixedAxes(3, 6)),
     RopeSpec(12, axes=axes.normalised(3, 3)),
-    RopeSpec(12, scaling=fq.Learnable(fq.Yarn(factor=4.0)), layout="interleaved", layout_out="half"),
+    RopeSpec(
+        12, scaling=fq.Learnable(fq.Yarn(factor=4.0)), layout="interleaved", layout_out="half"
+    ),
     RopeSpec(12, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5), rotary_dim=10, rotary_start=1),
 ]
 
@@ -75,19 +79,47 @@ def test_every_field_is_part_of_the_identity():
 def test_every_field_of_a_scaling_is_part_of_the_identity(name):
     """A cache keyed on less hands one model another one's table."""
     other = {
-        "factor": 3.0, "original_length": 77, "beta_fast": 33.0, "beta_slow": 1.5, "truncate": False, "attention_factor": 1.1,
-        "mscale": 0.5, "mscale_all_dim": 0.5, "ntk_turns": (1.5, 0.5), "keep_turns": (17.0, 2.0), "ntk_weight": 0.5,
-        "keep_weight": 0.5, "short_factor": (2.0,), "long_factor": (2.0,), "low_freq_factor": 1.5, "high_freq_factor": 5.0,
-        "fraction": 0.5, "scale_base": 100.0, "center": 5, "radians": (2.0,), "magnitude": 2.0, "start": fq.XPos(),
-        "inner": fq.Dynamic(), "pairs": 3, "soft": False, "alpha": (0.5,), "frames": 99, "repeat": 33, "share": 0.5,
-    }  # fmt: skip
+        "factor": 3.0,
+        "original_length": 77,
+        "beta_fast": 33.0,
+        "beta_slow": 1.5,
+        "truncate": False,
+        "attention_factor": 1.1,
+        "mscale": 0.5,
+        "mscale_all_dim": 0.5,
+        "ntk_turns": (1.5, 0.5),
+        "keep_turns": (17.0, 2.0),
+        "ntk_weight": 0.5,
+        "keep_weight": 0.5,
+        "short_factor": (2.0,),
+        "long_factor": (2.0,),
+        "low_freq_factor": 1.5,
+        "high_freq_factor": 5.0,
+        "fraction": 0.5,
+        "scale_base": 100.0,
+        "center": 5,
+        "radians": (2.0,),
+        "magnitude": 2.0,
+        "start": fq.XPos(),
+        "inner": fq.Dynamic(),
+        "pairs": 3,
+        "soft": False,
+        "alpha": (0.5,),
+        "frames": 99,
+        "repeat": 33,
+        "share": 0.5,
+    }
     plain = SCALINGS[name]()
-    changed = [SCALINGS[name](**{field.name: other[field.name]}) for field in dataclasses.fields(plain)]
+    changed = [
+        SCALINGS[name](**{field.name: other[field.name]}) for field in dataclasses.fields(plain)
+    ]
     specs = [RopeSpec(2, scaling=scaling) for scaling in (plain, *changed)]
     assert len({spec.fingerprint for spec in specs}) == len(set(specs)) == len(specs)
 
 
-@pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy, lambda spec: spec.with_(), dataclasses.replace])
+@pytest.mark.parametrize(
+    "again", [pickled, copy.copy, copy.deepcopy, lambda spec: spec.with_(), dataclasses.replace]
+)
 def test_a_copy_is_equal_in_every_way(again):
     for spec in SPECS:
         copied = again(spec)
@@ -95,12 +127,16 @@ def test_a_copy_is_equal_in_every_way(again):
         assert hash(copied) == hash(spec)
         assert copied.fingerprint == spec.fingerprint
         assert repr(copied) == repr(spec)
-        assert all(getattr(copied, f.name) == getattr(spec, f.name) for f in dataclasses.fields(spec))
+        assert all(
+            getattr(copied, f.name) == getattr(spec, f.name) for f in dataclasses.fields(spec)
+        )
 
 
 def test_numbers_that_are_equal_make_equal_specs():
     with as_users_call():
-        loose = RopeSpec(8, theta=10_000, scaling=fq.Yarn(factor=4, original_length=100), extra_softmax_factor=1)
+        loose = RopeSpec(
+            8, theta=10_000, scaling=fq.Yarn(factor=4, original_length=100), extra_softmax_factor=1
+        )
     strict = RopeSpec(8, theta=10_000.0, scaling=fq.Yarn(factor=4.0, original_length=100))
     assert loose == strict
     assert loose.fingerprint == strict.fingerprint
@@ -123,7 +159,10 @@ def test_a_fingerprint_is_enough_to_make_the_spec_where_it_was_never_seen(scalin
             made = spec_of(spec.fingerprint)
             assert made == spec
             assert made is not spec
-            assert all(type(getattr(made, f.name)) is type(getattr(spec, f.name)) for f in dataclasses.fields(spec))
+            assert all(
+                type(getattr(made, f.name)) is type(getattr(spec, f.name))
+                for f in dataclasses.fields(spec)
+            )
 
 
 NO_FINGERPRINTS = {
@@ -146,7 +185,9 @@ def test_what_is_no_fingerprint_is_refused(key):
 
 
 def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
-    """Classes of one name have formulas of their own, so they must have keys of their own; a notebook defines them again."""
+    """Classes of one name have formulas of their own, so they must have keys of their own; a
+    notebook defines them again.
+    """
 
     def define(turn: float):
         @dataclasses.dataclass(frozen=True)
@@ -161,15 +202,32 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
     specs = [RopeSpec(8, scaling=scaling) for scaling in (fq.Linear(2.0), define(1.0), define(3.0))]
     assert len({spec.fingerprint for spec in specs}) == 3
     for spec, radians in zip(specs, (0.5, 2.0, 6.0), strict=True):
-        assert float(cos_sin(spec, torch.tensor([1]))[0][0, 0]) == pytest.approx(math.cos(radians), abs=1e-7)
+        assert float(cos_sin(spec, torch.tensor([1]))[0][0, 0]) == pytest.approx(
+            math.cos(radians), abs=1e-7
+        )
 
 
 def test_what_is_left_out_is_filled_in():
     spec = RopeSpec(10)
-    assert (spec.theta, spec.scaling, spec.layout, spec.layout_out) == (10_000.0, fq.Default(), "half", "half")
+    assert (spec.theta, spec.scaling, spec.layout, spec.layout_out) == (
+        10_000.0,
+        fq.Default(),
+        "half",
+        "half",
+    )
     assert (spec.rotary_dim, spec.rotary_start, spec.axes, spec.precision) == (10, 0, None, "exact")
-    assert (spec.magnitude_on, spec.extra_softmax_factor, spec.pairs, spec.num_axes) == ("qk", 1.0, 5, 1)
-    assert (spec.learned, spec.mixed, spec.fractional, spec.needs_length) == (False, False, False, False)
+    assert (spec.magnitude_on, spec.extra_softmax_factor, spec.pairs, spec.num_axes) == (
+        "qk",
+        1.0,
+        5,
+        1,
+    )
+    assert (spec.learned, spec.mixed, spec.fractional, spec.needs_length) == (
+        False,
+        False,
+        False,
+        False,
+    )
     assert RopeSpec(10, layout="interleaved").layout_out == "interleaved"
     assert RopeSpec(10, layout="interleaved", layout_out="half").layout_out == "half"
 
@@ -206,7 +264,9 @@ def test_the_slice_that_turns(fields, start, width):
     spec = RopeSpec(**fields)
     assert (spec.rotary_start, spec.rotary_dim, spec.pairs) == (start, width, width // 2)
     # the exponent divides by the slice, not by the head
-    assert spec.frequencies().radians.tolist() == pytest.approx([float(w) for w in omega(width, 10_000.0)], rel=1e-14)
+    assert spec.frequencies().radians.tolist() == pytest.approx(
+        [float(w) for w in omega(width, 10_000.0)], rel=1e-14
+    )
 
 
 def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
@@ -223,7 +283,9 @@ def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
 
 
 def test_changing_a_field_changes_what_followed_it():
-    """The changed spec is the one you would have written; a default resolved before does not stay behind."""
+    """The changed spec is the one you would have written; a default resolved before does not stay
+    behind.
+    """
     assert RopeSpec(8).with_(layout="interleaved") == RopeSpec(8, layout="interleaved")
     assert RopeSpec(8).with_(head_dim=16) == RopeSpec(16)
     assert RopeSpec(8).with_(rotary_start=2) == RopeSpec(8, rotary_start=2)
@@ -246,8 +308,14 @@ def test_frequencies_stand_on_the_axis_of_their_pair():
 def test_axes_with_ladders_of_their_own_start_again_from_the_fastest():
     ladder = [float(w) for w in omega(4, 100.0)]
     spec = RopeSpec(8, 100.0, axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis"))
-    assert spec.ladder_frequencies().radians.tolist() == pytest.approx([ladder[0], ladder[0], ladder[1], ladder[1]])
-    grown = RopeSpec(8, 100.0, fq.XPos(), axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis")).ladder_frequencies().growth
+    assert spec.ladder_frequencies().radians.tolist() == pytest.approx(
+        [ladder[0], ladder[0], ladder[1], ladder[1]]
+    )
+    grown = (
+        RopeSpec(8, 100.0, fq.XPos(), axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis"))
+        .ladder_frequencies()
+        .growth
+    )
     once = fq.XPos().frequencies(4, 100.0).growth
     assert torch.equal(grown, once[[0, 0, 1, 1]])
 
@@ -262,12 +330,17 @@ def test_frequencies_of_each_row_under_an_axis_map():
 
 
 def test_precision_decides_the_rounding_of_frequencies():
-    exact, hf, hf_frequencies = (RopeSpec(128, precision=p).frequencies().radians for p in ("exact", "hf", "hf_frequencies"))
+    exact, hf, hf_frequencies = (
+        RopeSpec(128, precision=p).frequencies().radians for p in ("exact", "hf", "hf_frequencies")
+    )
     assert exact.dtype == hf.dtype == hf_frequencies.dtype == torch.float64
     assert torch.equal(hf, hf_frequencies)
     assert torch.equal(hf, hf.float().double())
     assert not torch.equal(exact, exact.float().double())
-    ulps = [abs(mpmath.mpf(x) - w) / 2.0 ** (math.frexp(x)[1] - 24) for x, w in zip(exact.tolist(), omega(128, 1e4), strict=True)]
+    ulps = [
+        abs(mpmath.mpf(x) - w) / 2.0 ** (math.frexp(x)[1] - 24)
+        for x, w in zip(exact.tolist(), omega(128, 1e4), strict=True)
+    ]
     assert max(ulps) < 1e-6
 
 
@@ -276,18 +349,28 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
     magnitude = 0.1 * math.log(4) + 1
     assert RopeSpec(8, scaling=yarn).softmax_factor == 1.0
     assert RopeSpec(8, scaling=yarn, magnitude_on="q").softmax_factor == 1.0
-    assert RopeSpec(8, scaling=yarn, magnitude_on="scale").softmax_factor == pytest.approx(magnitude**2, rel=1e-15)
+    assert RopeSpec(8, scaling=yarn, magnitude_on="scale").softmax_factor == pytest.approx(
+        magnitude**2, rel=1e-15
+    )
     assert RopeSpec(8, extra_softmax_factor=1.3).softmax_factor == 1.3
     both = RopeSpec(8, scaling=yarn, magnitude_on="scale", extra_softmax_factor=1.3)
     assert both.softmax_factor == pytest.approx(1.3 * magnitude**2, rel=1e-15)
-    for scaling in (fq.LongRope((2.0,) * 4, (3.0,) * 4, 100, attention_factor=1.5), fq.Given((1.0,) * 4, 1.5)):
+    for scaling in (
+        fq.LongRope((2.0,) * 4, (3.0,) * 4, 100, attention_factor=1.5),
+        fq.Given((1.0,) * 4, 1.5),
+    ):
         assert RopeSpec(8, scaling=scaling, magnitude_on="scale").softmax_factor == 2.25
     # the score of q and k is the same wherever the magnitude goes
     position = torch.tensor([7])
     for on in ("qk", "q", "scale"):
         spec = RopeSpec(8, scaling=yarn, magnitude_on=on)
-        size = [torch.hypot(*cos_sin(spec, position, dtype=torch.float64, key=key))[0, 0] for key in (False, True)]
-        assert float(size[0] * size[1]) * spec.softmax_factor == pytest.approx(magnitude**2, rel=1e-14)
+        size = [
+            torch.hypot(*cos_sin(spec, position, dtype=torch.float64, key=key))[0, 0]
+            for key in (False, True)
+        ]
+        assert float(size[0] * size[1]) * spec.softmax_factor == pytest.approx(
+            magnitude**2, rel=1e-14
+        )
 
 
 def test_a_base_below_one_is_a_base():
@@ -308,18 +391,24 @@ def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
     changed = dataclasses.replace(spec, layout=layout)
     assert (changed.layout, changed == spec) == (layout, layout == spec.layout)
     assert changed.layout_out == (layout if spec.layout_out == spec.layout else spec.layout_out)
-    assert dataclasses.replace(changed, layout=spec.layout) == spec or spec.layout_out != spec.layout
+    assert (
+        dataclasses.replace(changed, layout=spec.layout) == spec or spec.layout_out != spec.layout
+    )
 
 
 def test_a_new_head_rotates_whole_if_the_old_one_did():
     assert dataclasses.replace(RopeSpec(8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=4), head_dim=12) == RopeSpec(12, rotary_dim=4)
-    assert dataclasses.replace(RopeSpec(8), rotary_start=2) == RopeSpec(8, rotary_dim=6, rotary_start=2)
+    assert dataclasses.replace(RopeSpec(8), rotary_start=2) == RopeSpec(
+        8, rotary_dim=6, rotary_start=2
+    )
 
 
 def test_a_replaced_layout_rotates_by_hand_computed_pairs():
-    """One radian a token for the first pair: at position 1 the first pair of (1, 0, ...) becomes (cos 1, sin 1)."""
+    """One radian a token for the first pair: at position 1 the first pair of (1, 0, ...) becomes
+    (cos 1, sin 1).
+    """
     x = torch.zeros(1, 1, 2, 4)
     x[..., 0] = 1.0
     cos, sin = math.cos(1.0), math.sin(1.0)
@@ -329,7 +418,9 @@ def test_a_replaced_layout_rotates_by_hand_computed_pairs():
 
 
 def own_scaling(step, count=None):
-    """A new class of scaling, as a notebook makes one each time its cell runs: every pair turns by `step` a token."""
+    """A new class of scaling, as a notebook makes one each time its cell runs: every pair turns by
+    `step` a token.
+    """
 
     @dataclasses.dataclass(frozen=True)
     class Own(Scaling):
@@ -357,7 +448,10 @@ def test_a_class_that_is_defined_again_has_its_own_tables():
 
 @pytest.mark.parametrize("count", [0, 1, 3, 8])
 def test_a_scaling_with_another_number_of_frequencies_is_refused(count):
-    with pytest.raises(RopeError, match=r"scaling own: must give one frequency for each of the 2 pairs; .*got \[\d\]"):
+    with pytest.raises(
+        RopeError,
+        match=r"scaling own: must give one frequency for each of the 2 pairs; .*got \[\d\]",
+    ):
         Rope(RopeSpec(4, scaling=own_scaling(0.5, count))).rotate(torch.ones(1, 1, 3, 4))
 
 

@@ -1,4 +1,6 @@
-"""cos and sin are exact at any integer position, whatever way they are computed and whatever was computed before."""
+"""cos and sin are exact at any integer position, whatever way they are computed and whatever was
+computed before.
+"""
 
 import math
 from fractions import Fraction
@@ -17,16 +19,40 @@ from ropewalk.table import TABLES, TWO_LEVEL_REACH, cos_sin, first_rows, magnitu
 
 CPU = torch.device("cpu")
 PLAIN = RopeSpec(10)
-NEAR = [0, 1, 2, 1023, 1024, 1025, 4097, 65_537, 131_071, 999_999, 2**20 - 1, 2**20, 2**20 + 1, 9_999_999, 10_000_000]
+NEAR = [
+    0,
+    1,
+    2,
+    1023,
+    1024,
+    1025,
+    4097,
+    65_537,
+    131_071,
+    999_999,
+    2**20 - 1,
+    2**20,
+    2**20 + 1,
+    9_999_999,
+    10_000_000,
+]
 FAR = [2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32 + 3, 10**10 + 7, 2**36 - 1, 2**36]
 
 
 def errors(spec: RopeSpec, positions: list[int], dtype=torch.float32) -> float:
-    """The largest distance from exact arithmetic with the published formula, or with the rounded frequencies of the precision."""
+    """The largest distance from exact arithmetic with the published formula, or with the rounded
+    frequencies of the precision.
+    """
     tables_ = cos_sin(spec, torch.tensor(positions), dtype=dtype)
-    assert all(table.dtype == dtype and table.shape == (len(positions), spec.pairs) for table in tables_)
+    assert all(
+        table.dtype == dtype and table.shape == (len(positions), spec.pairs) for table in tables_
+    )
     exact = spec.precision == "exact"
-    radians = oracle(spec.scaling, spec.head_dim, spec.theta)[0] if exact else spec.ladder_frequencies().radians.tolist()
+    radians = (
+        oracle(spec.scaling, spec.head_dim, spec.theta)[0]
+        if exact
+        else spec.ladder_frequencies().radians.tolist()
+    )
     worst = mpmath.mpf(0)
     for row, position in enumerate(positions):
         for pair, omega in enumerate(radians):
@@ -92,7 +118,8 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
     generator = torch.Generator().manual_seed(0)
     random = 10 ** (torch.rand(200, generator=generator, dtype=torch.float64) * 20 - 12)
     chosen = torch.tensor(
-        [0.0, 1.0, 0.1, 1e-4, 1e-12, 1e-19, 1e-300, math.pi, 2 * math.pi, 100.0, 1e4, 1e6, 1e9], dtype=torch.float64
+        [0.0, 1.0, 0.1, 1e-4, 1e-12, 1e-19, 1e-300, math.pi, 2 * math.pi, 100.0, 1e4, 1e6, 1e9],
+        dtype=torch.float64,
     )
     for radians in (random, -random, chosen, -chosen):
         assert phase_steps(radians).dtype == torch.int64
@@ -100,10 +127,15 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
 
 
 def test_steps_of_frequencies_beyond_the_integers_of_float64():
-    random = 10 ** (torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6 + 14)
+    random = 10 ** (
+        torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6 + 14
+    )
     for radians in (random, -random):
         # 107 bits of 1e20 radians are 6e-13 turns
-        wrong = [(a - exact_steps(r)) % 2**64 for a, r in zip(phase_steps(radians).tolist(), radians.tolist(), strict=True)]
+        wrong = [
+            (a - exact_steps(r)) % 2**64
+            for a, r in zip(phase_steps(radians).tolist(), radians.tolist(), strict=True)
+        ]
         assert max(min(each, 2**64 - each) for each in wrong) < 2e-12 * 2**64
 
 
@@ -126,13 +158,24 @@ def test_the_phase_wraps_exactly():
 
 def test_two_levels_equal_the_phase():
     spec = RopeSpec(64)
-    positions = torch.cat([torch.arange(3000), torch.randint(TWO_LEVEL_REACH, (2000,)), torch.tensor([TWO_LEVEL_REACH - 1])])
+    positions = torch.cat(
+        [
+            torch.arange(3000),
+            torch.randint(TWO_LEVEL_REACH, (2000,)),
+            torch.tensor([TWO_LEVEL_REACH - 1]),
+        ]
+    )
     phase = cos_sin_of_phase(tables(spec, CPU).steps, positions.unsqueeze(-1))
     for ours, by_phase in zip(cos_sin(spec, positions, dtype=torch.float64), phase, strict=True):
         assert float((ours - by_phase).abs().max()) < 2e-15
     for ours, by_phase in zip(cos_sin(spec, positions), phase, strict=True):
         # one ulp of the float32 result, in the rare place where a double rounds across the middle
-        assert float(((ours - by_phase.float()).abs() / by_phase.float().abs().clamp(min=2**-30)).max()) <= 2**-23
+        assert (
+            float(
+                ((ours - by_phase.float()).abs() / by_phase.float().abs().clamp(min=2**-30)).max()
+            )
+            <= 2**-23
+        )
 
 
 def test_circles_stay_circles():
@@ -142,8 +185,11 @@ def test_circles_stay_circles():
 
 @pytest.mark.parametrize("precision", ["exact", "hf_frequencies", "hf"])
 def test_a_row_depends_on_its_position_alone(precision):
-    # torch's own float32 cosine may differ in the last bit with its vector's neighbours: give "hf" whole vectors
-    spec = RopeSpec(64 if precision == "hf" else 10, scaling=fq.Yarn(factor=4.0), precision=precision)
+    # torch's own float32 cosine may differ in the last bit with its vector's neighbours: give "hf"
+    # whole vectors
+    spec = RopeSpec(
+        64 if precision == "hf" else 10, scaling=fq.Yarn(factor=4.0), precision=precision
+    )
     positions = torch.arange(1100)
     cos, sin = cos_sin(spec, positions)
     order = torch.randperm(1100)
@@ -156,18 +202,30 @@ def test_a_row_depends_on_its_position_alone(precision):
         (positions[:256].to(torch.uint8), positions[:256]),
         (positions.to(torch.int16), positions),
     ):
-        assert all(torch.equal(new, old[picked]) for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True))
+        assert all(
+            torch.equal(new, old[picked])
+            for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True)
+        )
     TABLES.clear()
     # mates beyond the tables' reach take another way; this row must not
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
-        assert all(torch.equal(new[::2], old[[1099, 3]]) for new, old in zip(mixed, (cos, sin), strict=True))
+        assert all(
+            torch.equal(new[::2], old[[1099, 3]])
+            for new, old in zip(mixed, (cos, sin), strict=True)
+        )
     rows = cos_sin(spec, positions.view(2, 550))
-    assert all(torch.equal(new.flatten(0, 1), old) for new, old in zip(rows, (cos, sin), strict=True))
+    assert all(
+        torch.equal(new.flatten(0, 1), old) for new, old in zip(rows, (cos, sin), strict=True)
+    )
 
 
 def test_the_first_rows_are_the_same_rows():
-    for spec in (PLAIN, RopeSpec(10, scaling=fq.XPos()), RopeSpec(10, scaling=fq.Yarn(factor=4.0), magnitude_on="q")):
+    for spec in (
+        PLAIN,
+        RopeSpec(10, scaling=fq.XPos()),
+        RopeSpec(10, scaling=fq.Yarn(factor=4.0), magnitude_on="q"),
+    ):
         for count in (700, 3, 256, 257, 0, 1):
             for key in (False, True):
                 kept = first_rows(spec, CPU, count, key)
@@ -197,14 +255,18 @@ def test_no_positions_give_no_rows():
 @pytest.mark.parametrize("exponent", [1, 0, -1])
 def test_the_magnitude_is_raised_to_the_power(exponent):
     scaling, positions = fq.Yarn(factor=4.0), torch.tensor([0, 7, 123_456])
-    bare = cos_sin(RopeSpec(10, scaling=scaling, magnitude_on="scale"), positions, dtype=torch.float64)
+    bare = cos_sin(
+        RopeSpec(10, scaling=scaling, magnitude_on="scale"), positions, dtype=torch.float64
+    )
     magnitude = 0.1 * math.log(4.0) + 1
     for on, on_query, on_key in (("qk", 1, 1), ("q", 2, 0), ("scale", 0, 0)):
         spec = RopeSpec(10, scaling=scaling, magnitude_on=on)
         for key, power in ((False, on_query), (True, on_key)):
             found = cos_sin(spec, positions, dtype=torch.float64, magnitude_power=exponent, key=key)
             for ours, plain in zip(found, bare, strict=True):
-                torch.testing.assert_close(ours, plain * magnitude ** (power * exponent), rtol=1e-15, atol=0)
+                torch.testing.assert_close(
+                    ours, plain * magnitude ** (power * exponent), rtol=1e-15, atol=0
+                )
             assert magnitude_on(spec, 3.0, key) == 3.0**power
 
 
@@ -212,8 +274,12 @@ def test_the_magnitude_is_raised_to_the_power(exponent):
 def test_any_magnitude_reaches_the_table(magnitude):
     spec = RopeSpec(4, scaling=fq.Given((1.0, 0.5), magnitude))
     cos, sin = cos_sin(spec, torch.tensor([3]), dtype=torch.float64)
-    assert cos[0].tolist() == pytest.approx([magnitude * math.cos(3.0), magnitude * math.cos(1.5)], rel=1e-14)
-    assert sin[0].tolist() == pytest.approx([magnitude * math.sin(3.0), magnitude * math.sin(1.5)], rel=1e-14)
+    assert cos[0].tolist() == pytest.approx(
+        [magnitude * math.cos(3.0), magnitude * math.cos(1.5)], rel=1e-14
+    )
+    assert sin[0].tolist() == pytest.approx(
+        [magnitude * math.sin(3.0), magnitude * math.sin(1.5)], rel=1e-14
+    )
 
 
 def test_a_length_nobody_asked_for_changes_nothing():
@@ -231,13 +297,21 @@ def test_xpos_grows_queries_and_shrinks_keys(exponent):
     decay, radians = xpos_log_decay(10, 100.0), oracle(spec.scaling, 10, 1e4)[0]
     for key in (False, True):
         for table, turn in zip(
-            cos_sin(spec, torch.tensor(positions), dtype=torch.float64, magnitude_power=exponent, key=key),
+            cos_sin(
+                spec,
+                torch.tensor(positions),
+                dtype=torch.float64,
+                magnitude_power=exponent,
+                key=key,
+            ),
             (mpmath.cos, mpmath.sin),
             strict=True,
         ):
             for row, p in enumerate(positions):
                 for pair in range(5):
-                    exact = turn(p * radians[pair]) * mpmath.exp((p - 40) * decay[pair] * exponent * (-1 if key else 1))
+                    exact = turn(p * radians[pair]) * mpmath.exp(
+                        (p - 40) * decay[pair] * exponent * (-1 if key else 1)
+                    )
                     assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
 
 
@@ -256,10 +330,18 @@ def test_a_table_is_a_querys_unless_told():
 
 
 @pytest.mark.parametrize(
-    "scaling", [fq.Dynamic(4.0, 100), fq.DynamicYarn(100), fq.LongRope((1.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0), 100, 8.0)]
+    "scaling",
+    [
+        fq.Dynamic(4.0, 100),
+        fq.DynamicYarn(100),
+        fq.LongRope((1.0,) * 5, (1.0, 2.0, 3.0, 4.0, 5.0), 100, 8.0),
+    ],
 )
 def test_every_row_follows_its_own_length(scaling):
-    spec, positions = RopeSpec(10, scaling=scaling), torch.tensor([[0, 50, 99], [1, 777, 3], [100, 100, 0]])
+    spec, positions = (
+        RopeSpec(10, scaling=scaling),
+        torch.tensor([[0, 50, 99], [1, 777, 3], [100, 100, 0]]),
+    )
     lengths = torch.tensor([100, 778, 101])
     tables_ = cos_sin(spec, positions, length=lengths, dtype=torch.float64)
     for row, length in enumerate(lengths.tolist()):
@@ -267,7 +349,10 @@ def test_every_row_follows_its_own_length(scaling):
         for column, p in enumerate(positions[row].tolist()):
             for pair in range(5):
                 for table, turn in zip(tables_, (mpmath.cos, mpmath.sin), strict=True):
-                    assert abs(float(table[row, column, pair]) - magnitude * turn(p * radians[pair])) < 1e-12
+                    assert (
+                        abs(float(table[row, column, pair]) - magnitude * turn(p * radians[pair]))
+                        < 1e-12
+                    )
         alone = cos_sin(spec, positions[row], length=length, dtype=torch.float64)
         assert all(torch.equal(a, b[row]) for a, b in zip(alone, tables_, strict=True))
     without = cos_sin(spec, positions, dtype=torch.float64)

@@ -1,4 +1,6 @@
-"""What is kept between calls changes no result: bounded, keyed on everything, safe under threads, forks and autograd modes."""
+"""What is kept between calls changes no result: bounded, keyed on everything, safe under threads,
+forks and autograd modes.
+"""
 
 import math
 import subprocess
@@ -34,7 +36,9 @@ def test_the_cache_of_tables_evicts(monkeypatch):
         cos_sin(RopeSpec(10, float(theta)), torch.arange(9))
         assert TABLES.bytes <= 3 * size
     assert len(TABLES) == 3
-    assert all(torch.equal(a, b) for a, b in zip(cos_sin(one, torch.arange(9)), expected, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(cos_sin(one, torch.arange(9)), expected, strict=True)
+    )
 
 
 def test_every_field_and_device_has_a_table_of_its_own():
@@ -79,7 +83,10 @@ def test_rows_grow_by_doubling_from_256():
     assert TABLES.bytes - base == most * 40
 
 
-@pytest.mark.parametrize(("count", "rows"), [(0, 256), (1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (513, 1024)])
+@pytest.mark.parametrize(
+    ("count", "rows"),
+    [(0, 256), (1, 256), (255, 256), (256, 256), (257, 512), (512, 512), (513, 1024)],
+)
 def test_rows_come_in_powers_of_two(count, rows):
     spec = RopeSpec(10)
     first_rows(spec, CPU, count)
@@ -89,16 +96,26 @@ def test_rows_come_in_powers_of_two(count, rows):
 @pytest.mark.parametrize("count", [1, 255, 256])
 def test_rows_that_are_just_enough_are_not_built_again(count):
     spec = RopeSpec(10)
-    first, second = (first_rows(spec, CPU, 256)[0].data_ptr(), first_rows(spec, CPU, count)[0].data_ptr())
+    first, second = (
+        first_rows(spec, CPU, 256)[0].data_ptr(),
+        first_rows(spec, CPU, count)[0].data_ptr(),
+    )
     assert first == second
 
 
 def test_tables_stay_where_the_positions_are():
     positions = torch.arange(3, device=META)
-    for spec in (RopeSpec(10), RopeSpec(10, scaling=fq.Dynamic(2.0)), RopeSpec(8, axes=axes.AxisMap((0,) * 4, 1))):
-        assert [table.device for table in cos_sin(spec, positions if spec.axes is None else positions[None, None], length=7)] == [
-            META
-        ] * 2
+    for spec in (
+        RopeSpec(10),
+        RopeSpec(10, scaling=fq.Dynamic(2.0)),
+        RopeSpec(8, axes=axes.AxisMap((0,) * 4, 1)),
+    ):
+        assert [
+            table.device
+            for table in cos_sin(
+                spec, positions if spec.axes is None else positions[None, None], length=7
+            )
+        ] == [META] * 2
 
 
 def test_both_sides_share_rows_unless_they_differ():
@@ -117,7 +134,11 @@ def test_both_sides_share_rows_unless_they_differ():
 def test_a_returned_table_is_the_callers_own():
     spec = RopeSpec(10)
     rope, positions = Rope(spec), torch.arange(7)
-    for call in (lambda: cos_sin(spec, positions), lambda: rope.cos_sin(positions), lambda: rope.cos_sin_hf(positions)):
+    for call in (
+        lambda: cos_sin(spec, positions),
+        lambda: rope.cos_sin(positions),
+        lambda: rope.cos_sin_hf(positions),
+    ):
         before = [table.clone() for table in call()]
         for table in call():
             table.fill_(7.0)
@@ -129,10 +150,14 @@ def test_tables_made_under_inference_mode_serve_a_backward_later():
     with torch.inference_mode():
         cos_sin(spec, torch.arange(5))
         first_rows(spec, CPU, 5)
-        cos_sin(RopeSpec(10, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5, 4)), torch.arange(5), length=5)
+        cos_sin(
+            RopeSpec(10, scaling=fq.LongRope((1.0,) * 5, (2.0,) * 5, 4)), torch.arange(5), length=5
+        )
     kept = tables(spec, CPU)
     rows = first_rows(spec, CPU, 5)
-    assert not any(t.is_inference() for t in (kept.steps, kept.frequencies.radians, *kept.levels, *rows))
+    assert not any(
+        t.is_inference() for t in (kept.steps, kept.frequencies.radians, *kept.levels, *rows)
+    )
     x = torch.ones(5, 5, requires_grad=True)
     (x * rows[0] * cos_sin(spec, torch.arange(5))[1]).sum().backward()
     assert torch.equal(x.grad, rows[0] * rows[1])
@@ -143,15 +168,22 @@ def test_tables_made_under_inference_mode_serve_a_backward_later():
 
 def test_nothing_kept_asks_for_a_gradient():
     first_rows(RopeSpec(10), CPU, 5)
-    assert not any(t.requires_grad for t in (*first_rows(RopeSpec(10), CPU, 5), *tables(RopeSpec(10), CPU).levels))
+    assert not any(
+        t.requires_grad
+        for t in (*first_rows(RopeSpec(10), CPU, 5), *tables(RopeSpec(10), CPU).levels)
+    )
 
 
 def test_eight_threads_get_what_one_gets(monkeypatch):
     specs = [RopeSpec(10, 100.0 * (i + 1)) for i in range(6)]
     counts = (3, 300, 257, 600)
-    expected = {(spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts}
+    expected = {
+        (spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts
+    }
     TABLES.clear()
-    monkeypatch.setattr(TABLES, "most_bytes", 400_000)  # two specs fit, so threads also evict under each other
+    monkeypatch.setattr(
+        TABLES, "most_bytes", 400_000
+    )  # two specs fit, so threads also evict under each other
     wrong, start = [], threading.Barrier(8)
 
     def hammer(seed: int):
@@ -160,7 +192,9 @@ def test_eight_threads_get_what_one_gets(monkeypatch):
             for step in range(60):
                 spec, n = specs[(seed * 7 + step * 5) % 6], counts[(seed + step) % 4]
                 found = first_rows(spec, CPU, n) if step % 3 else cos_sin(spec, torch.arange(n))
-                if not all(torch.equal(a, b) for a, b in zip(found, expected[spec, n], strict=True)):
+                if not all(
+                    torch.equal(a, b) for a, b in zip(found, expected[spec, n], strict=True)
+                ):
                     wrong.append((spec, n))
                 if step % 20 == 19:
                     TABLES.clear()
@@ -207,7 +241,9 @@ os._exit(3)
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="this system cannot fork")
 def test_a_forked_child_is_not_stopped_by_a_lock_its_parent_held():
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK], timeout=60, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -231,7 +267,9 @@ def test_the_memory_figures_are_what_is_kept(spec):
         assert figures["auto"] == TABLES.bytes
         assert figures["none"] == kept.steps.numel() * 8 == spec.pairs * 8
         if "two-level" in figures:
-            assert figures["two-level"] == figures["none"] + sum(level.numel() * 8 for level in kept.levels)
+            assert figures["two-level"] == figures["none"] + sum(
+                level.numel() * 8 for level in kept.levels
+            )
             assert figures["two-level"] == (1 + 2 * 2 * 1024) * 8 * spec.pairs
         if "full" in figures:
             rows = max(256, 2 ** math.ceil(math.log2(length)))

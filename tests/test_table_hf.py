@@ -1,4 +1,6 @@
-"""precision="hf" gives transformers' own tables bit for bit; "hf_frequencies" its frequencies with exact angles."""
+"""precision="hf" gives transformers' own tables bit for bit; "hf_frequencies" its frequencies with
+exact angles.
+"""
 
 import pytest
 import torch
@@ -20,14 +22,27 @@ SCALINGS = {
     ),
     "llama3": (
         fq.Llama3(8.0, 1.0, 4.0, 1024),
-        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 1024},
+        {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 1024,
+        },
     ),
 }
 
 
 def longrope(dim):
-    short, long = [1.0 + 0.02 * i for i in range(dim // 2)], [2.0 + 0.5 * i for i in range(dim // 2)]
-    keys = {"short_factor": short, "long_factor": long, "factor": 16.0, "original_max_position_embeddings": 512}
+    short, long = (
+        [1.0 + 0.02 * i for i in range(dim // 2)],
+        [2.0 + 0.5 * i for i in range(dim // 2)],
+    )
+    keys = {
+        "short_factor": short,
+        "long_factor": long,
+        "factor": 16.0,
+        "original_max_position_embeddings": 512,
+    }
     return fq.LongRope(tuple(short), tuple(long), 512, 16.0), keys
 
 
@@ -43,7 +58,9 @@ def their_tables(rope_type, keys, dim, theta, positions, dtype):
 
 
 @pytest.mark.parametrize(
-    "positions", [torch.arange(300), torch.tensor([0, 511, 2047, 2048, 131_071, 1_000_000])], ids=["near", "far"]
+    "positions",
+    [torch.arange(300), torch.tensor([0, 511, 2047, 2048, 131_071, 1_000_000])],
+    ids=["near", "far"],
 )
 @pytest.mark.parametrize(("dim", "theta"), [(128, 10_000.0), (96, 500_000.0), (10, 10_000.0)])
 @pytest.mark.parametrize("rope_type", [*SCALINGS, "longrope"])
@@ -52,13 +69,17 @@ def test_tables_have_transformers_bits(rope_type, dim, theta, positions):
     spec = RopeSpec(dim, theta, scaling, precision="hf")
     for dtype in (torch.float32, torch.bfloat16):
         ours = cos_sin(spec, positions[None], length=positions.max() + 1, dtype=dtype)
-        for table, whole in zip(ours, their_tables(rope_type, keys, dim, theta, positions[None], dtype), strict=True):
+        for table, whole in zip(
+            ours, their_tables(rope_type, keys, dim, theta, positions[None], dtype), strict=True
+        ):
             assert table.dtype == whole.dtype
             assert torch.equal(table, whole[..., : dim // 2])
 
 
 def test_hf_frequencies_have_exact_angles():
-    """At a million tokens transformers' float32 angle is off by 1e-2; the same frequencies, turned exactly, are not."""
+    """At a million tokens transformers' float32 angle is off by 1e-2; the same frequencies, turned
+    exactly, are not.
+    """
     position = torch.tensor([1_000_003])
     radians = RopeSpec(128, precision="hf").frequencies().radians
     exact = cos_sin(RopeSpec(128, precision="hf_frequencies"), position, dtype=torch.float64)[0][0]

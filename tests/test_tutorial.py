@@ -1,4 +1,6 @@
-"""The tutorial: its notebook runs from top to bottom, its Chinese blocks run, and its tables are those of the committed rows."""
+"""The tutorial: its notebook runs from top to bottom, its Chinese blocks run, and its tables are
+those of the committed rows.
+"""
 
 import json
 import re
@@ -17,7 +19,8 @@ def run(blocks: list[str], folder: Path, monkeypatch) -> dict:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about other engines
         for place, block in enumerate(blocks):
-            exec(compile(block, f"block {place}", "exec"), names)  # noqa: S102 - the documents are ours
+            # the documents are ours
+            exec(compile(block, f"block {place}", "exec"), names)  # noqa: S102
     return names
 
 
@@ -58,5 +61,7 @@ def test_the_tables_are_those_of_the_committed_rows(tables, name):
 
 def test_a_study_without_rows_is_said_to_be_not_measured(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    page = tables.tutorial_page("<!-- real-models: start -->\n<!-- real-models: end -->", "missing {}")
+    page = tables.tutorial_page(
+        "<!-- real-models: start -->\n<!-- real-models: end -->", "missing {}"
+    )
     assert [f"missing {study}" in page for study in tables.REAL] == [True] * 5

@@ -1,4 +1,6 @@
-"""Positions of images and video in MRoPE-I, VideoRoPE, DINOv3, EVA-02 and diffusion models, against loops."""
+"""Positions of images and video in MRoPE-I, VideoRoPE, DINOv3, EVA-02 and diffusion models, against
+loops.
+"""
 
 import itertools
 import math
@@ -22,7 +24,9 @@ def walk(row, origin, resume):
             found += [(at + i,) * 3 for i in range(segment.tokens)]
             at += segment.tokens
             continue
-        frames, interval = (segment.frames, segment.interval) if isinstance(segment, Video) else (1, 1)
+        frames, interval = (
+            (segment.frames, segment.interval) if isinstance(segment, Video) else (1, 1)
+        )
         height, width, cells = segment.height, segment.width, []
         for f, y, x in itertools.product(range(frames), range(height), range(width)):
             time = at + int(f * interval)
@@ -45,7 +49,9 @@ def test_every_origin_and_continuation_is_its_rule(origin, resume):
     expected, _ = walk(ROW, origin, rule)
     assert [tuple(p) for p in positions[:, 0].T.tolist()] == expected
     short, _ = walk(ROW[:2], origin, rule)
-    assert [tuple(p) for p in positions[:, 1].T.tolist()] == [(0, 0, 0)] * (len(expected) - len(short)) + short
+    assert [tuple(p) for p in positions[:, 1].T.tolist()] == [(0, 0, 0)] * (
+        len(expected) - len(short)
+    ) + short
 
 
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
@@ -76,8 +82,16 @@ def test_video_rope_puts_every_frame_around_its_time():
 @pytest.mark.parametrize("normalise", ["separate", "max", "min"])
 def test_centres_have_the_chosen_unit(height, width, normalise):
     centres = rw.positions.patch_centres(height, width, normalise=normalise)
-    unit = {"separate": (height, width), "max": (max(height, width),) * 2, "min": (min(height, width),) * 2}[normalise]
-    expected = [((2 * y + 1) / unit[0] - 1, (2 * x + 1) / unit[1] - 1) for y in range(height) for x in range(width)]
+    unit = {
+        "separate": (height, width),
+        "max": (max(height, width),) * 2,
+        "min": (min(height, width),) * 2,
+    }[normalise]
+    expected = [
+        ((2 * y + 1) / unit[0] - 1, (2 * x + 1) / unit[1] - 1)
+        for y in range(height)
+        for x in range(width)
+    ]
     assert_close(centres[:, 0].T, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -87,7 +101,12 @@ def test_dinov3_angles():
     angles = centres[list(spec.axis_of_pair)].movedim(0, -1) * spec.ladder_frequencies().radians
     assert_close(angles[0, 0], torch.tensor([-1, -0.1, -1, -0.1], dtype=torch.float64) * math.pi)
     cos, sin = rw.Rope(spec).cos_sin(centres, torch.float64)
-    assert_close(torch.atan2(sin, cos)[0, 3, [1, 3]], torch.tensor([0.314159] * 2, dtype=torch.float64), rtol=0, atol=1e-6)
+    assert_close(
+        torch.atan2(sin, cos)[0, 3, [1, 3]],
+        torch.tensor([0.314159] * 2, dtype=torch.float64),
+        rtol=0,
+        atol=1e-6,
+    )
     assert_close(cos[0, 3, [0, 2]], torch.tensor([-1.0] * 2, dtype=torch.float64))
 
 
@@ -98,13 +117,18 @@ class TestAugmented:
         assert torch.equal(rw.positions.augmented(self.centres), self.centres)
 
     @pytest.mark.parametrize(
-        ("option", "most", "shared"), [("shift", 0.3, False), ("jitter", 2.0, False), ("rescale", 2.0, True)]
+        ("option", "most", "shared"),
+        [("shift", 0.3, False), ("jitter", 2.0, False), ("rescale", 2.0, True)],
     )
     def test_each_option_changes_axes_within_its_bounds(self, option, most, shared):
         generator, seen = torch.Generator().manual_seed(4), []
         for _ in range(200):
             made = rw.positions.augmented(self.centres, **{option: most}, generator=generator)
-            change = made - self.centres if option == "shift" else made[:, :, [0, -1]] / self.centres[:, :, [0, -1]]
+            change = (
+                made - self.centres
+                if option == "shift"
+                else made[:, :, [0, -1]] / self.centres[:, :, [0, -1]]
+            )
             assert_close(change, change[:, :, :1].expand_as(change))  # one number for each axis
             seen.append(change[:, 0, 0])
         seen = torch.stack(seen) if option == "shift" else torch.stack(seen).log()
@@ -120,7 +144,9 @@ class TestAugmented:
         theirs = modeling.get_patches_center_coordinates(3, 5, torch.float64, torch.device("cpu"))
         assert_close(self.centres[:, 0].T, theirs)
         # both draw every number at the upper end of its range
-        monkeypatch.setattr(torch, "rand", lambda *sizes, dtype, device, generator: torch.ones(*sizes, dtype=dtype))
+        monkeypatch.setattr(
+            torch, "rand", lambda *sizes, dtype, device, generator: torch.ones(*sizes, dtype=dtype)
+        )
         monkeypatch.setattr(torch.Tensor, "uniform_", lambda drawn, low, high: drawn.fill_(high))
         options = {"shift": 0.25, "jitter": 1.5, "rescale": 2.0}
         moved = modeling.augment_patches_center_coordinates(theirs, **options)
@@ -143,20 +169,39 @@ def test_eva_rotates_as_timm_does():
     sin, cos = timm.build_rotary_pos_embed([3, 5], dim=16, in_pixels=False, ref_feat_shape=[16, 16])
     x = torch.randn(2, 3, 15, 16)
     theirs = timm.apply_rot_embed_cat(x, torch.cat((sin, cos), dim=-1))
-    assert_close(rw.Rope(spec)(x, positions=rw.positions.stretched_grid(3, 5, pretrained=16)), theirs, rtol=0, atol=5e-6)
+    assert_close(
+        rw.Rope(spec)(x, positions=rw.positions.stretched_grid(3, 5, pretrained=16)),
+        theirs,
+        rtol=0,
+        atol=5e-6,
+    )
 
 
 class TestDiffusion:
     def test_flux_leaves_text_where_it_is(self):
         assert rw.positions.flux(2, 3, text=2)[:, 0].T.tolist() == [
-            [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [0, 1, 2],
-        ]  # fmt: skip
+            [0, 0, 0],
+            [0, 0, 0],
+            [0, 0, 0],
+            [0, 0, 1],
+            [0, 0, 2],
+            [0, 1, 0],
+            [0, 1, 1],
+            [0, 1, 2],
+        ]
 
     def test_flux2_counts_text_on_its_own_axis_and_references_in_tens(self):
         found = rw.positions.flux2(1, 2, text=3, references=[(2, 1), (1, 1)])[:, 0].T.tolist()
         assert found == [
-            [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 2], [0, 0, 0, 0], [0, 0, 1, 0], [10, 0, 0, 0], [10, 1, 0, 0], [20, 0, 0, 0],
-        ]  # fmt: skip
+            [0, 0, 0, 0],
+            [0, 0, 0, 1],
+            [0, 0, 0, 2],
+            [0, 0, 0, 0],
+            [0, 0, 1, 0],
+            [10, 0, 0, 0],
+            [10, 1, 0, 0],
+            [20, 0, 0, 0],
+        ]
 
     def test_qwen_image_counts_from_the_centre(self):
         image, text = rw.positions.qwen_image([(1, 3, 4)], text=2)

@@ -29,5 +29,6 @@ def _triton() -> str:
 
 
 needs_triton_3_6 = pytest.mark.skipif(
-    _release(_triton()) < (3, 6), reason=f"the compiler is called as in Triton 3.6; this is {_triton()}"
+    _release(_triton()) < (3, 6),
+    reason=f"the compiler is called as in Triton 3.6; this is {_triton()}",
 )

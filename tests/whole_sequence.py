@@ -1,4 +1,5 @@
-"""Attention over a whole sequence, written out densely in float64: what caches, shards, chunks, documents and padding must equal.
+"""Attention over a whole sequence, written out densely in float64: what caches, shards, chunks,
+documents and padding must equal.
 
 Tensors are [B, H, S, D]. Nothing here is taken from the package.
 """
@@ -12,16 +13,22 @@ FEATURES = {"elu": lambda x: elu(x) + 1, "relu": relu}
 
 
 def rotated(x, positions):
-    """Return x rotated by RoPE with base 10,000 and the pairs (i, i + D/2), as a complex product; positions are [B, S]."""
+    """Return x rotated by RoPE with base 10,000 and the pairs (i, i + D/2), as a complex product;
+    positions are [B, S].
+    """
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = positions[:, None, :, None] * radians
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat((turned.real, turned.imag), dim=-1)
 
 
 def counted(padding, documents=None):
-    """Return the default positions: the number of real tokens before each token in its row, or in its document."""
+    """Return the default positions: the number of real tokens before each token in its row, or in
+    its document.
+    """
     found = torch.zeros(padding.shape, dtype=torch.int64)
     for b, row in enumerate(padding.tolist()):
         before = {}
@@ -33,7 +40,9 @@ def counted(padding, documents=None):
 
 
 def visible(indices, *, causal=True, window=None, padding=None, documents=None):
-    """Return [B, 1, S, S]: whether token i attends to token j; `indices` [S] is the place of each token in the text."""
+    """Return [B, 1, S, S]: whether token i attends to token j; `indices` [S] is the place of each
+    token in the text.
+    """
     j_minus_i = indices[None, :] - indices[:, None]
     allowed = j_minus_i <= 0 if causal else torch.ones_like(j_minus_i, dtype=torch.bool)
     if window is not None:
@@ -70,7 +79,9 @@ def linear(q, k, v, positions, allowed, *, form="numerator", phi="elu", scale=1.
 
 
 def random_padding(draw: random.Random, batch, seq):
-    """Return [B, S], True for real tokens, or None: padding left, right, in the middle or anywhere, row by row."""
+    """Return [B, S], True for real tokens, or None: padding left, right, in the middle or anywhere,
+    row by row.
+    """
 
     def row():
         """Return which tokens of one row are real."""
@@ -78,15 +89,27 @@ def random_padding(draw: random.Random, batch, seq):
             draw.choice(["left", "right", "middle", "anywhere", "none", "all"]),
             *sorted(draw.choices(range(seq + 1), k=2)),
         )
-        spans = {"left": range(a, seq), "right": range(a), "middle": [*range(a), *range(b, seq)], "none": range(seq), "all": ()}
+        spans = {
+            "left": range(a, seq),
+            "right": range(a),
+            "middle": [*range(a), *range(b, seq)],
+            "none": range(seq),
+            "all": (),
+        }
         real = [i for i in range(seq) if draw.random() < 0.6] if kind == "anywhere" else spans[kind]
         return [i in real for i in range(seq)]
 
-    return None if draw.random() < 0.25 else torch.tensor([row() for _ in range(batch)]).reshape(batch, seq)
+    return (
+        None
+        if draw.random() < 0.25
+        else torch.tensor([row() for _ in range(batch)]).reshape(batch, seq)
+    )
 
 
 def random_documents(draw: random.Random, batch, seq):
-    """Return [B, S] document numbers, or None: runs with growing numbers, runs that repeat numbers, or any number anywhere."""
+    """Return [B, S] document numbers, or None: runs with growing numbers, runs that repeat numbers,
+    or any number anywhere.
+    """
 
     def row():
         """Return the document number of each token of one row."""
@@ -98,4 +121,8 @@ def random_documents(draw: random.Random, batch, seq):
             numbers.append(number)
         return numbers
 
-    return None if draw.random() < 0.25 else torch.tensor([row() for _ in range(batch)]).reshape(batch, seq)
+    return (
+        None
+        if draw.random() < 0.25
+        else torch.tensor([row() for _ in range(batch)]).reshape(batch, seq)
+    )

@@ -1,10 +1,13 @@
-"""Check `audit` by runs of the engines with random configs: draw them, run every engine, count the wrong verdicts.
+"""Check `audit` by runs of the engines with random configs: draw them, run every engine, count the
+wrong verdicts.
 
-    make engines                                           # once: an environment for each engine under build/engines
+    make engines                                           # once: an environment for each engine
+                                                           under build/engines
     python tools/audit_draw.py --seed 1 --out build/draw   # exit status 1 if a verdict is wrong
 
-A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes and magnitude are those
-of the run, or if audit says that the engine refuses the config and the engine raises an error.
+A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes
+and magnitude are those of the run, or if audit says that the engine refuses the config and the
+engine raises an error.
 """
 
 from __future__ import annotations
@@ -32,26 +35,44 @@ from ropewalk.interop.engines.record import KEYS, cells
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
-#: what a cell can be: "not known" is audit's own word, "not run" a config without weights, "refused" one that `from_hf` refuses
+#: what a cell can be: "not known" is audit's own word, "not run" a config without weights,
+#: "refused" one that `from_hf` refuses
 KINDS = ("right", "right error", "wrong", "not known", "not run", "refused")
 Rope = Mapping[str, Any] | str | None
 
 
 def run(engine: str, rows: Path, engines: Path, out: Path) -> None:
-    """Run one engine with the rows of a file; llama.cpp converts small checkpoints, which transformers writes first."""
-    python = engines / ENVIRONMENTS[engine] / "bin" / "python" if engine in ENVIRONMENTS else sys.executable
+    """Run one engine with the rows of a file; llama.cpp converts small checkpoints, which
+    transformers writes first.
+    """
+    python = (
+        engines / ENVIRONMENTS[engine] / "bin" / "python"
+        if engine in ENVIRONMENTS
+        else sys.executable
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if engine == "llama.cpp":
         weights = out.parent / "weights"
         (source,) = engines.resolve().glob("xllamacpp-*/thirdparty/llama.cpp")
         environment |= {"LLAMA_CPP": str(source), "WEIGHTS": str(weights.resolve())}
-        subprocess.run([sys.executable, RUNNERS / "make_weights.py", rows, weights], env=environment, check=True)
+        subprocess.run(
+            [sys.executable, RUNNERS / "make_weights.py", rows, weights],
+            env=environment,
+            check=True,
+        )
     # engines print on both streams; the counts alone go to stdout
-    subprocess.run([python, RUNNERS / SCRIPTS[engine][0], rows, out], env=environment, stdout=sys.stderr, check=True)
+    subprocess.run(
+        [python, RUNNERS / SCRIPTS[engine][0], rows, out],
+        env=environment,
+        stdout=sys.stderr,
+        check=True,
+    )
 
 
 def kind_of(finding: Finding, rope: Rope) -> str:
-    """Return one of KINDS for what audit says and what was run: a rope, the text of an error, or None for no rotation."""
+    """Return one of KINDS for what audit says and what was run: a rope, the text of an error, or
+    None for no rotation.
+    """
     if finding.problem is not None and finding.problem.startswith("not known"):
         return "not known"
     if isinstance(rope, str) and "no weights" in rope:
@@ -61,7 +82,11 @@ def kind_of(finding: Finding, rope: Rope) -> str:
     if finding.problem is not None:
         return "wrong"
     ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
-    return "right" if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same" else "wrong"
+    return (
+        "right"
+        if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same"
+        else "wrong"
+    )
 
 
 def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -75,7 +100,10 @@ def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[st
             continue
         for finding in result.of(engine):
             if finding.layer_type == layer_type:
-                yield kind_of(finding, rope), f"{engine}: {row.id}, {layer_type}: {_in_words(finding, rope)}"
+                yield (
+                    kind_of(finding, rope),
+                    f"{engine}: {row.id}, {layer_type}: {_in_words(finding, rope)}",
+                )
 
 
 def _in_words(finding: Finding, rope: Rope) -> str:
@@ -83,25 +111,44 @@ def _in_words(finding: Finding, rope: Rope) -> str:
     if isinstance(rope, str):
         return f"audit: {finding.problem or 'rotates'}; the engine: {rope}"
     if finding.problem is not None or rope is None:
-        return f"audit: {finding.problem or 'rotates'}; the engine: {'rotates' if rope else 'does not rotate'}"
+        return (
+            f"audit: {finding.problem or 'rotates'}; the engine: "
+            f"{'rotates' if rope else 'does not rotate'}"
+        )
     ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
     theirs = LayerRope.read(rope)
     pair = first_difference(ours, theirs)
-    sizes = f"{len(ours.radians)} and {len(theirs.radians)} pairs, magnitude {ours.magnitude:.5g} and {theirs.magnitude:.5g}"
+    sizes = (
+        f"{len(ours.radians)} and {len(theirs.radians)} pairs, magnitude {ours.magnitude:.5g} and "
+        f"{theirs.magnitude:.5g}"
+    )
     radians = [] if pair is None else [each.radians[pair : pair + 1] for each in (ours, theirs)]
     return f"{sizes}, first other pair {pair} {radians}"
 
 
 def main() -> None:
     """Draw, run and compare; print the counts of every engine and its wrong cells."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=300, help="configs to draw")
-    parser.add_argument("--engines", type=Path, default=Path("build/engines"), help="folder that `make engines` filled")
-    parser.add_argument("--out", type=Path, required=True, help="folder for what the engines computed")
+    parser.add_argument(
+        "--engines",
+        type=Path,
+        default=Path("build/engines"),
+        help="folder that `make engines` filled",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for what the engines computed"
+    )
     parser.add_argument("--only", choices=ENGINES, action="append", help="run this engine alone")
-    parser.add_argument("--again", action="store_true", help="run nothing; compare with what is in the folder")
-    parser.add_argument("--record", type=Path, help="file to which a line of JSON is added for each engine")
+    parser.add_argument(
+        "--again", action="store_true", help="run nothing; compare with what is in the folder"
+    )
+    parser.add_argument(
+        "--record", type=Path, help="file to which a line of JSON is added for each engine"
+    )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
     rows = draw(given.seed, given.count)
@@ -117,14 +164,27 @@ def main() -> None:
         compared = list(compare(rows, output))
         counts = Counter(kind for kind, _ in compared)
         wrong += counts["wrong"]
-        print(f"{ENGINES[engine].title} {output['version']}:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
+        print(
+            f"{ENGINES[engine].title} {output['version']}:",
+            ", ".join(f"{counts[kind]} {kind}" for kind in KINDS),
+        )
         for kind, line in compared:
             if kind == "wrong":
                 print(f"    {line}")
         if given.record:
-            about = {"seed": given.seed, "configs": given.count, "engine": ENGINES[engine].title, "version": output["version"]}
+            about = {
+                "seed": given.seed,
+                "configs": given.count,
+                "engine": ENGINES[engine].title,
+                "version": output["version"],
+            }
             with given.record.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**about, "date": given.date, **{kind: counts[kind] for kind in KINDS}}) + "\n")
+                file.write(
+                    json.dumps(
+                        {**about, "date": given.date, **{kind: counts[kind] for kind in KINDS}}
+                    )
+                    + "\n"
+                )
     sys.exit(1 if wrong else 0)
 
 

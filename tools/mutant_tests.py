@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def _each(folder: str, names: str, tests: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """Return {module: tests} with the same tests for several modules of a folder; `names` are separated by spaces."""
+    """Return {module: tests} with the same tests for several modules of a folder; `names` are
+    separated by spaces.
+    """
     return {f"{folder}/{name}": tests for name in names.split()}
 
 
@@ -18,7 +20,14 @@ def _interpreted(names: str) -> tuple[str, ...]:
     return tuple(f"kernels/interpreted_{name}" for name in names.split())
 
 
-_FREQUENCIES = ("test_frequencies", "test_refusals", "test_frequencies_hf", "test_spec", "test_table", "test_bounds")
+_FREQUENCIES = (
+    "test_frequencies",
+    "test_refusals",
+    "test_frequencies_hf",
+    "test_spec",
+    "test_table",
+    "test_bounds",
+)
 _NAMED = ("interop/test_hf_export", "interop/test_hf_refusals", "interop/test_hf_rope_types")
 _POSITIONS = ("test_positions", "test_vision_positions", "test_positions_hf", "test_bounds")
 _CALLS = ("test_reliability", "test_reliability_calls")
@@ -43,12 +52,16 @@ _DECODER = _in("models", "defaults decoder decoder_kernels decoder_hf generation
 _ROFORMER = _in("models", "defaults roformer roformer_options roformer_training checkpoints")
 _SAVED = _in("models", "presets checkpoints checkpoints_hostile saved_models")
 _TRAINING = _in("lab", "training_parts trainer batches evaluation schedule settings")
-_STUDIES = _in("lab", "study_tables study_jobs study_presets study_parts study_protocols study_findings progress_lines report")
+_STUDIES = _in(
+    "lab",
+    "study_tables study_jobs study_presets study_parts study_protocols study_findings "
+    "progress_lines report",
+)
 _REAL = _in("lab", "real_tables study_jobs study_presets real_studies study_findings")
 #: those that start no processes come first
 _RING = _in(
     "distributed",
-    "one_process ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "
+    "one_process ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "  # noqa: E501
     "ring::test_a_length_that_does_not_divide_is_refused_with_the_fix ring::test_one_rank_is_plain_attention "
     "ring::test_tiles_hold_every_visible_pair_once_and_none_is_empty ring::test_torch_says_why_not "
     "ring::test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size ring",
@@ -62,41 +75,114 @@ TESTS: dict[str, tuple[str, ...]] = {
     "examples": ("commands/test_examples",),
     **_each("frequencies", "formulas basic", _FREQUENCIES),
     **_each("frequencies", "scaling banded per_pair", _FREQUENCIES + _NAMED),
-    "frequencies/double_double": ("test_double_double", "test_exactness", "test_frequencies", "test_wrapping"),
-    "frequencies/wrapping": ("test_wrapping", "test_frequencies", "test_bounds"),
-    "axes": ("test_axes", "test_spec", "test_refusals", "test_head_axes", "test_scaled_axes", "test_bounds"),
-    **_each(
-        "positions", "text grids multimodal", ("test_positions", "test_vision_positions", "test_positions_hf", "test_bounds")
+    "frequencies/double_double": (
+        "test_double_double",
+        "test_exactness",
+        "test_frequencies",
+        "test_wrapping",
     ),
-    "positions/diffusion": ("interop/test_diffusion_configs", "test_positions", "test_vision_positions"),
-    "spec": ("test_spec", "test_refusals", "test_table", "test_axes", "test_bounds", "test_head_axes"),
+    "frequencies/wrapping": ("test_wrapping", "test_frequencies", "test_bounds"),
+    "axes": (
+        "test_axes",
+        "test_spec",
+        "test_refusals",
+        "test_head_axes",
+        "test_scaled_axes",
+        "test_bounds",
+    ),
+    **_each(
+        "positions",
+        "text grids multimodal",
+        ("test_positions", "test_vision_positions", "test_positions_hf", "test_bounds"),
+    ),
+    "positions/diffusion": (
+        "interop/test_diffusion_configs",
+        "test_positions",
+        "test_vision_positions",
+    ),
+    "spec": (
+        "test_spec",
+        "test_refusals",
+        "test_table",
+        "test_axes",
+        "test_bounds",
+        "test_head_axes",
+    ),
     "phase": ("test_table", "test_exactness", "test_table_cache"),
     "table": (
-        *("test_table", "test_table_hf", "test_table_cache", "test_table_strategies", "test_exactness", "test_checks"),
+        *(
+            "test_table",
+            "test_table_hf",
+            "test_table_cache",
+            "test_table_strategies",
+            "test_exactness",
+            "test_checks",
+        ),
         *("test_bounds", "test_head_axes"),
     ),
     "levels": ("test_levels", "test_table"),
     "layout": ("test_layout",),
     "tracing": ("test_rope", "test_ops", "test_fast_path", "test_bounds"),
-    "checks": ("test_checks", "test_bounds", "test_rotation", "test_laws", "test_rerotate", *_CALLS),
-    "rotation": (
-        *("test_rotation", "test_rerotate", "test_laws", "test_ops", "test_exactness", *_CALLS, "test_bounds", "test_head_axes"),
+    "checks": (
+        "test_checks",
+        "test_bounds",
+        "test_rotation",
+        "test_laws",
+        "test_rerotate",
+        *_CALLS,
     ),
-    "rope": ("test_rope", "test_bounds", "test_fast_path", "test_rotation", "test_laws", "test_rerotate", *_CALLS, "compiled"),
+    "rotation": (
+        *(
+            "test_rotation",
+            "test_rerotate",
+            "test_laws",
+            "test_ops",
+            "test_exactness",
+            *_CALLS,
+            "test_bounds",
+            "test_head_axes",
+        ),
+    ),
+    "rope": (
+        "test_rope",
+        "test_bounds",
+        "test_fast_path",
+        "test_rotation",
+        "test_laws",
+        "test_rerotate",
+        *_CALLS,
+        "compiled",
+    ),
     "ops": ("test_ops", "test_bounds", "test_rotation", "test_laws", "test_reliability_calls"),
-    "fast_path": ("test_fast_path", "test_rope", "test_checks", "kernels/test_cpu", "test_reliability_calls"),
+    "fast_path": (
+        "test_fast_path",
+        "test_rope",
+        "test_checks",
+        "kernels/test_cpu",
+        "test_reliability_calls",
+    ),
     "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
     "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
     "kernels/launch": ("kernels/test_launch_plan", "kernels/test_cpu"),
     "kernels/support": _in("kernels", "triton fused") + _interpreted("fused"),
-    **_each("kernels/cpu", "backend call library", ("kernels/test_cpu", "test_fast_path", "test_rotation")),
-    **_each("kernels/triton", "angle_source angles backend config kernel launch pairs plan", _in("kernels", "triton")),
+    **_each(
+        "kernels/cpu",
+        "backend call library",
+        ("kernels/test_cpu", "test_fast_path", "test_rotation"),
+    ),
+    **_each(
+        "kernels/triton",
+        "angle_source angles backend config kernel launch pairs plan",
+        _in("kernels", "triton"),
+    ),
     **_each("kernels/fused", "api config definition kernel launch tiles", _FUSED),
     **_each("kernels/decode", "attend config launch product qkv workspace", _DECODE),
     **_each("kernels/prefill", "kernel launch", _interpreted("prefill")),
     "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("prefill decode"),
-    **_each("kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")),
+    **_each(
+        "kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")
+    ),
     # attention
     **_each("attention", "masks backends", (*_ATTENTION, *_REMAP)),
     "attention/softmax": (*_ATTENTION, *_REMAP, *_in("attention", "latent")),
@@ -107,7 +193,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "attention/latent": _in("attention", "latent"),
     **_each("attention", "lse remap remapped", _REMAP),
     **_each("attention", "path row_order selective short_conv token_driven", _RECENT),
-    "attention/temperature": (*_in("attention", "temperature"), "interop/test_config_temperatures", "models/test_defaults"),
+    "attention/temperature": (
+        *_in("attention", "temperature"),
+        "interop/test_config_temperatures",
+        "models/test_defaults",
+    ),
     # encodings
     **_each("encodings", "absolute base bias fourier plus polar rotary", _ENCODINGS),
     "encodings/vjepa2": ("encodings/test_vjepa2",),
@@ -120,9 +210,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "interop/config/diffusion": _in("interop", "diffusion_configs"),
     "interop/config/temperatures": _in("interop", "config_temperatures"),
     "interop/config/unrotated": _in("interop", "unrotated config_file hf_strict"),
-    **_each("interop/checkpoint", "shards safetensors_file", _in("interop", "checkpoint_files shards convert")),
+    **_each(
+        "interop/checkpoint",
+        "shards safetensors_file",
+        _in("interop", "checkpoint_files shards convert"),
+    ),
     "interop/checkpoint/atomic_folder": _in("interop", "checkpoint_files convert shards"),
-    "interop/checkpoint/which_layout": _in("interop", "which_layout convert_completeness convert_commands"),
+    "interop/checkpoint/which_layout": _in(
+        "interop", "which_layout convert_completeness convert_commands"
+    ),
     "interop/checkpoint/layout_record": _in("interop", "which_layout convert_completeness convert"),
     **_each("interop/checkpoint", "attention_names convert tensor_rules", _CONVERT),
     **_each("interop/extend", "angles extension swap", _EXTEND),
@@ -131,9 +227,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "interop/extend/longrope2": _in("interop", "longrope2"),
     **_each("interop/extend", "remap remapped_model", _in("interop", "extend_remap")),
     **_each("interop/patch", "angles conventions functions methods model rotary trials", _PATCH),
-    "interop/patch/length_hook": _in("interop", "extend_rules extend_effect extend_patched patch_parts"),
+    "interop/patch/length_hook": _in(
+        "interop", "extend_rules extend_effect extend_patched patch_parts"
+    ),
     **_each("interop/engines", "audit difference readers readings", _AUDIT),
-    **_each("interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT),
+    **_each(
+        "interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT
+    ),
     **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
     **_each("interop/fit", "decide ledger summary", _in("interop", "fit_choice fit")),
     **_each("interop/fit", "measure methods open_model session", _FIT),
@@ -151,27 +251,64 @@ TESTS: dict[str, tuple[str, ...]] = {
     "analysis/ladder": _in("analysis", "ladder"),
     "analysis/order": _in("analysis", "order"),
     "analysis/statistics": (*_in("lab", "statistics"), "analysis/test_comparison"),
-    **_each("models", "decoder decoder_attention decoder_config decoder_loss experts layer_caches", _DECODER),
+    **_each(
+        "models",
+        "decoder decoder_attention decoder_config decoder_loss experts layer_caches",
+        _DECODER,
+    ),
     "models/generation": _in("models", "defaults generation decoder"),
-    "models/decode_step": _in("models", "decoder_kernels generation decoder") + _interpreted("decode_step"),
+    "models/decode_step": _in("models", "decoder_kernels generation decoder")
+    + _interpreted("decode_step"),
     "models/decoder_checkpoint": _in("models", "decoder_hf saved_models checkpoints"),
     **_each("models", "checkpoints checkpoint_formats presets", _SAVED),
-    **_each("models", "activations roformer roformer_checkpoint roformer_config roformer_heads", _ROFORMER),
+    **_each(
+        "models",
+        "activations roformer roformer_checkpoint roformer_config roformer_heads",
+        _ROFORMER,
+    ),
     "models/migrate": _in("models", "defaults migrate"),
     # lab
-    **_each("lab", "batches checkpoint evaluation gradients loader precision schedule settings trainer", _TRAINING),
-    **_each("lab", "corpus sources stateless_random", _in("lab", "corpus batches stateless_random labelled")),
-    **_each("lab", "data finetuning held_out model_folders runs", _in("lab", "held_out finetuning settings")),
-    **_each("lab", "guide recommendations report report_html published", _in("lab", "guide published report")),
-    **_each("lab", "labelled objectives samples", _in("lab", "labelled samples tasks finetune_page settings")),
+    **_each(
+        "lab",
+        "batches checkpoint evaluation gradients loader precision schedule settings trainer",
+        _TRAINING,
+    ),
+    **_each(
+        "lab",
+        "corpus sources stateless_random",
+        _in("lab", "corpus batches stateless_random labelled"),
+    ),
+    **_each(
+        "lab",
+        "data finetuning held_out model_folders runs",
+        _in("lab", "held_out finetuning settings"),
+    ),
+    **_each(
+        "lab",
+        "guide recommendations report report_html published",
+        _in("lab", "guide published report"),
+    ),
+    **_each(
+        "lab",
+        "labelled objectives samples",
+        _in("lab", "labelled samples tasks finetune_page settings"),
+    ),
     **_each("lab", "json_lines log progress", _in("lab", "progress_lines report trainer")),
     "lab/long_ce": _in("lab", "real_studies"),
     "lab/matching": _in("lab", "matching study_parts"),
     "lab/recalibration": _in("lab", "recalibration"),
     **_each("lab", "subwords text_rows tokenizer", _in("lab", "tokenizer text_rows labelled")),
     **_each("lab", "tasks text_tasks", _in("lab", "tasks")),
-    **_each("lab/studies", "base decay encodings extend extension_methods findings jobs linear matching migrate", _STUDIES),
-    **_each("lab/studies", "mlm_lengths multimodal passkey precision relative rows study training", _STUDIES),
+    **_each(
+        "lab/studies",
+        "base decay encodings extend extension_methods findings jobs linear matching migrate",
+        _STUDIES,
+    ),
+    **_each(
+        "lab/studies",
+        "mlm_lengths multimodal passkey precision relative rows study training",
+        _STUDIES,
+    ),
     "lab/studies/norms": (*_in("lab", "norms_study"), *_STUDIES),
     **_each("lab/studies", "real real_extend real_kv real_passkey real_precision real_tune", _REAL),
     # distributed

@@ -8,23 +8,61 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 ARITHMETIC = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+}
 COMPARISONS = {
-    ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt,), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt,), ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
+    ast.Lt: (ast.LtE, ast.Gt),
+    ast.LtE: (ast.Lt,),
+    ast.Gt: (ast.GtE, ast.Lt),
+    ast.GtE: (ast.Gt,),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
 #: names that are exchanged for each other: functions, methods, and choices of the package
 TWINS = [
-    ("cos", "sin"), ("floor", "ceil"), ("min", "max"), ("amin", "amax"), ("any", "all"), ("half", "interleaved"), ("exact", "hf"),
-    ("qk", "q"), ("shared", "per_axis"), ("layout_in", "layout_out"), ("ones", "zeros"), ("first", "second"),
-]  # fmt: skip
+    ("cos", "sin"),
+    ("floor", "ceil"),
+    ("min", "max"),
+    ("amin", "amax"),
+    ("any", "all"),
+    ("half", "interleaved"),
+    ("exact", "hf"),
+    ("qk", "q"),
+    ("shared", "per_axis"),
+    ("layout_in", "layout_out"),
+    ("ones", "zeros"),
+    ("first", "second"),
+]
 TWIN = {a: b for pair in TWINS for a, b in (pair, pair[::-1])}
-#: texts alone: as names of variables, the other one rarely exists, and an error at once is no test of anything
+#: texts alone: as names of variables, the other one rarely exists, and an error at once is no test
+#: of anything
 ONLY_TEXTS = ("qk", "q")
-#: functions whose first two arguments may change places, or must not: `isinstance` and `getattr` would only raise
-NOT_EXCHANGED = ("transpose", "promote_types", "min", "max", "minimum", "maximum", "isinstance", "getattr")
+#: functions whose first two arguments may change places, or must not: `isinstance` and `getattr`
+#: would only raise
+NOT_EXCHANGED = (
+    "transpose",
+    "promote_types",
+    "min",
+    "max",
+    "minimum",
+    "maximum",
+    "isinstance",
+    "getattr",
+)
 #: keywords that change nothing on a machine without a GPU
 NOT_DROPPED = ("device",)
 
@@ -44,7 +82,9 @@ class Mutant:
 
 
 def mutants(module: str, source: str, choose: Callable[[list], list] = list) -> list[Mutant]:
-    """Return the mutants of a module that `choose` takes from all (line, before, after) that differ from the source."""
+    """Return the mutants of a module that `choose` takes from all (line, before, after) that differ
+    from the source.
+    """
     tree = ast.parse(source)
     made: dict[tuple[int, str, str], Change] = {}
     for statement, change in _changes(tree):
@@ -85,7 +125,11 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
     """Yield all statements, also those in blocks, except docstrings, imports and `__all__`."""
     for statement in body:
         docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-        if docstring or isinstance(statement, ast.Import | ast.ImportFrom) or _assigns_all(statement):
+        if (
+            docstring
+            or isinstance(statement, ast.Import | ast.ImportFrom)
+            or _assigns_all(statement)
+        ):
             continue
         yield statement
         for name in ("body", "orelse", "finalbody"):
@@ -98,8 +142,20 @@ def _assigns_all(statement: ast.stmt) -> bool:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement, without its block, annotations, decorators and error messages."""
-    skipped = {"body", "orelse", "finalbody", "handlers", "annotation", "returns", "decorator_list", "bases", "exc"}
+    """Yield the expressions of a statement, without its block, annotations, decorators and error
+    messages.
+    """
+    skipped = {
+        "body",
+        "orelse",
+        "finalbody",
+        "handlers",
+        "annotation",
+        "returns",
+        "decorator_list",
+        "bases",
+        "exc",
+    }
     for name, value in ast.iter_fields(statement):
         if name in skipped:
             continue
@@ -113,7 +169,9 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
 
 def _walk(node: ast.AST) -> Iterator[ast.expr]:
     """Yield a node and its descendants, without messages: f-strings and the arguments of an error."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "RopeError"):
+    if isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Call) and ast.unparse(node.func) == "RopeError"
+    ):
         return
     if isinstance(node, ast.expr):
         yield node
@@ -144,11 +202,15 @@ def _set(node: ast.AST, **values: object) -> Change:
 
 
 def _become(node: ast.AST, other: ast.AST) -> Change:
-    """Return the change that makes `node` a copy of `other`, in place, so that its parent need not be known."""
+    """Return the change that makes `node` a copy of `other`, in place, so that its parent need not
+    be known.
+    """
     other = copy.deepcopy(other)
 
     def change():
-        """Give the node the class and the attributes of the other, and return the function that undoes it."""
+        """Give the node the class and the attributes of the other, and return the function that
+        undoes it.
+        """
         old_class, old_attributes = node.__class__, dict(node.__dict__)
         node.__class__, node.__dict__ = other.__class__, {**old_attributes, **other.__dict__}
 
@@ -161,8 +223,14 @@ def _become(node: ast.AST, other: ast.AST) -> Change:
 
 
 def _statement_changes(statement: ast.stmt) -> Iterator[Change]:
-    """Yield the changes of a statement: return None, do nothing, another operator, the opposite condition."""
-    if isinstance(statement, ast.Return) and statement.value is not None and not _is_none(statement.value):
+    """Yield the changes of a statement: return None, do nothing, another operator, the opposite
+    condition.
+    """
+    if (
+        isinstance(statement, ast.Return)
+        and statement.value is not None
+        and not _is_none(statement.value)
+    ):
         yield _set(statement, value=ast.Constant(None))
     if isinstance(statement, ast.Raise | ast.Expr | ast.AugAssign):
         yield _become(statement, ast.Pass())
@@ -182,7 +250,9 @@ def _operator_changes(node: ast.BinOp | ast.AugAssign) -> Iterator[Change]:
 
 
 def _expression_changes(node: ast.expr) -> Iterator[Change]:
-    """Yield the changes of an expression: other operators, values and names, operands left out, arguments exchanged."""
+    """Yield the changes of an expression: other operators, values and names, operands left out,
+    arguments exchanged.
+    """
     match node:
         case ast.BinOp():
             yield from _operator_changes(node)
@@ -204,7 +274,9 @@ def _expression_changes(node: ast.expr) -> Iterator[Change]:
             yield from (_set(node, value=value) for value in _other_values(node.value))
         case ast.Name(id=name) if name in ONLY_TEXTS:
             return
-        case ast.Name(id=name) | ast.Attribute(attr=name) if name in TWIN and isinstance(node.ctx, ast.Load):
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in TWIN and isinstance(
+            node.ctx, ast.Load
+        ):
             yield _set(node, **{"id" if isinstance(node, ast.Name) else "attr": TWIN[name]})
         case ast.Call():
             yield from _call_changes(node)
@@ -225,7 +297,9 @@ def _other_values(value: object) -> Iterator[object]:
 
 
 def _call_changes(node: ast.Call) -> Iterator[Change]:
-    """Yield the changes of a call: its first two arguments exchanged, a keyword left out, a method without arguments left out."""
+    """Yield the changes of a call: its first two arguments exchanged, a keyword left out, a method
+    without arguments left out.
+    """
     plain = len(node.args) >= 2 and not any(isinstance(arg, ast.Starred) for arg in node.args[:2])
     if plain and ast.unparse(node.func).rpartition(".")[2] not in NOT_EXCHANGED:
         yield _set(node, args=[node.args[1], node.args[0], *node.args[2:]])

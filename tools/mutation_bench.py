@@ -19,23 +19,43 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: imported once, before the first fork: what the tests of known mistakes need, and what the tests of all modules need
+#: imported once, before the first fork: what the tests of known mistakes need, and what the tests
+#: of all modules need
 BASICS = (
-    "torch", "torch.testing", "numpy", "mpmath", "jaxtyping", "hypothesis", "hypothesis.strategies", "pytest",
-    "transformers.models.llama.modeling_llama", "transformers.models.gptj.modeling_gptj",
-)  # fmt: skip
+    "torch",
+    "torch.testing",
+    "numpy",
+    "mpmath",
+    "jaxtyping",
+    "hypothesis",
+    "hypothesis.strategies",
+    "pytest",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gptj.modeling_gptj",
+)
 PRELOAD = (
-    *BASICS, "torch.distributed", "torch.nn.attention.flex_attention", "torch._dynamo", "safetensors.torch", "tokenizers",
-    "transformers.models.auto.modeling_auto", "transformers.generation.logits_process",
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("qwen2", "gemma3", "phi3", "roformer", "t5")),
-)  # fmt: skip
+    *BASICS,
+    "torch.distributed",
+    "torch.nn.attention.flex_attention",
+    "torch._dynamo",
+    "safetensors.torch",
+    "tokenizers",
+    "transformers.models.auto.modeling_auto",
+    "transformers.generation.logits_process",
+    *(
+        f"transformers.models.{name}.modeling_{name}"
+        for name in ("qwen2", "gemma3", "phi3", "roformer", "t5")
+    ),
+)
 #: exit codes of pytest: every test passed, or none was selected
 PASSED = (0, 5)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the tests ended: "killed", "survived" or "timeout"; which tests and files failed; and the seconds of each test."""
+    """How the tests ended: "killed", "survived" or "timeout"; which tests and files failed; and the
+    seconds of each test.
+    """
 
     verdict: str
     failed: list[str]
@@ -64,9 +84,15 @@ def is_interpreted(path: str) -> bool:
 
 
 def turn_on_interpreter() -> None:
-    """Let Triton be imported again, with its interpreter: it reads the variable while it is imported."""
+    """Let Triton be imported again, with its interpreter: it reads the variable while it is
+    imported.
+    """
     os.environ["TRITON_INTERPRET"] = "1"
-    for name in [name for name in sys.modules if f"{name}.".startswith("triton.") and not name.startswith("triton._C")]:
+    for name in [
+        name
+        for name in sys.modules
+        if f"{name}.".startswith("triton.") and not name.startswith("triton._C")
+    ]:
         del sys.modules[name]
 
 
@@ -88,7 +114,9 @@ class Record:
     def note(self, report) -> None:
         """Append [test, seconds, whether it failed] to the file."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([report.nodeid, getattr(report, "duration", 0), report.failed]) + "\n")
+            file.write(
+                json.dumps([report.nodeid, getattr(report, "duration", 0), report.failed]) + "\n"
+            )
 
     pytest_runtest_logreport = pytest_collectreport = note
 
@@ -102,7 +130,9 @@ class Bench:
         self.record = self.folder / "record.jsonl"
         # without what another process is writing
         shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
-        compileall.compile_dir(self.folder / "src", quiet=2)  # what is not compiled yet, because no child writes bytecode
+        compileall.compile_dir(
+            self.folder / "src", quiet=2
+        )  # what is not compiled yet, because no child writes bytecode
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -110,8 +140,17 @@ class Bench:
     def path(self, module: str) -> Path:
         return self.folder / "src" / "ropewalk" / f"{module}.py"
 
-    def run(self, module: str, source: str, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
-        """Run `tests`, up to the first that fails, with `source` as the module, and return how they ended."""
+    def run(
+        self,
+        module: str,
+        source: str,
+        tests: list[str],
+        timeout: float,
+        left_out: frozenset[str] = frozenset(),
+    ) -> Outcome:
+        """Run `tests`, up to the first that fails, with `source` as the module, and return how they
+        ended.
+        """
         original = self.path(module).read_text(encoding="utf-8")
         # bytecode is reused if its source has the same size and the same second of change
         Path(importlib.util.cache_from_source(str(self.path(module)))).unlink(missing_ok=True)
@@ -121,8 +160,12 @@ class Bench:
         finally:
             self.path(module).write_text(original, encoding="utf-8")
 
-    def run_unchanged(self, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()) -> Outcome:
-        """Run `tests` in a forked process on the copy as it is, for at most `timeout` seconds, and return how they ended."""
+    def run_unchanged(
+        self, tests: list[str], timeout: float, left_out: frozenset[str] = frozenset()
+    ) -> Outcome:
+        """Run `tests` in a forked process on the copy as it is, for at most `timeout` seconds, and
+        return how they ended.
+        """
         log, deadline = self.folder / "log.txt", time.monotonic() + timeout
         self.record.write_text("", encoding="utf-8")
         child = os.fork()
@@ -137,7 +180,9 @@ class Bench:
         verdict = "timeout"
         if status is not None:
             verdict = "survived" if os.waitstatus_to_exitcode(status) in PASSED else "killed"
-        return Outcome(verdict, *self._recorded(), log.read_text(encoding="utf-8", errors="replace"))
+        return Outcome(
+            verdict, *self._recorded(), log.read_text(encoding="utf-8", errors="replace")
+        )
 
     def _recorded(self) -> tuple[list[str], dict[str, float]]:
         """Return the tests that failed, and {test: its seconds}, from the record."""
@@ -160,14 +205,24 @@ class Bench:
         sys.dont_write_bytecode = True
         source = str(self.folder / "src")
         paths = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-        os.environ.update(PYTHONPATH=paths, PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        os.environ.update(
+            PYTHONPATH=paths, PYTHONDONTWRITEBYTECODE="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1"
+        )
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(self.folder / "hypothesis")
         sys.path.insert(0, source)
-        # without beartype the suite skips its type-checking hook: tests must find a mutant by its numbers, and start faster
+        # without beartype the suite skips its type-checking hook: tests must find a mutant by its
+        # numbers, and start faster
         sys.modules["beartype"] = None  # type: ignore[assignment]
         if any(map(is_interpreted, tests)):
             turn_on_interpreter()
-        options = ["-q", "-p", "no:cacheprovider", "--tb=line", "--assert=plain", f"--basetemp={self.folder / 'tmp'}"]
+        options = [
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--tb=line",
+            "--assert=plain",
+            f"--basetemp={self.folder / 'tmp'}",
+        ]
         code = 2
         try:
             import pytest

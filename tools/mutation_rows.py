@@ -1,4 +1,6 @@
-"""The results file of a mutation run: a line of JSON for each mutant; and the list of mutants that change no result."""
+"""The results file of a mutation run: a line of JSON for each mutant; and the list of mutants that
+change no result.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,22 @@ Row = dict[str, object]
 
 def equivalents() -> set[tuple[str, str, str]]:
     """Return (module, before, after) of the mutants known to change no result."""
-    listed = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"] if EQUIVALENT.exists() else []
+    listed = (
+        tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))["equivalent"]
+        if EQUIVALENT.exists()
+        else []
+    )
     return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
 
 def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> Row:
     """Return the row of a mutant; `caught_by` is the first test that failed."""
-    where = {"file": f"{mutant.module}.py", "line": mutant.line, "before": mutant.before, "after": mutant.after}
+    where = {
+        "file": f"{mutant.module}.py",
+        "line": mutant.line,
+        "before": mutant.before,
+        "after": mutant.after,
+    }
     return {**where, "verdict": verdict, "caught_by": caught_by}
 
 
@@ -51,9 +62,11 @@ def not_in(out: Path | None, picked: list[Mutant]) -> list[Mutant]:
 
 
 def survivors_in(path: Path, modules: Collection[str]) -> dict[Mutant, int]:
-    """Return {mutant: number of its line, from 0} for the mutants of `modules` that survive in a file.
+    """Return {mutant: number of its line, from 0} for the mutants of `modules` that survive in a
+    file.
 
-    A mutant is found by its text, so it may have moved within its module; one whose text is gone is named and left out.
+    A mutant is found by its text, so it may have moved within its module; one whose text is gone is
+    named and left out.
     """
     found: dict[Mutant, int] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
@@ -63,13 +76,21 @@ def survivors_in(path: Path, modules: Collection[str]) -> dict[Mutant, int]:
             continue
 
         def nearest(keys: list, row: dict = row) -> list:
-            """Return the (line, before, after) with the text of the row whose line is nearest to the row's, in a list."""
+            """Return the (line, before, after) with the text of the row whose line is nearest to
+            the row's, in a list.
+            """
             same = [key for key in keys if key[1:] == (row["before"], row["after"])]
             return sorted(same, key=lambda key: abs(key[0] - row["line"]))[:1]
 
         source = ROOT / "src" / "ropewalk" / row["file"]
-        same = mutants(module, source.read_text(encoding="utf-8"), nearest) if source.is_file() else []
+        same = (
+            mutants(module, source.read_text(encoding="utf-8"), nearest) if source.is_file() else []
+        )
         if not same:
-            print(f"left out, because the code has changed: {row['file']}:{row['line']} {row['before']}", file=sys.stderr)
+            print(
+                f"left out, because the code has changed: {row['file']}:{row['line']} "
+                f"{row['before']}",
+                file=sys.stderr,
+            )
         found |= dict.fromkeys(same, number)
     return found

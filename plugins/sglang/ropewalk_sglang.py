@@ -1,6 +1,8 @@
-"""SGLang plug-in: every rotary module takes its table of cos and sin from ropewalk, exact at every position.
+"""SGLang plug-in: every rotary module takes its table of cos and sin from ropewalk, exact at every
+position.
 
-SGLang loads it by its entry point in every process. It does nothing unless ROPEWALK_SGLANG=1 is set.
+SGLang loads it by its entry point in every process. It does nothing unless ROPEWALK_SGLANG=1 is
+set.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ PACKAGE = "sglang.srt.layers.rotary_embedding"
 
 
 def register() -> None:
-    """Hook the methods of SGLang's rotary classes that make tables or append rows to them, if ROPEWALK_SGLANG is 1."""
+    """Hook the methods of SGLang's rotary classes that make tables or append rows to them, if
+    ROPEWALK_SGLANG is 1.
+    """
     if os.environ.get("ROPEWALK_SGLANG") != "1":
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -29,7 +33,9 @@ def register() -> None:
 
 
 def _methods(name: str) -> Iterator[str]:
-    """Yield the dotted path of every method of that name that a rotary class of SGLang defines itself."""
+    """Yield the dotted path of every method of that name that a rotary class of SGLang defines
+    itself.
+    """
     package = importlib.import_module(PACKAGE)
     for found in pkgutil.iter_modules(package.__path__, f"{PACKAGE}."):
         module = importlib.import_module(found.name)
@@ -38,8 +44,12 @@ def _methods(name: str) -> Iterator[str]:
                 yield f"{module.__name__}.{each.__name__}.{name}"
 
 
-def _compute(original: Callable[..., torch.Tensor], self: Any, *args: Any, **named: Any) -> torch.Tensor:
-    """Return the table of a rotary module with exact angles; a table of another form stays SGLang's own."""
+def _compute(
+    original: Callable[..., torch.Tensor], self: Any, *args: Any, **named: Any
+) -> torch.Tensor:
+    """Return the table of a rotary module with exact angles; a table of another form stays SGLang's
+    own.
+    """
     from ropewalk.interop.engine_tables import with_exact_angles
 
     return with_exact_angles(self, lambda: original(self, *args, **named))

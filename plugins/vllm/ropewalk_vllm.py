@@ -1,4 +1,5 @@
-"""vLLM plug-in: every rotary module takes its table of cos and sin from ropewalk, exact at every position.
+"""vLLM plug-in: every rotary module takes its table of cos and sin from ropewalk, exact at every
+position.
 
 vLLM loads it by its entry point in every process. It does nothing unless ROPEWALK_VLLM=1 is set.
 """
@@ -28,10 +29,16 @@ def _subclasses(kind: type) -> list[type]:
 
 
 def _exact(original: type) -> type:
-    """Return a subclass whose table has exact angles; where the table has another form, it stays vLLM's own."""
+    """Return a subclass whose table has exact angles; where the table has another form, it stays
+    vLLM's own.
+    """
     from ropewalk.interop.engine_tables import with_exact_angles
 
     def _compute_cos_sin_cache(self: Any) -> torch.Tensor:
         return with_exact_angles(self, lambda: original._compute_cos_sin_cache(self))
 
-    return type(f"Ropewalk{original.__name__}", (original,), {"_compute_cos_sin_cache": _compute_cos_sin_cache})
+    return type(
+        f"Ropewalk{original.__name__}",
+        (original,),
+        {"_compute_cos_sin_cache": _compute_cos_sin_cache},
+    )

@@ -1,6 +1,7 @@
 """ropewalk: rotary position embedding, exact at any position."""
 
-# imported at once, not lazily: this registers the ops, without which torch cannot load an exported program
+# imported at once, not lazily: this registers the ops, without which torch cannot load an exported
+# program
 from ropewalk import axes, frequencies, positions
 from ropewalk.attention import Attention, KVCache, LatentAttention, LinearAttention
 from ropewalk.caches import clear_caches

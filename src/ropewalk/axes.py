@@ -1,4 +1,6 @@
-"""Axes: which coordinate of a position each pair rotates by. A multi-dimensional RoPE is a vector with the axis of each pair."""
+"""Axes: which coordinate of a position each pair rotates by. A multi-dimensional RoPE is a vector
+with the axis of each pair.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from ropewalk.errors import RopeError, choice, flag, integer, number
 class AxisMap:
     """The axis of every pair, and whether the axes share one ladder of frequencies.
 
-    ladder      "shared": pair i has frequency omega_i whatever its axis (M-RoPE). "per_axis": the frequencies of each axis start
-                again at the fastest (axial image and video RoPE)
+    ladder      "shared": pair i has frequency omega_i whatever its axis (M-RoPE). "per_axis": the
+                frequencies of each axis start again at the fastest (axial image and video RoPE)
     fractional  coordinates may be real numbers
-    scaled      with "per_axis": the axes to whose frequencies the spec's scaling applies, such as (0,) for time alone;
-                None = all
+    scaled      with "per_axis": the axes to whose frequencies the spec's scaling applies, such as
+                (0,) for time alone; None = all
     """
 
     axis_of_pair: tuple[int, ...]
@@ -32,15 +34,23 @@ class AxisMap:
     def __post_init__(self) -> None:
         num_axes = integer("num_axes", self.num_axes, low=1, high=64)
         # NumPy's integers become plain ones, so that equal maps give equal fingerprints
-        axes = tuple(integer("axis_of_pair", axis, low=0, high=num_axes - 1) for axis in self.axis_of_pair)
+        axes = tuple(
+            integer("axis_of_pair", axis, low=0, high=num_axes - 1) for axis in self.axis_of_pair
+        )
         if not axes:
             raise RopeError("axis_of_pair", "must name an axis for at least one pair", axes)
         choice("ladder", self.ladder, ("shared", "per_axis"))
         flag("fractional", self.fractional)
         if self.scaled is not None:
             if self.ladder == "shared":
-                raise RopeError("scaled", "needs ladder='per_axis': axes that share a ladder also share its scaling", self.scaled)
-            scaled = tuple(integer("scaled", axis, low=0, high=num_axes - 1) for axis in self.scaled)
+                raise RopeError(
+                    "scaled",
+                    "needs ladder='per_axis': axes that share a ladder also share its scaling",
+                    self.scaled,
+                )
+            scaled = tuple(
+                integer("scaled", axis, low=0, high=num_axes - 1) for axis in self.scaled
+            )
             object.__setattr__(self, "scaled", scaled)
         object.__setattr__(self, "axis_of_pair", axes)
         object.__setattr__(self, "num_axes", num_axes)
@@ -51,7 +61,9 @@ class AxisMap:
         return len(self.axis_of_pair)
 
     def ladders(self) -> list[tuple[list[int], int]]:
-        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents -2i/d."""
+        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents
+        -2i/d.
+        """
         if self.ladder == "shared":
             return [(list(range(self.pairs)), 2 * self.pairs)]
         pairs_of_axis: list[list[int]] = [[] for _ in range(self.num_axes)]
@@ -66,9 +78,11 @@ class AxisMap:
 
 @dataclass(frozen=True)
 class MixedAxes:
-    """Trained [heads, pairs, 2] frequencies: every pair of every head rotates by both coordinates (RoPE-Mixed for images).
+    """Trained [heads, pairs, 2] frequencies: every pair of every head rotates by both coordinates
+    (RoPE-Mixed for images).
 
-    The initial values are rope-vit's: a random direction per head, half of the pairs along it and half perpendicular to it.
+    The initial values are rope-vit's: a random direction per head, half of the pairs along it and
+    half perpendicular to it.
     """
 
     num_heads: int
@@ -79,18 +93,25 @@ class MixedAxes:
     fractional: bool = True
 
     def __post_init__(self) -> None:
-        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - the dataclass is frozen
+        # the dataclass is frozen
+        put = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731
         put("num_heads", integer("num_heads", self.num_heads, low=1, high=65536))
         put("pairs", integer("pairs", self.pairs, low=2, high=32768))
         put("seed", integer("seed", self.seed, low=0))
         put("theta", number("theta", self.theta, low=1e-30))
         if self.pairs % 2:
-            rule = "must be even: half of the pairs start along a direction, half perpendicular to it"
+            rule = (
+                "must be even: half of the pairs start along a direction, half perpendicular to it"
+            )
             raise RopeError("pairs", rule, self.pairs)
         flag("fractional", self.fractional)
         put("num_axes", integer("num_axes", self.num_axes, low=1, high=64))
         if self.num_axes != 2:
-            raise RopeError("num_axes", "must be 2: mixed frequencies are defined for (height, width)", self.num_axes)
+            raise RopeError(
+                "num_axes",
+                "must be 2: mixed frequencies are defined for (height, width)",
+                self.num_axes,
+            )
 
     def start(self) -> Tensor:
         """Return the frequencies before training, float32 [heads, pairs, 2]."""
@@ -100,16 +121,20 @@ class MixedAxes:
         half = self.pairs // 2
         # the ladder of either half, [pairs / 2]
         radians = self.theta ** -(torch.arange(half, dtype=torch.float64, device="cpu") / half)
-        angle = torch.cat([direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1)  # [heads, pairs]
+        angle = torch.cat(
+            [direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1
+        )  # [heads, pairs]
         unit_vectors = torch.stack([angle.cos(), angle.sin()], dim=-1)
         return (unit_vectors * radians.repeat(2)[:, None]).float()
 
 
 @dataclass(frozen=True)
 class HeadAxes:
-    """The axis of every head: all pairs of a head rotate by one coordinate, and each head has the whole ladder (MHRoPE).
+    """The axis of every head: all pairs of a head rotate by one coordinate, and each head has the
+    whole ladder (MHRoPE).
 
-    Queries may have a multiple of these heads (grouped-query attention): each uses the axis of its key head.
+    Queries may have a multiple of these heads (grouped-query attention): each uses the axis of its
+    key head.
 
     axis_of_head  the axis of each head; -1 for a head that does not rotate
     """
@@ -121,7 +146,9 @@ class HeadAxes:
 
     def __post_init__(self) -> None:
         num_axes = integer("num_axes", self.num_axes, low=1, high=64)
-        axes = tuple(integer("axis_of_head", axis, low=-1, high=num_axes - 1) for axis in self.axis_of_head)
+        axes = tuple(
+            integer("axis_of_head", axis, low=-1, high=num_axes - 1) for axis in self.axis_of_head
+        )
         if not axes:
             raise RopeError("axis_of_head", "must name an axis for at least one head", axes)
         object.__setattr__(self, "axis_of_head", axes)
@@ -135,17 +162,25 @@ class HeadAxes:
         return len(self.axis_of_head)
 
     def directions(self) -> Tensor:
-        """Return float64 [heads, pairs, axes], which multiplies the ladder: 1 on the head's axis, 0 elsewhere."""
+        """Return float64 [heads, pairs, axes], which multiplies the ladder: 1 on the head's axis, 0
+        elsewhere.
+        """
         axis = torch.tensor(self.axis_of_head, device="cpu")[:, None, None]
-        return (axis == torch.arange(self.num_axes, device="cpu")).to(torch.float64).expand(-1, self.pairs, -1)
+        return (
+            (axis == torch.arange(self.num_axes, device="cpu"))
+            .to(torch.float64)
+            .expand(-1, self.pairs, -1)
+        )
 
 
 @dataclass(frozen=True)
 class GoldenAxes:
-    """Every pair of every head rotates along a direction of its own; all directions are spread evenly (golden gate RoPE).
+    """Every pair of every head rotates along a direction of its own; all directions are spread
+    evenly (golden gate RoPE).
 
-    Nothing is learned or drawn at random: direction n is point n of a low-discrepancy sequence, mapped to the sphere. With
-    `frequencies.geometric` as the scaling, the frequencies are those of the method's author.
+    Nothing is learned or drawn at random: direction n is point n of a low-discrepancy sequence,
+    mapped to the sphere. With `frequencies.geometric` as the scaling, the frequencies are those of
+    the method's author.
     """
 
     num_heads: int
@@ -161,13 +196,18 @@ class GoldenAxes:
     def directions(self) -> Tensor:
         """Return unit vectors, float64 [heads, pairs, axes], which multiply the ladder."""
         ratio = 2.0
-        for _ in range(10):  # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
+        for _ in range(
+            10
+        ):  # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
             ratio = (1 + ratio) ** (1 / (self.num_axes + 1))
         steps = ratio ** -torch.arange(1, self.num_axes + 1, dtype=torch.float64, device="cpu")
         index = torch.arange(1, self.num_heads * self.pairs + 1, dtype=torch.float64, device="cpu")
-        # evenly spread points of the unit cube become normally distributed ones, whose directions cover the sphere evenly
+        # evenly spread points of the unit cube become normally distributed ones, whose directions
+        # cover the sphere evenly
         points = torch.erfinv(2 * (index[:, None] * steps % 1) - 1)
-        return (points / points.norm(dim=-1, keepdim=True)).reshape(self.num_heads, self.pairs, self.num_axes)
+        return (points / points.norm(dim=-1, keepdim=True)).reshape(
+            self.num_heads, self.pairs, self.num_axes
+        )
 
 
 #: axis maps that differ from head to head, with fixed frequencies
@@ -175,36 +215,54 @@ PER_HEAD = (HeadAxes, GoldenAxes)
 
 
 def by_head(sections: Sequence[int], pairs: int, num_heads: int | None = None) -> HeadAxes:
-    """MHRoPE: the first sections[0] key heads use axis 0, the next sections[1] axis 1, and so on; further heads do not rotate.
+    """MHRoPE: the first sections[0] key heads use axis 0, the next sections[1] axis 1, and so on;
+    further heads do not rotate.
 
     `num_heads` is the number of key heads; None = the sum of the sections.
     """
     counts = _checked_sections(sections)
-    num_heads = sum(counts) if num_heads is None else integer("num_heads", num_heads, low=sum(counts), high=65536)
+    num_heads = (
+        sum(counts)
+        if num_heads is None
+        else integer("num_heads", num_heads, low=sum(counts), high=65536)
+    )
     axes = [axis for axis, count in enumerate(counts) for _ in range(count)]
     return HeadAxes((*axes, *[-1] * (num_heads - len(axes))), pairs, len(counts))
 
 
 def chunked(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs use axis 0, the next sections[1] axis 1, and so on."""
+    """M-RoPE in blocks (Qwen2-VL, GLM-4V): the first sections[0] pairs use axis 0, the next
+    sections[1] axis 1, and so on.
+    """
     sections = _checked_sections(sections)
-    return AxisMap(tuple(axis for axis, count in enumerate(sections) for _ in range(count)), len(sections))
+    return AxisMap(
+        tuple(axis for axis, count in enumerate(sections) for _ in range(count)), len(sections)
+    )
 
 
 def interleaved(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then time."""
+    """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then
+    time.
+    """
     time, height, width = _checked_sections(sections, exactly=3)
-    axes = [0] * (time + height + width)  # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
+    axes = [0] * (
+        time + height + width
+    )  # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
     if axes.count(1) != height or axes.count(2) != width:
-        rule = "height and width must fit every third pair: 3 * height <= pairs + 1 and 3 * width <= pairs"
+        rule = (
+            "height and width must fit every third pair: 3 * height <= pairs + 1 and 3 * width <= "
+            "pairs"
+        )
         raise RopeError("sections", rule, list(sections))
     return AxisMap(tuple(axes), 3)
 
 
 def ernie(sections: Sequence[int]) -> AxisMap:
-    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, the slowest pairs use time."""
+    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, the slowest pairs
+    use time.
+    """
     height, width, time = _checked_sections(sections, exactly=3)
     if height != width:
         raise RopeError("sections", "height and width must be equal to alternate", list(sections))
@@ -224,27 +282,46 @@ def round_robin(sections: Sequence[int]) -> AxisMap:
 
 
 def axial(*sections: int, scaled: Sequence[int] | None = None) -> AxisMap:
-    """Axial RoPE: axis a has sections[a] consecutive pairs and its own ladder of frequencies; `axial(16, 16)` for an image.
+    """Axial RoPE: axis a has sections[a] consecutive pairs and its own ladder of frequencies;
+    `axial(16, 16)` for an image.
 
     `scaled` lists the axes that the spec's scaling applies to; None = all.
     """
-    return AxisMap(chunked(sections).axis_of_pair, len(sections), "per_axis", scaled=None if scaled is None else tuple(scaled))
+    return AxisMap(
+        chunked(sections).axis_of_pair,
+        len(sections),
+        "per_axis",
+        scaled=None if scaled is None else tuple(scaled),
+    )
 
 
 def normalised(*sections: int) -> AxisMap:
     """Axial RoPE over real coordinates such as DINOv3's patch centres in [-1, 1]."""
-    return AxisMap(chunked(sections).axis_of_pair, len(sections), ladder="per_axis", fractional=True)
+    return AxisMap(
+        chunked(sections).axis_of_pair, len(sections), ladder="per_axis", fractional=True
+    )
 
 
 #: the orders of axes that a config can name
-AXIS_ORDERS = {"chunked": chunked, "interleaved": interleaved, "ernie": ernie, "round_robin": round_robin}
+AXIS_ORDERS = {
+    "chunked": chunked,
+    "interleaved": interleaved,
+    "ernie": ernie,
+    "round_robin": round_robin,
+}
 
 
 def _checked_sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
-    """Return the number of pairs of each axis, checked; if `exactly` is given, it is the required number of axes."""
+    """Return the number of pairs of each axis, checked; if `exactly` is given, it is the required
+    number of axes.
+    """
     if not isinstance(sections, list | tuple) or not sections:
-        raise RopeError("sections", "must be a list with the number of pairs of each axis", sections)
-    counts = tuple(integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections))
+        raise RopeError(
+            "sections", "must be a list with the number of pairs of each axis", sections
+        )
+    counts = tuple(
+        integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections)
+    )
     if exactly is not None and len(counts) != exactly:
         raise RopeError("sections", f"must name {exactly} axes", list(sections))
     if not sum(counts):

@@ -1,7 +1,9 @@
-"""Everything the package remembers between calls. Every cache is created here, so that all can be listed and emptied.
+"""Everything the package remembers between calls. Every cache is created here, so that all can be
+listed and emptied.
 
-A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose entries point into the memory of
-another cache's entries names it in `points_into`, and is emptied whenever the other one drops something.
+A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose
+entries point into the memory of another cache's entries names it in `points_into`, and is emptied
+whenever the other one drops something.
 """
 
 from __future__ import annotations
@@ -35,16 +37,21 @@ _CACHES: dict[str, _Registered] = {}
 
 
 class Cache(dict):
-    """A bounded dict: read it as any dict, write to it with `keep`, which drops the oldest entries where it is full.
+    """A bounded dict: read it as any dict, write to it with `keep`, which drops the oldest entries
+    where it is full.
 
     entries      how many entries it holds at most
-    bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no such bound
-    points_into  another cache, into whose memory these entries point: this cache is emptied when that one drops an entry
+    bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no
+                 such bound
+    points_into  another cache, into whose memory these entries point: this cache is emptied when
+                 that one drops an entry
 
     The attribute `bytes` is the sum of the sizes now.
     """
 
-    def __init__(self, name: str, *, entries: int, bytes: int | None = None, points_into: Cache | None = None) -> None:
+    def __init__(
+        self, name: str, *, entries: int, bytes: int | None = None, points_into: Cache | None = None
+    ) -> None:
         super().__init__()
         self.name, self.most_entries, self.most_bytes = name, entries, bytes
         self.bytes = 0  # the sum of `_sizes`
@@ -56,11 +63,15 @@ class Cache(dict):
         _CACHES[name] = self  # for `cache_infos` and `clear_caches`
 
     def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
-        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until the rest is in bounds."""
+        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until
+        the rest is in bounds.
+        """
         dropped = False
         with self._lock:
             self._put(key, value, size)
-            while len(self) > 1 and self._is_full():  # a single entry is kept even if it is larger than the bound
+            while (
+                len(self) > 1 and self._is_full()
+            ):  # a single entry is kept even if it is larger than the bound
                 self._drop(next(iter(self)))
                 dropped = True
         if dropped:
@@ -85,13 +96,23 @@ class Cache(dict):
 
     def info(self) -> CacheInfo:
         """Return the size now, and the bounds."""
-        return CacheInfo(self.name, len(self), self.most_entries, self.bytes if self.most_bytes else None, self.most_bytes)
+        return CacheInfo(
+            self.name,
+            len(self),
+            self.most_entries,
+            self.bytes if self.most_bytes else None,
+            self.most_bytes,
+        )
 
     def _is_full(self) -> bool:
-        return len(self) > self.most_entries or (self.most_bytes is not None and self.bytes > self.most_bytes)
+        return len(self) > self.most_entries or (
+            self.most_bytes is not None and self.bytes > self.most_bytes
+        )
 
     def _put(self, key: Hashable, value: Any, size: int) -> None:
-        """Store an entry as the newest: the last one of the dict, which keeps the order of insertion."""
+        """Store an entry as the newest: the last one of the dict, which keeps the order of
+        insertion.
+        """
         self._drop(key)
         self[key], self._sizes[key] = value, size
         self.bytes += size
@@ -119,7 +140,9 @@ class _FunctionCache:
 
 
 def cached(name: str, *, entries: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Return a decorator that keeps the results of the latest `entries` distinct calls of a function."""
+    """Return a decorator that keeps the results of the latest `entries` distinct calls of a
+    function.
+    """
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         kept = functools.lru_cache(maxsize=entries)(function)

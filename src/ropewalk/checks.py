@@ -1,4 +1,6 @@
-"""The rules about tensors, positions and lengths, checked once at the public API; a checked call becomes a Request."""
+"""The rules about tensors, positions and lengths, checked once at the public API; a checked call
+becomes a Request.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ def make_request(
 ) -> Request:
     """Return a call as a Request, all of its arguments checked.
 
-    xs is (q, k) or one tensor, `tables` the table strategy, and `name` what an error calls one tensor.
+    xs is (q, k) or one tensor, `tables` the table strategy, and `name` what an error calls one
+    tensor.
     """
     x = xs[0]
     # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
@@ -43,10 +46,19 @@ def make_request(
     seq_dim = seq_dim - x.ndim if seq_dim >= 0 else seq_dim
     seq, batch = x.shape[seq_dim], _batch_size(x, seq_dim)
     for other in xs[1:]:
-        same_axes = other.ndim == x.ndim and (other.shape[seq_dim], _batch_size(other, seq_dim)) == (seq, batch)
+        same_axes = other.ndim == x.ndim and (
+            other.shape[seq_dim],
+            _batch_size(other, seq_dim),
+        ) == (seq, batch)
         if not same_axes or other.device != x.device:
-            raise RopeError("k", "must have q's batch, tokens and device (heads may differ)", [list(x.shape), list(other.shape)])
-    return request_for_tokens(spec, positions, offset, length, seq_dim, seq, batch, x.device, tables)
+            raise RopeError(
+                "k",
+                "must have q's batch, tokens and device (heads may differ)",
+                [list(x.shape), list(other.shape)],
+            )
+    return request_for_tokens(
+        spec, positions, offset, length, seq_dim, seq, batch, x.device, tables
+    )
 
 
 def request_for_tokens(
@@ -60,16 +72,26 @@ def request_for_tokens(
     device: torch.device,
     tables: str = "auto",
 ) -> Request:
-    """Return the Request for `batch` rows of `seq` tokens along axis `seq_dim`, its positions and length checked."""
+    """Return the Request for `batch` rows of `seq` tokens along axis `seq_dim`, its positions and
+    length checked.
+    """
     if isinstance(offset, Tensor):
         if positions is not None:
-            raise RopeError("offset", "cannot be combined with positions: add it to them", list(offset.shape))
+            raise RopeError(
+                "offset", "cannot be combined with positions: add it to them", list(offset.shape)
+            )
         positions, offset = _positions_from_offset(offset, seq, batch, device), 0
     elif isinstance(offset, bool) or not isinstance(offset, (int, torch.SymInt)):
         if isinstance(offset, bool) or not isinstance(offset, Integral):
-            raise RopeError("offset", "must be an integer or an integer tensor with one offset for each row", offset)
+            raise RopeError(
+                "offset",
+                "must be an integer or an integer tensor with one offset for each row",
+                offset,
+            )
         # an integer of numpy
-        return request_for_tokens(spec, positions, int(offset), length, seq_dim, seq, batch, device, tables)
+        return request_for_tokens(
+            spec, positions, int(offset), length, seq_dim, seq, batch, device, tables
+        )
     elif isinstance(offset, int) and not -(2**62) < offset < 2**62:
         raise RopeError("offset", "must be between -2^62 and 2^62", offset)
     elif positions is not None and offset:
@@ -77,15 +99,24 @@ def request_for_tokens(
     if positions is not None:
         positions = _check_positions(positions, spec, seq, batch, device)
     elif spec.fractional:
-        raise RopeError("positions", "must be given: these axes have real coordinates, which have no default", None)
+        raise RopeError(
+            "positions",
+            "must be given: these axes have real coordinates, which have no default",
+            None,
+        )
     elif spec.num_axes > 1:
-        positions, offset = _same_on_all_axes(torch.arange(offset, offset + seq, device=device), spec), 0
+        positions, offset = (
+            _same_on_all_axes(torch.arange(offset, offset + seq, device=device), spec),
+            0,
+        )
     length = _length_per_row(spec, positions, offset, seq, batch, device, length)
     return Request(spec, seq_dim, positions, offset, length, tables=check_strategy(tables, spec))
 
 
 def check_strategy(tables: str, spec: RopeSpec) -> str:
-    """Return `tables`; raise a RopeError if there is no such strategy or the spec has no such table."""
+    """Return `tables`; raise a RopeError if there is no such strategy or the spec has no such
+    table.
+    """
     if tables == "auto":
         return tables
     choice("tables", tables, STRATEGIES)
@@ -94,23 +125,42 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
         reason = "only fixed frequencies on one axis of integer positions have tables"
         if "full" in possible:
             reason = "precision 'hf' rounds angles, which then cannot be added from two levels"
-        raise RopeError("tables", f"must be one of {', '.join(possible)} for this spec: {reason}", tables)
+        raise RopeError(
+            "tables", f"must be one of {', '.join(possible)} for this spec: {reason}", tables
+        )
     return tables
 
 
 def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> int:
     """Check one tensor and return its sequence axis, counted from the end."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
-        raise RopeError(name, "must be a float16, bfloat16, float32 or float64 tensor", getattr(x, "dtype", type(x)))
+        raise RopeError(
+            name,
+            "must be a float16, bfloat16, float32 or float64 tensor",
+            getattr(x, "dtype", type(x)),
+        )
     if x.is_nested or x.layout != torch.strided:
         kind = "nested" if x.is_nested else x.layout
-        raise RopeError(name, "must be a dense tensor; pad or pack rows of other lengths, see ropewalk.positions", kind)
+        raise RopeError(
+            name,
+            "must be a dense tensor; pad or pack rows of other lengths, see ropewalk.positions",
+            kind,
+        )
     if x.ndim < 2:
         raise RopeError(name, "must have at least [tokens, dimensions]", list(x.shape))
-    if isinstance(seq_dim, bool) or not isinstance(seq_dim, int) or not -x.ndim <= seq_dim < x.ndim - 1 or seq_dim == -1:
-        raise RopeError("seq_dim", f"must be an axis of x before the last, from {-x.ndim} to -2", seq_dim)
+    if (
+        isinstance(seq_dim, bool)
+        or not isinstance(seq_dim, int)
+        or not -x.ndim <= seq_dim < x.ndim - 1
+        or seq_dim == -1
+    ):
+        raise RopeError(
+            "seq_dim", f"must be an axis of x before the last, from {-x.ndim} to -2", seq_dim
+        )
     if head_dim is not None and x.shape[-1] != head_dim:
-        raise RopeError(name, f"must have head_dim = {head_dim} as its last dimension", list(x.shape))
+        raise RopeError(
+            name, f"must have head_dim = {head_dim} as its last dimension", list(x.shape)
+        )
     return seq_dim - x.ndim if seq_dim >= 0 else seq_dim
 
 
@@ -124,15 +174,32 @@ def check_tokens(tokens: Tensor, axes: tuple[str, ...] = ("batch", "tokens")) ->
 
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
-    """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from `start` on rotate."""
+    """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from
+    `start` on rotate.
+    """
     _, batch_axis, head_axis = token_axes(x.ndim, seq_dim)
     rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch_axis, head_axis))
     for name, table in (("cos", cos), ("sin", sin)):
-        if not table.is_floating_point() or table.ndim not in (2, 3, 4) or table.shape[-2] != x.shape[seq_dim]:
-            raise RopeError(name, f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]", list(table.shape))
+        if (
+            not table.is_floating_point()
+            or table.ndim not in (2, 3, 4)
+            or table.shape[-2] != x.shape[seq_dim]
+        ):
+            raise RopeError(
+                name,
+                f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]",
+                list(table.shape),
+            )
         # a table is [S, P], [B, S, P] or [B, H, S, P], where B and H may be 1
-        if any(size not in (1, of_x) for size, of_x in zip(table.shape[:-2], (rows, heads)[: table.ndim - 2], strict=True)):
-            raise RopeError(name, f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads", list(table.shape))
+        if any(
+            size not in (1, of_x)
+            for size, of_x in zip(table.shape[:-2], (rows, heads)[: table.ndim - 2], strict=True)
+        ):
+            raise RopeError(
+                name,
+                f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads",
+                list(table.shape),
+            )
         if table.device != x.device:
             raise RopeError(name, f"must be on x's device {x.device}", str(table.device))
     if cos.shape != sin.shape:
@@ -141,20 +208,32 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
         raise RopeError("cos", "must have at least one pair", list(cos.shape))
     width = start + 2 * cos.shape[-1]
     if width > x.shape[-1]:
-        raise RopeError("x", f"must have at least {width} entries in its last dimension for these tables", list(x.shape))
+        raise RopeError(
+            "x",
+            f"must have at least {width} entries in its last dimension for these tables",
+            list(x.shape),
+        )
 
 
 def check_no_overlap(xs: tuple[Tensor, ...], addresses: bool) -> None:
     """Refuse tensors whose memory overlaps: in place, every element must be written once.
 
-    addresses  whether memory addresses can be read, which a tracer does not allow; without them, q and k are refused only if
-               they are the same tensor
+    addresses  whether memory addresses can be read, which a tracer does not allow; without them, q
+               and k are refused only if they are the same tensor
     """
     for x in xs:
         if not x.is_contiguous() and _may_overlap_itself(x):
-            raise RopeError("inplace", "needs memory of its own for every element; call .contiguous() first", list(x.stride()))
+            raise RopeError(
+                "inplace",
+                "needs memory of its own for every element; call .contiguous() first",
+                list(x.stride()),
+            )
     if len(xs) == 2 and (xs[0] is xs[1] or (addresses and _share_elements(*xs))):
-        raise RopeError("inplace", "q and k must not share memory: it would be rotated twice", [list(x.shape) for x in xs])
+        raise RopeError(
+            "inplace",
+            "q and k must not share memory: it would be rotated twice",
+            [list(x.shape) for x in xs],
+        )
 
 
 def _may_overlap_itself(x: Tensor) -> bool:
@@ -168,12 +247,22 @@ def _may_overlap_itself(x: Tensor) -> bool:
 
 
 def _share_elements(q: Tensor, k: Tensor) -> bool:
-    """Return whether q and k, neither of which overlaps itself, have an element of memory in common."""
-    if not q.numel() or not k.numel() or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr():
+    """Return whether q and k, neither of which overlaps itself, have an element of memory in
+    common.
+    """
+    if (
+        not q.numel()
+        or not k.numel()
+        or q.untyped_storage().data_ptr() != k.untyped_storage().data_ptr()
+    ):
         return False
-    # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance between their starts
-    steps = []  # (stride, least count, most count) of each term; an axis of equal strides has one term, of count i - j
-    for q_stride, q_size, k_stride, k_size in zip(q.stride(), q.shape, k.stride(), k.shape, strict=True):
+    # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance
+    # between their starts (stride, least count, most count) of each term; an axis of equal strides
+    # has one term, of count i - j
+    steps = []
+    for q_stride, q_size, k_stride, k_size in zip(
+        q.stride(), q.shape, k.stride(), k.shape, strict=True
+    ):
         if q_stride == k_stride:
             steps.append((q_stride, 1 - k_size, q_size - 1))
         else:
@@ -182,9 +271,11 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
 
 
 def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:
-    """Return whether sum(stride * count) can be `distance`, where each step is (stride, least count, most count).
+    """Return whether sum(stride * count) can be `distance`, where each step is (stride, least
+    count, most count).
 
-    The steps are sorted, the largest stride first, so that the bounds of the later steps leave few counts to try.
+    The steps are sorted, the largest stride first, so that the bounds of the later steps leave few
+    counts to try.
     """
     if not steps:
         return distance == 0
@@ -193,8 +284,11 @@ def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:
         return distance == 0
     low = sum(later_stride * later_least for later_stride, later_least, _ in later)
     high = sum(later_stride * later_most for later_stride, _, later_most in later)
-    # the counts for which the later steps can make up the difference: low <= distance - stride * count <= high
-    counts = range(max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1)
+    # the counts for which the later steps can make up the difference: low <= distance - stride *
+    # count <= high
+    counts = range(
+        max(least, -((high - distance) // stride)), min(most, (distance - low) // stride) + 1
+    )
     return any(_can_sum_to(distance - stride * count, later) for count in counts)
 
 
@@ -202,7 +296,9 @@ def _check_heads_of_mixed_axes(name: str, x: Tensor, seq_dim: int, num_heads: in
     """Raise an error if x does not have `num_heads` heads, those for which there are frequencies."""
     _, _, head_axis = token_axes(x.ndim, seq_dim)
     if head_axis is None or x.shape[head_axis] != num_heads:
-        rule = f"must have the {num_heads} heads of MixedAxes, which has frequencies for each of them"
+        rule = (
+            f"must have the {num_heads} heads of MixedAxes, which has frequencies for each of them"
+        )
         raise RopeError(name, rule, list(x.shape))
 
 
@@ -210,7 +306,9 @@ def _check_multiple_of_heads(name: str, x: Tensor, seq_dim: int, num_heads: int)
     """Raise an error if the number of heads of x is not a multiple of `num_heads`."""
     _, _, head_axis = token_axes(x.ndim, seq_dim)
     if head_axis is None or x.shape[head_axis] % num_heads:
-        rule = f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
+        rule = (
+            f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
+        )
         raise RopeError(name, rule, list(x.shape))
 
 
@@ -220,36 +318,66 @@ def _batch_size(x: Tensor, seq_dim: int) -> int:
 
 
 def _positions_from_offset(offset: Tensor, seq: int, batch: int, device: torch.device) -> Tensor:
-    return _per_row("offset", offset, batch, device).reshape(-1, 1) + torch.arange(seq, device=device)
+    return _per_row("offset", offset, batch, device).reshape(-1, 1) + torch.arange(
+        seq, device=device
+    )
 
 
 def _per_row(name: str, value: Tensor, batch: int, device: torch.device) -> Tensor:
     """Check an integer tensor with one number for all rows or one for each, and return it as int64."""
-    if value.dtype not in INTEGERS or value.ndim > 1 or (value.ndim and value.shape[0] not in (1, batch)):
-        raise RopeError(name, f"must be an integer or integers [{batch}], one for each row", [value.dtype, list(value.shape)])
+    if (
+        value.dtype not in INTEGERS
+        or value.ndim > 1
+        or (value.ndim and value.shape[0] not in (1, batch))
+    ):
+        raise RopeError(
+            name,
+            f"must be an integer or integers [{batch}], one for each row",
+            [value.dtype, list(value.shape)],
+        )
     if value.device != device:
         raise RopeError(name, f"must be on x's device {device}", str(value.device))
     return value.to(torch.int64)
 
 
-def _check_positions(positions: Tensor, spec: RopeSpec, seq: int, batch: int, device: torch.device) -> Tensor:
-    """Return checked positions, int32, int64 or floating: [S] or [B, S]; [axes, B, S] if the spec has several axes."""
+def _check_positions(
+    positions: Tensor, spec: RopeSpec, seq: int, batch: int, device: torch.device
+) -> Tensor:
+    """Return checked positions, int32, int64 or floating: [S] or [B, S]; [axes, B, S] if the spec
+    has several axes.
+    """
     if not isinstance(positions, Tensor):
         raise RopeError("positions", "must be an integer tensor", type(positions))
     allowed = (torch.float32, torch.float64, *INTEGERS) if spec.fractional else INTEGERS
     if positions.dtype not in allowed:
-        floats = ", or float32/64" if spec.fractional else "; a float cannot hold every position exactly"
+        floats = (
+            ", or float32/64" if spec.fractional else "; a float cannot hold every position exactly"
+        )
         rule = f"must be integers, uint8 or int8 to int64{floats}"
         raise RopeError("positions", rule, positions.dtype)
     if positions.device != device:
-        raise RopeError("positions", f"must be on x's device {device}; move them once, outside the loop", str(positions.device))
+        raise RopeError(
+            "positions",
+            f"must be on x's device {device}; move them once, outside the loop",
+            str(positions.device),
+        )
     shape = list(positions.shape)
     rows = shape if len(shape) < 3 else shape[1:]
-    if not 1 <= len(shape) <= 3 or rows[-1] != seq or (len(rows) == 2 and rows[0] not in (1, batch)):
-        rule = f"must be [{seq}], [{batch}, {seq}]" + (f" or [{spec.num_axes}, {batch}, {seq}]" if spec.num_axes > 1 else "")
+    if (
+        not 1 <= len(shape) <= 3
+        or rows[-1] != seq
+        or (len(rows) == 2 and rows[0] not in (1, batch))
+    ):
+        rule = f"must be [{seq}], [{batch}, {seq}]" + (
+            f" or [{spec.num_axes}, {batch}, {seq}]" if spec.num_axes > 1 else ""
+        )
         raise RopeError("positions", rule + " for these tokens", shape)
     if len(shape) == 3 and shape[0] != spec.num_axes:
-        raise RopeError("positions", f"must be [axes, batch, tokens] with the spec's {spec.num_axes} axes", shape)
+        raise RopeError(
+            "positions",
+            f"must be [axes, batch, tokens] with the spec's {spec.num_axes} axes",
+            shape,
+        )
     if positions.dtype not in (torch.int32, torch.float32, torch.float64):
         positions = positions.to(torch.int64)  # kernels support two integer widths, not five
     if spec.num_axes > 1 and len(shape) < 3:
@@ -259,13 +387,23 @@ def _check_positions(positions: Tensor, spec: RopeSpec, seq: int, batch: int, de
 
 def _same_on_all_axes(positions: Tensor, spec: RopeSpec) -> Tensor:
     """Return [axes, B, S]: text under an axis map has the same position on every axis."""
-    return (positions if positions.ndim == 2 else positions.unsqueeze(0)).expand(spec.num_axes, -1, -1)
+    return (positions if positions.ndim == 2 else positions.unsqueeze(0)).expand(
+        spec.num_axes, -1, -1
+    )
 
 
 def _length_per_row(
-    spec: RopeSpec, positions: Tensor | None, offset: int, seq: int, batch: int, device: torch.device, length: Length
+    spec: RopeSpec,
+    positions: Tensor | None,
+    offset: int,
+    seq: int,
+    batch: int,
+    device: torch.device,
+    length: Length,
 ) -> Length:
-    """Return the length that each row's frequencies depend on: as given, or its last position + 1, computed on the device."""
+    """Return the length that each row's frequencies depend on: as given, or its last position + 1,
+    computed on the device.
+    """
     if not spec.needs_length:
         return None
     if isinstance(length, Tensor):

@@ -1,4 +1,5 @@
-"""The command line from Python: `main(["info"])` runs a command, and `COMMANDS` takes commands of your own.
+"""The command line from Python: `main(["info"])` runs a command, and `COMMANDS` takes commands of
+your own.
 
 It is defined in the package `ropewalk_cli`, which does not import torch.
 """

@@ -8,11 +8,15 @@ from numbers import Integral, Real
 
 
 class RopeError(ValueError):
-    """An invalid value: `field` is the argument or config key, `rule` what it must be, `value` what it was."""
+    """An invalid value: `field` is the argument or config key, `rule` what it must be, `value` what
+    it was.
+    """
 
     def __init__(self, field: str, rule: str, value: object = None) -> None:
         shown = repr(value)
-        super().__init__(f"{field}: {rule}; got {shown if len(shown) <= 120 else shown[:117] + '...'}")
+        super().__init__(
+            f"{field}: {rule}; got {shown if len(shown) <= 120 else shown[:117] + '...'}"
+        )
         self.field, self.rule, self.value = field, rule, value
 
     def __reduce__(self):
@@ -33,7 +37,14 @@ class MissingExtra(RopeError):
         return type(self), (self.field, self.packages, self.extra)
 
 
-def number(field: str, value: object, *, low: float = -math.inf, above: float = -math.inf, high: float = math.inf) -> float:
+def number(
+    field: str,
+    value: object,
+    *,
+    low: float = -math.inf,
+    above: float = -math.inf,
+    high: float = math.inf,
+) -> float:
     """Return `value` as a finite float with low <= value <= high and value > above."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise RopeError(field, "must be a number", value)

@@ -1,8 +1,10 @@
-"""The fast path of `Rope(q, k)`: a decode step repeats the same call, so its checks and its launch plan are made once.
+"""The fast path of `Rope(q, k)`: a decode step repeats the same call, so its checks and its launch
+plan are made once.
 
-The first call of a kind runs every check. If its kernel has a `prepare`, later calls of the same kind go directly to the prepared
-kernel. torch's own guard, the one behind torch.compile, decides whether a call is of the same kind: in one step it compares type,
-dtype, device, sizes, strides, requires_grad and all dispatch keys, which also reveals modes, transforms and tracers.
+The first call of a kind runs every check. If its kernel has a `prepare`, later calls of the same
+kind go directly to the prepared kernel. torch's own guard, the one behind torch.compile, decides
+whether a call is of the same kind: in one step it compares type, dtype, device, sizes, strides,
+requires_grad and all dispatch keys, which also reveals modes, transforms and tracers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from ropewalk.spec import RopeSpec
 from ropewalk.table import TABLES
 from ropewalk.tracing import in_forward_mode, is_traced
 
-#: a prepared kernel: (q, k, q_out, k_out, positions, offset) -> whether it ran; if not, the call runs without the fast path
+#: a prepared kernel: (q, k, q_out, k_out, positions, offset) -> whether it ran; if not, the call
+#: runs without the fast path
 Prepared = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None, int], bool]
 
 
@@ -32,7 +35,8 @@ class PreparedCall(NamedTuple):
 
     matches: Callable[..., bool]  # the guard of (q, k) or (q, k, positions)
     run: Prepared | None  # None: this kind has no fast path
-    needs_no_grad: bool  # q or k requires a gradient, so the fast path is valid only while gradients are disabled
+    # q or k requires a gradient, so the fast path is valid only while gradients are disabled
+    needs_no_grad: bool
     distance: int  # bytes from the start of k to the start of q in the checked call
     q_span: int  # bytes from the first to the last element
     k_span: int
@@ -40,7 +44,8 @@ class PreparedCall(NamedTuple):
     new_k: Callable[[], Tensor]
 
 
-#: prepared calls, keyed by call attributes that are cheap to read; a prepared kernel holds the tables it points into
+#: prepared calls, keyed by call attributes that are cheap to read; a prepared kernel holds the
+#: tables it points into
 PREPARED = Cache("prepared calls", entries=1024, points_into=TABLES)
 #: the most prepared calls with the same key but other strides, dtypes or devices
 MOST_PER_KEY = 8
@@ -50,7 +55,8 @@ _compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _Guard = getattr(_compiled, "TensorGuards", None)
 #: the hooks of all modules; torch never replaces these dicts
 _GLOBAL_HOOKS = tuple(
-    getattr(torch_module, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")
+    getattr(torch_module, f"_global_{kind}_hooks")
+    for kind in ("forward_pre", "forward", "backward_pre", "backward")
 )
 _global_forward_pre, _global_forward, _global_backward_pre, _global_backward = _GLOBAL_HOOKS
 
@@ -66,24 +72,43 @@ def rotate_prepared(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rotated q and k if this kind of call was prepared and the module has no hooks, else None.
+    """Return the rotated q and k if this kind of call was prepared and the module has no hooks,
+    else None.
 
     It runs in every call with q and k, so it reads attributes directly and calls few functions.
     """
     state, has_positions = module.__dict__, positions is not None
     # hooks of this module
-    if state["_forward_pre_hooks"] or state["_forward_hooks"] or state["_backward_pre_hooks"] or state["_backward_hooks"]:
+    if (
+        state["_forward_pre_hooks"]
+        or state["_forward_hooks"]
+        or state["_backward_pre_hooks"]
+        or state["_backward_hooks"]
+    ):
         return None
     # hooks of all modules
-    if _global_forward_pre or _global_forward or _global_backward_pre or _global_backward or torch.compiler.is_compiling():
+    if (
+        _global_forward_pre
+        or _global_forward
+        or _global_backward_pre
+        or _global_backward
+        or torch.compiler.is_compiling()
+    ):
         return None
     # the instance has a forward of its own, or was compiled
     if "forward" in state or "_compiled_call_impl" in state:
         return None
     # forward-mode derivatives are tested here because the guard does not see them
-    if type(q) is not Tensor or type(offset) is not int or type(seq_dim) is not int or in_forward_mode():
+    if (
+        type(q) is not Tensor
+        or type(offset) is not int
+        or type(seq_dim) is not int
+        or in_forward_mode()
+    ):
         return None
-    for call in PREPARED.get((spec.fingerprint, backend, q.shape, has_positions, seq_dim, inplace), ()):
+    for call in PREPARED.get(
+        (spec.fingerprint, backend, q.shape, has_positions, seq_dim, inplace), ()
+    ):
         if call.matches(q, k, positions) if has_positions else call.matches(q, k):
             break
     else:
@@ -96,9 +121,12 @@ def rotate_prepared(
     if not inplace:
         q_out, k_out = call.new_q(), call.new_k()
         return (q_out, k_out) if call.run(q, k, q_out, k_out, positions, offset) else None
-    # the checked call had these shapes and strides; at another distance, q and k overlap only if their spans of memory do
+    # the checked call had these shapes and strides; at another distance, q and k overlap only if
+    # their spans of memory do
     distance = q.data_ptr() - k.data_ptr()
-    if (distance != call.distance and -call.q_span < distance < call.k_span) or not call.run(q, k, q, k, positions, offset):
+    if (distance != call.distance and -call.q_span < distance < call.k_span) or not call.run(
+        q, k, q, k, positions, offset
+    ):
         return None
     increment_version((q, k))
     return q, k
@@ -114,22 +142,39 @@ def prepare(
 ) -> None:
     """Prepare the fast path for calls like this one, which has just run with all checks."""
     tensors = xs if positions is None else (*xs, positions)
-    # a prepared kernel reads the caller's positions, so none is prepared if the checks had to convert or make them
-    if _Guard is None or len(xs) != 2 or request.positions is not positions or not _is_plain(tensors):
+    # a prepared kernel reads the caller's positions, so none is prepared if the checks had to
+    # convert or make them
+    if (
+        _Guard is None
+        or len(xs) != 2
+        or request.positions is not positions
+        or not _is_plain(tensors)
+    ):
         return
     requires_grad = any(x.requires_grad for x in xs)
     if requires_grad and torch.is_grad_enabled():
         return
-    key = (request.spec.fingerprint, backend, xs[0].shape, positions is not None, seq_dim, outs[0] is xs[0])
+    key = (
+        request.spec.fingerprint,
+        backend,
+        xs[0].shape,
+        positions is not None,
+        seq_dim,
+        outs[0] is xs[0],
+    )
     earlier_calls = PREPARED.get(key, [])
     if any(call.matches(*tensors) for call in earlier_calls):
         return
     run, spec = None, request.spec
-    # angles that depend on the length, are learned or differ from head to head are computed anew in every call
+    # angles that depend on the length, are learned or differ from head to head are computed anew in
+    # every call
     if not (spec.needs_length or spec.learned or spec.per_head):
         prepare_kernel = pick(xs, request, backend).prepare
         run = None if prepare_kernel is None else prepare_kernel(xs, outs, request)
-    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    sizes, strides = (
+        [list(tensor.shape) for tensor in tensors],
+        [list(tensor.stride()) for tensor in tensors],
+    )
     guard = _Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
     q, k = xs
     distance, new_q, new_k = q.data_ptr() - k.data_ptr(), _allocator(outs[0]), _allocator(outs[1])
@@ -138,10 +183,14 @@ def prepare(
 
 
 def _allocator(out: Tensor) -> Callable[[], Tensor]:
-    """Return a function that allocates a tensor like `out`; torch.compile's allocator takes half the time of empty_like."""
+    """Return a function that allocates a tensor like `out`; torch.compile's allocator takes half
+    the time of empty_like.
+    """
     fast_allocator = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
     if fast_allocator is None:
-        return partial(torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device)
+        return partial(
+            torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
+        )
     return partial(fast_allocator, tuple(out.shape), out.stride(), out.dtype)
 
 
@@ -155,4 +204,6 @@ def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
 
 def _span(x: Tensor) -> int:
     """Return the bytes from the first element to the end of the last."""
-    return (1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))) * x.element_size()
+    return (
+        1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    ) * x.element_size()

@@ -1,7 +1,8 @@
-"""RoPE for JAX: `rotate(q, k, positions, spec)`, a pure function for jit, vmap and grad, exact without 64-bit numbers.
+"""RoPE for JAX: `rotate(q, k, positions, spec)`, a pure function for jit, vmap and grad, exact
+without 64-bit numbers.
 
-Needs the extra `jax`. Positions are 32-bit integers; cos and sin come from tables of their digits (see `levels`), so they are as
-exact at token 10,000,000 as at token 10.
+Needs the extra `jax`. Positions are 32-bit integers; cos and sin come from tables of their digits
+(see `levels`), so they are as exact at token 10,000,000 as at token 10.
 """
 
 from __future__ import annotations
@@ -33,10 +34,14 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
     return levels.rotate(jnp, q, k, positions, spec, length, _BARRIER)
 
 
-def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
+def cos_sin(
+    positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False
+) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
 
     key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
     """
     length = levels.check_spec(spec, length)
-    return _BARRIER(levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), length, key))
+    return _BARRIER(
+        levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), length, key)
+    )

@@ -1,12 +1,13 @@
-"""Pair layouts: convert half <-> interleaved for activations, weights, biases, norms, LoRA and fused QKV; and a probe.
+"""Pair layouts: convert half <-> interleaved for activations, weights, biases, norms, LoRA and
+fused QKV; and a probe.
 
 The two layouts differ by a permutation of the rotated dimensions of each head, nothing else:
 
     half         a0 a1 a2 b0 b1 b2      pair i = (x_i, x_{i + r/2})
     interleaved  a0 b0 a1 b1 a2 b2      pair i = (x_{2i}, x_{2i+1})
 
-Only what produces q and k is permuted (the rows of their projections), never values, outputs or inputs. Converting there and
-back gives the same bits in any dtype.
+Only what produces q and k is permuted (the rows of their projections), never values, outputs or
+inputs. Converting there and back gives the same bits in any dtype.
 """
 
 from __future__ import annotations
@@ -36,11 +37,14 @@ def convert_layout(
     dim: int = -1,
     num_heads: int | None = None,
 ) -> Shaped[Tensor, "..."]:
-    """Return `x` with the rotated dimensions of every head permuted from the `source` layout to the `target` layout.
+    """Return `x` with the rotated dimensions of every head permuted from the `source` layout to the
+    `target` layout.
 
-    dim           the axis of the heads: the last axis of activations [..., head_dim] or [..., heads * head_dim], axis 0 of a
-                  q or k projection [heads * head_dim, in], of its bias, and of a QK-norm weight [head_dim]
-    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them. The others keep their place
+    dim           the axis of the heads: the last axis of activations [..., head_dim] or [..., heads
+                  * head_dim], axis 0 of a q or k projection [heads * head_dim, in], of its bias,
+                  and of a QK-norm weight [head_dim]
+    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them. The others
+                  keep their place
     num_heads     checked against the size of `dim` if given
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
@@ -60,21 +64,34 @@ def convert_qkv(
     rotary_start: int = 0,
     dim: int = 0,
 ) -> Shaped[Tensor, "..."]:
-    """Return a fused QKV weight or bias with the rows of its queries and keys converted; those of its values stay.
+    """Return a fused QKV weight or bias with the rows of its queries and keys converted; those of
+    its values stay.
 
     concatenated  all q heads, all k heads, all v heads (Phi-3, Falcon with one kv head)
-    grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon, InternLM2, Megatron)
+    grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon,
+                  InternLM2, Megatron)
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)
     integer("num_kv_heads", num_kv_heads, low=1)
     if integer("num_heads", num_heads, low=1) % num_kv_heads:
-        raise RopeError("num_heads", f"must be a multiple of num_kv_heads = {num_kv_heads}", num_heads)
+        raise RopeError(
+            "num_heads", f"must be a multiple of num_kv_heads = {num_kv_heads}", num_heads
+        )
     axis = _axis("weight", weight, dim)
     groups = num_kv_heads if packing == "grouped" else 1
-    heads = _unflatten("weight", weight, axis, head_dim, num_heads + 2 * num_kv_heads, "num_heads + 2 * num_kv_heads")
+    heads = _unflatten(
+        "weight",
+        weight,
+        axis,
+        head_dim,
+        num_heads + 2 * num_kv_heads,
+        "num_heads + 2 * num_kv_heads",
+    )
     heads = heads.unflatten(axis, (groups, -1))  # [groups, q + k + v heads of a group, head_dim]
-    queries_and_keys, values = heads.split([(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1)
+    queries_and_keys, values = heads.split(
+        [(num_heads + num_kv_heads) // groups, num_kv_heads // groups], dim=axis + 1
+    )
     queries_and_keys = _permute(queries_and_keys, source, target, spec, axis + 2)
     return torch.cat((queries_and_keys, values), dim=axis + 1).flatten(axis, axis + 2)
 
@@ -90,35 +107,46 @@ def convert_lora(
     rotary_start: int = 0,
     num_heads: int | None = None,
 ) -> tuple[Shaped[Tensor, "rank inputs"], Shaped[Tensor, "outputs rank"]]:
-    """Return the LoRA adapter (A, B) of a q or k projection for a base model in the `target` layout.
+    """Return the LoRA adapter (A, B) of a q or k projection for a base model in the `target`
+    layout.
 
-    The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a fused projection call
-    `convert_qkv` on B.
+    The update is B A, so its rows are those of B: B is permuted and A is returned unchanged. For a
+    fused projection call `convert_qkv` on B.
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     if a.ndim != 2:
         raise RopeError("a", "must be [rank, inputs]", list(a.shape))
     if b.ndim != 2 or a.shape[0] != b.shape[1]:
-        raise RopeError("b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape))
+        raise RopeError(
+            "b", f"must be [outputs, rank] with the rank of a, {a.shape[0]}", list(b.shape)
+        )
     return a, _converted("b", b, source, target, spec, 0, num_heads)
 
 
-def _converted(name: str, x: Tensor, source: str, target: str, spec: RopeSpec, dim: int, num_heads: int | None) -> Tensor:
+def _converted(
+    name: str, x: Tensor, source: str, target: str, spec: RopeSpec, dim: int, num_heads: int | None
+) -> Tensor:
     """Return x with the heads along `dim` in the target layout; `name` is what an error calls x."""
     axis = _axis(name, x, dim)
     heads = _unflatten(name, x, axis, spec.head_dim, num_heads, "num_heads")
     return _permute(heads, source, target, spec, axis + 1).flatten(axis, axis + 1)
 
 
-def _checked_slice(source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int) -> RopeSpec:
-    """Check the names of the layouts and the rotated slice of the head; return the slice as a RopeSpec."""
+def _checked_slice(
+    source: str, target: str, head_dim: int, rotary_dim: int | None, rotary_start: int
+) -> RopeSpec:
+    """Check the names of the layouts and the rotated slice of the head; return the slice as a
+    RopeSpec.
+    """
     choice("source", source, LAYOUTS)
     choice("target", target, LAYOUTS)
     return RopeSpec(head_dim, rotary_dim=rotary_dim, rotary_start=rotary_start)
 
 
 def _axis(name: str, x: Tensor, dim: int) -> int:
-    """Return `dim` as an axis from 0 on; raise an error if x, called `name`, is no tensor or has no such axis."""
+    """Return `dim` as an axis from 0 on; raise an error if x, called `name`, is no tensor or has no
+    such axis.
+    """
     if not isinstance(x, Tensor):
         raise RopeError(name, "must be a tensor", type(x))
     if not -x.ndim <= dim < x.ndim:
@@ -126,13 +154,23 @@ def _axis(name: str, x: Tensor, dim: int) -> int:
     return dim % x.ndim
 
 
-def _unflatten(name: str, x: Tensor, axis: int, head_dim: int, num_heads: int | None, count: str) -> Tensor:
-    """Return x with `axis` split into [heads, head_dim]; an error calls x `name` and the number of heads `count`."""
+def _unflatten(
+    name: str, x: Tensor, axis: int, head_dim: int, num_heads: int | None, count: str
+) -> Tensor:
+    """Return x with `axis` split into [heads, head_dim]; an error calls x `name` and the number of
+    heads `count`.
+    """
     size = x.shape[axis]
     if size % head_dim or not size:
-        raise RopeError(name, f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape))
+        raise RopeError(
+            name, f"must have a multiple of head_dim = {head_dim} along dim {axis}", list(x.shape)
+        )
     if num_heads is not None and size != integer("num_heads", num_heads, low=1) * head_dim:
-        raise RopeError(name, f"must have ({count}) * head_dim = {num_heads * head_dim} along dim {axis}", list(x.shape))
+        raise RopeError(
+            name,
+            f"must have ({count}) * head_dim = {num_heads * head_dim} along dim {axis}",
+            list(x.shape),
+        )
     return x.unflatten(axis, (-1, head_dim))
 
 
@@ -150,7 +188,9 @@ def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> 
 
 @dataclass(frozen=True)
 class LayoutProbe:
-    """The result of a probe: the layout with the lower loss, or None where the difference is at most the threshold."""
+    """The result of a probe: the layout with the lower loss, or None where the difference is at
+    most the threshold.
+    """
 
     layout: str | None
     losses: dict[str, float]
@@ -160,15 +200,21 @@ class LayoutProbe:
 def probe_layout(loss: Callable[[str], float], *, threshold: float = 0.1) -> LayoutProbe:
     """Return which layout a model's weights were trained with: the one with the lower loss.
 
-    loss       a function that runs the model with a layout, "half" or "interleaved", and returns its mean loss on ordinary data
-    threshold  the difference up to which `layout` is None. The wrong layout raises the loss of a trained model by several
-               nats per token, that of a model with a single attention head by tenths; on very short input it may not change
+    loss       a function that runs the model with a layout, "half" or "interleaved", and returns
+               its mean loss on ordinary data
+    threshold  the difference up to which `layout` is None. The wrong layout raises the loss of a
+               trained model by several nats per token, that of a model with a single attention head
+               by tenths; on very short input it may not change
     """
     number("threshold", threshold, low=0)
     losses = {layout: float(loss(layout)) for layout in LAYOUTS}
     for layout, value in losses.items():
         if not math.isfinite(value):
-            raise RopeError("loss", f"must be finite under both layouts; check the data and the {layout!r} run", value)
+            raise RopeError(
+                "loss",
+                f"must be finite under both layouts; check the data and the {layout!r} run",
+                value,
+            )
     best, other = sorted(losses, key=losses.__getitem__)
     margin = losses[other] - losses[best]
     return LayoutProbe(best if margin > threshold else None, losses, margin)

@@ -17,7 +17,9 @@ PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "rotary-embedding
 
 
 def machine(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Return what is stored with a measured row: the name of the device, the Python and package versions and the date."""
+    """Return what is stored with a measured row: the name of the device, the Python and package
+    versions and the date.
+    """
     return {
         "machine": device_name(device),
         "python": platform.python_version(),

@@ -1,7 +1,8 @@
-"""RoPE for MLX: `rotate(q, k, positions, spec)`, a pure function for compile, vmap and grad, exact without 64-bit numbers.
+"""RoPE for MLX: `rotate(q, k, positions, spec)`, a pure function for compile, vmap and grad, exact
+without 64-bit numbers.
 
-Needs the extra `mlx`. Positions are 32-bit integers; cos and sin come from tables of their digits (see `levels`), so they are as
-exact at token 10,000,000 as at token 10.
+Needs the extra `mlx`. Positions are 32-bit integers; cos and sin come from tables of their digits
+(see `levels`), so they are as exact at token 10,000,000 as at token 10.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
     return levels.rotate(mx, q, k, positions, spec, length)
 
 
-def cos_sin(positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False) -> tuple[Any, Any]:
+def cos_sin(
+    positions: Any, spec: RopeSpec, *, length: int | None = None, key: bool = False
+) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
 
     key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"

@@ -1,7 +1,7 @@
 """The registered ops: what torch.compile, functorch and tensor subclasses see of a rotation.
 
-A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. Autograd is registered at import: an op
-without it would silently return tensors without gradients.
+A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. Autograd is
+registered at import: an op without it would silently return tensors without gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from ropewalk.spec import RopeSpec, spec_of
 from ropewalk.table import STRATEGIES, cos_sin
 
 
-def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
+def execute(
+    xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None
+) -> tuple[Tensor, ...]:
     """Run a kernel and return the rotated tensors: new ones, or `xs` themselves if `inplace`."""
     outs = xs if inplace else tuple(torch.empty_like(x) for x in xs)
     if any(x.is_cpu and x.stride(-1) != 1 for x in (*xs, *outs)):
@@ -35,8 +37,12 @@ def execute(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend:
     return outs
 
 
-def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, backend: str | None) -> None:
-    """Rotate copies of xs with a last stride of 1, as the native CPU kernel needs it, and copy the results to outs."""
+def _on_copies(
+    xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, backend: str | None
+) -> None:
+    """Rotate copies of xs with a last stride of 1, as the native CPU kernel needs it, and copy the
+    results to outs.
+    """
     if backend is not None:
         pick(xs, request, backend)  # raises if the named backend cannot rotate xs as they are
     copies = tuple(x.clone(memory_format=torch.contiguous_format) for x in xs)
@@ -45,23 +51,33 @@ def _on_copies(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyReq
         out.copy_(copy)
 
 
-# the arguments that give the angles, and those that give tables; `gain` is the magnitude_power of a Request
-_ANGLES = "Tensor? positions, SymInt offset, Tensor? length, str spec, int seq_dim, int sign, int gain"
+# the arguments that give the angles, and those that give tables; `gain` is the magnitude_power of a
+# Request
+_ANGLES = (
+    "Tensor? positions, SymInt offset, Tensor? length, str spec, int seq_dim, int sign, int gain"
+)
 _TABLE = "Tensor cos, Tensor sin, str layout, str layout_out, int start, int seq_dim"
 torch.library.define("ropewalk::rotate", f"(Tensor x, {_ANGLES}, bool key) -> Tensor")
 torch.library.define("ropewalk::rotate_", f"(Tensor(a!) x, {_ANGLES}, bool key) -> ()")
 torch.library.define("ropewalk::rotate_qk", f"(Tensor q, Tensor k, {_ANGLES}) -> (Tensor, Tensor)")
 # rotates by given tables; exported programs hold the name, so it stays
 torch.library.define("ropewalk::turn", f"(Tensor x, {_TABLE}) -> Tensor")
-# an integer comes before the text: DTensor caches sharding decisions by the arguments from the first integer on
+# an integer comes before the text: DTensor caches sharding decisions by the arguments from the
+# first integer on
 torch.library.define(
-    "ropewalk::cos_sin", "(Tensor positions, Tensor? length, int gain, str spec, ScalarType dtype, bool key) -> (Tensor, Tensor)"
+    "ropewalk::cos_sin",
+    "(Tensor positions, Tensor? length, int gain, str spec, ScalarType dtype, bool key) -> "
+    "(Tensor, Tensor)",
 )
 
 
 def _as_text(request: Request) -> str:
     """Return the fingerprint of a request's spec, after its table strategy unless that is "auto"."""
-    return request.spec.fingerprint if request.tables == "auto" else f"{request.tables} {request.spec.fingerprint}"
+    return (
+        request.spec.fingerprint
+        if request.tables == "auto"
+        else f"{request.tables} {request.spec.fingerprint}"
+    )
 
 
 def from_text(text: str) -> tuple[RopeSpec, str]:
@@ -70,25 +86,39 @@ def from_text(text: str) -> tuple[RopeSpec, str]:
     return (spec_of(after_it), first_word) if first_word in STRATEGIES else (spec_of(text), "auto")
 
 
-def _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False) -> Request:
-    """Return the request that an op's arguments describe; `spec` is the text that `_as_text` returned."""
+def _request_of(
+    positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False
+) -> Request:
+    """Return the request that an op's arguments describe; `spec` is the text that `_as_text`
+    returned.
+    """
     spec, tables = from_text(spec)
     return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
 
 
 @torch.library.impl("ropewalk::rotate", "default")
 def _rotate_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
-    return execute((x,), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key), False)[0]
+    return execute(
+        (x,),
+        _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key),
+        False,
+    )[0]
 
 
 @torch.library.impl("ropewalk::rotate_", "default")
 def _rotate_inplace_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
-    execute((x,), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key), True)
+    execute(
+        (x,),
+        _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key),
+        True,
+    )
 
 
 @torch.library.impl("ropewalk::rotate_qk", "default")
 def _rotate_qk_op(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power):
-    return execute((q, k), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power), False)
+    return execute(
+        (q, k), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power), False
+    )
 
 
 @torch.library.impl("ropewalk::turn", "default")
@@ -98,7 +128,9 @@ def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
 
 @torch.library.impl("ropewalk::cos_sin", "default")
 def _cos_sin_op(positions, length, magnitude_power, spec, dtype, key):
-    """Return cos and sin of positions, contiguous as the op's fake implementation promises a tracer."""
+    """Return cos and sin of positions, contiguous as the op's fake implementation promises a
+    tracer.
+    """
     spec, strategy = from_text(spec)
     options = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
     cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **options)
@@ -127,7 +159,9 @@ def _(positions, length, magnitude_power, spec, dtype, key):
     spec = from_text(spec)[0]
     if isinstance(spec.axes, PER_HEAD):
         batch = 1 if positions.ndim == 1 else positions.shape[-2]
-        table = positions.new_empty([batch, spec.axes.num_heads, positions.shape[-1], spec.pairs], dtype=dtype)
+        table = positions.new_empty(
+            [batch, spec.axes.num_heads, positions.shape[-1], spec.pairs], dtype=dtype
+        )
         return table, torch.empty_like(table)
     rows = positions.shape[-2:]
     shape = rows if length is None else torch.broadcast_shapes(rows, (*length.shape, 1))
@@ -136,7 +170,9 @@ def _(positions, length, magnitude_power, spec, dtype, key):
 
 
 def _keep_angles(first: int):
-    """Return a setup_context that saves an op's angle arguments (`_ANGLES`), which start at index `first`, for its backward."""
+    """Return a setup_context that saves an op's angle arguments (`_ANGLES`), which start at index
+    `first`, for its backward.
+    """
 
     def setup(ctx, inputs, output):
         """Save the tensors with `save_for_backward` and the other arguments as attributes of ctx."""
@@ -148,18 +184,26 @@ def _keep_angles(first: int):
 
 
 def _rotate_backward(ctx, grad):
-    """Return the gradient of x, `grad` rotated by the opposite angle with the same magnitude, and None for 8 other arguments."""
+    """Return the gradient of x, `grad` rotated by the opposite angle with the same magnitude, and
+    None for 8 other arguments.
+    """
     positions, length = ctx.saved_tensors
     spec, seq_dim, sign, magnitude_power, key = ctx.later_arguments
-    x_grad = torch.ops.ropewalk.rotate(grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key)
+    x_grad = torch.ops.ropewalk.rotate(
+        grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key
+    )
     return x_grad, *[None] * 8
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
-    """Return the gradients of q and k, rotated by the opposite angles, and None for the 7 other arguments."""
+    """Return the gradients of q and k, rotated by the opposite angles, and None for the 7 other
+    arguments.
+    """
     positions, length = ctx.saved_tensors
     spec, seq_dim, sign, magnitude_power = ctx.later_arguments
-    grads = torch.ops.ropewalk.rotate_qk(q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power)
+    grads = torch.ops.ropewalk.rotate_qk(
+        q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power
+    )
     return *grads, *[None] * 7
 
 
@@ -167,47 +211,66 @@ def _keep_tables(ctx, inputs, output):
     """Save cos and sin for the backward; raise an error if they require gradients."""
     _, cos, sin, *ctx.later_arguments = inputs
     if any(ctx.needs_input_grad[1:3]):  # those of cos and sin
-        raise RopeError("cos", "cos and sin must not require gradients here; use ropewalk.rotation.rotate_by", list(cos.shape))
+        raise RopeError(
+            "cos",
+            "cos and sin must not require gradients here; use ropewalk.rotation.rotate_by",
+            list(cos.shape),
+        )
     ctx.save_for_backward(cos, sin)
 
 
 def _turn_backward(ctx, grad):
-    """Return the gradient of x, `grad` rotated by the opposite angle and with the layouts swapped, and None for 6 arguments."""
+    """Return the gradient of x, `grad` rotated by the opposite angle and with the layouts swapped,
+    and None for 6 arguments.
+    """
     cos, sin = ctx.saved_tensors
     layout, layout_out, start, seq_dim = ctx.later_arguments
     return torch.ops.ropewalk.turn(grad, cos, -sin, layout_out, layout, start, seq_dim), *[None] * 6
 
 
 torch.library.register_autograd("ropewalk::rotate", _rotate_backward, setup_context=_keep_angles(1))
-torch.library.register_autograd("ropewalk::rotate_qk", _rotate_qk_backward, setup_context=_keep_angles(2))
+torch.library.register_autograd(
+    "ropewalk::rotate_qk", _rotate_qk_backward, setup_context=_keep_angles(2)
+)
 torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=_keep_tables)
 
 
 def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=4):
     """Return x rotated under vmap, and the mapped dimension of the result.
 
-    If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the angles. If the angles are
-    mapped too, `op` is called once for each entry.
+    If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the
+    angles. If the angles are mapped too, `op` is called once for each entry.
 
     in_dims  the mapped dimension of each argument, or None
     seq_at   the index of `seq_dim` in `others`, the arguments after x
     """
     seq_dim = others[seq_at]
-    packed = x.ndim - 1 == 3 and seq_dim == -3  # [T, H, D]: with one more axis its heads would be taken for rows
+    packed = (
+        x.ndim - 1 == 3 and seq_dim == -3
+    )  # [T, H, D]: with one more axis its heads would be taken for rows
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
         if seq_dim == -2:  # [.., S, D] becomes [.., mapped, S, D]
             mapped_dim = -3
-        else:  # [.., S, .., D] becomes [.., S, .., mapped, D], where the tokens are one axis further from the end
+        # [.., S, .., D] becomes [.., S, .., mapped, D], where the tokens are one axis further from
+        # the end
+        else:
             mapped_dim = -2
             others = [*others[:seq_at], seq_dim - 1, *others[seq_at + 1 :]]
         return op(x.movedim(in_dims[0], mapped_dim), *others), x.ndim + mapped_dim
-    return torch.stack([op(*arguments) for arguments in _one_by_one(info, in_dims, (x, *others))]), 0
+    return torch.stack(
+        [op(*arguments) for arguments in _one_by_one(info, in_dims, (x, *others))]
+    ), 0
 
 
 def _one_by_one(info, in_dims, args):
-    """Yield the list of arguments of each call that vmap stands for: entry i of those with a mapped dimension."""
+    """Yield the list of arguments of each call that vmap stands for: entry i of those with a mapped
+    dimension.
+    """
     for i in range(info.batch_size):
-        yield [arg if dim is None else arg.select(dim, i) for arg, dim in zip(args, in_dims, strict=True)]
+        yield [
+            arg if dim is None else arg.select(dim, i)
+            for arg, dim in zip(args, in_dims, strict=True)
+        ]
 
 
 def _vmapped_qk(info, in_dims, q, k, *angles):
@@ -229,7 +292,9 @@ def _vmapped_turn(info, in_dims, *args):
 
 
 def _vmapped_cos_sin(info, in_dims, *args):
-    tables = [torch.ops.ropewalk.cos_sin(*arguments) for arguments in _one_by_one(info, in_dims, args)]
+    tables = [
+        torch.ops.ropewalk.cos_sin(*arguments) for arguments in _one_by_one(info, in_dims, args)
+    ]
     return tuple(torch.stack(cos_or_sin) for cos_or_sin in zip(*tables, strict=True)), (0, 0)
 
 
@@ -248,9 +313,11 @@ class _Replaced:
 
 @contextmanager
 def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iterator[None]:
-    """Within this context, traced calls run these functions instead of the registered ops; `interop.onnx` needs it to export.
+    """Within this context, traced calls run these functions instead of the registered ops;
+    `interop.onnx` needs it to export.
 
-    rotate  (xs, request) -> the rotated tensors;  tables  (request, positions, dtype, key) -> cos and sin
+    rotate  (xs, request) -> the rotated tensors;  tables  (request, positions, dtype, key) -> cos
+            and sin
     """
     _Replaced.rotate, _Replaced.tables = rotate, tables
     try:
@@ -259,36 +326,71 @@ def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iter
         _Replaced.rotate = _Replaced.tables = None
 
 
-def request_tables(request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of a request through the registered op; sin is not negated for an inverse rotation."""
+def request_tables(
+    request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of a request through the registered op; sin is not negated for an inverse
+    rotation.
+    """
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
         return _Replaced.tables(request, positions, dtype, key)
     length = _as_tensor(request.length, device)
-    return torch.ops.ropewalk.cos_sin(positions, length, request.magnitude_power, _as_text(request), dtype, key)
+    return torch.ops.ropewalk.cos_sin(
+        positions, length, request.magnitude_power, _as_text(request), dtype, key
+    )
 
 
 def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
-    return length if length is None or isinstance(length, Tensor) else torch.full((), length, device=device)
+    return (
+        length
+        if length is None or isinstance(length, Tensor)
+        else torch.full((), length, device=device)
+    )
 
 
-def through_op(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False) -> tuple[Tensor, ...]:
+def through_op(
+    xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False
+) -> tuple[Tensor, ...]:
     """Rotate `xs` by a registered op; under vmap (`mapped`) no op writes in place."""
     if _Replaced.rotate is not None:
         rotated = _Replaced.rotate(xs, request)
     elif isinstance(request, TableRequest):
-        table = (request.cos, request.sin, request.layout_in, request.layout_out, request.start, request.seq_dim)
+        table = (
+            request.cos,
+            request.sin,
+            request.layout_in,
+            request.layout_out,
+            request.start,
+            request.seq_dim,
+        )
         rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
     else:
         spec, length = _as_text(request), _as_tensor(request.length, xs[0].device)
         # the arguments of `_ANGLES`
-        angles = (request.positions, request.offset, length, spec, request.seq_dim, request.sign, request.magnitude_power)
-        if inplace and not mapped and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs)):
+        angles = (
+            request.positions,
+            request.offset,
+            length,
+            spec,
+            request.seq_dim,
+            request.sign,
+            request.magnitude_power,
+        )
+        if (
+            inplace
+            and not mapped
+            and not (torch.is_grad_enabled() and any(x.requires_grad for x in xs))
+        ):
             for i, x in enumerate(xs):
                 torch.ops.ropewalk.rotate_(x, *angles, request.is_key(i))
             return xs
         if len(xs) == 2 and xs[0].requires_grad == xs[1].requires_grad:
             rotated = torch.ops.ropewalk.rotate_qk(*xs, *angles)
         else:  # two calls, so that k stays without a gradient where only q has one
-            rotated = tuple(torch.ops.ropewalk.rotate(x, *angles, request.is_key(i)) for i, x in enumerate(xs))
-    return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else tuple(rotated)
+            rotated = tuple(
+                torch.ops.ropewalk.rotate(x, *angles, request.is_key(i)) for i, x in enumerate(xs)
+            )
+    return (
+        tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else tuple(rotated)
+    )

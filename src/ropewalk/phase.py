@@ -1,7 +1,7 @@
 """Exact phases: a frequency as a 64-bit fixed-point fraction of a turn.
 
-`position * step` wraps modulo 2^64, and the wrap is the range reduction: the phase of any integer position is exact, however
-large the position is.
+`position * step` wraps modulo 2^64, and the wrap is the range reduction: the phase of any integer
+position is exact, however large the position is.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ _INVERSE_TWO_PI_LOW = -9.839338337591243e-18
 
 
 def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
-    """Return round(radians / (2 pi) * 2^64) modulo 2^64 as int64, computed on the tensor's own device.
+    """Return round(radians / (2 pi) * 2^64) modulo 2^64 as int64, computed on the tensor's own
+    device.
 
-    `low` is added to `radians`: what rounding to float64 left out of them. Without it, position 2^40 multiplies that rounding
-    error to about 1e-4 radians. The result is right to 107 bits of `radians`: to 1e-14 of a turn for 1e18 radians.
+    `low` is added to `radians`: what rounding to float64 left out of them. Without it, position
+    2^40 multiplies that rounding error to about 1e-4 radians. The result is right to 107 bits of
+    `radians`: to 1e-14 of a turn for 1e18 radians.
     """
     high, rest = _product_with_inverse_two_pi(radians.to(torch.float64))
     if low is not None:
         rest = rest + low * _INVERSE_TWO_PI
-    fraction = high - high.trunc()  # exact for either sign, unlike high - high.floor() just below an integer
+    fraction = (
+        high - high.trunc()
+    )  # exact for either sign, unlike high - high.floor() just below an integer
     rest = rest - rest.trunc()  # whole turns again, from 1e16 radians on
     # the upper and the lower 32 bits by themselves: a float64 holds 53 bits
     upper, upper_rest = (fraction * 2.0**32).floor(), (rest * 2.0**32).round()
@@ -34,29 +38,39 @@ def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
 
 
 def cos_sin_of_phase(steps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin of integer positions of any size and sign, given the phase step of each pair."""
+    """Return float64 cos and sin of integer positions of any size and sign, given the phase step of
+    each pair.
+    """
     return cos_sin_of_turns(positions * steps)
 
 
 def cos_sin_of_turns(phase: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin of phases, which are int64 fractions of a turn; the sum of phases is the phase of the sum."""
+    """Return float64 cos and sin of phases, which are int64 fractions of a turn; the sum of phases
+    is the phase of the sum.
+    """
     angles = phase.to(torch.float64) * 2.0**-64 * (2 * math.pi)
     return angles.cos(), angles.sin()
 
 
 def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every partial product is exact."""
+    """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every
+    partial product is exact.
+    """
     x_top = _top_half(x)
     x_bottom = x - x_top
     high = x * _INVERSE_TWO_PI
-    # the rounding error of `high`: the exact product, as the sum of four products of halves, minus `high`
-    low = ((x_top * _FACTOR_TOP - high) + x_top * _FACTOR_BOTTOM + x_bottom * _FACTOR_TOP) + x_bottom * _FACTOR_BOTTOM
+    # the rounding error of `high`: the exact product, as the sum of four products of halves, minus
+    # `high`
+    low = (
+        (x_top * _FACTOR_TOP - high) + x_top * _FACTOR_BOTTOM + x_bottom * _FACTOR_TOP
+    ) + x_bottom * _FACTOR_BOTTOM
     return high, low + x * _INVERSE_TWO_PI_LOW
 
 
 def _top_half(x: Tensor) -> Tensor:
     """Return float64 x without its last 27 bits."""
-    # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the result
+    # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the
+    # result
     return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
 
 

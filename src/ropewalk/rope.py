@@ -1,4 +1,6 @@
-"""Rope: the module to put into a model. It holds a spec and no tensors, so casts, copies and sharding cannot change it."""
+"""Rope: the module to put into a model. It holds a spec and no tensors, so casts, copies and
+sharding cannot change it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from torch import Tensor, nn
 
 from ropewalk import fast_path, rotation
 from ropewalk.axes import MixedAxes
-from ropewalk.checks import FLOATS, check_no_overlap, check_strategy, make_request, request_for_tokens
+from ropewalk.checks import (
+    FLOATS,
+    check_no_overlap,
+    check_strategy,
+    make_request,
+    request_for_tokens,
+)
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
@@ -22,28 +30,43 @@ from ropewalk.spec import RopeSpec
 from ropewalk.table import memory, with_magnitude
 from ropewalk.tracing import is_traced
 
-#: names under which other implementations save frequencies or tables in checkpoints; here they follow from the spec
+#: names under which other implementations save frequencies or tables in checkpoints; here they
+#: follow from the spec
 LEGACY_STATE = (
-    "inv_freq", "original_inv_freq", "long_inv_freq", "freqs", "freqs_cis", "freqs_cos", "freqs_sin", "cos_cached", "sin_cached",
-    "embed_positions.weight", "rotary_emb.inv_freq", "weight",
-)  # fmt: skip
+    "inv_freq",
+    "original_inv_freq",
+    "long_inv_freq",
+    "freqs",
+    "freqs_cis",
+    "freqs_cos",
+    "freqs_sin",
+    "cos_cached",
+    "sin_cached",
+    "embed_positions.weight",
+    "rotary_emb.inv_freq",
+    "weight",
+)
 
 
 class Rope(nn.Module):
     """Rotary position embedding as `spec` defines it.
 
-    It has no parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot change a result. Only learned
-    frequencies are parameters: `log_scale` [pairs], or `mixed` [heads, pairs, axes].
+    It has no parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot
+    change a result. Only learned frequencies are parameters: `log_scale` [pairs], or `mixed`
+    [heads, pairs, axes].
 
     backend  a name in BACKENDS; None = the fastest that supports the tensors
-    tables   which cos and sin are kept between calls: "auto" a two-level table and the first rows, "two-level" that table
-             alone, "full" a float32 row for every position used, "none" nothing. `table_bytes` says how much each takes
+    tables   which cos and sin are kept between calls: "auto" a two-level table and the first rows,
+             "two-level" that table alone, "full" a float32 row for every position used, "none"
+             nothing. `table_bytes` says how much each takes
     """
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
         super().__init__()
         if not isinstance(spec, RopeSpec):
-            raise RopeError("spec", "must be a RopeSpec; rw.from_hf(config) makes one from a config", spec)
+            raise RopeError(
+                "spec", "must be a RopeSpec; rw.from_hf(config) makes one from a config", spec
+            )
         if backend is not None:
             choice("backend", backend, BACKENDS)
         self.spec, self.backend, self.tables = spec, backend, check_strategy(tables, spec)
@@ -65,10 +88,24 @@ class Rope(nn.Module):
         elif self.spec.learned:
             nn.init.zeros_(self.log_scale)
 
-    def __call__(self, q, k=None, positions=None, offset: int | Tensor = 0, seq_dim=-2, length=None, *, inplace=False) -> Any:
-        """Call `forward`, or the prepared kernel of an earlier call with the same shapes, dtypes and options."""
+    def __call__(
+        self,
+        q,
+        k=None,
+        positions=None,
+        offset: int | Tensor = 0,
+        seq_dim=-2,
+        length=None,
+        *,
+        inplace=False,
+    ) -> Any:
+        """Call `forward`, or the prepared kernel of an earlier call with the same shapes, dtypes
+        and options.
+        """
         if k is not None and length is None and self._has_fast_path:
-            rotated = fast_path.rotate_prepared(self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace)
+            rotated = fast_path.rotate_prepared(
+                self, self.spec, self.backend, q, k, positions, offset, seq_dim, inplace
+            )
             if rotated is not None:
                 return rotated
         return super().__call__(q, k, positions, offset, seq_dim, length, inplace=inplace)
@@ -88,7 +125,8 @@ class Rope(nn.Module):
 
         q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
         positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
-        length     int or [B], read only by length-dependent scalings; None = each row's own last position + 1
+        length     int or [B], read only by length-dependent scalings; None = each row's own last
+                   position + 1
         """
         xs = (q,) if k is None else (q, k)
         request = make_request(xs, self.spec, positions, offset, seq_dim, length, self.tables)
@@ -103,10 +141,14 @@ class Rope(nn.Module):
     def rotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
     ) -> Inexact[Tensor, "... D"]:
-        """Rotate one tensor; the options are `offset`, `seq_dim`, `length`, `key` and `inplace`, as in `rotation.rotate`."""
+        """Rotate one tensor; the options are `offset`, `seq_dim`, `length`, `key` and `inplace`, as
+        in `rotation.rotate`.
+        """
         if self.spec.learned:
             return self._rotate_one(x, positions, 1, **options)
-        return rotation.rotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **options)
+        return rotation.rotate(
+            x, self.spec, positions, backend=self.backend, tables=self.tables, **options
+        )
 
     def unrotate(
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
@@ -114,7 +156,9 @@ class Rope(nn.Module):
         """Invert `rotate`, whose options it takes."""
         if self.spec.learned:
             return self._rotate_one(x, positions, -1, **options)
-        return rotation.unrotate(x, self.spec, positions, backend=self.backend, tables=self.tables, **options)
+        return rotation.unrotate(
+            x, self.spec, positions, backend=self.backend, tables=self.tables, **options
+        )
 
     def rerotate(
         self,
@@ -124,7 +168,9 @@ class Rope(nn.Module):
         to: Rope | None = None,
         **options,
     ) -> Inexact[Tensor, "... D"]:
-        """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see `rotation.rerotate`."""
+        """Move keys rotated at `from_positions` to `to_positions` (under `to`, if given); see
+        `rotation.rerotate`.
+        """
         specs = [self.spec] if to is None else [self.spec, to.spec]
         for spec in specs:
             if spec.learned:
@@ -134,45 +180,70 @@ class Rope(nn.Module):
         return rotation.rerotate(k, self.spec, from_positions, to_positions, **chosen, **options)
 
     def cos_sin(
-        self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None, *, key: bool = False
+        self,
+        positions: Shaped[Tensor, "..."],
+        dtype: torch.dtype = torch.float32,
+        length: Length = None,
+        *,
+        key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
-        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included; `key` for those of keys."""
+        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included;
+        `key` for those of keys.
+        """
         if not isinstance(positions, Tensor):
             raise RopeError("positions", "must be an integer tensor", type(positions))
         if not positions.ndim:
-            raise RopeError("positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", [])
+            raise RopeError(
+                "positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", []
+            )
         if dtype not in FLOATS:
             raise RopeError("dtype", "must be torch.float16, bfloat16, float32 or float64", dtype)
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         seq, device = positions.shape[-1], positions.device
-        request = request_for_tokens(self.spec, positions, 0, length, -2, seq, batch, device, self.tables)  # offset 0, seq_dim -2
+        request = request_for_tokens(
+            self.spec, positions, 0, length, -2, seq, batch, device, self.tables
+        )  # offset 0, seq_dim -2
         if self.spec.learned:
-            cos, sin = self._trained_tables(request.positions, key, magnitude_power=1)  # type: ignore[arg-type]  # they were given
+            # they were given
+            cos, sin = self._trained_tables(request.positions, key, magnitude_power=1)  # type: ignore[arg-type]
             return cos.to(dtype), sin.to(dtype)
         return request_tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
-        """Return at most how many bytes of cos and sin are kept on each device once positions 0 ... length - 1 were rotated.
+        """Return at most how many bytes of cos and sin are kept on each device once positions 0 ...
+        length - 1 were rotated.
 
-        Ropes with equal specs share them. Keys have rows of their own where their magnitude differs from that of queries.
+        Ropes with equal specs share them. Keys have rows of their own where their magnitude differs
+        from that of queries.
         """
         return memory(self.spec, integer("length", length, low=1))[self.tables]
 
     def cos_sin_hf(
-        self, positions: Shaped[Tensor, "..."], dtype: torch.dtype = torch.float32, length: Length = None
+        self,
+        positions: Shaped[Tensor, "..."],
+        dtype: torch.dtype = torch.float32,
+        length: Length = None,
     ) -> tuple[Inexact[Tensor, "... R"], Inexact[Tensor, "... R"]]:
-        """Return cos and sin as transformers has them, [..., S, rotary_dim]: each entry in both dimensions of its pair."""
+        """Return cos and sin as transformers has them, [..., S, rotary_dim]: each entry in both
+        dimensions of its pair.
+        """
         cos, sin = self.cos_sin(positions, dtype, length)
         return join_pairs(cos, cos, self.spec.layout), join_pairs(sin, sin, self.spec.layout)
 
     def extra_repr(self) -> str:
         backend = "" if self.backend is None else f", backend={self.backend!r}"
-        return f"{self.spec}{backend}" + ("" if self.tables == "auto" else f", tables={self.tables!r}")
+        return f"{self.spec}{backend}" + (
+            "" if self.tables == "auto" else f", tables={self.tables!r}"
+        )
 
-    def _rotate_one(self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False):
+    def _rotate_one(
+        self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False
+    ):
         """Return x rotated by learned frequencies, or with sign = -1 unrotated."""
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)
-        return self._rotate_learned((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[0]
+        return self._rotate_learned(
+            (x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace
+        )[0]
 
     def _rotate_learned(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
         """Return xs rotated by tables whose gradients reach the learned frequencies."""
@@ -183,11 +254,20 @@ class Rope(nn.Module):
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = self._trained_tables(positions, request.is_key(i), request.magnitude_power)
             sin = sin if request.sign > 0 else -sin
-            by_table = TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, start=request.start)
+            by_table = TableRequest(
+                cos,
+                sin,
+                request.seq_dim,
+                request.layout_in,
+                request.layout_out,
+                start=request.start,
+            )
             rotated += rotation.run((x,), by_table, inplace, self.backend)
         return tuple(rotated)
 
-    def _trained_tables(self, positions: Tensor, key: bool, magnitude_power: int) -> tuple[Tensor, Tensor]:
+    def _trained_tables(
+        self, positions: Tensor, key: bool, magnitude_power: int
+    ) -> tuple[Tensor, Tensor]:
         """Return float64 cos and sin of positions with the learned frequencies.
 
         The angles are elementwise products, which autocast leaves in float64.
@@ -195,7 +275,9 @@ class Rope(nn.Module):
         positions = positions.to(torch.float64)
         if isinstance(self.spec.axes, MixedAxes):
             mixed = self.mixed.to(torch.float64)  # [H, P, 2]
-            first, second = (positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1))
+            first, second = (
+                positions[axis][:, None, :, None] * mixed[:, None, :, axis] for axis in (0, 1)
+            )
             angles = first + second  # [B, H, S, P]
             return angles.cos(), angles.sin()
         # the learned frequencies are those of the spec times exp(log_scale)
@@ -207,10 +289,25 @@ class Rope(nn.Module):
         else:
             positions = positions.unsqueeze(-1)
         angles = positions * (initial.radians.to(device) * self.log_scale.to(torch.float64).exp())
-        return with_magnitude(self.spec, initial, positions, angles.cos(), angles.sin(), magnitude_power, key, torch.float64)
+        return with_magnitude(
+            self.spec,
+            initial,
+            positions,
+            angles.cos(),
+            angles.sin(),
+            magnitude_power,
+            key,
+            torch.float64,
+        )
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        """Load parameters as any module does, but accept and ignore the tables that other implementations save."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        """Load parameters as any module does, but accept and ignore the tables that other
+        implementations save.
+        """
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
         legacy = {prefix + name for name in LEGACY_STATE}
         unexpected_keys[:] = [name for name in unexpected_keys if name not in legacy]

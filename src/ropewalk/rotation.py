@@ -1,4 +1,6 @@
-"""rotate, unrotate, rerotate and rotate_by: checked calls, one autograd rule, and the registered ops under torch.compile."""
+"""rotate, unrotate, rerotate and rotate_by: checked calls, one autograd rule, and the registered
+ops under torch.compile.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,14 @@ from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
-from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype, token_axes
+from ropewalk.kernels.request import (
+    AnyRequest,
+    Request,
+    TableRequest,
+    align,
+    table_dtype,
+    token_axes,
+)
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
 from ropewalk.table import strategies
@@ -39,21 +48,29 @@ def rotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate every pair of `x` by its token's angle; a `Learnable` scaling has its initial frequencies here, see `Rope`.
+    """Rotate every pair of `x` by its token's angle; a `Learnable` scaling has its initial
+    frequencies here, see `Rope`.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
-    positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for each row
+    positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for
+               each row
     key        x is an attention key: it matters where queries and keys have different magnitudes
     inverse    undo the rotation instead
-    tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in `Rope`
+    tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in
+               `Rope`
     """
     request = make_request((x,), spec, positions, offset, seq_dim, length, tables)
     sign = -1 if inverse else 1
-    return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[0]
+    return run((x,), replace(request, key=key, sign=sign, magnitude_power=sign), inplace, backend)[
+        0
+    ]
 
 
 def unrotate(
-    x: Inexact[Tensor, "... D"], spec: RopeSpec, positions: Shaped[Tensor, "..."] | None = None, **options
+    x: Inexact[Tensor, "... D"],
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."] | None = None,
+    **options,
 ) -> Inexact[Tensor, "... D"]:
     """Invert `rotate`, magnitude and layout included; the options are its keywords."""
     return rotate(x, spec, positions, inverse=True, **options)
@@ -74,36 +91,60 @@ def rerotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the same spec).
+    """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the
+    same spec).
 
-    Both rotations are combined before anything is rounded; only if `to` rotates other dimensions, float32 keys are rounded after
-    each. The magnitude on the keys is kept; with `match_magnitude` it becomes that of `to`, as if the keys were rotated anew.
-    `from_length` and `to_length` are the `length` of the two rotations, for scalings that depend on it. If `to` has another
-    layout, pair i of the keys is moved to where `to` has pair i.
+    Both rotations are combined before anything is rounded; only if `to` rotates other dimensions,
+    float32 keys are rounded after each. The magnitude on the keys is kept; with `match_magnitude`
+    it becomes that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the
+    `length` of the two rotations, for scalings that depend on it. If `to` has another layout, pair
+    i of the keys is moved to where `to` has pair i.
     """
     to = spec if to is None else to
     same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)
     layouts = [[each.layout, each.layout_out] for each in (spec, to)]
     if not same_slice and layouts[0] != layouts[1]:
-        raise RopeError("to", "must have the same layout and layout_out if it rotates other dimensions", layouts)
-    back = replace(make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables, "k"), sign=-1, magnitude_power=-1)
+        raise RopeError(
+            "to", "must have the same layout and layout_out if it rotates other dimensions", layouts
+        )
+    back = replace(
+        make_request((k,), spec, from_positions, 0, seq_dim, from_length, tables, "k"),
+        sign=-1,
+        magnitude_power=-1,
+    )
     # the table strategy may not exist for the other spec
-    forth = make_request((k,), to, to_positions, 0, seq_dim, to_length, tables if tables in strategies(to) else "auto", "k")
+    forth = make_request(
+        (k,),
+        to,
+        to_positions,
+        0,
+        seq_dim,
+        to_length,
+        tables if tables in strategies(to) else "auto",
+        "k",
+    )
     if not match_magnitude:
-        # leave the scaling's magnitude out of both rotations, so that the keys keep theirs; xPos's growth stays in: it
-        # depends on the position and must change
-        back, forth = (replace(request, spec=request.spec.with_(magnitude_on="scale")) for request in (back, forth))
+        # leave the scaling's magnitude out of both rotations, so that the keys keep theirs; xPos's
+        # growth stays in: it depends on the position and must change
+        back, forth = (
+            replace(request, spec=request.spec.with_(magnitude_on="scale"))
+            for request in (back, forth)
+        )
     old, new = (_as_table_request(request, k, torch.float64, key=True) for request in (back, forth))
     if not same_slice:
         if inplace:
             check_no_overlap((k,), addresses=False)
-        # the slices differ, so there is no single angle: unrotate and rotate, 16-bit keys in float32, rounded once
+        # the slices differ, so there is no single angle: unrotate and rotate, 16-bit keys in
+        # float32, rounded once
         unrotated = run((k.to(table_dtype(k)),), old, False, backend)
         moved = run(unrotated, new, False, backend)[0].to(k.dtype)
         return k.copy_(moved) if inplace else moved
     if spec.per_head != to.per_head:
         # one has tables [B, H, S, P]: those of the other, [S, P] or [B, S, P], get an axis of heads
-        old, new = (r if r.cos.ndim == 4 else replace(r, cos=r.cos.unsqueeze(-3), sin=r.sin.unsqueeze(-3)) for r in (old, new))
+        old, new = (
+            r if r.cos.ndim == 4 else replace(r, cos=r.cos.unsqueeze(-3), sin=r.sin.unsqueeze(-3))
+            for r in (old, new)
+        )
     # the angle of both rotations together, by the addition theorems
     cos, sin = new.cos * old.cos - new.sin * old.sin, new.sin * old.cos + new.cos * old.sin
     cos, sin = cos.to(table_dtype(k)), sin.to(table_dtype(k))
@@ -112,16 +153,21 @@ def rerotate(
 
 
 def _as_table_request(request: Request, x: Tensor, dtype: torch.dtype, key: bool) -> TableRequest:
-    """Return the request with its angles as tables of cos and sin; those of an inverse rotation have the opposite sin."""
+    """Return the request with its angles as tables of cos and sin; those of an inverse rotation
+    have the opposite sin.
+    """
     cos, sin = request_tables(request, x.shape[request.seq_dim], x.device, dtype, key)
     if request.spec.per_head:
         # grouped-query attention: consecutive query heads share the table of their key head
         _, _, head_axis = token_axes(x.ndim, request.seq_dim)
-        heads_per_table = x.shape[head_axis] // cos.shape[1]  # type: ignore[index]  # checked: there is an axis of heads
+        # checked: there is an axis of heads
+        heads_per_table = x.shape[head_axis] // cos.shape[1]  # type: ignore[index]
         if heads_per_table > 1:
             cos, sin = (table.repeat_interleave(heads_per_table, dim=1) for table in (cos, sin))
     sin = sin if request.sign > 0 else -sin
-    return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
+    return TableRequest(
+        cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start
+    )
 
 
 def rotate_by(
@@ -136,7 +182,8 @@ def rotate_by(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate x by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P]; gradients reach the tables.
+    """Rotate x by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P];
+    gradients reach the tables.
 
     Such a table has no layout, so it cannot have the wrong one; `layout` is that of x.
     """
@@ -144,18 +191,28 @@ def rotate_by(
     layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)
     seq_dim = check_tensor("x", x, seq_dim, None)
     check_tables(x, cos, sin, integer("start", start, low=0), seq_dim)
-    return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[0]
+    return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[
+        0
+    ]
 
 
 def rotate_by_phase(
-    x: Inexact[Tensor, "... D"], phase: Inexact[Tensor, "... P"], *, layout: str = "half", seq_dim: int = -2
+    x: Inexact[Tensor, "... D"],
+    phase: Inexact[Tensor, "... P"],
+    *,
+    layout: str = "half",
+    seq_dim: int = -2,
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate x by angles in radians, [S, P], [B, S, P] or [B, H, S, P]; gradients reach x and the angles.
+    """Rotate x by angles in radians, [S, P], [B, S, P] or [B, H, S, P]; gradients reach x and the
+    angles.
 
-    For angles that follow from the tokens and not from integer positions. They should be float64 where they are long sums.
+    For angles that follow from the tokens and not from integer positions. They should be float64
+    where they are long sums.
     """
     dtype = table_dtype(x)
-    return rotate_by(x, phase.cos().to(dtype), phase.sin().to(dtype), layout=layout, seq_dim=seq_dim)
+    return rotate_by(
+        x, phase.cos().to(dtype), phase.sin().to(dtype), layout=layout, seq_dim=seq_dim
+    )
 
 
 def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
@@ -173,21 +230,30 @@ def apply_rotary_pos_emb(
     *,
     layout: str = "half",
 ) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
-    """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S, R].
+    """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S,
+    R].
 
-    A table repeats each entry in both dimensions of a pair; one made for the other layout raises an error. Tables narrower than
-    the head rotate its leading dimensions.
+    A table repeats each entry in both dimensions of a pair; one made for the other layout raises an
+    error. Tables narrower than the head rotate its leading dimensions.
     """
     choice("layout", layout, LAYOUTS)
     if cos.ndim not in (2, 3) or cos.shape[-1] % 2 or cos.shape != sin.shape:
-        raise RopeError("cos", "cos and sin must be [S, R] or [B, S, R] with even R", [list(cos.shape), list(sin.shape)])
+        raise RopeError(
+            "cos",
+            "cos and sin must be [S, R] or [B, S, R] with even R",
+            [list(cos.shape), list(sin.shape)],
+        )
     if unsqueeze_dim not in (cos.ndim - 2, cos.ndim - 1, -3, -2):
-        rule = f"must be the axis of the heads: {cos.ndim - 2} if it is before the tokens, {cos.ndim - 1} if it is after them"
+        rule = (
+            f"must be the axis of the heads: {cos.ndim - 2} if it is before the tokens, "
+            f"{cos.ndim - 1} if it is after them"
+        )
         raise RopeError("unsqueeze_dim", rule, unsqueeze_dim)
     for name, table in (("cos", cos), ("sin", sin)):
         first, second = split_pairs(table, layout)
         _require_equal(first, second, name, layout)
-    # transformers unsqueezes the tables at the axis of the heads: before the tokens in [B, H, S, D], after them in [B, S, H, D]
+    # transformers unsqueezes the tables at the axis of the heads: before the tokens in [B, H, S,
+    # D], after them in [B, S, H, D]
     heads_before_tokens = unsqueeze_dim % (cos.ndim + 1) <= cos.ndim - 2
     pair_cos, pair_sin = split_pairs(cos, layout)[0], split_pairs(sin, layout)[0]
     seq_dim = -2 if heads_before_tokens else -3
@@ -195,8 +261,13 @@ def apply_rotary_pos_emb(
 
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
-    """Raise an error if two tensors differ; on a GPU or in a graph, the error is raised when the check runs there."""
-    rule = f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the table's own layout"
+    """Raise an error if two tensors differ; on a GPU or in a graph, the error is raised when the
+    check runs there.
+    """
+    rule = (
+        f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the "
+        "table's own layout"
+    )
     if first.device.type != "cpu" or is_traced((first,)):
         # no read-back from the device or from a graph
         torch.ops.aten._assert_async.msg((first == second).all(), f"{name}: {rule}")
@@ -204,11 +275,14 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
         raise RopeError(name, rule, f"{name} of another layout")
 
 
-def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None) -> tuple[Tensor, ...]:
+def run(
+    xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None
+) -> tuple[Tensor, ...]:
     """Return the rotated `xs`, in place if `inplace`; every rotation runs through here.
 
-    Without gradients a kernel runs directly; with gradients, inside an autograd function; under torch.compile or another
-    tracer, as a registered op; where other derivatives are needed, by plain torch.
+    Without gradients a kernel runs directly; with gradients, inside an autograd function; under
+    torch.compile or another tracer, as a registered op; where other derivatives are needed, by
+    plain torch.
     """
     if isinstance(request, Request) and isinstance(request.spec.axes, DIFFERENT_BY_HEAD):
         return _by_head(xs, request, inplace, backend)
@@ -216,29 +290,48 @@ def run(xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str
     if inplace:
         check_no_overlap(xs, addresses=not traced)
     transforms_around = transforms() if traced else []
-    plain = _needs_plain_torch(request, transforms_around) or (not traced and are_batched_gradients(xs))
+    plain = _needs_plain_torch(request, transforms_around) or (
+        not traced and are_batched_gradients(xs)
+    )
     if backend is not None and (plain or traced):
-        choice("backend", backend, BACKENDS)  # no kernel is picked by this name, which would check it
+        choice(
+            "backend", backend, BACKENDS
+        )  # no kernel is picked by this name, which would check it
     if plain:
         # in place, from a copy: the backward reads the tensor as it was before
         inputs = tuple(x.clone() for x in xs) if inplace else xs
-        rotated = tuple(_by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(inputs))
+        rotated = tuple(
+            _by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(inputs)
+        )
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
-        return through_op(xs, request, inplace, mapped=bool(transforms_around))  # all of them are vmap
+        return through_op(
+            xs, request, inplace, mapped=bool(transforms_around)
+        )  # all of them are vmap
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         if inplace:
-            # a Function that writes to a view, such as q of a packed qkv, may return only one tensor
-            return tuple(_Rotation.apply(request.of_tensor(i), True, backend, x) for i, x in enumerate(xs))
+            # a Function that writes to a view, such as q of a packed qkv, may return only one
+            # tensor
+            return tuple(
+                _Rotation.apply(request.of_tensor(i), True, backend, x) for i, x in enumerate(xs)
+            )
         rotated = _Rotation.apply(request, False, backend, *xs)
         return rotated if isinstance(rotated, tuple) else (rotated,)
     return execute(xs, request, inplace, backend)
 
 
-def _by_head(xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: str | None) -> tuple[Tensor, ...]:
-    """Return xs rotated by tables of cos and sin that differ from head to head; each tensor has tables of its own."""
+def _by_head(
+    xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: str | None
+) -> tuple[Tensor, ...]:
+    """Return xs rotated by tables of cos and sin that differ from head to head; each tensor has
+    tables of its own.
+    """
     if request.spec.mixed:
-        raise RopeError("spec", "must not have MixedAxes, whose frequencies are learned; use Rope(spec)", request.spec.axes)
+        raise RopeError(
+            "spec",
+            "must not have MixedAxes, whose frequencies are learned; use Rope(spec)",
+            request.spec.axes,
+        )
     if inplace:
         check_no_overlap(xs, addresses=not is_traced(xs))
     rotated = []
@@ -249,51 +342,70 @@ def _by_head(xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: s
 
 
 def _by_plain_torch(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
-    """Return x rotated by plain torch operations, which are differentiable in every way that torch knows."""
+    """Return x rotated by plain torch operations, which are differentiable in every way that torch
+    knows.
+    """
     if isinstance(request, Request):
         request = _as_table_request(request, x, table_dtype(x), key)
     cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key)
-    return differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request)
+    return differentiable(
+        x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request
+    )
 
 
 def _needs_plain_torch(request: AnyRequest, transforms_around: list) -> bool:
-    """Return whether x cos + rotate_half(x) sin must be computed by torch's own differentiable operations.
+    """Return whether x cos + rotate_half(x) sin must be computed by torch's own differentiable
+    operations.
 
-    They are needed for derivatives that the autograd rule does not cover: derivatives with respect to tables, forward-mode
-    derivatives, and those of functorch transforms around this call, except vmap.
+    They are needed for derivatives that the autograd rule does not cover: derivatives with respect
+    to tables, forward-mode derivatives, and those of functorch transforms around this call, except
+    vmap.
     """
     if in_forward_mode() or not all(is_vmap(transform) for transform in transforms_around):
         return True
     # under vmap, requires_grad of a table cannot be read
     return isinstance(request, TableRequest) and (
-        bool(transforms_around) or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
+        bool(transforms_around)
+        or (torch.is_grad_enabled() and (request.cos.requires_grad or request.sin.requires_grad))
     )
 
 
 class _Rotation(torch.autograd.Function):
-    """The autograd rule: a rotation is linear and its transpose is the rotation by the opposite angle, so x is not saved."""
+    """The autograd rule: a rotation is linear and its transpose is the rotation by the opposite
+    angle, so x is not saved.
+    """
 
     @staticmethod
     def forward(ctx, request: AnyRequest, inplace: bool, backend: str | None, *xs: Tensor):
         """Return the rotated xs, in place if `inplace`: a tuple, or one tensor if there is one."""
         ctx.request, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*request.tensors)  # so that torch detects a change before the backward
+        ctx.save_for_backward(
+            *request.tensors
+        )  # so that torch detects a change before the backward
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
         # k stays without a gradient where only q has one
-        ctx.mark_non_differentiable(*(out for i, out in enumerate(outs) if not ctx.needs_input_grad[3 + i]))
+        ctx.mark_non_differentiable(
+            *(out for i, out in enumerate(outs) if not ctx.needs_input_grad[3 + i])
+        )
         return outs if len(xs) > 1 else outs[0]  # type: ignore[misc]  # there is at least one
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        """Return None for the first three arguments and the gradients of xs: rotated backwards, or None where one is None."""
-        _ = ctx.saved_tensors  # raises an error if a tensor of the request was changed since the forward
+        """Return None for the first three arguments and the gradients of xs: rotated backwards, or
+        None where one is None.
+        """
+        _ = (
+            ctx.saved_tensors
+        )  # raises an error if a tensor of the request was changed since the forward
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
-            return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]  # none is None
+            # none is None
+            return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]
         x_grads = (
-            None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0] for i, grad in enumerate(grads)
+            None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0]
+            for i, grad in enumerate(grads)
         )
         return None, None, None, *x_grads

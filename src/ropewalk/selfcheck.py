@@ -1,7 +1,8 @@
-"""The self-check measures precision, laws, and the error and speed of every backend; each error has a bound.
+"""The self-check measures precision, laws, and the error and speed of every backend; each error has
+a bound.
 
-The expected values share no code with the package: frequencies and angles are decimals of 60 digits, reduced modulo 2 pi
-before cos and sin, and pairs are complex numbers in NumPy.
+The expected values share no code with the package: frequencies and angles are decimals of 60
+digits, reduced modulo 2 pi before cos and sin, and pairs are complex numbers in NumPy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ropewalk.spec import LAYOUTS, PRECISIONS, RopeSpec
 HEAD_DIM = 128
 POSITIONS = (1_000, 131_072, 10_000_000, 2**40)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-#: half a unit in the last place of a float32 cos or sin below 1, and a margin for the float64 steps before it
+#: half a unit in the last place of a float32 cos or sin below 1, and a margin for the float64 steps
+#: before it
 ROUNDING = 2.0**-25 + 1e-9
 #: kernels evaluate short float32 polynomials
 KERNEL_ERROR = 1.0e-6
@@ -42,16 +44,24 @@ def definition(pairs: int, theta: float = 10_000.0) -> list[Decimal]:
 
 
 def true_angles(radians: Sequence[Decimal], positions: Sequence[int]) -> np.ndarray:
-    """Return position * radians modulo 2 pi, computed in 60 digits, rounded to float64 [positions, pairs]."""
+    """Return position * radians modulo 2 pi, computed in 60 digits, rounded to float64 [positions,
+    pairs].
+    """
     with localcontext(prec=_DIGITS):
-        return np.array([[float(position * r % (2 * _PI)) for r in radians] for position in positions])
+        return np.array(
+            [[float(position * r % (2 * _PI)) for r in radians] for position in positions]
+        )
 
 
 def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[int]) -> float:
-    """Return the largest error of the spec's float32 cos and sin, against cos and sin of the exact frequencies `radians`."""
+    """Return the largest error of the spec's float32 cos and sin, against cos and sin of the exact
+    frequencies `radians`.
+    """
     cos, sin = Rope(spec).cos_sin(torch.tensor(positions))
     angles = true_angles(radians, positions)
-    return float(max(np.abs(cos.numpy() - np.cos(angles)).max(), np.abs(sin.numpy() - np.sin(angles)).max()))
+    return float(
+        max(np.abs(cos.numpy() - np.cos(angles)).max(), np.abs(sin.numpy() - np.sin(angles)).max())
+    )
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,8 @@ class Precision:
     """Errors of cos and sin near one position with one precision policy.
 
     error      relative to the exact frequencies theta^(-2i/d)
-    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 28 digits
+    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 28
+               digits
     """
 
     policy: str
@@ -69,13 +80,17 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """The limit of `error` per step: half of 2^-64 turns, or one rounding unit of float32; "hf" also rounds the angle."""
+        """The limit of `error` per step: half of 2^-64 turns, or one rounding unit of float32; "hf"
+        also rounds the angle.
+        """
         unit = {"exact": np.pi * 2.0**-64, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """The limit of `own_error`: half of 2^-64 turns per step. "hf" rounds as transformers does, so it has no limit."""
+        """The limit of `own_error`: half of 2^-64 turns per step. "hf" rounds as transformers does,
+        so it has no limit.
+        """
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
 
     @property
@@ -84,13 +99,20 @@ class Precision:
 
 
 def precision(policy: str, position: int, width: int = 64) -> Precision:
-    """Measure the largest errors of cos and sin with one precision policy over `width` positions around `position`."""
+    """Measure the largest errors of cos and sin with one precision policy over `width` positions
+    around `position`.
+    """
     spec = RopeSpec(HEAD_DIM, precision=policy)
     window = range(max(0, position - width // 2), position + width // 2)
-    ours = spec.exact_ladder_frequencies()  # as the policy rounds them; a 28-digit frequency is radians + low
+    ours = (
+        spec.exact_ladder_frequencies()
+    )  # as the policy rounds them; a 28-digit frequency is radians + low
     low = [0.0] * spec.pairs if ours.low is None else ours.low.tolist()
     with localcontext(prec=_DIGITS):
-        our_radians = [Decimal(high) + Decimal(low) for high, low in zip(ours.radians.tolist(), low, strict=True)]
+        our_radians = [
+            Decimal(high) + Decimal(low)
+            for high, low in zip(ours.radians.tolist(), low, strict=True)
+        ]
     error = table_error(spec, definition(spec.pairs, spec.theta), window)
     return Precision(policy, position, error, table_error(spec, our_radians, window))
 
@@ -109,24 +131,48 @@ class Law:
 
 
 def laws() -> list[Law]:
-    """Measure how far the default backend deviates from norm, relative distance, inverse and equality with transformers."""
+    """Measure how far the default backend deviates from norm, relative distance, inverse and
+    equality with transformers.
+    """
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))
     rope = Rope(RopeSpec(HEAD_DIM))
     rotated, scores = rope(q), _scores(rope, q, k, offset=0)
     shifted_scores = _scores(rope, q, k, offset=10_000_000)
     return [
-        Law('without positions, "mouse chases cat" is "cat chases mouse" reordered', order_difference(None), 1e-12),
-        Law("a rotation keeps the norm", _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1), KERNEL_ERROR),
-        Law("scores depend on the distance only: 10,000,000 tokens later", _largest(shifted_scores - scores), 1e-11),
-        Law("unrotate restores the vector", _largest(rope.unrotate(rotated) - q) / _largest(q), KERNEL_ERROR),
-        Law("precision 'hf' equals float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0),
+        Law(
+            'without positions, "mouse chases cat" is "cat chases mouse" reordered',
+            order_difference(None),
+            1e-12,
+        ),
+        Law(
+            "a rotation keeps the norm",
+            _largest(rotated.norm(dim=-1) / q.norm(dim=-1) - 1),
+            KERNEL_ERROR,
+        ),
+        Law(
+            "scores depend on the distance only: 10,000,000 tokens later",
+            _largest(shifted_scores - scores),
+            1e-11,
+        ),
+        Law(
+            "unrotate restores the vector",
+            _largest(rope.unrotate(rotated) - q) / _largest(q),
+            KERNEL_ERROR,
+        ),
+        Law(
+            "precision 'hf' equals float32 arithmetic bit for bit", _largest(_hf_difference()), 0.0
+        ),
     ]
 
 
 def order_difference(rope: Rope | None) -> float:
-    """Return the largest difference of a word's attention output between "cat chases mouse" and "mouse chases cat"."""
-    words = torch.randn(3, HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    """Return the largest difference of a word's attention output between "cat chases mouse" and
+    "mouse chases cat".
+    """
+    words = torch.randn(
+        3, HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
+    )
     outputs = []
     for sentence in (words, words.flip(0)):
         rotated = sentence if rope is None else rope.rotate(sentence)
@@ -144,9 +190,13 @@ def _largest(x: Tensor) -> float:
 
 
 def _hf_difference() -> Tensor:
-    """Return our `precision="hf"` table minus a table computed by transformers' float32 operations in the same order."""
+    """Return our `precision="hf"` table minus a table computed by transformers' float32 operations
+    in the same order.
+    """
     positions = torch.arange(131_000, 131_072)
-    inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM))
+    inv_freq = 1.0 / (
+        10_000.0 ** (torch.arange(0, HEAD_DIM, 2, dtype=torch.int64).float() / HEAD_DIM)
+    )
     angles = positions.float()[:, None] * inv_freq
     cos, sin = Rope(RopeSpec(HEAD_DIM, precision="hf")).cos_sin(positions)
     return torch.stack([cos - angles.cos(), sin - angles.sin()])
@@ -156,7 +206,8 @@ def _hf_difference() -> Tensor:
 class Speed:
     """Error and time of one implementation.
 
-    error         largest error of a rotated pair, divided by the norm of the pair; None if not measured
+    error         largest error of a rotated pair, divided by the norm of the pair; None if not
+                  measured
     bound         the limit of `error`; None if there is none
     milliseconds  time to rotate one q and one k
     reason        why it was not measured, or None
@@ -174,11 +225,18 @@ class Speed:
         return self.bound is None or (self.error is not None and self.error <= self.bound)
 
 
-def backend_speed(name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Measure the error of one backend, over both layouts and small and large positions, and its time for one q and k."""
+def backend_speed(
+    name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4
+) -> Speed:
+    """Measure the error of one backend, over both layouts and small and large positions, and its
+    time for one q and k.
+    """
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
-    errors = [_rotation_error(partial(_by_backend, name, layout), layout, dtype, device) for layout in LAYOUTS]
+    errors = [
+        _rotation_error(partial(_by_backend, name, layout), layout, dtype, device)
+        for layout in LAYOUTS
+    ]
     rope, (q, k) = Rope(RopeSpec(HEAD_DIM), backend=name), _query_key(tokens, dtype, device)
     bound = torch.finfo(DTYPES[dtype]).eps / 2 + KERNEL_ERROR
     return Speed(name, dtype, max(errors), bound, clock(lambda: rope(q, k), device, seconds))
@@ -189,14 +247,22 @@ def _by_backend(name: str, layout: str, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Time a plain copy of q and k: it moves the same bytes as a rotation, which cannot be much faster."""
+    """Time a plain copy of q and k: it moves the same bytes as a rotation, which cannot be much
+    faster.
+    """
     q, k = _query_key(tokens, dtype, device)
     outs = torch.empty_like(q), torch.empty_like(k)
-    return Speed("copy_", dtype, milliseconds=clock(lambda: (outs[0].copy_(q), outs[1].copy_(k)), device, seconds))
+    return Speed(
+        "copy_",
+        dtype,
+        milliseconds=clock(lambda: (outs[0].copy_(q), outs[1].copy_(k)), device, seconds),
+    )
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Measure q * cos + rotate_half(q) * sin in the tensor's dtype with a precomputed table, as in transformers' models."""
+    """Measure q * cos + rotate_half(q) * sin in the tensor's dtype with a precomputed table, as in
+    transformers' models.
+    """
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
     error = _rotation_error(_hf_style, "half", dtype, device)
@@ -209,7 +275,9 @@ def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    inv_freq = Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
+    inv_freq = (
+        Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
+    )
     angles = (positions.float()[:, None] * inv_freq).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -224,14 +292,26 @@ def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
     return q.to(device, DTYPES[dtype]), k.to(device, DTYPES[dtype])
 
 
-def _rotation_error(rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str) -> float:
-    """Return the largest error of `rotate(x, positions)`, divided by the norm of the pair, over small and large positions."""
+def _rotation_error(
+    rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str
+) -> float:
+    """Return the largest error of `rotate(x, positions)`, divided by the norm of the pair, over
+    small and large positions.
+    """
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
-    x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(device, DTYPES[dtype])
-    before, after = (_pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device))))
+    x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(
+        device, DTYPES[dtype]
+    )
+    before, after = (
+        _pairs(t, layout) for t in (x, rotate(x, torch.tensor(positions, device=device)))
+    )
     expected = before * np.exp(1j * true_angles(definition(HEAD_DIM // 2), positions))
     difference = after - expected
-    return float((np.maximum(np.abs(np.real(difference)), np.abs(np.imag(difference))) / np.abs(before)).max())
+    return float(
+        (
+            np.maximum(np.abs(np.real(difference)), np.abs(np.imag(difference))) / np.abs(before)
+        ).max()
+    )
 
 
 def _pairs(x: Tensor, layout: str) -> np.ndarray:
@@ -272,7 +352,9 @@ class Report:
 
 
 def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], list]]]:
-    """Yield the name of every measurement and the function that runs it, so that a caller can show progress."""
+    """Yield the name of every measurement and the function that runs it, so that a caller can show
+    progress.
+    """
     for policy in PRECISIONS:
         yield f"precision {policy}", lambda policy=policy: [precision(policy, p) for p in POSITIONS]
     yield "laws", laws
@@ -280,7 +362,10 @@ def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], 
         yield f"copy {dtype}", lambda dtype=dtype: [copy_speed(dtype, tokens, device)]
         yield f"rotate_half {dtype}", lambda dtype=dtype: [hf_style_speed(dtype, tokens, device)]
         for name in BACKENDS:
-            yield f"{name} {dtype}", lambda name=name, dtype=dtype: [backend_speed(name, dtype, tokens, device)]
+            yield (
+                f"{name} {dtype}",
+                lambda name=name, dtype=dtype: [backend_speed(name, dtype, tokens, device)],
+            )
 
 
 def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
@@ -295,4 +380,7 @@ def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
 def precision_curves(points: int = 41, width: int = 6) -> dict[str, tuple[list[int], list[float]]]:
     """Return, for every policy, positions from 1,000 to 2^40 and the error near each."""
     positions = [round(p) for p in np.geomspace(1_000, 2**40, points)]
-    return {policy: (positions, [precision(policy, p, width).error for p in positions]) for policy in PRECISIONS}
+    return {
+        policy: (positions, [precision(policy, p, width).error for p in positions])
+        for policy in PRECISIONS
+    }

@@ -1,8 +1,9 @@
 """Tables: cos and sin of a spec's positions, exact at any integer position.
 
-Positions below 2^20 may use a two-level table: cos and sin of the low and the high 10 bits, 1024 float64 rows each, combined by
-angle addition. Other positions are computed from their phase. The first rows may also be kept in float32. STRATEGIES says which
-of these are kept. A row depends on its position and on the strategy alone, never on earlier calls.
+Positions below 2^20 may use a two-level table: cos and sin of the low and the high 10 bits, 1024
+float64 rows each, combined by angle addition. Other positions are computed from their phase. The
+first rows may also be kept in float32. STRATEGIES says which of these are kept. A row depends on
+its position and on the strategy alone, never on earlier calls.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from ropewalk.frequencies import Frequencies, Length
 from ropewalk.phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 from ropewalk.spec import RopeSpec
 
-#: bits of a position that each level of the two-level table covers; rows of a level; the first position beyond the table
+#: bits of a position that each level of the two-level table covers; rows of a level; the first
+#: position beyond the table
 LEVEL_BITS = 10
 LEVEL = 1 << LEVEL_BITS
 TWO_LEVEL_REACH = LEVEL * LEVEL
@@ -31,11 +33,13 @@ ROWS_AT_ONCE = 1 << 14
 #: all tables and rows, by spec and device
 TABLES = Cache("tables", entries=4096, bytes=256 << 20)
 
-#: what is kept for one spec on one device: the two-level table and the first float32 rows, a float32 row for every position up to
-#: the largest one used, the two-level table alone, or nothing but the phase steps. Positions of 2^20 and more have no table
+#: what is kept for one spec on one device: the two-level table and the first float32 rows, a
+#: float32 row for every position up to the largest one used, the two-level table alone, or nothing
+#: but the phase steps. Positions of 2^20 and more have no table
 STRATEGIES = ("auto", "full", "two-level", "none")
 
-#: cos and sin of the low 10 bits, cos and sin of the high 10 bits of a position; float64 [1024, pairs] each
+#: cos and sin of the low 10 bits, cos and sin of the high 10 bits of a position; float64 [1024,
+#: pairs] each
 Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
@@ -55,9 +59,14 @@ class Tables:
 
 
 def _cached_or_built(
-    key: Hashable, build: Callable[[], Any], size: Callable[[Any], int], fits: Callable[[Any], bool] = lambda value: True
+    key: Hashable,
+    build: Callable[[], Any],
+    size: Callable[[Any], int],
+    fits: Callable[[Any], bool] = lambda value: True,
 ) -> Any:
-    """Return the cached value if it `fits`, else build and cache a new one; two threads may build the same value."""
+    """Return the cached value if it `fits`, else build and cache a new one; two threads may build
+    the same value.
+    """
     value = TABLES.newest(key)
     if value is not None and fits(value):
         return value
@@ -70,26 +79,38 @@ def _cached_or_built(
 def strategies(spec: RopeSpec) -> tuple[str, ...]:
     """Return the strategies that can be used with a spec.
 
-    Only fixed frequencies on one axis of integers have tables, and rounded float32 angles cannot be added.
+    Only fixed frequencies on one axis of integers have tables, and rounded float32 angles cannot be
+    added.
     """
-    possible = {"full": _keeps_rows(spec) and not spec.learned, "two-level": _keeps_levels(spec) and not spec.learned}
+    possible = {
+        "full": _keeps_rows(spec) and not spec.learned,
+        "two-level": _keeps_levels(spec) and not spec.learned,
+    }
     return tuple(strategy for strategy in STRATEGIES if possible.get(strategy, True))
 
 
 def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tables:
-    """Return the cached tables of a spec; for a length-dependent scaling, those of the trained length."""
+    """Return the cached tables of a spec; for a length-dependent scaling, those of the trained
+    length.
+    """
     levels = strategy in ("auto", "two-level") and _keeps_levels(spec)
     key = (spec.fingerprint, device, "levels" if levels else "phase")
-    return _cached_or_built(key, lambda: _build(spec, device, levels), lambda cached: cached.num_bytes)
+    return _cached_or_built(
+        key, lambda: _build(spec, device, levels), lambda cached: cached.num_bytes
+    )
 
 
 def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
-    """Return new tables of a spec on a device, with the two-level table if `keep_levels`; see `Tables`."""
+    """Return new tables of a spec on a device, with the two-level table if `keep_levels`; see
+    `Tables`.
+    """
     frequencies = spec.exact_ladder_frequencies()
     frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
     steps = phase_steps(frequencies.radians, frequencies.low).to(device)
     growth = None if frequencies.growth is None else frequencies.growth.to(device)
-    frequencies = replace(frequencies, radians=frequencies.radians.to(device), growth=growth, low=None)  # `steps` include `low`
+    frequencies = replace(
+        frequencies, radians=frequencies.radians.to(device), growth=growth, low=None
+    )  # `steps` include `low`
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if keep_levels:
@@ -103,11 +124,17 @@ def _keeps_levels(spec: RopeSpec) -> bool:
 
 
 def _keeps_rows(spec: RopeSpec) -> bool:
-    return spec.num_axes == 1 and not spec.needs_length and not spec.fractional and not spec.per_head
+    return (
+        spec.num_axes == 1 and not spec.needs_length and not spec.fractional and not spec.per_head
+    )
 
 
-def tables_at(spec: RopeSpec, device: torch.device, length: Length, strategy: str = "auto") -> Tables:
-    """Return the tables of one call: the cached ones, or new ones where the scaling depends on the length."""
+def tables_at(
+    spec: RopeSpec, device: torch.device, length: Length, strategy: str = "auto"
+) -> Tables:
+    """Return the tables of one call: the cached ones, or new ones where the scaling depends on the
+    length.
+    """
     cached = tables(spec, device, strategy)
     if not spec.needs_length or length is None:
         return cached
@@ -127,21 +154,26 @@ def cos_sin(
     key: bool = False,
     strategy: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis map, as new tensors.
+    """Return cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with an axis
+    map, as new tensors.
 
     spec             one whose axes differ from head to head gives [B, heads, S, pairs]
-    magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it (the inverse)
+    magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it
+                     (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
     """
     cached = tables_at(spec, positions.device, length, strategy)
     if spec.per_head:
         cos, sin = _per_head_cos_sin(spec, cached, positions)
-        return with_magnitude(spec, cached.frequencies, positions, cos, sin, magnitude_power, key, dtype)
+        return with_magnitude(
+            spec, cached.frequencies, positions, cos, sin, magnitude_power, key, dtype
+        )
     coordinates = _per_pair(cached, positions)
     radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
-        # doubled, as transformers doubles it: a vectorised cosine may depend on its neighbours in the last bit
+        # doubled, as transformers doubles it: a vectorised cosine may depend on its neighbours in
+        # the last bit
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos()[..., : spec.pairs], angles.sin()[..., : spec.pairs]
     elif coordinates.is_floating_point():
@@ -151,11 +183,15 @@ def cos_sin(
         cos, sin = cos_sin_of_phase(steps, coordinates)
     else:
         cos, sin = _from_levels(cached.levels, steps, positions, coordinates)
-    return with_magnitude(spec, cached.frequencies, coordinates, cos, sin, magnitude_power, key, dtype)
+    return with_magnitude(
+        spec, cached.frequencies, coordinates, cos, sin, magnitude_power, key, dtype
+    )
 
 
 def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
-    """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one axis."""
+    """Return the coordinate of each pair's axis: [..., S, pairs], or [..., S, 1] where there is one
+    axis.
+    """
     if not positions.is_floating_point():
         positions = positions.to(torch.int64)
     if cached.axis_of_pair is None:
@@ -164,15 +200,21 @@ def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
 
 
 def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [B, heads, S, pairs]; the angle of a pair, in radians or as a phase, is a sum over the axes."""
+    """Return cos and sin [B, heads, S, pairs]; the angle of a pair, in radians or as a phase, is a
+    sum over the axes.
+    """
     positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
-    points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[:, :, None, :, None]  # [axes, B, 1, S, 1]
+    points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[
+        :, :, None, :, None
+    ]  # [axes, B, 1, S, 1]
     if positions.is_floating_point() or spec.precision == "hf":
         dtype = torch.float32 if spec.precision == "hf" else torch.float64
         factors, points = cached.frequencies.radians.to(dtype), points.to(dtype)
     else:
         factors, points = cached.steps, points.to(torch.int64)
-    products = [point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True)]
+    products = [
+        point * factor[:, None] for point, factor in zip(points, factors.unbind(-1), strict=True)
+    ]
     angles = sum(products[1:], start=products[0])
     return (angles.cos(), angles.sin()) if angles.is_floating_point() else cos_sin_of_turns(angles)
 
@@ -182,15 +224,22 @@ def _per_row(values: Tensor) -> Tensor:
     return values.unsqueeze(-2) if values.ndim > 1 else values
 
 
-def _from_levels(levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin from the two-level table, or from the phase for positions outside of it; coordinates: [..., S, 1]."""
+def _from_levels(
+    levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin from the two-level table, or from the phase for positions outside of it;
+    coordinates: [..., S, 1].
+    """
     from_table = _two_level(levels, positions)
     if positions.device.type == "cpu" and _within_levels(positions):
         return from_table
-    # on other devices the check would need a read-back, so both are computed and selected by position
+    # on other devices the check would need a read-back, so both are computed and selected by
+    # position
     from_phase = cos_sin_of_phase(steps, coordinates)
     inside = (coordinates >= 0) & (coordinates < TWO_LEVEL_REACH)
-    return torch.where(inside, from_table[0], from_phase[0]), torch.where(inside, from_table[1], from_phase[1])
+    return torch.where(inside, from_table[0], from_phase[0]), torch.where(
+        inside, from_table[1], from_phase[1]
+    )
 
 
 def _within_levels(positions: Tensor) -> bool:
@@ -201,10 +250,17 @@ def _within_levels(positions: Tensor) -> bool:
 
 
 def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of positions, high * 1024 + low, by the addition theorems from one row of each level."""
+    """Return cos and sin of positions, high * 1024 + low, by the addition theorems from one row of
+    each level.
+    """
     positions = positions.to(torch.int64)
     low, high = positions & (LEVEL - 1), (positions >> LEVEL_BITS).clamp(0, LEVEL - 1)
-    low_cos, low_sin, high_cos, high_sin = levels[0][low], levels[1][low], levels[2][high], levels[3][high]
+    low_cos, low_sin, high_cos, high_sin = (
+        levels[0][low],
+        levels[1][low],
+        levels[2][high],
+        levels[3][high],
+    )
     return high_cos * low_cos - high_sin * low_sin, high_sin * low_cos + high_cos * low_sin
 
 
@@ -218,7 +274,9 @@ def with_magnitude(
     key: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin times the magnitude, with xPos's growth, to the power `magnitude_power`, rounded once to `dtype`."""
+    """Return cos and sin times the magnitude, with xPos's growth, to the power `magnitude_power`,
+    rounded once to `dtype`.
+    """
     factor = magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
         factor = factor[:, None, None]  # [B] against [B, S, pairs]
@@ -246,12 +304,18 @@ def keys_have_own_table(spec: RopeSpec, device: torch.device, strategy: str = "a
 def first_rows(
     spec: RopeSpec, device: torch.device, count: int, key: bool = False, strategy: str = "auto"
 ) -> tuple[Tensor, Tensor] | None:
-    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where the strategy keeps no or fewer rows.
+    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where the strategy
+    keeps no or fewer rows.
 
-    The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so that a kernel reads one
-    stream of memory. The caller must not write to them or return them to a user.
+    The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so
+    that a kernel reads one stream of memory. The caller must not write to them or return them to a
+    user.
     """
-    if strategy not in ("auto", "full") or not _keeps_rows(spec) or count > _most_rows(spec, strategy):
+    if (
+        strategy not in ("auto", "full")
+        or not _keeps_rows(spec)
+        or count > _most_rows(spec, strategy)
+    ):
         return None
     key = key and keys_have_own_table(spec, device, strategy)
     rows = _cached_or_built(
@@ -263,20 +327,32 @@ def first_rows(
     return rows[:count, 0], rows[:count, 1]
 
 
-def rows_at(spec: RopeSpec, positions: Tensor, key: bool, strategy: str) -> tuple[Tensor, Tensor] | None:
-    """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps; None if it keeps none."""
-    # the largest position says how many rows are needed; on a GPU, reading it would wait for the device
+def rows_at(
+    spec: RopeSpec, positions: Tensor, key: bool, strategy: str
+) -> tuple[Tensor, Tensor] | None:
+    """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps;
+    None if it keeps none.
+    """
+    # the largest position says how many rows are needed; on a GPU, reading it would wait for the
+    # device
     if strategy != "full" or positions.device.type != "cpu" or not positions.numel():
         return None
     lowest, highest = (int(bound) for bound in positions.aminmax())
     rows = None if lowest < 0 else first_rows(spec, positions.device, highest + 1, key, strategy)
-    return None if rows is None else tuple(row[positions.to(torch.int64)] for row in rows)  # type: ignore[return-value]  # two
+    # two
+    return None if rows is None else tuple(row[positions.to(torch.int64)] for row in rows)  # type: ignore[return-value]
 
 
-def _computed_rows(spec: RopeSpec, device: torch.device, count: int, key: bool, strategy: str) -> Tensor:
+def _computed_rows(
+    spec: RopeSpec, device: torch.device, count: int, key: bool, strategy: str
+) -> Tensor:
     """Return float32 cos and sin of positions 0 ... count - 1, [count, 2, pairs]."""
     rows = torch.empty(count, 2, spec.pairs, dtype=torch.float32, device=device)
-    for positions, part in zip(torch.arange(count, device=device).split(ROWS_AT_ONCE), rows.split(ROWS_AT_ONCE), strict=True):
+    for positions, part in zip(
+        torch.arange(count, device=device).split(ROWS_AT_ONCE),
+        rows.split(ROWS_AT_ONCE),
+        strict=True,
+    ):
         part[:, 0], part[:, 1] = cos_sin(spec, positions, key=key, strategy=strategy)
     return rows
 
@@ -286,15 +362,26 @@ def _most_rows(spec: RopeSpec, strategy: str) -> int:
 
 
 def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
-    """Return how many rows to compute if `count` are needed: the next power of two, at least 256 and at most the bound."""
+    """Return how many rows to compute if `count` are needed: the next power of two, at least 256
+    and at most the bound.
+    """
     return min(_most_rows(spec, strategy), max(256, 1 << (count - 1).bit_length()))
 
 
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Return the bytes that each strategy keeps on one device once queries at positions 0 ... length - 1 were rotated."""
-    row = 8 * spec.pairs  # the bytes of float32 cos and sin, of float64 cos or sin, and of int64 phase steps
+    """Return the bytes that each strategy keeps on one device once queries at positions 0 ...
+    length - 1 were rotated.
+    """
+    row = (
+        8 * spec.pairs
+    )  # the bytes of float32 cos and sin, of float64 cos or sin, and of int64 phase steps
     steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
     levels = 4 * row * LEVEL if _keeps_levels(spec) else 0  # cos and sin of two levels
-    auto, full = (row * _rows_for(spec, length, strategy) if _keeps_rows(spec) else 0 for strategy in ("auto", "full"))
+    auto, full = (
+        row * _rows_for(spec, length, strategy) if _keeps_rows(spec) else 0
+        for strategy in ("auto", "full")
+    )
     kept = {"auto": levels + auto, "full": full, "two-level": levels, "none": 0}
-    return {strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)}
+    return {
+        strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)
+    }

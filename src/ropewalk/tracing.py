@@ -1,4 +1,5 @@
-"""Who observes a call: a compiler, a tracer, a functorch transform, a dispatch mode or a tensor subclass.
+"""Who observes a call: a compiler, a tracer, a functorch transform, a dispatch mode or a tensor
+subclass.
 
 torch has no public functions for most of this, so its private ones are used here and nowhere else.
 """
@@ -9,13 +10,16 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-_innermost_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]  # missing from the stubs
+# missing from the stubs
+_innermost_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 _TransformType = torch._C._functorch.TransformType  # type: ignore[attr-defined]
 _is_batched = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[attr-defined]
 
 
 def is_traced(xs: tuple[Tensor, ...]) -> bool:
-    """Return whether a rotation of `xs` must be one registered op, because something observes the ops that run."""
+    """Return whether a rotation of `xs` must be one registered op, because something observes the
+    ops that run.
+    """
     # torch.compile, or torch.jit.trace
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return True
@@ -27,7 +31,9 @@ def is_traced(xs: tuple[Tensor, ...]) -> bool:
 
 
 def are_batched_gradients(xs: tuple[Tensor, ...]) -> bool:
-    """Return whether these are gradients of `autograd.grad(..., is_grads_batched=True)`, which have no storage of their own."""
+    """Return whether these are gradients of `autograd.grad(..., is_grads_batched=True)`, which have
+    no storage of their own.
+    """
     return any(_is_batched(x) for x in xs)
 
 
@@ -37,7 +43,9 @@ def in_forward_mode() -> bool:
 
 
 def transforms() -> list:
-    """Return the types of the functorch transforms around this call; none while compiling, which handles them itself."""
+    """Return the types of the functorch transforms around this call; none while compiling, which
+    handles them itself.
+    """
     if torch.compiler.is_compiling():
         return []
     stack = torch._C._functorch.get_interpreter_stack()  # type: ignore[attr-defined]

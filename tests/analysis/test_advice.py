@@ -1,4 +1,6 @@
-"""Advice as data: every check has a spec it applies to and one it does not, and names a figure that exists."""
+"""Advice as data: every check has a spec it applies to and one it does not, and names a figure that
+exists.
+"""
 
 import math
 import string
@@ -9,7 +11,18 @@ import torch
 
 import ropewalk as rw
 from ropewalk import analysis, axes, plots
-from ropewalk.frequencies import Clipped, Default, Dynamic, DynamicYarn, Given, Learnable, Linear, Llama3, XPos, Yarn
+from ropewalk.frequencies import (
+    Clipped,
+    Default,
+    Dynamic,
+    DynamicYarn,
+    Given,
+    Learnable,
+    Linear,
+    Llama3,
+    XPos,
+    Yarn,
+)
 
 #: check -> facts it applies to, facts it does not apply to
 CASES = {
@@ -29,7 +42,10 @@ CASES = {
         ({"scaling": Yarn(factor=2.0, original_length=128)}, 128, 256),
         ({"scaling": Yarn(factor=2.0, original_length=128, beta_fast=20.0)}, 128, 256),
     ],
-    "follows_the_length": [({"scaling": DynamicYarn(original_length=512)}, 512, 1024), ({"scaling": Linear(2.0)}, 512, 1024)],
+    "follows_the_length": [
+        ({"scaling": DynamicYarn(original_length=512)}, 512, 1024),
+        ({"scaling": Linear(2.0)}, 512, 1024),
+    ],
     "float32_angles": [({}, 131_072, 131_072), ({}, 4096, 4096)],
     "large_table": [({}, 1 << 20, 1 << 20), ({}, 4096, 4096)],
     "all_repeat": [({"theta": 10.0}, 512, 512), ({}, 512, 512)],
@@ -41,7 +57,10 @@ CASES = {
 
 def named(case):
     changes, trained, served = case
-    return {each.name: each for each in analysis.advise(analysis.Facts(rw.RopeSpec(128, **changes), trained, served))}
+    return {
+        each.name: each
+        for each in analysis.advise(analysis.Facts(rw.RopeSpec(128, **changes), trained, served))
+    }
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,17 +81,26 @@ SCALED = [
 @pytest.mark.parametrize("scaling", [Default(), *SCALED, Dynamic(4.0, original_length=512)])
 @pytest.mark.parametrize("theta", [10.0, 4400.0, 10_000.0])
 @pytest.mark.parametrize("served", [512, 1024, 2048, 131_072])
-def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scaling(scaling, theta, served):
-    """Its weights were trained with both; `from_hf` reads such a spec with precision hf_frequencies."""
+def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scaling(
+    scaling, theta, served
+):
+    """Its weights were trained with both; `from_hf` reads such a spec with precision
+    hf_frequencies.
+    """
     spec = rw.RopeSpec(128, theta=theta, scaling=scaling, precision="hf_frequencies")
     for each in analysis.advise(analysis.Facts(spec, 512, served)):
         assert "theta" not in each.advice
         if not isinstance(scaling, Default):
-            assert not any(word in each.advice for word in ("instead", "DynamicYarn", "Yarn(", "use factor", "beta_fast"))
+            assert not any(
+                word in each.advice
+                for word in ("instead", "DynamicYarn", "Yarn(", "use factor", "beta_fast")
+            )
 
 
 def test_a_scaling_with_an_original_length_knows_the_trained_length():
-    assert "trained_unknown" not in named(({"scaling": Yarn(factor=2.0, original_length=512)}, 1024, 1024))
+    assert "trained_unknown" not in named(
+        ({"scaling": Yarn(factor=2.0, original_length=512)}, 1024, 1024)
+    )
     assert "trained_unknown" in named(({"scaling": Clipped(Linear(2.0))}, 512, 512))
 
 
@@ -96,12 +124,15 @@ def test_a_trained_length_from_the_caller_is_known(trained, unknown):
 def test_a_factor_is_offered_only_to_a_scaling_that_has_one(scaling, offered):
     check = next(check for check in analysis.CHECKS if check.name == "stretched_too_little")
     assert (
-        "use factor 16" in check.numbers(analysis.Facts(rw.RopeSpec(128, scaling=scaling), 512, 8192))["or_factor"]
+        "use factor 16"
+        in check.numbers(analysis.Facts(rw.RopeSpec(128, scaling=scaling), 512, 8192))["or_factor"]
     ) is offered
 
 
 @pytest.mark.parametrize("name", ["linear_blurs", "always_on", "beta_too_fast", "causal_only"])
-@pytest.mark.parametrize("wrap", [Learnable, lambda scaling: Clipped(scaling, pairs=1)], ids=["learnable", "clipped"])
+@pytest.mark.parametrize(
+    "wrap", [Learnable, lambda scaling: Clipped(scaling, pairs=1)], ids=["learnable", "clipped"]
+)
 def test_advice_looks_inside_a_scaling_that_clips_or_learns(name, wrap):
     changes, trained, served = CASES[name][0]
     assert name in named(({**changes, "scaling": wrap(changes["scaling"])}, trained, served))
@@ -126,7 +157,9 @@ def test_the_numbers_of_advice_are_those_of_the_spec():
     advice = named(({}, 4096, 16_384))["unseen_angles"]
     assert "Yarn(factor=4, original_length=4096)" in advice.advice
     assert advice.because.startswith("18 of 64 pairs")
-    assert "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because  # 2^20 x 64 pairs x 2 x 4 bytes
+    assert (
+        "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because
+    )  # 2^20 x 64 pairs x 2 x 4 bytes
 
 
 @pytest.mark.parametrize(("served", "factor"), [(4096, 1), (4097, 2), (8192, 2), (10_000, 3)])
@@ -150,11 +183,15 @@ def test_tables_of_more_than_64_mebibytes_are_large():
 
 def test_the_rounding_of_bfloat16_below_one():
     values = torch.linspace(0.5, 1.0, 100_001, dtype=torch.float64)
-    assert (values.bfloat16().double() - values).abs().max().item() == pytest.approx(analysis.BFLOAT16_ROUNDING, rel=1e-3)
+    assert (values.bfloat16().double() - values).abs().max().item() == pytest.approx(
+        analysis.BFLOAT16_ROUNDING, rel=1e-3
+    )
 
 
 def test_a_window_bounds_the_distances_and_not_the_positions():
-    plain, windowed = (analysis.Facts(rw.RopeSpec(128), 4096, 131_072, window) for window in (None, 1024))
+    plain, windowed = (
+        analysis.Facts(rw.RopeSpec(128), 4096, 131_072, window) for window in (None, 1024)
+    )
     assert plain.new_angles == 18
     assert windowed.new_angles == 0
     assert (windowed.trained_distance, windowed.served_distance) == (1024, 1024)
@@ -164,7 +201,9 @@ def test_a_window_bounds_the_distances_and_not_the_positions():
 
 @pytest.mark.parametrize(("width", "is_off"), [(1, False), (2, True)])
 def test_errors_are_the_largest_of_the_last_positions_in_the_width(width, is_off):
-    """Of 259 positions the last, 258, has a bfloat16 of its own; 257 becomes 256, which is one radian off in the first pair."""
+    """Of 259 positions the last, 258, has a bfloat16 of its own; 257 becomes 256, which is one
+    radian off in the first pair.
+    """
     facts = analysis.Facts(rw.RopeSpec(8), 259, 259, methods=("bfloat16 positions",), width=width)
     assert (facts.errors["bfloat16 positions"] > 0.3) is is_off
 
@@ -176,6 +215,10 @@ def test_lengths_must_be_positive(values):
 
 
 def test_the_page_shows_the_guide_as_it_is():
-    page = (Path(__file__).parents[2] / "docs" / "inspect.md").read_text(encoding="utf-8").replace("`", "")
+    page = (
+        (Path(__file__).parents[2] / "docs" / "inspect.md")
+        .read_text(encoding="utf-8")
+        .replace("`", "")
+    )
     rows = [f"| {use.use} | {use.choose} | {use.because} |" for use in analysis.GUIDE]
     assert [row for row in rows if row not in page] == []

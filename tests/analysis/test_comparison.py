@@ -1,4 +1,6 @@
-"""The comparison table is measured: each number against a formula worked out apart from it, and the page against the table."""
+"""The comparison table is measured: each number against a formula worked out apart from it, and the
+page against the table.
+"""
 
 import math
 from pathlib import Path
@@ -65,7 +67,9 @@ def test_cost_by_hand(rows):
     pairs_of_tokens = LENGTH**2
     assert rows["rope"].tensor_bytes == HEADS * LENGTH * HEAD_DIM * 4
     assert rows["alibi"].tensor_bytes == HEADS * pairs_of_tokens * 8  # float64 until the last step
-    assert rows["nezha"].flops == 2 * (2 * HEADS * pairs_of_tokens * HEAD_DIM)  # met by queries, mixed into values
+    assert rows["nezha"].flops == 2 * (
+        2 * HEADS * pairs_of_tokens * HEAD_DIM
+    )  # met by queries, mixed into values
     assert rows["fire"].flops == 2 * pairs_of_tokens * 32 * (1 + HEADS)
     assert rows["none"].tensor_bytes == rows["none"].flops == rows["rope"].flops == 0
 
@@ -76,10 +80,14 @@ def test_only_the_scores_entry_grows_with_the_square_of_the_length(rows, name):
 
 
 def beyond(values):
-    """How far a list of curves [4 * LENGTH, n] leaves the range of its first LENGTH points, over the widest range."""
+    """How far a list of curves [4 * LENGTH, n] leaves the range of its first LENGTH points, over
+    the widest range.
+    """
     seen, new = values[:LENGTH], values[LENGTH:]
     low, high = seen.min(axis=0), seen.max(axis=0)
-    return max((new.max(axis=0) - high).max(), (low - new.min(axis=0)).max(), 0.0) / (high - low).max()
+    return (
+        max((new.max(axis=0) - high).max(), (low - new.min(axis=0)).max(), 0.0) / (high - low).max()
+    )
 
 
 def test_excess_of_fixed_curves_by_formula(rows):
@@ -161,4 +169,7 @@ def test_excess_of_scores_that_are_all_equal_within_the_length(monkeypatch):
             return -torch.relu(distances(q_positions, k_positions).abs() - 16.0)
 
     monkeypatch.setitem(ENCODINGS, "horizon", Horizon)
-    assert [compare(["horizon"], num_heads=2, head_dim=8, length=n)[0].excess == math.inf for n in (16, 24)] == [True, False]
+    assert [
+        compare(["horizon"], num_heads=2, head_dim=8, length=n)[0].excess == math.inf
+        for n in (16, 24)
+    ] == [True, False]

@@ -42,7 +42,9 @@ def test_scores_are_those_of_the_rotation_matrices():
 def test_score_matrix_is_that_of_the_rotation_matrices():
     q, k = vectors(1)
     expected = [[(matrix(m) @ q) @ (matrix(n) @ k) for n in range(7)] for m in range(7)]
-    assert analysis.score_matrix(q, k, STEPS, range(7)) == pytest.approx(np.array(expected), abs=1e-12)
+    assert analysis.score_matrix(q, k, STEPS, range(7)) == pytest.approx(
+        np.array(expected), abs=1e-12
+    )
 
 
 def test_decay_is_the_mean_of_the_partial_sums():
@@ -66,10 +68,15 @@ def test_the_classic_decay_curve_in_50_digits():
 def test_no_score_exceeds_the_abel_bound(seed):
     q, k = vectors(seed)
     distances = np.arange(300)
-    assert (np.abs(analysis.scores(q, k, STEPS, distances)) <= analysis.abel_bound(q, k, STEPS, distances) + 1e-12).all()
+    assert (
+        np.abs(analysis.scores(q, k, STEPS, distances))
+        <= analysis.abel_bound(q, k, STEPS, distances) + 1e-12
+    ).all()
 
 
-@pytest.mark.parametrize(("q", "k"), [vectors(5), np.ones((2, 2 * PAIRS))], ids=["random", "only the last step is steep"])
+@pytest.mark.parametrize(
+    ("q", "k"), [vectors(5), np.ones((2, 2 * PAIRS))], ids=["random", "only the last step is steep"]
+)
 def test_the_abel_bound_is_its_formula(q, k):
     h = [complex(q[i], q[PAIRS + i]) * complex(k[i], -k[PAIRS + i]) for i in range(PAIRS)] + [0]
     steepest = max(abs(h[i + 1] - h[i]) for i in range(PAIRS))
@@ -80,19 +87,29 @@ def test_the_abel_bound_is_its_formula(q, k):
 def test_the_cosine_sum_and_similarity_are_their_formulas():
     expected = [float(sum(mpmath.cos(d * mpmath.mpf(float(s))) for s in STEPS)) for d in DISTANCES]
     assert analysis.cosine_sum(STEPS, DISTANCES) == pytest.approx(expected, abs=1e-12)
-    assert analysis.similarity(STEPS, DISTANCES) == pytest.approx(np.array(expected) / PAIRS, abs=1e-12)
+    assert analysis.similarity(STEPS, DISTANCES) == pytest.approx(
+        np.array(expected) / PAIRS, abs=1e-12
+    )
 
 
 def test_similarity_matrix_is_the_cosine_of_the_sinusoidal_encodings():
     positions = np.arange(9)
-    encodings = np.concatenate([np.cos(np.outer(positions, STEPS)), np.sin(np.outer(positions, STEPS))], axis=1)
+    encodings = np.concatenate(
+        [np.cos(np.outer(positions, STEPS)), np.sin(np.outer(positions, STEPS))], axis=1
+    )
     unit = encodings / np.linalg.norm(encodings, axis=1, keepdims=True)
     assert analysis.similarity_matrix(STEPS, positions) == pytest.approx(unit @ unit.T, abs=1e-14)
 
 
 @pytest.mark.parametrize(
     ("theta", "length", "passes"),
-    [(4.3e3, 1024, True), (4.4e3, 1024, False), (8.4e4, 8192, True), (8.5e4, 8192, False), (9.1e4, 8192, True)],
+    [
+        (4.3e3, 1024, True),
+        (4.4e3, 1024, False),
+        (8.4e4, 8192, True),
+        (8.5e4, 8192, False),
+        (9.1e4, 8192, True),
+    ],
 )
 def test_passing_the_base_bound_is_not_monotone_in_the_base(theta, length, passes):
     first = analysis.first_negative(analysis.radians(rw.RopeSpec(128, theta=theta)), length)

@@ -1,4 +1,6 @@
-"""Errors of cos and sin by position, against 50-digit arithmetic and each engine's own steps in NumPy."""
+"""Errors of cos and sin by position, against 50-digit arithmetic and each engine's own steps in
+NumPy.
+"""
 
 import mpmath
 import numpy as np
@@ -11,7 +13,9 @@ from helpers import sample_spec
 from ropewalk import analysis
 
 SPEC = rw.RopeSpec(10, theta=100.0)
-FLOAT32 = (1 / np.float32(100) ** (np.arange(0, 10, 2, dtype=np.float32) / np.float32(10))).astype(np.float32)
+FLOAT32 = (1 / np.float32(100) ** (np.arange(0, 10, 2, dtype=np.float32) / np.float32(10))).astype(
+    np.float32
+)
 
 
 @pytest.mark.parametrize("position", [0, 1, -3, 131_071, 2**40 + 3, 2**61 - 1])
@@ -69,7 +73,9 @@ def test_a_checkpoints_own_frequencies_are_the_reference_of_its_spec():
 
 def test_bfloat16_positions_land_on_a_neighbour():
     # 257 has no bfloat16 of its own: it becomes 256
-    (error,) = analysis.error_curves(SPEC, [257], ["bfloat16 positions"], width=1)["bfloat16 positions"]
+    (error,) = analysis.error_curves(SPEC, [257], ["bfloat16 positions"], width=1)[
+        "bfloat16 positions"
+    ]
     steps = [mpmath.mpf(float(s)) for s in analysis.radians(SPEC)]
     off = max(max(abs(f(256 * s) - f(257 * s)) for f in (mpmath.cos, mpmath.sin)) for s in steps)
     assert error == pytest.approx(float(off), abs=1e-4)
@@ -82,7 +88,9 @@ def test_a_table_in_half_precision_is_off_by_its_last_bit(way, bits):
 
 
 def test_the_worst_of_the_width_is_taken():
-    one_by_one = [analysis.error_curves(SPEC, [p], ["hf"], width=1)["hf"][0] for p in range(96, 101)]
+    one_by_one = [
+        analysis.error_curves(SPEC, [p], ["hf"], width=1)["hf"][0] for p in range(96, 101)
+    ]
     assert analysis.error_curves(SPEC, [100], ["hf"], width=5)["hf"][0] == max(one_by_one)
 
 
@@ -91,7 +99,8 @@ LISTED = ("longrope", "given", "learned")
 
 
 @pytest.mark.parametrize(
-    ("name", "axis"), [*((n, "one") for n in rw.SCALINGS), *((n, "axial") for n in rw.SCALINGS if n not in LISTED)]
+    ("name", "axis"),
+    [*((n, "one") for n in rw.SCALINGS), *((n, "axial") for n in rw.SCALINGS if n not in LISTED)],
 )
 def test_every_scaling_and_axis_map_has_curves_without_its_magnitude(name, axis):
     found = analysis.error_curves(sample_spec(name, axis), [0, 500], length=600)
@@ -105,7 +114,9 @@ def test_an_unknown_way_is_refused_and_every_way_says_who_uses_it():
         analysis.error_curves(SPEC, [1], ["float8"])
 
 
-@pytest.mark.parametrize("chosen", [rw.axes.MixedAxes(2, 6), rw.axes.GoldenAxes(2, 6), rw.axes.by_head([1, 1], 6)])
+@pytest.mark.parametrize(
+    "chosen", [rw.axes.MixedAxes(2, 6), rw.axes.GoldenAxes(2, 6), rw.axes.by_head([1, 1], 6)]
+)
 def test_curves_need_axes_that_are_the_same_in_all_heads(chosen):
     assert_refused("axes", lambda: analysis.error_curves(rw.RopeSpec(12, axes=chosen), [5]))
 

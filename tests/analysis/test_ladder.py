@@ -1,4 +1,6 @@
-"""The ladder in numbers, against the published figures, 50-digit arithmetic and values worked out by hand."""
+"""The ladder in numbers, against the published figures, 50-digit arithmetic and values worked out
+by hand.
+"""
 
 import math
 
@@ -28,7 +30,9 @@ def test_the_published_figures_of_the_plain_ladder():
 def test_the_fastest_pair_repeats_after_6_tokens_and_the_slowest_after_54410():
     found = analysis.aliasing(analysis.radians(PLAIN), 4096)
     assert found.shortest == pytest.approx(2 * math.pi, rel=1e-15)
-    assert found.longest == pytest.approx(float(2 * mpmath.pi * mpmath.mpf(10_000) ** (mpmath.mpf(126) / 128)), rel=1e-14)
+    assert found.longest == pytest.approx(
+        float(2 * mpmath.pi * mpmath.mpf(10_000) ** (mpmath.mpf(126) / 128)), rel=1e-14
+    )
     assert round(found.longest) == 54_410
     assert (found.repeating, found.pairs) == (46, 64)
 
@@ -50,7 +54,12 @@ def test_turns_and_wavelengths_by_hand():
     assert analysis.critical_dimension([math.pi / 2], 4) == 2
     assert analysis.aliasing([math.pi / 2], 4).repeating == 1
     found = analysis.aliasing(steps, 9)
-    assert (found.shortest, found.longest, found.repeating, found.pairs) == (pytest.approx(4), pytest.approx(10), 1, 3)
+    assert (found.shortest, found.longest, found.repeating, found.pairs) == (
+        pytest.approx(4),
+        pytest.approx(10),
+        1,
+        3,
+    )
 
 
 def test_nothing_repeats_where_nothing_turns():
@@ -59,11 +68,14 @@ def test_nothing_repeats_where_nothing_turns():
 
 
 @pytest.mark.parametrize(
-    ("dim", "theta", "length"), [(128, 10_000.0, 4096), (128, 10_000.0, 2048), (64, 500_000.0, 8192), (32, 100.0, 128)]
+    ("dim", "theta", "length"),
+    [(128, 10_000.0, 4096), (128, 10_000.0, 2048), (64, 500_000.0, 8192), (32, 100.0, 128)],
 )
 def test_the_critical_dimension_is_the_published_formula(dim, theta, length):
     formula = 2 * math.ceil(dim / 2 * math.log(length / (2 * math.pi), theta))
-    assert analysis.critical_dimension(analysis.radians(rw.RopeSpec(dim, theta=theta)), length) == min(formula, dim)
+    assert analysis.critical_dimension(
+        analysis.radians(rw.RopeSpec(dim, theta=theta)), length
+    ) == min(formula, dim)
 
 
 def test_llama_2_has_92_critical_dimensions():
@@ -73,11 +85,15 @@ def test_llama_2_has_92_critical_dimensions():
 def test_coverage_counts_turns_before_and_after_scaling():
     spec = rw.RopeSpec(32, scaling=frequencies.Yarn(factor=4.0, original_length=128, beta_fast=8.0))
     found = analysis.coverage(spec, 128, 512)
-    plain, scaled = (np.array(oracle(s, 32, 10_000.0)[0], dtype=float) for s in (frequencies.Default(), spec.scaling))
+    plain, scaled = (
+        np.array(oracle(s, 32, 10_000.0)[0], dtype=float)
+        for s in (frequencies.Default(), spec.scaling)
+    )
     assert found.trained == pytest.approx(plain * 128 / (2 * np.pi), rel=1e-12)
     assert found.unscaled == pytest.approx(plain * 512 / (2 * np.pi), rel=1e-12)
     assert found.scaled == pytest.approx(scaled * 512 / (2 * np.pi), rel=1e-12)
-    # 6 of 16 pairs complete a turn in 128 tokens at base 10,000; the other 10 see new angles unless slowed by 4
+    # 6 of 16 pairs complete a turn in 128 tokens at base 10,000; the other 10 see new angles unless
+    # slowed by 4
     assert int(found.new_angles(found.unscaled).sum()) == 10
     assert int(found.new_angles(found.scaled).sum()) == 0
 
@@ -122,7 +138,10 @@ def test_llama3_bands_follow_its_wavelengths():
         (frequencies.Linear(2.0), ["interpolated"] * 4),
         (frequencies.Ntk(2.0), ["kept", "blended", "blended", "interpolated"]),
         # 2 * 64/8 - 1 = 15 at this length: the factor itself says nothing
-        (frequencies.Dynamic(2.0, original_length=8), ["kept", "blended", "blended", "interpolated"]),
+        (
+            frequencies.Dynamic(2.0, original_length=8),
+            ["kept", "blended", "blended", "interpolated"],
+        ),
         (frequencies.Proportional(1.0, fraction=0.5), ["kept", "kept", "still", "still"]),
         (frequencies.Given((-1.0, 0.2, 0.001, 0.0)), ["kept", "faster", "interpolated", "still"]),
         (frequencies.Given((0.0, 0.0, 0.0, 0.0)), ["still"] * 4),
@@ -139,7 +158,9 @@ def test_bands_by_hand(scaling, expected):
 
 
 def test_stretch_is_a_share_of_the_plain_frequency():
-    assert analysis.stretch(PLAIN.with_(scaling=frequencies.Linear(4.0))) == pytest.approx(np.full(64, 0.25), rel=1e-15)
+    assert analysis.stretch(PLAIN.with_(scaling=frequencies.Linear(4.0))) == pytest.approx(
+        np.full(64, 0.25), rel=1e-15
+    )
 
 
 def test_trained_frequencies_of_a_module_are_refused():
@@ -148,8 +169,14 @@ def test_trained_frequencies_of_a_module_are_refused():
 
 
 def test_bands_of_a_clipped_scaling_are_those_of_its_factor():
-    """Yarn divides its slow pairs by 4; pairs=1 clips none of them, pairs=3 halves the last but one and stops the last."""
+    """Yarn divides its slow pairs by 4; pairs=1 clips none of them, pairs=3 halves the last but one
+    and stops the last.
+    """
     yarn = frequencies.Yarn(factor=4.0, original_length=4096)
     plain = analysis.bands(PLAIN.with_(scaling=yarn))
     assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=1))) == plain
-    assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=3))) == [*plain[:-2], "interpolated", "still"]
+    assert analysis.bands(PLAIN.with_(scaling=frequencies.Clipped(yarn, pairs=3))) == [
+        *plain[:-2],
+        "interpolated",
+        "still",
+    ]

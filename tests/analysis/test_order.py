@@ -1,4 +1,6 @@
-"""Attention without positions ignores order; adding an encoding is only partly relative, rotating is entirely relative."""
+"""Attention without positions ignores order; adding an encoding is only partly relative, rotating
+is entirely relative.
+"""
 
 import math
 
@@ -19,10 +21,16 @@ def tokens(count=7, dim=10, seed=0):
 
 def test_attention_is_that_of_torch():
     q, k, v = tokens()
-    expected = torch.nn.functional.scaled_dot_product_attention(*(torch.from_numpy(x)[None] for x in (q, k, v)))[0]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *(torch.from_numpy(x)[None] for x in (q, k, v))
+    )[0]
     assert analysis.attend(q, k, v) == pytest.approx(expected.numpy(), abs=1e-12)
-    rotated = rw.Rope(rw.RopeSpec(10, theta=100.0))(*(torch.from_numpy(x)[None, None] for x in (q, k)))
-    expected = torch.nn.functional.scaled_dot_product_attention(*rotated, torch.from_numpy(v)[None, None])[0, 0]
+    rotated = rw.Rope(rw.RopeSpec(10, theta=100.0))(
+        *(torch.from_numpy(x)[None, None] for x in (q, k))
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        *rotated, torch.from_numpy(v)[None, None]
+    )[0, 0]
     assert analysis.attend(q, k, v, STEPS) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
@@ -54,8 +62,12 @@ def test_rotating_is_relative_and_keeps_the_norm_where_adding_does_neither():
     assert np.ptp(found.rotated_score) < 1e-11
     assert found.rotated_score[0] == pytest.approx(analysis.scores(q, k, STEPS, [3])[0], abs=1e-12)
     assert found.rotated_norm == pytest.approx(np.full(len(shifts), np.linalg.norm(q)), rel=1e-12)
-    assert found.added_score == pytest.approx([(q + sinusoid(s + 3)) @ (k + sinusoid(s)) for s in shifts], abs=1e-11)
-    assert found.added_norm == pytest.approx([np.linalg.norm(q + sinusoid(s + 3)) for s in shifts], rel=1e-12)
+    assert found.added_score == pytest.approx(
+        [(q + sinusoid(s + 3)) @ (k + sinusoid(s)) for s in shifts], abs=1e-11
+    )
+    assert found.added_norm == pytest.approx(
+        [np.linalg.norm(q + sinusoid(s + 3)) for s in shifts], rel=1e-12
+    )
     assert np.ptp(found.added_score) > 1
     assert np.ptp(found.added_norm) > 0.5
 
@@ -71,7 +83,12 @@ def test_the_path_of_a_query_is_where_the_module_takes_it(name):
     x = torch.zeros(1, 1, 4, HEAD_DIM, dtype=torch.float64)
     x[..., ROTARY_START : ROTARY_START + spec.pairs] = 1
     rotated = (
-        rw.Rope(spec).rotate(x, positions, length=41).detach()[0, 0].numpy()[:, ROTARY_START : ROTARY_START + 2 * spec.pairs]
+        rw.Rope(spec)
+        .rotate(x, positions, length=41)
+        .detach()[0, 0]
+        .numpy()[:, ROTARY_START : ROTARY_START + 2 * spec.pairs]
     )
     found = analysis.query_path(spec, positions.numpy(), 41)
-    assert found == pytest.approx(rotated[:, : spec.pairs] + 1j * rotated[:, spec.pairs :], abs=1e-9)
+    assert found == pytest.approx(
+        rotated[:, : spec.pairs] + 1j * rotated[:, spec.pairs :], abs=1e-9
+    )

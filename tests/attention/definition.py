@@ -1,4 +1,6 @@
-"""Softmax attention in float64 by plain loops over heads and queries: what every backend must equal."""
+"""Softmax attention in float64 by plain loops over heads and queries: what every backend must
+equal.
+"""
 
 import itertools
 
@@ -15,11 +17,17 @@ def may_look(layer, b, h, i, j, mask, padding, documents):
         return False
     if documents is not None and documents[b, i] != documents[b, j]:
         return False
-    return mask is None or mask.dtype != torch.bool or bool(mask[b % mask.shape[0], h % mask.shape[1], i, j])
+    return (
+        mask is None
+        or mask.dtype != torch.bool
+        or bool(mask[b % mask.shape[0], h % mask.shape[1], i, j])
+    )
 
 
 def attention_by_definition(layer, x, positions, *, mask=None, padding=None, documents=None):
-    """Return the output and the weights of `layer` on x [B, S, D] with positions [B, S] or [axes, B, S], query by query."""
+    """Return the output and the weights of `layer` on x [B, S, D] with positions [B, S] or [axes,
+    B, S], query by query.
+    """
     encoding = layer.encoding
     batch, seq, _ = x.shape
     heads, kv_heads, size = layer.num_heads, layer.num_kv_heads, layer.head_dim
@@ -41,13 +49,18 @@ def attention_by_definition(layer, x, positions, *, mask=None, padding=None, doc
         looked_at = [j for j in range(seq) if may_look(layer, b, h, i, j, mask, padding, documents)]
         if not looked_at:
             continue
-        scores = k[b, h * kv_heads // heads, looked_at] @ q[b, h, i] * layer.scale + bias[b, h, i, looked_at]
+        scores = (
+            k[b, h * kv_heads // heads, looked_at] @ q[b, h, i] * layer.scale
+            + bias[b, h, i, looked_at]
+        )
         if mask is not None and mask.dtype != torch.bool:
             scores = scores + mask.expand(batch, heads, seq, seq)[b, h, i, looked_at]
         weights[b, h, i, looked_at] = scores.exp() / scores.exp().sum()
     out = weights @ v.repeat_interleave(heads // kv_heads, dim=1)
     beside = encoding.value_bias(weights, positions, positions)
-    out = out if beside is None or type(encoding).value_bias is Encoding.value_bias else out + beside
+    out = (
+        out if beside is None or type(encoding).value_bias is Encoding.value_bias else out + beside
+    )
     if padding is not None:
         out = out * padding[:, None, :, None]
     return layer.o_proj(out.transpose(1, 2).flatten(-2)), weights

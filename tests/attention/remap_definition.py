@@ -1,4 +1,6 @@
-"""Attention with remapped distances in float64, pair by pair: q_i . R(-distance * omega) k_j, by each method's rule."""
+"""Attention with remapped distances in float64, pair by pair: q_i . R(-distance * omega) k_j, by
+each method's rule.
+"""
 
 import math
 
@@ -43,7 +45,9 @@ def score(q, k, distance, theta=10_000.0):
 
 
 def attend(q, k, v, scale, distance, sees, factor=lambda i: 1.0):
-    """Return the output [H, S, D] of q [H, S, D], k and v [Hk, S, D]: softmax over the keys j with sees(i, j)."""
+    """Return the output [H, S, D] of q [H, S, D], k and v [Hk, S, D]: softmax over the keys j with
+    sees(i, j).
+    """
     heads, seq, _ = q.shape
     out = np.zeros((heads, seq, v.shape[-1]))
     for h in range(heads):

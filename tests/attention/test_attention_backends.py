@@ -1,4 +1,6 @@
-"""Backends of softmax attention, called directly: any offset and number of queries, rows without keys, which backend runs."""
+"""Backends of softmax attention, called directly: any offset and number of queries, rows without
+keys, which backend runs.
+"""
 
 import math
 from dataclasses import replace
@@ -16,7 +18,10 @@ BATCH, HEADS, KV_HEADS, KEYS, DIM = 2, 4, 2, 6, 5
 
 def call(q_len=3, **visible):
     torch.manual_seed(7)
-    q, k, v = (torch.randn(BATCH, h, s, DIM).double() for h, s in ((HEADS, q_len), (KV_HEADS, KEYS), (KV_HEADS, KEYS)))
+    q, k, v = (
+        torch.randn(BATCH, h, s, DIM).double()
+        for h, s in ((HEADS, q_len), (KV_HEADS, KEYS), (KV_HEADS, KEYS))
+    )
     return Call(q, k, v, 0.6, Visibility(**visible))
 
 
@@ -49,7 +54,9 @@ def test_queries_without_keys_give_zero_whatever_the_kernel_returns(monkeypatch,
     def plain(q, k, v, mask, scale, **rest):
         k, v = (t.repeat_interleave(HEADS // KV_HEADS, dim=1) for t in (k, v))
         scores = scale * q @ k.mT
-        return (scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask).softmax(dim=-1) @ v
+        return (
+            scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        ).softmax(dim=-1) @ v
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain)
     real = torch.ones(BATCH, KEYS, dtype=torch.bool)
@@ -91,15 +98,23 @@ def test_flex_attention_is_for_windows_and_documents_where_it_can_run(monkeypatc
 
 
 @pytest.mark.parametrize(
-    "shape", [(6,), (1,), (3, 6), (1, 6), (3, 1), (BATCH, 1, 1, 6), (BATCH, HEADS, 3, 6), (HEADS, 3, 1)], ids=str
+    "shape",
+    [(6,), (1,), (3, 6), (1, 6), (3, 1), (BATCH, 1, 1, 6), (BATCH, HEADS, 3, 6), (HEADS, 3, 1)],
+    ids=str,
 )
-@pytest.mark.parametrize(("start", "stop", "first", "last"), [(0, 3, 0, 6), (1, 3, 2, 5), (2, 3, 5, 6)])
-def test_a_part_of_a_mask_is_that_part_of_the_mask_of_every_query_and_key(shape, start, stop, first, last):
+@pytest.mark.parametrize(
+    ("start", "stop", "first", "last"), [(0, 3, 0, 6), (1, 3, 2, 5), (2, 3, 5, 6)]
+)
+def test_a_part_of_a_mask_is_that_part_of_the_mask_of_every_query_and_key(
+    shape, start, stop, first, last
+):
     """Axes of size 1 and absent axes are for all queries, keys, heads or rows."""
     mask = torch.randn(shape)
     part = Visibility(mask=mask).part(start, stop, first, last).mask
     whole = mask.expand(BATCH, HEADS, 3, KEYS)
-    assert torch.equal(part.expand(BATCH, HEADS, stop - start, last - first), whole[..., start:stop, first:last])
+    assert torch.equal(
+        part.expand(BATCH, HEADS, stop - start, last - first), whole[..., start:stop, first:last]
+    )
 
 
 DOCUMENTS = torch.tensor([[4, 4, 4, 1, 1, 1], [2, 2, 0, 0, 0, 5]])
@@ -108,7 +123,10 @@ FLEX = {
     "nothing": ({}, lambda b, i, j: True),
     "causal": ({"causal": True, "offset": 2}, lambda b, i, j: j <= i + 2),
     "window": ({"window": 2, "offset": 1}, lambda b, i, j: abs(j - i - 1) < 2),
-    "causal window": ({"causal": True, "window": 3, "offset": 3}, lambda b, i, j: 0 <= i + 3 - j < 3),
+    "causal window": (
+        {"causal": True, "window": 3, "offset": 3},
+        lambda b, i, j: 0 <= i + 3 - j < 3,
+    ),
     "padding": ({"padding": REAL}, lambda b, i, j: bool(REAL[b, j])),
     "documents": (
         {"q_documents": DOCUMENTS[:, 1:4], "k_documents": DOCUMENTS},
@@ -119,21 +137,29 @@ FLEX = {
 
 @pytest.mark.parametrize("kind", FLEX)
 def test_the_block_mask_of_flex_attention_hides_the_same_keys(monkeypatch, kind):
-    """The rule that is given to FlexAttention, asked for every query and key; the kernel itself needs a GPU."""
+    """The rule that is given to FlexAttention, asked for every query and key; the kernel itself
+    needs a GPU.
+    """
 
     def every_pair(sees, rows, heads, q_len, k_len, device):
-        b, h, q, k = torch.meshgrid(*(torch.arange(n or 1) for n in (rows, heads, q_len, k_len)), indexing="ij")
+        b, h, q, k = torch.meshgrid(
+            *(torch.arange(n or 1) for n in (rows, heads, q_len, k_len)), indexing="ij"
+        )
         return sees(b, h, q, k)
 
     def kernel(q, k, v, block_mask, scale, enable_gqa):
-        return F.scaled_dot_product_attention(q, k, v, block_mask, scale=scale, enable_gqa=enable_gqa)
+        return F.scaled_dot_product_attention(
+            q, k, v, block_mask, scale=scale, enable_gqa=enable_gqa
+        )
 
     monkeypatch.setattr(flex, "compiled", lambda: (every_pair, kernel))
     visible, sees = FLEX[kind]
     given = call(**visible)
     flex._kept_block_mask.cache_clear()
     for _ in range(2):  # the second call finds the block mask of the first, if it has no tensors
-        torch.testing.assert_close(backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(
+            backends.run_flex(given)[0], by_loops(given, sees), atol=1e-10, rtol=1e-10
+        )
     assert flex._kept_block_mask.cache_info()[:2] == (
         (1, 1) if kind in ("nothing", "causal", "window", "causal window") else (0, 0)
     )
@@ -166,33 +192,53 @@ def test_a_block_mask_is_kept_for_training_too_but_not_out_of_a_captured_graph(m
 @pytest.mark.parametrize("window", [1, 2, 3, 8])
 @pytest.mark.parametrize("q_len", [1, 3, KEYS])
 @pytest.mark.parametrize("block", [1, 2, 100])
-def test_a_window_in_blocks_and_without_the_keys_that_it_hides(monkeypatch, causal, window, q_len, block):
+def test_a_window_in_blocks_and_without_the_keys_that_it_hides(
+    monkeypatch, causal, window, q_len, block
+):
     monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", block)
     for offset in range(KEYS):
         given = call(q_len, causal=causal, window=window, offset=offset)
         sees = lambda b, i, j, at=offset: abs(i + at - j) < window and (j <= i + at or not causal)
-        alive = [i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))]  # fused kernels leave others undefined
+        alive = [
+            i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))
+        ]  # fused kernels leave others undefined
         expected = by_loops(given, sees)[:, :, alive]
         part = trimmed(given)
         for run in (backends.run_sdpa, backends.run_math):
             for each in (given, part):
-                torch.testing.assert_close(run(each)[0][:, :, alive], expected, atol=1e-10, rtol=1e-10)
+                torch.testing.assert_close(
+                    run(each)[0][:, :, alive], expected, atol=1e-10, rtol=1e-10
+                )
         if len(alive) == q_len:  # as in a layer, where each query sees its own key
             seen = {j for i in range(q_len) for j in range(KEYS) if sees(0, i, j)}
             assert torch.equal(part.k, given.k[:, :, min(seen) : max(seen) + 1])
-            hidden = any(abs(i + offset - j) >= window and (j <= i + offset or not causal) for i in range(q_len) for j in seen)
+            hidden = any(
+                abs(i + offset - j) >= window and (j <= i + offset or not causal)
+                for i in range(q_len)
+                for j in seen
+            )
             assert (part.visible.window is not None) == hidden
 
 
 def test_a_part_of_a_window_has_its_part_of_every_mask(monkeypatch):
     monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", 2)
     real, bias = REAL.clone(), torch.randn(HEADS, KEYS, KEYS).double()
-    given = call(KEYS, causal=True, window=2, padding=real, q_documents=DOCUMENTS, k_documents=DOCUMENTS)
-    given = replace(given, bias=bias, visible=replace(given.visible, mask=torch.randn(BATCH, 1, KEYS, KEYS).double()))
-    torch.testing.assert_close(backends.run_sdpa(given)[0], backends.run_math(given)[0], atol=1e-10, rtol=1e-10)
+    given = call(
+        KEYS, causal=True, window=2, padding=real, q_documents=DOCUMENTS, k_documents=DOCUMENTS
+    )
+    given = replace(
+        given,
+        bias=bias,
+        visible=replace(given.visible, mask=torch.randn(BATCH, 1, KEYS, KEYS).double()),
+    )
+    torch.testing.assert_close(
+        backends.run_sdpa(given)[0], backends.run_math(given)[0], atol=1e-10, rtol=1e-10
+    )
     last = trimmed(given.part(4, KEYS, 0, KEYS))
     assert last.k.shape[2] == 3
-    torch.testing.assert_close(backends.run_math(last)[0], backends.run_math(given)[0][:, :, 4:], atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(
+        backends.run_math(last)[0], backends.run_math(given)[0][:, :, 4:], atol=1e-10, rtol=1e-10
+    )
 
 
 def test_a_call_that_wants_weights_keeps_every_key():
@@ -205,7 +251,10 @@ def test_a_call_that_wants_weights_keeps_every_key():
 @pytest.mark.parametrize("run", [backends.run_math, lse.run_math])
 def test_a_bias_keeps_its_float32_next_to_bfloat16(run):
     """A difference of 1/4 next to 100, where bfloat16 has steps of 1/2."""
-    q, v = torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16), torch.eye(2, dtype=torch.bfloat16)[None, None]
+    q, v = (
+        torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16),
+        torch.eye(2, dtype=torch.bfloat16)[None, None],
+    )
     bias = torch.tensor([100.0, 100.25]).view(1, 1, 1, 2)
     out = run(Call(q, v, v, 1.0, Visibility(), bias))[0]
     torch.testing.assert_close(out.double(), bias.double().softmax(-1), atol=2e-3, rtol=0)

@@ -24,7 +24,11 @@ def rotary(dtype=torch.float64, **changes):
 
 def filled(encoding, positions, k, v, **options):
     cache = KVCache(**options)
-    cache.append(encoding.rotate(k, positions, key=True) if cache.keeps_rotated(encoding) else k, v, positions)
+    cache.append(
+        encoding.rotate(k, positions, key=True) if cache.keeps_rotated(encoding) else k,
+        v,
+        positions,
+    )
     return cache
 
 
@@ -68,13 +72,20 @@ def test_in_bfloat16_a_shift_costs_at_most_two_ulp():
 
 
 @pytest.mark.parametrize(
-    "target", [frequencies.Yarn(factor=4.0, original_length=8), frequencies.Linear(2.0), frequencies.Ntk(3.0)]
+    "target",
+    [
+        frequencies.Yarn(factor=4.0, original_length=8),
+        frequencies.Linear(2.0),
+        frequencies.Ntk(3.0),
+    ],
 )
 def test_a_change_of_scaling_equals_a_rebuilt_cache(target):
     first, second, (k, v) = rotary(), rotary(scaling=target), draw()
     cache = filled(first, counted(3), k, v)
     cache.rescale(first, second)
-    torch.testing.assert_close(cache.seen.k, filled(second, counted(3), k, v).seen.k, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        cache.seen.k, filled(second, counted(3), k, v).seen.k, atol=1e-12, rtol=1e-10
+    )
 
 
 def test_dynamic_keys_kept_rotated_can_follow_a_new_length():
@@ -103,7 +114,9 @@ def test_a_chunk_cached_elsewhere_is_reused_at_another_position():
     elsewhere = filled(encoding, counted(100), k, v)
     cache = filled(encoding, counted(), k, v)
     cache.extend(elsewhere.seen, counted(SEQ), encoding)
-    torch.testing.assert_close(cache.seen.k[:, :, SEQ:], encoding.rotate(k, counted(SEQ), key=True), atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        cache.seen.k[:, :, SEQ:], encoding.rotate(k, counted(SEQ), key=True), atol=1e-12, rtol=1e-10
+    )
 
 
 def test_beams_are_reordered_and_drafts_rolled_back():
@@ -134,13 +147,19 @@ def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
     encoding, (k, v) = rotary(), draw()
     cache = KVCache("sliding", capacity=5, sinks=2)
     for i in range(SEQ):
-        cache.append(encoding.rotate(k[:, :, i : i + 1], counted(i, 1), key=True), v[:, :, i : i + 1], counted(i, 1))
+        cache.append(
+            encoding.rotate(k[:, :, i : i + 1], counted(i, 1), key=True),
+            v[:, :, i : i + 1],
+            counted(i, 1),
+        )
     assert cache.seen.positions[0].tolist() == [0, 1, 4, 5, 6]
 
 
 @pytest.mark.parametrize("rotated", [None, False])
 def test_the_sinks_of_a_padded_row_are_its_first_real_tokens(rotated):
-    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone; the first row once lost its sinks to padding."""
+    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone; the first row once lost its
+    sinks to padding.
+    """
     layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
     lengths, steps, longest = (5, 8, 0), 6, 8
     x = torch.randn(3, longest + steps, SIZES.model_dim, dtype=torch.float64)
@@ -155,7 +174,11 @@ def test_the_sinks_of_a_padded_row_are_its_first_real_tokens(rotated):
         got = layer(x[:, i : i + 1], cache=together).out
         expected = torch.cat([layer(x[b : b + 1, i : i + 1], cache=alone[b]).out for b in range(3)])
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-10)
-    assert together.seen.positions.tolist() == [[0, 1, 8, 9, 10], [0, 1, 11, 12, 13], [0, 1, 3, 4, 5]]
+    assert together.seen.positions.tolist() == [
+        [0, 1, 8, 9, 10],
+        [0, 1, 11, 12, 13],
+        [0, 1, 3, 4, 5],
+    ]
     assert together.seen.valid.all()
 
 
@@ -204,7 +227,10 @@ def test_tokens_that_do_not_fit_are_refused_and_the_cache_stays_as_it_was(change
         (lambda cache, encoding: cache.shift(torch.tensor([[1], [2]]), encoding), "by"),
         (lambda cache, encoding: cache.move(counted(seq=3), encoding), "positions"),
         (lambda cache, encoding: cache.move(counted() + 0.5, encoding), "positions"),
-        (lambda cache, encoding: cache.move(torch.zeros(3, SEQ, dtype=torch.int64), encoding), "positions"),
+        (
+            lambda cache, encoding: cache.move(torch.zeros(3, SEQ, dtype=torch.int64), encoding),
+            "positions",
+        ),
         (lambda cache, encoding: cache.extend(cache.seen, counted(seq=3), encoding), "positions"),
         (lambda cache, encoding: cache.extend(cache.seen, counted() + 0.5, encoding), "positions"),
     ],
@@ -242,10 +268,17 @@ def test_gradients_go_back_through_a_cache():
     layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
     x = torch.randn(1, 6, SIZES.model_dim, dtype=torch.float64, requires_grad=True)
     expected = torch.autograd.grad(layer(x).out.square().sum(), x)[0]
-    for options in ({}, {"kind": "static", "capacity": 6}, {"kind": "sliding", "capacity": 6}, {"rotated": False}):
+    for options in (
+        {},
+        {"kind": "static", "capacity": 6},
+        {"kind": "sliding", "capacity": 6},
+        {"rotated": False},
+    ):
         cache = KVCache(**options)
         steps = torch.cat([layer(x[:, i : i + 1], cache=cache).out for i in range(6)], dim=1)
-        torch.testing.assert_close(torch.autograd.grad(steps.square().sum(), x)[0], expected, atol=1e-11, rtol=1e-9)
+        torch.testing.assert_close(
+            torch.autograd.grad(steps.square().sum(), x)[0], expected, atol=1e-11, rtol=1e-9
+        )
         cache.rollback(len(cache))
         with torch.no_grad():
             again = torch.cat([layer(x[:, i : i + 1], cache=cache).out for i in range(6)], dim=1)
@@ -255,7 +288,10 @@ def test_gradients_go_back_through_a_cache():
 def test_a_sliding_cache_with_a_window_equals_windowed_attention():
     torch.manual_seed(0)
     layer = Attention(SIZES.model_dim, HEADS, encoding="rope", window=3).double()
-    x, cache = torch.randn(1, 9, SIZES.model_dim, dtype=torch.float64), KVCache("sliding", capacity=4)
+    x, cache = (
+        torch.randn(1, 9, SIZES.model_dim, dtype=torch.float64),
+        KVCache("sliding", capacity=4),
+    )
     steps = torch.cat([layer(x[:, i : i + 1], cache=cache).out for i in range(9)], dim=1)
     torch.testing.assert_close(steps, layer(x).out, atol=1e-12, rtol=1e-10)
     assert len(cache) == 4
@@ -284,7 +320,9 @@ def test_a_full_static_cache_and_an_empty_one_say_so():
         KVCache().seen
 
 
-@pytest.mark.parametrize("kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4}], ids=str)
+@pytest.mark.parametrize(
+    "kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4}], ids=str
+)
 def test_no_tokens_in_an_empty_cache_are_none(kind):
     (k, v), cache = draw(), KVCache(**kind)
     cache.append(k[:, :, :0], v[:, :, :0], counted()[..., :0])
@@ -305,7 +343,11 @@ def test_a_cache_emptied_by_eviction_starts_again():
     assert torch.equal(cache.seen.k, k)
 
 
-@pytest.mark.parametrize("kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4, "sinks": 1}], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4, "sinks": 1}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("change", "call"),
     [
@@ -333,7 +375,9 @@ def test_a_call_that_fails_leaves_no_tokens_in_the_cache(kind, change, call):
         assert not cache.padded
 
 
-@pytest.mark.parametrize("target", [Fourier(SIZES), Encoding(SIZES), Alibi(SIZES)], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "target", [Fourier(SIZES), Encoding(SIZES), Alibi(SIZES)], ids=lambda each: type(each).__name__
+)
 def test_a_target_that_does_not_rotate_is_refused(target):
     encoding, (k, v) = rotary(), draw()
     cache = filled(encoding, counted(3), k, v)
@@ -353,7 +397,9 @@ def test_keys_without_a_rotation_get_none():
 def test_a_layer_refuses_rotated_keys_whose_frequencies_follow_the_length():
     """They would keep the rotation of the length at which they came."""
     dynamic = rotary(scaling=frequencies.Dynamic(factor=2.0, original_length=4))
-    plain, layer = (Attention(SIZES.model_dim, HEADS, encoding=each).double() for each in (rotary(), dynamic))
+    plain, layer = (
+        Attention(SIZES.model_dim, HEADS, encoding=each).double() for each in (rotary(), dynamic)
+    )
     x = torch.randn(1, 6, SIZES.model_dim, dtype=torch.float64)
     cache = KVCache()
     plain(x[:, :5], cache=cache)
@@ -368,7 +414,10 @@ def test_a_layer_refuses_rotated_keys_whose_frequencies_follow_the_length():
 @pytest.mark.parametrize("rotated", [True, False])
 def test_a_chunk_with_several_axes_is_reused_at_positions_without_axes(rotated):
     encoding, (k, v) = rotary(axes=rw.axes.chunked((2, 2, 1))), draw()
-    cache, positions = filled(encoding, torch.randint(0, 50, (3, BATCH, SEQ)), k, v, rotated=rotated), torch.arange(SEQ) + 50
+    cache, positions = (
+        filled(encoding, torch.randint(0, 50, (3, BATCH, SEQ)), k, v, rotated=rotated),
+        torch.arange(SEQ) + 50,
+    )
     cache.extend(cache.seen, positions, encoding)
     expected = encoding.rotate(k, positions.expand(3, BATCH, SEQ), key=True) if rotated else k
     torch.testing.assert_close(cache.seen.k[:, :, SEQ:], expected)

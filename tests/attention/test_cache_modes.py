@@ -13,7 +13,11 @@ CACHES = {"growing": {}, "static": {"capacity": 12}, "sliding": {"capacity": 12,
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
 def test_a_cache_continues_in_another_mode(kind, first, then):
     torch.manual_seed(0)
-    layer, x, cache = Attention(16, 2).double(), torch.randn(2, 9, 16).double(), KVCache(kind, **CACHES[kind])
+    layer, x, cache = (
+        Attention(16, 2).double(),
+        torch.randn(2, 9, 16).double(),
+        KVCache(kind, **CACHES[kind]),
+    )
     expected = layer(x).out.detach()
     with first():
         layer(x[:, :6], cache=cache)

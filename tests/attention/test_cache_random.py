@@ -1,4 +1,6 @@
-"""Random lives of a cache against a list of tokens for each row, to which the same things happen one by one."""
+"""Random lives of a cache against a list of tokens for each row, to which the same things happen
+one by one.
+"""
 
 import random
 
@@ -25,16 +27,26 @@ class Rows:
     """What a cache must hold: a list of tokens for each row."""
 
     def __init__(self, batch, kind, capacity, sinks):
-        self.rows, self.kind, self.capacity, self.sinks = [[] for _ in range(batch)], kind, capacity, sinks
+        self.rows, self.kind, self.capacity, self.sinks = (
+            [[] for _ in range(batch)],
+            kind,
+            capacity,
+            sinks,
+        )
 
     def next_position(self, row):
         return max((token.position for token in row if token.real), default=-1) + 1
 
     def attend(self, layer, x, padding):
-        """The layer's output for new tokens x, which join the rows; the oldest leave a sliding cache afterwards."""
+        """The layer's output for new tokens x, which join the rows; the oldest leave a sliding
+        cache afterwards.
+        """
         heads = lambda proj: (x @ proj.weight.T).view(*x.shape[:2], -1, HEAD_DIM)  # [B, S, H, D]
         q, k, v = (heads(proj) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
-        outs = [self._attend_row(layer, b, q[b], k[b], v[b], padding[b].tolist()) for b in range(len(self.rows))]
+        outs = [
+            self._attend_row(layer, b, q[b], k[b], v[b], padding[b].tolist())
+            for b in range(len(self.rows))
+        ]
         return torch.stack(outs).flatten(-2) @ layer.o_proj.weight.T
 
     def _attend_row(self, layer, b, q, k, v, real):
@@ -48,10 +60,23 @@ class Rows:
             return q
         places = torch.arange(len(row))
         behind = places[-new:, None] - places[None, :]
-        allowed = (behind >= 0) & (behind < (layer.window or len(row) + 1)) & torch.tensor([token.real for token in row])
-        keys = rotated(torch.stack([token.k for token in row], dim=1)[None], torch.tensor([[token.position for token in row]]))
+        allowed = (
+            (behind >= 0)
+            & (behind < (layer.window or len(row) + 1))
+            & torch.tensor([token.real for token in row])
+        )
+        keys = rotated(
+            torch.stack([token.k for token in row], dim=1)[None],
+            torch.tensor([[token.position for token in row]]),
+        )
         values = torch.stack([token.v for token in row], dim=1)[None]
-        out = softmax(rotated(q.transpose(0, 1)[None], torch.tensor([at])), keys, values, allowed, HEAD_DIM**-0.5)[0]
+        out = softmax(
+            rotated(q.transpose(0, 1)[None], torch.tensor([at])),
+            keys,
+            values,
+            allowed,
+            HEAD_DIM**-0.5,
+        )[0]
         self._slide(b)
         return out.transpose(0, 1) * torch.tensor(real)[:, None, None]
 
@@ -88,10 +113,21 @@ def assert_holds(cache, rows, rotates, message):
     assert torch.equal(seen.valid, real), message
     positions = torch.tensor([[token.position for token in row] for row in rows.rows])
     assert torch.equal(seen.positions[real], positions[real]), message
-    k, v = (torch.stack([torch.stack([getattr(token, name) for token in row], dim=1) for row in rows.rows]) for name in "kv")
+    k, v = (
+        torch.stack(
+            [torch.stack([getattr(token, name) for token in row], dim=1) for row in rows.rows]
+        )
+        for name in "kv"
+    )
     k = rotated(k, positions) if rotates else k
     for got, expected in ((seen.k, k), (seen.v, v)):
-        torch.testing.assert_close(got.transpose(1, 2)[real], expected.transpose(1, 2)[real], atol=1e-10, rtol=0, msg=message)
+        torch.testing.assert_close(
+            got.transpose(1, 2)[real],
+            expected.transpose(1, 2)[real],
+            atol=1e-10,
+            rtol=0,
+            msg=message,
+        )
     expected = [rows.next_position(row) for row in rows.rows]
     # a row of padding alone goes on at 0
     assert cache.next_positions.tolist() == expected, message
@@ -144,7 +180,11 @@ def life(seed, layer):
     draw = random.Random(seed)
     batch = draw.randint(1, 3)
     kind, capacity, sinks, rotates = random_cache(draw)
-    cache, rows, done = KVCache(kind, capacity, sinks, rotated=rotates), Rows(batch, kind, capacity, sinks), []
+    cache, rows, done = (
+        KVCache(kind, capacity, sinks, rotated=rotates),
+        Rows(batch, kind, capacity, sinks),
+        [],
+    )
     outs, expected, inputs = [], [], []
     for _ in range(draw.randint(2, 6)):
         if len(cache) and draw.random() < 0.4:
@@ -158,19 +198,34 @@ def life(seed, layer):
             expected.append(rows.attend(layer, x, real))
             inputs.append(x)
             done.append(f"append {new}")
-        assert_holds(cache, rows, rotates is not False, f"seed {seed}: {kind} {capacity} {sinks} {done}")
+        assert_holds(
+            cache, rows, rotates is not False, f"seed {seed}: {kind} {capacity} {sinks} {done}"
+        )
     return outs, expected, inputs
 
 
 def test_random_caches_equal_a_list_of_tokens(request):
     torch.manual_seed(0)
-    layers = [Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=window).double() for window in (None, 3)]
+    layers = [
+        Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=window).double()
+        for window in (None, 3)
+    ]
     with as_users_call():
         for seed in range(1000 if request.config.getoption("--full") else 60):
             outs, expected, inputs = life(seed, layers[seed % 2])
-            both = torch.cat([out.flatten() for out in outs]), torch.cat([out.flatten() for out in expected])
-            torch.testing.assert_close(*both, atol=1e-10, rtol=0, msg=lambda text, seed=seed: f"seed {seed}: {text}")
+            both = (
+                torch.cat([out.flatten() for out in outs]),
+                torch.cat([out.flatten() for out in expected]),
+            )
+            torch.testing.assert_close(
+                *both, atol=1e-10, rtol=0, msg=lambda text, seed=seed: f"seed {seed}: {text}"
+            )
             weights = torch.arange(1.0, len(both[0]) + 1, dtype=torch.float64).cos()
-            grads = [torch.autograd.grad((out * weights).sum(), inputs, retain_graph=True) for out in both]
+            grads = [
+                torch.autograd.grad((out * weights).sum(), inputs, retain_graph=True)
+                for out in both
+            ]
             for a, b in zip(*grads, strict=True):
-                torch.testing.assert_close(a, b, atol=1e-8, rtol=0, msg=lambda text, seed=seed: f"seed {seed}: {text}")
+                torch.testing.assert_close(
+                    a, b, atol=1e-8, rtol=0, msg=lambda text, seed=seed: f"seed {seed}: {text}"
+                )

@@ -22,10 +22,14 @@ def layer(name, **options):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (6,), (3, 5), (2, 4), (2, 1), (2, 3, 5), (1, 1, 2, 5)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (4,), (6,), (3, 5), (2, 4), (2, 1), (2, 3, 5), (1, 1, 2, 5)], ids=str
+)
 def test_positions_of_another_shape_are_refused(name, shape):
     x = torch.randn(BATCH, SEQ, 12).double()
-    error = assert_refused("positions", lambda: layer(name)(x, torch.zeros(shape, dtype=torch.int64)))
+    error = assert_refused(
+        "positions", lambda: layer(name)(x, torch.zeros(shape, dtype=torch.int64))
+    )
     assert error.value == list(shape)
 
 
@@ -40,7 +44,11 @@ def test_positions_must_be_integers_on_one_axis(name):
 
 @pytest.mark.parametrize("name", ONE_AXIS)
 def test_every_integer_dtype_and_shape_gives_the_same(name):
-    x, made, at = torch.randn(BATCH, SEQ, 12).double(), layer(name, causal=ENCODINGS[name].causal_only), torch.arange(SEQ) + 3
+    x, made, at = (
+        torch.randn(BATCH, SEQ, 12).double(),
+        layer(name, causal=ENCODINGS[name].causal_only),
+        torch.arange(SEQ) + 3,
+    )
     expected = made(x, at.expand(BATCH, -1)).out
     for given in (at, at[None], at.to(torch.int32), at.to(torch.uint8)):
         torch.testing.assert_close(made(x, given).out, expected, atol=1e-12, rtol=1e-9)

@@ -1,4 +1,6 @@
-"""Rotated values, shared keys and values, and MLA: against definitions in loops, and against transformers' DeepSeek attention."""
+"""Rotated values, shared keys and values, and MLA: against definitions in loops, and against
+transformers' DeepSeek attention.
+"""
 
 import math
 
@@ -31,9 +33,13 @@ def drawn(layer):
 def turned(x, position, spec, sign=1):
     """One vector, each pair rotated by sign * position * frequency, in complex numbers."""
     first = torch.arange(spec.pairs)
-    first, second = (first, first + spec.pairs) if spec.layout == "half" else (2 * first, 2 * first + 1)
+    first, second = (
+        (first, first + spec.pairs) if spec.layout == "half" else (2 * first, 2 * first + 1)
+    )
     first, second = first + spec.rotary_start, second + spec.rotary_start
-    z = torch.complex(x[first], x[second]) * torch.exp(1j * sign * position * spec.frequencies().radians)
+    z = torch.complex(x[first], x[second]) * torch.exp(
+        1j * sign * position * spec.frequencies().radians
+    )
     y = x.clone()
     y[first], y[second] = z.real, z.imag
     return y
@@ -52,19 +58,38 @@ def derotated_by_definition(layer, x, positions):
                 at = positions[b].tolist()
                 seen = [j for j in range(i + 1) if layer.window is None or i - j < layer.window]
                 query = turned(q[b, h, i], at[i], spec)
-                scores = torch.stack([query @ turned(k[b, h // groups, j], at[j], spec) for j in seen]) * layer.scale
-                values = torch.stack([turned(v[b, h // groups, j], at[j] - at[i], spec) for j in seen])
+                scores = (
+                    torch.stack([query @ turned(k[b, h // groups, j], at[j], spec) for j in seen])
+                    * layer.scale
+                )
+                values = torch.stack(
+                    [turned(v[b, h // groups, j], at[j] - at[i], spec) for j in seen]
+                )
                 out[b, i, h] = scores.softmax(0) @ values
     return layer.o_proj(out.flatten(-2))
 
 
 VALUES = [
     ("own values", rw.RopeSpec(10), {"num_kv_heads": 2}),
-    ("own, partial", rw.RopeSpec(10, rotary_dim=6, rotary_start=3, layout="interleaved"), {"window": 3}),
-    ("shared", rw.RopeSpec(10, rotary_start=6, layout="interleaved"), {"num_kv_heads": 1, "shared_kv": True}),
-    ("shared, normed", rw.RopeSpec(10, theta=50.0), {"num_kv_heads": 2, "shared_kv": True, "qk_norm": True}),
+    (
+        "own, partial",
+        rw.RopeSpec(10, rotary_dim=6, rotary_start=3, layout="interleaved"),
+        {"window": 3},
+    ),
+    (
+        "shared",
+        rw.RopeSpec(10, rotary_start=6, layout="interleaved"),
+        {"num_kv_heads": 1, "shared_kv": True},
+    ),
+    (
+        "shared, normed",
+        rw.RopeSpec(10, theta=50.0),
+        {"num_kv_heads": 2, "shared_kv": True, "qk_norm": True},
+    ),
 ]
-values = pytest.mark.parametrize(("spec", "options"), [case[1:] for case in VALUES], ids=[case[0] for case in VALUES])
+values = pytest.mark.parametrize(
+    ("spec", "options"), [case[1:] for case in VALUES], ids=[case[0] for case in VALUES]
+)
 
 
 @values
@@ -100,7 +125,8 @@ def test_padding_packing_and_gradients_of_rotated_values():
     assert_close(packed[:, 2:], alone)
     positions = torch.arange(5)[None]
     ours, theirs = (
-        torch.autograd.grad(out.square().sum(), x)[0] for out in (layer(x).out, derotated_by_definition(layer, x, positions))
+        torch.autograd.grad(out.square().sum(), x)[0]
+        for out in (layer(x).out, derotated_by_definition(layer, x, positions))
     )
     assert_close(ours, theirs, rtol=0, atol=1e-9)
 
@@ -124,7 +150,12 @@ def test_the_published_number_of_deepseek_v4():
     expected = torch.tensor([-0.559176, -0.073433, -0.953706, -0.781268], dtype=torch.float64)
     assert_close(out[0, 3, 4:], expected, rtol=0, atol=1e-6)
     kept = layer.encoding.rope.rotate(out[:, None], torch.arange(4))[0, 0, 3, 4:]
-    assert_close(kept, torch.tensor([0.563943, -0.006213, -0.929842, -0.809524], dtype=torch.float64), rtol=0, atol=1e-6)
+    assert_close(
+        kept,
+        torch.tensor([0.563943, -0.006213, -0.929842, -0.809524], dtype=torch.float64),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 class GroupedOutput(nn.Module):
@@ -141,27 +172,52 @@ class GroupedOutput(nn.Module):
 def test_equals_deepseek_v4_of_transformers():
     modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     config = modeling.DeepseekV4Config(
-        hidden_size=DIM, num_attention_heads=HEADS, head_dim=16, q_lora_rank=12, o_groups=2, o_lora_rank=6, num_hidden_layers=1,
-        layer_types=["sliding_attention"], sliding_window=3, qk_rope_head_dim=4, partial_rotary_factor=0.25, vocab_size=11,
-    )  # fmt: skip
+        hidden_size=DIM,
+        num_attention_heads=HEADS,
+        head_dim=16,
+        q_lora_rank=12,
+        o_groups=2,
+        o_lora_rank=6,
+        num_hidden_layers=1,
+        layer_types=["sliding_attention"],
+        sliding_window=3,
+        qk_rope_head_dim=4,
+        partial_rotary_factor=0.25,
+        vocab_size=11,
+    )
     config._attn_implementation = "eager"
     theirs = drawn(modeling.DeepseekV4Attention(config, 0))
     spec = rw.from_hf(config, per_layer=True)["main"]
     assert (spec.rotary_start, spec.rotary_dim, spec.layout) == (12, 4, "interleaved")
     ours = Attention(
-        DIM, HEADS, 1, 16, encoding=spec, rotate_values=True, shared_kv=True, window=config.sliding_window, learned_sinks=True
-    ).double()  # fmt: skip
+        DIM,
+        HEADS,
+        1,
+        16,
+        encoding=spec,
+        rotate_values=True,
+        shared_kv=True,
+        window=config.sliding_window,
+        learned_sinks=True,
+    ).double()
     assert theirs.sinks.abs().min() > 0
     ours.sinks = theirs.sinks
     ours.q_proj = nn.Sequential(theirs.q_a_proj, theirs.q_a_norm, theirs.q_b_proj)
-    ours.k_proj, ours.q_norm, ours.k_norm, ours.o_proj = theirs.kv_proj, theirs.q_b_norm, theirs.kv_norm, GroupedOutput(theirs)
+    ours.k_proj, ours.q_norm, ours.k_norm, ours.o_proj = (
+        theirs.kv_proj,
+        theirs.q_b_norm,
+        theirs.kv_norm,
+        GroupedOutput(theirs),
+    )
     x, positions = torch.randn(2, SEQ, DIM, dtype=torch.float64), torch.arange(SEQ)[None] + 300
     tables = modeling.DeepseekV4RotaryEmbedding(config)(x, positions, layer_type="main")
     i = torch.arange(SEQ)
     hidden = (i[:, None] < i) | (i[:, None] - i >= config.sliding_window)
     mask = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.float64).masked_fill(hidden, -math.inf)
     expected = theirs(x, {"main": tables}, positions, mask)[0]
-    assert_close(ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5)  # their angles and norms are float32
+    assert_close(
+        ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5
+    )  # their angles and norms are float32
     assert (theirs(x, {"main": tables}, positions + 1, mask)[0] - expected).abs().max() < 1e-12
 
 
@@ -183,10 +239,13 @@ def latent_by_definition(layer, x, positions):
             for i in range(seq):
                 query = turned(q[b, h, i, layer.nope_dim :], at[i], spec)
                 scores = [
-                    q[b, h, i, : layer.nope_dim] @ both[j, : layer.nope_dim] + query @ turned(shared[b, 0, j], at[j], spec)
+                    q[b, h, i, : layer.nope_dim] @ both[j, : layer.nope_dim]
+                    + query @ turned(shared[b, 0, j], at[j], spec)
                     for j in range(i + 1)
                 ]
-                weights = (torch.stack(scores) / math.sqrt(layer.nope_dim + layer.rope_dim)).softmax(0)
+                weights = (
+                    torch.stack(scores) / math.sqrt(layer.nope_dim + layer.rope_dim)
+                ).softmax(0)
                 out[b, i, h] = weights @ both[: i + 1, layer.nope_dim :]
     return layer.o_proj(out.flatten(-2))
 
@@ -203,7 +262,9 @@ def test_latent_attention_is_its_definition(absorbed, q_rank):
         assert_close(layer(x, positions).out, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("scaling", [rw.frequencies.Default(), Dynamic(factor=2.0, original_length=4)])
+@pytest.mark.parametrize(
+    "scaling", [rw.frequencies.Default(), Dynamic(factor=2.0, original_length=4)]
+)
 def test_a_latent_cache_holds_latents_and_can_be_moved(scaling):
     layer = latent(encoding=rw.RopeSpec(4, scaling=scaling))
     x, cache = torch.randn(2, SEQ, DIM, dtype=torch.float64), KVCache()
@@ -227,7 +288,9 @@ def flops(layer, x, cache=None):
 
 def test_the_up_projection_moves_to_the_queries_where_there_are_more_keys():
     x = torch.randn(1, 3 * SEQ, DIM, dtype=torch.float64)
-    layers = {absorbed: latent(absorbed=absorbed, backend="math") for absorbed in (None, True, False)}
+    layers = {
+        absorbed: latent(absorbed=absorbed, backend="math") for absorbed in (None, True, False)
+    }
     prompt = {absorbed: flops(layer, x) for absorbed, layer in layers.items()}
     assert prompt[None] == prompt[False] != prompt[True]
     step = {}
@@ -240,16 +303,26 @@ def test_the_up_projection_moves_to_the_queries_where_there_are_more_keys():
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize("rope", [{}, {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7}])
+@pytest.mark.parametrize(
+    "rope", [{}, {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7}]
+)
 def test_equals_deepseek_v3_of_transformers(interleaved, rope):
     modeling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     if rope:
         rope = rope | {"original_max_position_embeddings": 64}
     config = modeling.DeepseekV3Config(
-        hidden_size=DIM, num_attention_heads=HEADS, num_key_value_heads=HEADS, q_lora_rank=8, kv_lora_rank=9,
-        qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5, rope_interleave=interleaved, max_position_embeddings=256,
+        hidden_size=DIM,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        q_lora_rank=8,
+        kv_lora_rank=9,
+        qk_nope_head_dim=6,
+        qk_rope_head_dim=4,
+        v_head_dim=5,
+        rope_interleave=interleaved,
+        max_position_embeddings=256,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4} | rope,
-    )  # fmt: skip
+    )
     config._attn_implementation = "eager"
     theirs = drawn(modeling.DeepseekV3Attention(config, 0))
     ours = latent(encoding=rw.from_hf(config))
@@ -260,11 +333,15 @@ def test_equals_deepseek_v3_of_transformers(interleaved, rope):
     mask = torch.full((1, 1, SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
     expected = theirs(x, tables, mask)[0]
     for ours.absorbed in (False, True):
-        assert_close(ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5)  # their angles and norms are float32
+        assert_close(
+            ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5
+        )  # their angles and norms are float32
 
 
 def scaled(scaling):
-    return lambda: Attention(DIM, HEADS, encoding=rw.RopeSpec(6, scaling=scaling), rotate_values=True)
+    return lambda: Attention(
+        DIM, HEADS, encoding=rw.RopeSpec(6, scaling=scaling), rotate_values=True
+    )
 
 
 @pytest.mark.parametrize(

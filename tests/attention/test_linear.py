@@ -1,4 +1,6 @@
-"""Linear attention against its O(n^2) definition; the state against the whole pass; linear growth by counting."""
+"""Linear attention against its O(n^2) definition; the state against the whole pass; linear growth
+by counting.
+"""
 
 import pytest
 import torch
@@ -28,11 +30,15 @@ def rotated_by_definition(x, positions):
     """RoPE as a complex product."""
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
-    rotated = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones(()).double(), positions[..., None] * radians)
+    rotated = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones(()).double(), positions[..., None] * radians
+    )
     return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
-def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=True, padding=None, documents=None):
+def by_definition(
+    q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=True, padding=None, documents=None
+):
     seq = q.shape[-2]
     where = torch.arange(seq)
     if form == "numerator":
@@ -40,7 +46,8 @@ def by_definition(q, k, v, *, form="numerator", phi="elu", scale=1.0, causal=Tru
         top, bottom = rotated_by_definition(q, where) @ rotated_by_definition(k, where).mT, q @ k.mT
     else:
         top = bottom = 1 + scale * (
-            rotated_by_definition(normalize(q, dim=-1), where) @ rotated_by_definition(normalize(k, dim=-1), where).mT
+            rotated_by_definition(normalize(q, dim=-1), where)
+            @ rotated_by_definition(normalize(k, dim=-1), where).mT
         )
     allowed = torch.ones(seq, seq).tril() if causal else torch.ones(seq, seq)
     allowed = allowed.expand(q.shape[0], 1, seq, seq)
@@ -68,14 +75,23 @@ def test_a_sum_of_weights_up_to_eps_counts_as_no_keys(rope, eps):
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("form", "phi"), [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu")])
+@pytest.mark.parametrize(
+    ("form", "phi"), [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu")]
+)
 def test_equals_the_quadratic_definition_with_gradients(rope, form, phi, causal, chunk):
     q, k, v = draw(requires_grad=True)
-    options = {"form": form, "phi": phi, "causal": causal, "scale": 0.7 if form == "cosine" else 1.0}
+    options = {
+        "form": form,
+        "phi": phi,
+        "causal": causal,
+        "scale": 0.7 if form == "cosine" else 1.0,
+    }
     expected = by_definition(q, k, v, **options)
     got, _ = linear_attention(q, k, v, rope, chunk=chunk, **options)
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-9)
-    for a, b in zip(*(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, expected)), strict=True):
+    for a, b in zip(
+        *(torch.autograd.grad(o.square().sum(), (q, k, v)) for o in (got, expected)), strict=True
+    ):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
 
 
@@ -86,11 +102,20 @@ def test_packed_documents_and_padding_equal_the_definition(rope, form, causal):
     documents = torch.tensor([[0] * 3 + [1] * 20 + [2] * 1 + [3] * 13, [7] * 37])
     how = {"form": form, "causal": causal}
     got, _ = linear_attention(q, k, v, rope, documents=documents, chunk=8, **how)
-    torch.testing.assert_close(got, by_definition(q, k, v, documents=documents, **how), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        got, by_definition(q, k, v, documents=documents, **how), atol=1e-12, rtol=1e-9
+    )
     padding = torch.rand(BATCH, SEQ) > 0.3
     for packed in (None, documents):
-        got, _ = linear_attention(q, k, v, rope, torch.arange(SEQ), padding=padding, documents=packed, chunk=8, **how)
-        torch.testing.assert_close(got, by_definition(q, k, v, padding=padding, documents=packed, **how), atol=1e-12, rtol=1e-9)
+        got, _ = linear_attention(
+            q, k, v, rope, torch.arange(SEQ), padding=padding, documents=packed, chunk=8, **how
+        )
+        torch.testing.assert_close(
+            got,
+            by_definition(q, k, v, padding=padding, documents=packed, **how),
+            atol=1e-12,
+            rtol=1e-9,
+        )
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
@@ -100,7 +125,9 @@ def test_going_on_from_the_state_equals_the_whole_pass(rope, form):
     pieces, state = [], None
     for part in [20, 1, 1, 15]:
         start = 0 if state is None else int(state.count[0])
-        piece, state = linear_attention(*(t[:, :, start : start + part] for t in (q, k, v)), rope, form=form, state=state)
+        piece, state = linear_attention(
+            *(t[:, :, start : start + part] for t in (q, k, v)), rope, form=form, state=state
+        )
         pieces.append(piece)
     torch.testing.assert_close(torch.cat(pieces, dim=2), whole, atol=1e-12, rtol=1e-9)
     torch.testing.assert_close(state.kv_sum, last.kv_sum, atol=1e-10, rtol=1e-9)
@@ -121,11 +148,20 @@ def test_cosine_weights_lie_between_zero_and_two(rope):
 @pytest.mark.parametrize("scale", [1.0, 0.25, 0.0])
 def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
     """M30: with scale 1 the weights are 1 + cos, in [0, 2]; nothing about them is learned."""
-    layer = LinearAttention(12, 2, form="cosine", scale=scale, causal=causal, out_norm=False).double()
+    layer = LinearAttention(
+        12, 2, form="cosine", scale=scale, causal=causal, out_norm=False
+    ).double()
     assert not [name for name, _ in layer.named_parameters() if "scale" in name]
     x = torch.randn(BATCH, SEQ, 12, dtype=torch.float64)
-    q, k, v = (p(x).unflatten(-1, (2, 6)).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
-    expected = layer.o_proj(by_definition(q, k, v, form="cosine", scale=scale, causal=causal).transpose(1, 2).flatten(-2))
+    q, k, v = (
+        p(x).unflatten(-1, (2, 6)).transpose(1, 2)
+        for p in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    expected = layer.o_proj(
+        by_definition(q, k, v, form="cosine", scale=scale, causal=causal)
+        .transpose(1, 2)
+        .flatten(-2)
+    )
     torch.testing.assert_close(layer(x)[0], expected, atol=1e-12, rtol=1e-9)
     steps, state = [], None
     for i in range(SEQ if causal else 0):
@@ -136,13 +172,20 @@ def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("shape", [(), (1,), (HEADS,), (HEADS, 1, 1), (1, HEADS, 1, 1), (BATCH, HEADS, 1, 1)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (1,), (HEADS,), (HEADS, 1, 1), (1, HEADS, 1, 1), (BATCH, HEADS, 1, 1)], ids=str
+)
 def test_a_scale_of_each_head_multiplies_the_cosines_of_that_head(rope, shape, causal):
     q, k, v = draw()
     scale = torch.rand(shape, dtype=torch.float64)
     got, _ = linear_attention(q, k, v, rope, form="cosine", scale=scale, causal=causal)
     by_head = scale.reshape(shape if len(shape) == 4 else (1, -1, 1, 1))
-    torch.testing.assert_close(got, by_definition(q, k, v, form="cosine", scale=by_head, causal=causal), atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        got,
+        by_definition(q, k, v, form="cosine", scale=by_head, causal=causal),
+        atol=1e-12,
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.parametrize(
@@ -201,7 +244,9 @@ def test_refusals(rope):
         linear_attention(q, k, v, rope, form="cos")
     _, state = linear_attention(q, k, v, rope)
     with pytest.raises(RopeError, match="documents"):
-        linear_attention(q, k, v, rope, state=state, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64))
+        linear_attention(
+            q, k, v, rope, state=state, documents=torch.zeros(BATCH, SEQ, dtype=torch.int64)
+        )
     with pytest.raises(RopeError, match="repeat shared heads"):
         linear_attention(q, k[:, :1], v[:, :1], rope)
 
@@ -244,8 +289,12 @@ def test_a_state_of_other_rows_or_heads_is_refused(rope, causal):
     one_row = State(*(t[:1] for t in state))
     one_head = State(state.kv_sum[:, :1], state.k_sum[:, :1], state.count)
     for other in (one_row, one_head):
-        assert_refused("state", lambda other=other: linear_attention(q, k, v, rope, state=other, causal=causal))
-    assert_refused("state", lambda: linear_attention(q, k, v, rope, state=state, causal=causal, form="cosine"))
+        assert_refused(
+            "state", lambda other=other: linear_attention(q, k, v, rope, state=other, causal=causal)
+        )
+    assert_refused(
+        "state", lambda: linear_attention(q, k, v, rope, state=state, causal=causal, form="cosine")
+    )
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
@@ -256,7 +305,9 @@ def test_left_padded_rows_equal_unpadded_ones_in_prefill_and_decode(form):
     alone, alone_state = layer(x)
     got, state = layer(padded, padding=torch.tensor([[False] * 2 + [True] * 5]))
     torch.testing.assert_close(got[:, 2:], alone, atol=1e-12, rtol=1e-9)
-    torch.testing.assert_close(layer(step, state=state)[0], layer(step, state=alone_state)[0], atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(
+        layer(step, state=state)[0], layer(step, state=alone_state)[0], atol=1e-12, rtol=1e-9
+    )
 
 
 def test_a_state_refuses_frequencies_that_follow_the_length():
@@ -268,7 +319,8 @@ def test_a_state_refuses_frequencies_that_follow_the_length():
 
 
 @pytest.mark.parametrize(
-    ("options", "field"), [({"form": "cos"}, "form"), ({"phi": "exp"}, "phi"), ({"num_heads": 5}, "head_dim")]
+    ("options", "field"),
+    [({"form": "cos"}, "form"), ({"phi": "exp"}, "phi"), ({"num_heads": 5}, "head_dim")],
 )
 def test_bad_options_are_refused_by_name(options, field):
     with pytest.raises(RopeError) as caught:
@@ -276,12 +328,16 @@ def test_bad_options_are_refused_by_name(options, field):
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("needed", [(True, False, True), (True, False, False), (False, True, False)], ids=str)
+@pytest.mark.parametrize(
+    "needed", [(True, False, True), (True, False, False), (False, True, False)], ids=str
+)
 def test_gradients_behind_the_kernels_are_those_of_the_definition(rope, monkeypatch, needed):
     """The kernels are replaced by plain torch; LoRA on q and v leaves k without a gradient."""
 
     def run(q, k, v, kv_sum, k_sum, scale, call):
-        features = make_features(q, k, rw.Rope(call.spec), call.positions, call.real, "numerator", call.feature, 1.0)
+        features = make_features(
+            q, k, rw.Rope(call.spec), call.positions, call.real, "numerator", call.feature, 1.0
+        )
         return attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
 
     monkeypatch.setattr("ropewalk.attention.linear.why_not_triton", lambda *_: None)

@@ -1,4 +1,6 @@
-"""Remapped distances: the published numbers, and attention in pieces against the definition pair by pair."""
+"""Remapped distances: the published numbers, and attention in pieces against the definition pair by
+pair.
+"""
 
 import inspect
 import itertools
@@ -35,11 +37,18 @@ PINS = [
     (ReRope(3), 7, [3, 3, 3, 3, 3, 2, 1, 0], [2.935499, 3.373800, 3.510729, 3.334055]),
     (LeakyReRope(3, 2), 7, [5, 4.5, 4, 3.5, 3, 2, 1, 0], [3.512473, 3.408364, 3.325643, 3.206690]),
     (SelfExtend(2, 4), 7, [5, 5, 4, 4, 3, 2, 1, 0], [3.512473, 3.300721, 3.325643, 2.886747]),
-    (DualChunk(6, 2), 11, [6, 5, 4, 3, 6, 5, 4, 3, 3, 2, 1, 0], [-1.378319, -0.839577, -0.783590, -0.542083]),
+    (
+        DualChunk(6, 2),
+        11,
+        [6, 5, 4, 3, 6, 5, 4, 3, 3, 2, 1, 0],
+        [-1.378319, -0.839577, -0.783590, -0.542083],
+    ),
 ]
 
 
-@pytest.mark.parametrize(("remapping", "i", "distances", "scores"), PINS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(
+    ("remapping", "i", "distances", "scores"), PINS, ids=lambda value: getattr(value, "name", "")
+)
 def test_distances_and_scores_are_the_published_ones(remapping, i, distances, scores):
     positions = torch.arange(i + 1)
     assert remapping.distances(positions, positions)[i].tolist() == distances
@@ -54,9 +63,12 @@ def test_distances_and_scores_are_the_published_ones(remapping, i, distances, sc
         for piece in remapping.pieces(positions[i:], positions[j : j + 1]):
             by = rope if piece.slowdown == 1 else Rope(slowed_spec(rope.spec, piece.slowdown))
             call = Call(
-                by.rotate(q[:, :, i:], piece.q_positions), by.rotate(k[:, :, j : j + 1], piece.k_positions),
-                k[:, :, j : j + 1], 1.0, Visibility(band=piece.band),
-            )  # fmt: skip
+                by.rotate(q[:, :, i:], piece.q_positions),
+                by.rotate(k[:, :, j : j + 1], piece.k_positions),
+                k[:, :, j : j + 1],
+                1.0,
+                Visibility(band=piece.band),
+            )
             parts.append(lse.run_math(call).lse)
         assert torch.stack(parts).logsumexp(0).item() == pytest.approx(expected, abs=1e-6)
 
@@ -65,13 +77,18 @@ def test_distances_and_scores_are_the_published_ones(remapping, i, distances, sc
 def test_pieces_hold_every_pair_exactly_once(name):
     q, k = torch.arange(7, 19).expand(2, -1), torch.stack((torch.arange(19), torch.arange(19) - 4))
     pieces = REMAPPINGS[name](**METHODS[name]).pieces(q, k)
-    assert torch.equal(sum(piece.band.allowed().int() for piece in pieces), torch.ones(2, 1, 12, 19, dtype=torch.int32))
+    assert torch.equal(
+        sum(piece.band.allowed().int() for piece in pieces),
+        torch.ones(2, 1, 12, 19, dtype=torch.int32),
+    )
 
 
 def make(name, **options):
     torch.manual_seed(3)
     remapping = REMAPPINGS[name](**METHODS[name], **options.pop("of_remapping", {}))
-    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, scale=0.7, remapping=remapping, **options).double()
+    layer = Attention(
+        MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, scale=0.7, remapping=remapping, **options
+    ).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return layer
@@ -85,11 +102,14 @@ def by_definition(layer, x, positions, sees, factor=lambda p: 1.0):
     for b in range(len(x)):
         p = positions[b].tolist()
         out = attend(
-            q[b], k[b], v[b], layer.scale,
+            q[b],
+            k[b],
+            v[b],
+            layer.scale,
             lambda i, j, p=p: RULES[name](p[i], p[j], **options),
             lambda i, j, b=b: j <= i and sees(b, i, j),
             lambda i, p=p: factor(p[i]),
-        )  # fmt: skip
+        )
         rows.append(torch.tensor(out).transpose(0, 1).flatten(-2))
     return layer.o_proj(torch.stack(rows)).detach()
 
@@ -101,7 +121,10 @@ def close(got, expected):
 @methods
 @pytest.mark.parametrize("kind", ["causal", "window", "mask", "padding", "documents"])
 def test_attention_equals_the_definition(name, kind, monkeypatch):
-    layer, x = make(name, **({"window": 6} if kind == "window" else {})), torch.randn(BATCH, SEQ, MODEL_DIM).double()
+    layer, x = (
+        make(name, **({"window": 6} if kind == "window" else {})),
+        torch.randn(BATCH, SEQ, MODEL_DIM).double(),
+    )
     positions, call, sees = torch.arange(SEQ).expand(BATCH, -1), {}, lambda b, i, j: True
     if kind == "window":
         sees = lambda b, i, j: i - j < 6
@@ -115,18 +138,29 @@ def test_attention_equals_the_definition(name, kind, monkeypatch):
     elif kind == "documents":
         documents = torch.tensor([[0] * 9 + [1] * 4, [5, 5, 2] + [7] * 10])
         positions = torch.tensor([[*range(9), *range(4)], [0, 1, 0, *range(10)]])
-        call, sees = {"documents": documents}, lambda b, i, j: bool(documents[b, i] == documents[b, j])
+        call, sees = (
+            {"documents": documents},
+            lambda b, i, j: bool(documents[b, i] == documents[b, j]),
+        )
     expected = by_definition(layer, x, positions, sees)
     if kind == "padding":
-        expected = torch.where(call["padding"].unsqueeze(-1), expected, layer.o_proj(torch.zeros(HEADS * HEAD_DIM).double()))
+        expected = torch.where(
+            call["padding"].unsqueeze(-1),
+            expected,
+            layer.o_proj(torch.zeros(HEADS * HEAD_DIM).double()),
+        )
     close(layer(x, **call).out, expected)
-    monkeypatch.setattr(lse, "MOST_SCORES", BATCH * HEADS * SEQ * 3)  # blocks of 3 queries, the last one shorter
+    monkeypatch.setattr(
+        lse, "MOST_SCORES", BATCH * HEADS * SEQ * 3
+    )  # blocks of 3 queries, the last one shorter
     close(layer(x, **call).out, expected)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
-    """Run here without the compiler, which needs a GPU: the same masks, and -inf for queries without keys."""
+    """Run here without the compiler, which needs a GPU: the same masks, and -inf for queries
+    without keys.
+    """
     module = pytest.importorskip("torch.nn.attention.flex_attention")
     monkeypatch.setattr(flex, "compiled", lambda: (module.create_block_mask, module.flex_attention))
     for each in (Visibility, Band):  # dynamo cannot trace the suite's run-time type checks
@@ -135,7 +169,9 @@ def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
     q, k, v = torch.randn(2, 4, 17, 16), torch.randn(2, 2, 20, 16), torch.randn(2, 2, 20, 16)
     q_group, k_group = torch.arange(17) + 3, torch.arange(20)
     padding = k_group.expand(2, -1) >= torch.tensor([[6], [0]])
-    visible = Visibility(True, offset=3, padding=padding, band=Band(q_group.expand(2, -1), k_group, 2, 9))
+    visible = Visibility(
+        True, offset=3, padding=padding, band=Band(q_group.expand(2, -1), k_group, 2, 9)
+    )
     call = Call(q, k, v, 0.25, visible)
     for mine, theirs in zip(lse.run_math(call), lse.run_flex(call), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
@@ -145,7 +181,11 @@ def test_memory_stays_bounded(monkeypatch):
     """No tensor of all scores is formed: the largest has MOST_SCORES entries."""
     monkeypatch.setattr(lse, "MOST_SCORES", 4096)
     sizes, block = [], lse._block
-    monkeypatch.setattr(lse, "_block", lambda call, *a: sizes.append((a[1] - a[0]) * (a[3] - a[2])) or block(call, *a))
+    monkeypatch.setattr(
+        lse,
+        "_block",
+        lambda call, *a: sizes.append((a[1] - a[0]) * (a[3] - a[2])) or block(call, *a),
+    )
     layer = make("self_extend").float()
     with torch.no_grad():
         layer(torch.randn(1, 300, MODEL_DIM))
@@ -159,7 +199,10 @@ def test_memory_stays_bounded(monkeypatch):
 def test_decoding_with_a_cache_equals_the_whole_pass(name, kind):
     layer, x = make(name), torch.randn(BATCH, SEQ, MODEL_DIM).double()
     cache = KVCache(kind, None if kind == "growing" else SEQ)
-    steps = [layer(x[:, a:b], cache=cache).out for a, b in itertools.pairwise([0, 5, 8, *range(9, SEQ + 1)])]
+    steps = [
+        layer(x[:, a:b], cache=cache).out
+        for a, b in itertools.pairwise([0, 5, 8, *range(9, SEQ + 1)])
+    ]
     close(torch.cat(steps, dim=1), layer(x).out.detach())
 
 
@@ -167,7 +210,10 @@ def test_decoding_with_a_cache_equals_the_whole_pass(name, kind):
 def test_decoding_left_padded_rows_equals_each_row_alone(name):
     layer, x = make(name), torch.randn(BATCH, SEQ, MODEL_DIM).double()
     padding, cache = torch.arange(7).expand(BATCH, -1) >= torch.tensor([[3], [0]]), KVCache()
-    steps = [layer(x[:, :7], padding=padding, cache=cache).out, *(layer(x[:, i : i + 1], cache=cache).out for i in range(7, SEQ))]
+    steps = [
+        layer(x[:, :7], padding=padding, cache=cache).out,
+        *(layer(x[:, i : i + 1], cache=cache).out for i in range(7, SEQ)),
+    ]
     close(torch.cat(steps, dim=1)[:1, 3:], layer(x[:1, 3:]).out.detach())
     close(torch.cat(steps, dim=1)[1:], layer(x[1:]).out.detach())
 
@@ -176,7 +222,10 @@ def test_decoding_left_padded_rows_equals_each_row_alone(name):
 def test_log_n_multiplies_the_queries(name):
     layer, x = make(name, of_remapping={"log_n_length": 4}), torch.randn(1, SEQ, MODEL_DIM).double()
     positions = torch.arange(SEQ)[None]
-    close(layer(x).out, by_definition(layer, x, positions, lambda b, i, j: True, lambda p: log_n(p, 4)))
+    close(
+        layer(x).out,
+        by_definition(layer, x, positions, lambda b, i, j: True, lambda p: log_n(p, 4)),
+    )
     close(layer(x, positions).out, layer(x, positions[0]).out.detach())
 
 
@@ -190,7 +239,9 @@ def test_short_contexts_are_plain_rope(name):
 
 
 @methods
-@pytest.mark.parametrize(("trained", "served"), [(64, 256), (100, 177), (2048, 32768), (512, 131072)])
+@pytest.mark.parametrize(
+    ("trained", "served"), [(64, 256), (100, 177), (2048, 32768), (512, 131072)]
+)
 def test_no_distance_exceeds_the_trained_length(name, trained, served):
     remapping = REMAPPINGS[name].for_length(trained, served)
     keys = torch.arange(served)
@@ -204,8 +255,13 @@ def test_no_distance_exceeds_the_trained_length(name, trained, served):
 def test_rows_at_other_positions_are_those_rows_alone(remapping):
     """Also the factor of the queries, which grows with the position."""
     torch.manual_seed(1)
-    layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, causal=True, remapping=remapping).double()
-    x, positions = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), torch.arange(SEQ) + torch.tensor([[0], [5]])
+    layer = Attention(
+        MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, causal=True, remapping=remapping
+    ).double()
+    x, positions = (
+        torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64),
+        torch.arange(SEQ) + torch.tensor([[0], [5]]),
+    )
     whole = layer(x, positions).out
     for row in range(BATCH):
         torch.testing.assert_close(whole[row], layer(x[row : row + 1], positions[row]).out[0])
@@ -214,16 +270,29 @@ def test_rows_at_other_positions_are_those_rows_alone(remapping):
 def test_gradients_equal_those_of_the_scores_by_definition():
     """Also for padded queries, which see no key, and for queries without far keys."""
     remapping, positions = SelfExtend(2, 5), (torch.arange(9) - 2).clamp(min=0)
-    rope, visible = Rope(RopeSpec(head_dim=6)), torch.ones(9, 9).tril().bool() & (torch.arange(9) >= 2)
+    rope, visible = (
+        Rope(RopeSpec(head_dim=6)),
+        torch.ones(9, 9).tril().bool() & (torch.arange(9) >= 2),
+    )
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 9, 6).double().unbind())
     rotate = lambda key, at, slowdown: rope.rotate(k if key else q, at)
     got = attend_remapped(remapping, rotate, v, positions, positions, 0.7, Visibility(mask=visible))
     angles = remapping.distances(positions, positions)[..., None] * rope.spec.frequencies().radians
     pairs = [torch.complex(x[..., :3], x[..., 3:]) for x in (q, k)]
-    scores = torch.einsum("bhic,ijc,bhjc->bhij", pairs[0], torch.polar(torch.ones_like(angles), angles), pairs[1].conj()).real
-    weights = (scores * 0.7).masked_fill(~visible, -1e30).softmax(-1) * visible.any(-1, keepdim=True)
+    scores = torch.einsum(
+        "bhic,ijc,bhjc->bhij",
+        pairs[0],
+        torch.polar(torch.ones_like(angles), angles),
+        pairs[1].conj(),
+    ).real
+    weights = (scores * 0.7).masked_fill(~visible, -1e30).softmax(-1) * visible.any(
+        -1, keepdim=True
+    )
     weight = torch.randn(1, 2, 9, 6).double()
-    for mine, theirs in zip(*(torch.autograd.grad((out * weight).sum(), (q, k, v)) for out in (got, weights @ v)), strict=True):
+    for mine, theirs in zip(
+        *(torch.autograd.grad((out * weight).sum(), (q, k, v)) for out in (got, weights @ v)),
+        strict=True,
+    ):
         torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-10)
 
 
@@ -232,7 +301,9 @@ def test_bfloat16_stays_within_rounding():
     expected = layer(x).out
     got = layer.bfloat16()(x.bfloat16()).out
     assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.double(), expected, atol=0.05 * expected.abs().max().item(), rtol=0)
+    torch.testing.assert_close(
+        got.double(), expected, atol=0.05 * expected.abs().max().item(), rtol=0
+    )
 
 
 def test_what_cannot_be_remapped_is_refused():
@@ -244,7 +315,12 @@ def test_what_cannot_be_remapped_is_refused():
         Attention(12, 2, causal=False, remapping=ReRope())
     assert_refused("remapping", lambda: Attention(12, 2, remapping="rerope"))
     with pytest.raises(RopeError, match="no scaling"):
-        Attention(16, 2, encoding=RopeSpec(head_dim=8, scaling=Yarn(factor=4.0, original_length=64)), remapping=LeakyReRope(3, 2))
+        Attention(
+            16,
+            2,
+            encoding=RopeSpec(head_dim=8, scaling=Yarn(factor=4.0, original_length=64)),
+            remapping=LeakyReRope(3, 2),
+        )
     layer = make("rerope")
     with pytest.raises(RopeError, match="return_weights"):
         layer(torch.zeros(1, 2, MODEL_DIM).double(), return_weights=True)
@@ -267,11 +343,18 @@ def test_a_scaled_rope_can_be_remapped():
     positions = torch.arange(SEQ)
     rotate = lambda key, at, slowdown: rope.rotate(k if key else q, at, key=key)
     got = attend_remapped(remapping, rotate, v, positions, positions, 0.5, Visibility(True))
-    distance, magnitude = remapping.distances(positions, positions), float(spec.frequencies().magnitude)
+    distance, magnitude = (
+        remapping.distances(positions, positions),
+        float(spec.frequencies().magnitude),
+    )
     angles = distance[..., None] * spec.frequencies().radians
     q, k = (torch.complex(x[..., :3], x[..., 3:]) * magnitude for x in (q, k))
-    scores = torch.einsum("bhic,ijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles), k.conj()).real
-    weights = (scores * 0.5).masked_fill(~torch.ones(SEQ, SEQ).tril().bool(), float("-inf")).softmax(-1)
+    scores = torch.einsum(
+        "bhic,ijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles), k.conj()
+    ).real
+    weights = (
+        (scores * 0.5).masked_fill(~torch.ones(SEQ, SEQ).tril().bool(), float("-inf")).softmax(-1)
+    )
     torch.testing.assert_close(got, weights @ v, atol=1e-12, rtol=1e-10)
 
 

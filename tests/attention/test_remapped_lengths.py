@@ -12,10 +12,14 @@ SPEC = RopeSpec(8, scaling=Dynamic(factor=2.0, original_length=16))
 SEQ = 40
 
 
-@pytest.mark.parametrize("remapping", [ReRope(8), SelfExtend(2, 8), DualChunk(12, 4)], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "remapping", [ReRope(8), SelfExtend(2, 8), DualChunk(12, 4)], ids=lambda each: each.name
+)
 @pytest.mark.parametrize("kind", ["default", "shared", "uint8", "padding"])
 def test_frequencies_are_those_of_the_true_length(remapping, kind):
-    """The scores by definition: each row's frequencies at its last position + 1, times the remapped distances."""
+    """The scores by definition: each row's frequencies at its last position + 1, times the remapped
+    distances.
+    """
     torch.manual_seed(0)
     layer = Attention(32, 4, encoding=SPEC, remapping=remapping).double()
     x, rows, call = torch.randn(2, SEQ, 32).double(), torch.arange(SEQ).expand(2, -1), {}
@@ -34,7 +38,12 @@ def test_frequencies_are_those_of_the_true_length(remapping, kind):
         radians = SPEC.frequencies(int(positions[-1]) + 1).radians
         angles = remapping.distances(positions, positions)[..., None] * radians
         q_pairs, k_pairs = (torch.complex(t[b, ..., :4], t[b, ..., 4:]) for t in (q, k))
-        scores = torch.einsum("hic,ijc,hjc->hij", q_pairs, torch.polar(torch.ones_like(angles), angles), k_pairs.conj()).real
+        scores = torch.einsum(
+            "hic,ijc,hjc->hij",
+            q_pairs,
+            torch.polar(torch.ones_like(angles), angles),
+            k_pairs.conj(),
+        ).real
         sees = torch.ones(SEQ, SEQ).tril().bool() & real[b]
         weights = (scores * layer.scale).masked_fill(~sees, float("-inf")).softmax(-1)
         expected.append(layer.o_proj((weights @ v[b]).transpose(0, 1).flatten(-2))[real[b]])
@@ -44,4 +53,6 @@ def test_frequencies_are_those_of_the_true_length(remapping, kind):
 
 
 def test_no_tokens_have_no_length():
-    assert Attention(32, 4, encoding=SPEC, remapping=SelfExtend(2, 8))(torch.zeros(2, 0, 32)).out.shape == (2, 0, 32)
+    assert Attention(32, 4, encoding=SPEC, remapping=SelfExtend(2, 8))(
+        torch.zeros(2, 0, 32)
+    ).out.shape == (2, 0, 32)

@@ -1,4 +1,6 @@
-"""Learned sinks: one more term in the softmax of each head; and the factor of dual chunk attention by length."""
+"""Learned sinks: one more term in the softmax of each head; and the factor of dual chunk attention
+by length.
+"""
 
 import math
 
@@ -22,8 +24,12 @@ def layer(**options) -> Attention:
     return made
 
 
-def written(made: Attention, x: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every head's scores with one more column, the sink's, whose weight is dropped after the softmax."""
+def written(
+    made: Attention, x: torch.Tensor, hidden: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every head's scores with one more column, the sink's, whose weight is dropped after the
+    softmax.
+    """
     q, k, v = made.project(x)
     at = torch.arange(x.shape[1])
     q, k = made.encoding.rotate(q, at, key=False), made.encoding.rotate(k, at, key=True)
@@ -50,7 +56,9 @@ def test_a_sink_is_a_column_of_the_softmax(window):
     with torch.no_grad():
         made.sinks.fill_(-1e30)  # a sink of nothing
     plain = Attention(24, 4, 2, 8, window=window).double()
-    plain.load_state_dict({name: value for name, value in made.state_dict().items() if name != "sinks"})
+    plain.load_state_dict(
+        {name: value for name, value in made.state_dict().items() if name != "sinks"}
+    )
     assert_close(made(x).out, plain(x).out, rtol=0, atol=1e-12)
     made.sinks.data.zero_()
     made(x).out.square().sum().backward()
@@ -71,7 +79,9 @@ def test_sinks_with_padding_and_a_cache():
 def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, monkeypatch):
     made, x = layer(encoding=encoding), torch.randn(2, 9, 24, dtype=torch.float64)
     expected = made(x).out  # one block
-    monkeypatch.setattr(lse, "MOST_SCORES", 2 * 4 * 9 * 2)  # blocks of 2 queries, the last one shorter
+    monkeypatch.setattr(
+        lse, "MOST_SCORES", 2 * 4 * 9 * 2
+    )  # blocks of 2 queries, the last one shorter
     calls = [{}, {"positions": torch.arange(9)}]
     if cached:
         calls = [{"cache": KVCache()}]
@@ -98,9 +108,13 @@ def test_dual_chunks_sharpen_beyond_their_length():
     assert factor[7].item() == pytest.approx((1 + 0.1 * math.log(2)) ** 2, rel=1e-12)
     assert DualChunk(6, 2).query_factor(torch.arange(12)) is None
     torch.manual_seed(0)
-    sharp, plain = (rw.Attention(16, 2, remapping=DualChunk(6, 2, length)).double() for length in (4, None))
+    sharp, plain = (
+        rw.Attention(16, 2, remapping=DualChunk(6, 2, length)).double() for length in (4, None)
+    )
     plain.load_state_dict(sharp.state_dict())
     x = torch.randn(1, 12, 16, dtype=torch.float64)
     last = sharp(x).out[0, -1]
-    plain.scale *= (1 + 0.1 * math.log(3)) ** 2  # the last query has 12 tokens, three times the length
+    plain.scale *= (
+        1 + 0.1 * math.log(3)
+    ) ** 2  # the last query has 12 tokens, three times the length
     assert_close(plain(x).out[0, -1], last, rtol=0, atol=1e-12)

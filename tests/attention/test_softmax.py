@@ -1,4 +1,6 @@
-"""Attention against a definition in float64 loops: every encoding, backend and kind of mask; caches against the whole pass."""
+"""Attention against a definition in float64 loops: every encoding, backend and kind of mask; caches
+against the whole pass.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,11 @@ MASKS = ("none", "causal", "window", "boolean", "float", "padding", "documents",
 
 def make(encoding="rope", **options):
     torch.manual_seed(3)
-    options = {"causal": True, "length": 16, "scale": None if encoding == "nezha" else 0.4} | options
+    options = {
+        "causal": True,
+        "length": 16,
+        "scale": None if encoding == "nezha" else 0.4,
+    } | options
     layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **options).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -59,7 +65,10 @@ def test_every_encoding_and_mask_equals_the_definition(name, kind):
         with pytest.raises(RopeError, match="causal"):
             make(name, **options)
         return
-    layer, x = make(name, **options), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64, requires_grad=True)
+    layer, x = (
+        make(name, **options),
+        torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64, requires_grad=True),
+    )
     positions = positions_for(layer)
     expected, weights = attention_by_definition(layer, x, positions, **call)
     expected_gradient = torch.autograd.grad(expected.square().sum(), x)[0]
@@ -93,7 +102,9 @@ def test_a_subclass_of_rotary_rotates_by_its_own_function():
     torch.testing.assert_close(got.out, expected, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # torch tells that this CPU lacks the instructions, then goes on
+@pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul"
+)  # torch tells that this CPU lacks the instructions, then goes on
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_stays_within_rounding(dtype):
     layer, x = make(qk_norm=True), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
@@ -101,19 +112,24 @@ def test_lower_precision_stays_within_rounding(dtype):
     got = layer.to(dtype)(x.to(dtype)).out
     assert got.dtype == dtype
     bound = 1e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(got.double(), expected, atol=bound * expected.abs().max().item(), rtol=0)
+    torch.testing.assert_close(
+        got.double(), expected, atol=bound * expected.abs().max().item(), rtol=0
+    )
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in ENCODINGS if n not in ("rope_2d", "rope_3d")])
 @pytest.mark.parametrize(
-    "cache_options", [{}, {"kind": "static", "capacity": 9}, {"rotated": False}, {"kind": "sliding", "capacity": 8}]
+    "cache_options",
+    [{}, {"kind": "static", "capacity": 9}, {"rotated": False}, {"kind": "sliding", "capacity": 8}],
 )
 def test_decoding_token_by_token_equals_the_whole_pass(name, cache_options):
     layer, x = make(name), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
     whole = layer(x).out
     cache = KVCache(**cache_options)
-    pieces = [layer(x[:, :3], cache=cache).out] + [layer(x[:, i : i + 1], cache=cache).out for i in range(3, SEQ)]
+    pieces = [layer(x[:, :3], cache=cache).out] + [
+        layer(x[:, i : i + 1], cache=cache).out for i in range(3, SEQ)
+    ]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-12, rtol=1e-10)
     assert len(cache) == SEQ
 
@@ -132,7 +148,12 @@ def test_a_padded_chunk_goes_on_after_the_cached_tokens():
 DYNAMIC = [
     frequencies.Dynamic(factor=2.0, original_length=4),
     frequencies.DynamicYarn(original_length=4),
-    frequencies.LongRope(short_factor=(1.0,) * 5, long_factor=(1.0, 1.2, 2.0, 3.0, 4.0), original_length=4, factor=4.0),
+    frequencies.LongRope(
+        short_factor=(1.0,) * 5,
+        long_factor=(1.0, 1.2, 2.0, 3.0, 4.0),
+        original_length=4,
+        factor=4.0,
+    ),
 ]
 
 
@@ -149,14 +170,18 @@ def test_scalings_that_follow_the_length_decode_as_an_uncached_run(scaling):
 def test_left_padded_rows_equal_unpadded_ones_in_prefill_and_decode():
     layer, x = make(), torch.randn(1, 5, MODEL_DIM, dtype=torch.float64)
     other = torch.randn(1, 7, MODEL_DIM, dtype=torch.float64)
-    batch = torch.cat([torch.cat([torch.zeros(1, 2, MODEL_DIM, dtype=torch.float64), x], dim=1), other])
+    batch = torch.cat(
+        [torch.cat([torch.zeros(1, 2, MODEL_DIM, dtype=torch.float64), x], dim=1), other]
+    )
     padding = torch.tensor([[False] * 2 + [True] * 5, [True] * 7])
     alone, cache = KVCache(), KVCache()
     got = layer(batch, padding=padding, cache=cache).out
     torch.testing.assert_close(got[:1, 2:], layer(x, cache=alone).out, atol=1e-12, rtol=1e-10)
     assert got[0, :2].count_nonzero() == 0
     step = torch.randn(2, 1, MODEL_DIM, dtype=torch.float64)
-    torch.testing.assert_close(layer(step, cache=cache).out[:1], layer(step[:1], cache=alone).out, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        layer(step, cache=cache).out[:1], layer(step[:1], cache=alone).out, atol=1e-12, rtol=1e-10
+    )
     assert cache.next_positions.tolist() == [6, 8]
 
 
@@ -164,16 +189,23 @@ def test_the_causal_mask_behind_a_cache_is_aligned_to_the_end():
     layer, x = make("none", backend="sdpa"), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
     cache = KVCache()
     layer(x[:, :3], cache=cache)
-    torch.testing.assert_close(layer(x[:, 3:], cache=cache).out, layer(x).out[:, 3:], atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        layer(x[:, 3:], cache=cache).out, layer(x).out[:, 3:], atol=1e-12, rtol=1e-10
+    )
 
 
 def test_the_softmax_scale_follows_the_spec():
     spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Yarn(factor=4.0, original_length=8))
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
-    outs = [make(spec.with_(magnitude_on=where), scale=None)(x).out for where in ("qk", "q", "scale")]
+    outs = [
+        make(spec.with_(magnitude_on=where), scale=None)(x).out for where in ("qk", "q", "scale")
+    ]
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], atol=1e-12, rtol=1e-10)
-    plain = make(spec.with_(scaling=frequencies.Yarn(factor=4.0, original_length=8, attention_factor=1.0)), scale=None)(x).out
+    plain = make(
+        spec.with_(scaling=frequencies.Yarn(factor=4.0, original_length=8, attention_factor=1.0)),
+        scale=None,
+    )(x).out
     assert (plain - outs[0]).abs().max() > 1e-4
 
 
@@ -224,22 +256,37 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
         assert taken.pop() == layer.backend_for(x, return_weights=wants)[0]
 
 
-@pytest.mark.parametrize("options", [{"learned_sinks": True}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"])
+@pytest.mark.parametrize(
+    "options", [{"learned_sinks": True}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"]
+)
 @pytest.mark.parametrize("backend", [None, "math"])
 def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, backend, monkeypatch):
-    layer, x, taken = make(backend=backend, **options), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), set()
+    layer, x, taken = (
+        make(backend=backend, **options),
+        torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64),
+        set(),
+    )
     for name, (why_not, run) in LSE_BACKENDS.items():
-        monkeypatch.setitem(LSE_BACKENDS, name, (why_not, lambda call, name=name, run=run: taken.add(name) or run(call)))
+        monkeypatch.setitem(
+            LSE_BACKENDS,
+            name,
+            (why_not, lambda call, name=name, run=run: taken.add(name) or run(call)),
+        )
     layer(x)
     assert taken == {layer.backend_for(x)[0]}
 
 
 @pytest.mark.parametrize(
     ("options", "names"),
-    [({}, ("sdpa", "flex", "math")), *(({name: value}, ("triton", "flex", "math")) for name, value in
-     (("learned_sinks", True), ("remapping", ReRope(4))))],
+    [
+        ({}, ("sdpa", "flex", "math")),
+        *(
+            ({name: value}, ("triton", "flex", "math"))
+            for name, value in (("learned_sinks", True), ("remapping", ReRope(4)))
+        ),
+    ],
     ids=["plain", "sinks", "remapping"],
-)  # fmt: skip
+)
 def test_a_layer_refuses_the_name_of_a_backend_that_it_cannot_have(options, names):
     for name in ("sdpa", "flex", "math", "triton", "fused"):
         if name in names:
@@ -262,15 +309,22 @@ def test_the_backend_of_a_call_that_is_refused():
 
 
 def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
-    spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.DynamicYarn(original_length=4), magnitude_on="scale")
+    spec = rw.RopeSpec(
+        head_dim=HEAD_DIM, scaling=frequencies.DynamicYarn(original_length=4), magnitude_on="scale"
+    )
     with pytest.raises(RopeError, match="depends on the length"):
         make(spec, scale=None)
-    make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)  # its magnitude is always 1
+    make(
+        spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None
+    )  # its magnitude is always 1
 
 
 def test_documents_must_number_every_token():
     with pytest.raises(RopeError, match="document index of every token"):
-        make()(torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), documents=torch.zeros(SEQ, dtype=torch.int64))
+        make()(
+            torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64),
+            documents=torch.zeros(SEQ, dtype=torch.int64),
+        )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +338,9 @@ def test_documents_must_number_every_token():
     ],
 )
 @pytest.mark.parametrize("positions", [None, torch.arange(SEQ)])
-def test_masks_of_another_shape_or_dtype_are_refused_and_leave_the_cache_as_it_was(positions, field, options):
+def test_masks_of_another_shape_or_dtype_are_refused_and_leave_the_cache_as_it_was(
+    positions, field, options
+):
     layer, x, cache = make(), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), KVCache()
     layer(x, cache=cache)
     given = {} if "documents" in options else {"cache": cache}
@@ -293,17 +349,29 @@ def test_masks_of_another_shape_or_dtype_are_refused_and_leave_the_cache_as_it_w
 
 
 def test_a_token_before_the_latest_is_rotated_for_the_length_of_the_cache():
-    """With a scaling that depends on the length, q and k must have the same: that of the latest token in the cache."""
-    layer = make(rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Dynamic(factor=4.0, original_length=5)), causal=False)
+    """With a scaling that depends on the length, q and k must have the same: that of the latest
+    token in the cache.
+    """
+    layer = make(
+        rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Dynamic(factor=4.0, original_length=5)),
+        causal=False,
+    )
     x, positions = torch.randn(1, SEQ, MODEL_DIM).double(), torch.tensor([[0, 1, 2, 30, 4, 5, 6]])
     cache = KVCache()
     layer(x[:, :4], positions=positions[:, :4], cache=cache)
-    steps = [layer(x[:, i : i + 1], positions=positions[:, i : i + 1], cache=cache).out for i in range(4, SEQ)]
-    torch.testing.assert_close(steps[-1][:, 0], layer(x, positions=positions).out[:, -1], atol=1e-10, rtol=1e-8)
+    steps = [
+        layer(x[:, i : i + 1], positions=positions[:, i : i + 1], cache=cache).out
+        for i in range(4, SEQ)
+    ]
+    torch.testing.assert_close(
+        steps[-1][:, 0], layer(x, positions=positions).out[:, -1], atol=1e-10, rtol=1e-8
+    )
 
 
 def test_an_encoding_of_ones_own_is_told_which_tensor_is_the_key(monkeypatch):
     layer, twice = make("none"), make("none", scale=0.8)
-    monkeypatch.setattr(layer.encoding, "rotate", lambda x, positions, key, length=None: 2 * x if key else x)
+    monkeypatch.setattr(
+        layer.encoding, "rotate", lambda x, positions, key, length=None: 2 * x if key else x
+    )
     x = torch.randn(BATCH, SEQ, MODEL_DIM).double()
     torch.testing.assert_close(layer(x).out, twice(x).out, atol=1e-12, rtol=1e-10)

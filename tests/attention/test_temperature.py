@@ -1,4 +1,6 @@
-"""Temperatures by position: published numbers, transformers' own functions, and their place in attention."""
+"""Temperatures by position: published numbers, transformers' own functions, and their place in
+attention.
+"""
 
 import math
 
@@ -8,7 +10,15 @@ from torch import nn
 
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache
-from ropewalk.attention.temperature import TEMPERATURES, FloorLog, LearnedLog, LogAbove, LogN, Power, QueryTemperature
+from ropewalk.attention.temperature import (
+    TEMPERATURES,
+    FloorLog,
+    LearnedLog,
+    LogAbove,
+    LogN,
+    Power,
+    QueryTemperature,
+)
 
 # (temperature, {position: factor})
 PINS = [
@@ -20,7 +30,9 @@ PINS = [
 ]
 
 
-@pytest.mark.parametrize(("temperature", "factors"), PINS, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize(
+    ("temperature", "factors"), PINS, ids=lambda value: getattr(value, "name", "")
+)
 def test_factors_are_the_published_ones(temperature, factors):
     got = temperature.factor(torch.tensor([*factors]))
     assert got.dtype == torch.float64
@@ -37,7 +49,9 @@ def test_learned_factors_start_from_the_published_ones():
     large = QueryTemperature(LearnedLog(scale=0.0, bias=1.0), 3).double()
     assert torch.equal(large(q, torch.arange(8)), q)  # Mistral Large 4 starts without effect
     numbers = tuple(torch.rand(2, 3, 1).double().requires_grad_())
-    assert torch.autograd.gradcheck(lambda s, b: LearnedLog(bias=1.0).factor(torch.arange(4), scale=s, bias=b), numbers)
+    assert torch.autograd.gradcheck(
+        lambda s, b: LearnedLog(bias=1.0).factor(torch.arange(4), scale=s, bias=b), numbers
+    )
 
 
 def test_ssmax_equals_that_of_tabicl():
@@ -54,47 +68,70 @@ def test_equal_to_the_functions_of_transformers():
     pytest.importorskip("transformers", minversion="5.22")
     from transformers.models.beam.modeling_beam import compute_attention_scaling
     from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
-    from transformers.models.mistral_large4.modeling_mistral_large4 import MistralLarge4TextSoftmaxScaling
+    from transformers.models.mistral_large4.modeling_mistral_large4 import (
+        MistralLarge4TextSoftmaxScaling,
+    )
 
-    positions = torch.tensor([[0, 1, 2047, 2048, 16383, 16384, 32767, 200_000], [5, 4, 3, 2, 1, 0, 70_000, 9]])
+    positions = torch.tensor(
+        [[0, 1, 2047, 2048, 16383, 16384, 32767, 200_000], [5, 4, 3, 2, 1, 0, 70_000, 9]]
+    )
     q = torch.randn(2, 3, 8, 4)
     for temperature, theirs in (
         (Power(), compute_attention_scaling(positions)),
         (FloorLog(0.1, 16384), get_llama_4_attn_scale(positions, 0.1, 16384)),
     ):
-        torch.testing.assert_close(QueryTemperature(temperature, 3)(q, positions), q * theirs, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            QueryTemperature(temperature, 3)(q, positions), q * theirs, atol=1e-6, rtol=1e-6
+        )
     learned, large = QueryTemperature(LearnedLog(bias=1.0), 3), MistralLarge4TextSoftmaxScaling(3)
     for module in (learned, large):
         for name, parameter in module.named_parameters():
             nn.init.uniform_(parameter, generator=torch.Generator().manual_seed(len(name)))
-    torch.testing.assert_close(learned(q, positions), large(q, positions, head_dim_first=True), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        learned(q, positions), large(q, positions, head_dim_first=True), atol=1e-5, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", TEMPERATURES)
 def test_attention_multiplies_its_queries(name):
     torch.manual_seed(1)
-    layer = Attention(12, 3, temperature=TEMPERATURES[name](**({} if name == "learned_log" else {"length": 3}))).double()
+    layer = Attention(
+        12, 3, temperature=TEMPERATURES[name](**({} if name == "learned_log" else {"length": 3}))
+    ).double()
     plain = Attention(12, 3).double()
     plain.load_state_dict(layer.state_dict(), strict=False)
     x, positions = torch.randn(2, 7, 12).double(), torch.arange(7) + 2
     learned = dict(layer.temperature.named_parameters()) if name == "learned_log" else {}
-    factor = layer.temperature.temperature.factor(positions, **{key: value[:1] for key, value in learned.items()})
+    factor = layer.temperature.temperature.factor(
+        positions, **{key: value[:1] for key, value in learned.items()}
+    )
     project = plain.project
     plain.project = lambda x: (project(x)[0] * factor[:, None], *project(x)[1:])
-    torch.testing.assert_close(layer(x, positions).out, plain(x, positions).out, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        layer(x, positions).out, plain(x, positions).out, atol=1e-12, rtol=1e-10
+    )
     cache = KVCache()
-    steps = [layer(x[:, :4], positions[:4], cache=cache).out, *(layer(x[:, i : i + 1], cache=cache).out for i in range(4, 7))]
-    torch.testing.assert_close(torch.cat(steps, dim=1), layer(x, positions).out, atol=1e-12, rtol=1e-10)
+    steps = [
+        layer(x[:, :4], positions[:4], cache=cache).out,
+        *(layer(x[:, i : i + 1], cache=cache).out for i in range(4, 7)),
+    ]
+    torch.testing.assert_close(
+        torch.cat(steps, dim=1), layer(x, positions).out, atol=1e-12, rtol=1e-10
+    )
 
 
 def test_padding_and_documents_count_from_their_own_first_token():
-    """transformers' Llama 4 counts from the cache, which gives padded rows other factors than the same row alone."""
+    """transformers' Llama 4 counts from the cache, which gives padded rows other factors than the
+    same row alone.
+    """
     layer, x = Attention(12, 3, temperature=LogN(2)).double(), torch.randn(1, 7, 12).double()
     alone = layer(x[:, 3:]).out
     padding = torch.arange(7)[None] >= 3
     torch.testing.assert_close(layer(x, padding=padding).out[:, 3:], alone, atol=1e-12, rtol=1e-10)
     documents = padding.long()
-    torch.testing.assert_close(layer(x, documents=documents).out[:, 3:], alone, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        layer(x, documents=documents).out[:, 3:], alone, atol=1e-12, rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize(

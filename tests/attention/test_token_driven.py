@@ -1,4 +1,6 @@
-"""Selective RoPE and PaTH with shared keys, padding anywhere, packed documents and sequences in pieces."""
+"""Selective RoPE and PaTH with shared keys, padding anywhere, packed documents and sequences in
+pieces.
+"""
 
 import pytest
 import torch
@@ -24,7 +26,9 @@ def made(name: str, seed: int = 0, **options):
 
 
 def written(layer, x):
-    """Attention written out head by head: what each head shares with others is indexed, never repeated."""
+    """Attention written out head by head: what each head shares with others is indexed, never
+    repeated.
+    """
     heads = layer.qkv_proj(x).unflatten(-1, (-1, 8)).transpose(1, 2)
     q, k, v = heads.split((4, layer.num_kv_heads, layer.num_kv_heads), dim=1)
     group, outs = 4 // layer.num_kv_heads, []
@@ -32,7 +36,9 @@ def written(layer, x):
     for head in range(4):
         shared = head // group
         if isinstance(layer, PathAttention):
-            w = torch.nn.functional.silu(layer.w_conv(layer.w_proj(x))[0]).unflatten(-1, (-1, 8))[:, :, shared]
+            w = torch.nn.functional.silu(layer.w_conv(layer.w_proj(x))[0]).unflatten(-1, (-1, 8))[
+                :, :, shared
+            ]
             beta = 2 * layer.beta_proj(x)[:, :, shared].sigmoid()
             scores = path_scores(q[:, head], k[:, shared], w / w.norm(dim=-1, keepdim=True), beta)
         else:
@@ -45,10 +51,14 @@ def written(layer, x):
             scores = (left.unsqueeze(2) * right.unsqueeze(1).conj()).real.sum(-1)
         if getattr(layer, "form", "softmax") == "linear":
             decay = torch.nn.functional.logsigmoid(layer.decay_proj(x))[..., head].cumsum(-1) / 16
-            weights = (scores * (decay.unsqueeze(2) - decay.unsqueeze(1)).exp()).masked_fill(hidden, 0)
+            weights = (scores * (decay.unsqueeze(2) - decay.unsqueeze(1)).exp()).masked_fill(
+                hidden, 0
+            )
             outs.append(layer.norm(weights @ v[:, shared]))
         else:
-            outs.append((scores / 8**0.5).masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared])
+            outs.append(
+                (scores / 8**0.5).masked_fill(hidden, float("-inf")).softmax(-1) @ v[:, shared]
+            )
     return layer.o_proj(torch.cat(outs, dim=-1))
 
 
@@ -64,7 +74,13 @@ def test_shared_keys_as_written_out(name, kv_heads):
 def test_a_padded_row_is_the_row_alone_and_continues_as_alone(name):
     layer = made(name, num_kv_heads=2)
     real = torch.tensor(
-        [[0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1], [1, 0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0, 1]], dtype=torch.bool
+        [
+            [0, 0, 0, 1, 1, 1, 1],
+            [1, 1, 1, 1, 1, 1, 1],
+            [1, 0, 1, 1, 0, 1, 0],
+            [0, 0, 0, 0, 0, 0, 1],
+        ],
+        dtype=torch.bool,
     )
     x, more = torch.randn(4, 7, 24, dtype=torch.float64), torch.randn(4, 3, 24, dtype=torch.float64)
     also = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 0, 1], [0, 1, 1]], dtype=torch.bool)
@@ -82,7 +98,9 @@ def test_a_padded_row_is_the_row_alone_and_continues_as_alone(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_packed_documents_are_documents_alone(name):
     layer = made(name, num_kv_heads=2)
-    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3, 0, 5]])  # neighbours or not
+    documents = torch.tensor(
+        [[0, 0, 0, 1, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3, 0, 5]]
+    )  # neighbours or not
     real = torch.tensor([[1] * 8, [1, 1, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
     x = torch.randn(2, 8, 24, dtype=torch.float64, requires_grad=True)
     out, state = layer(x, padding=real, documents=documents)

@@ -1,4 +1,6 @@
-"""`ropewalk bench`: a wrong kernel is not timed, rows survive a round trip, charts are drawn from rows."""
+"""`ropewalk bench`: a wrong kernel is not timed, rows survive a round trip, charts are drawn from
+rows.
+"""
 
 import json
 import sys
@@ -43,7 +45,9 @@ def test_the_definition_is_the_numpy_one(order):
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
 def test_every_variant_of_ropewalk_agrees_with_the_definition(order, variant):
     case = cases.make_case("tiny", order, variant=variant)
-    good, error = contenders.agrees("ropewalk, positions", contenders.ropewalk(case, explicit=True), case)
+    good, error = contenders.agrees(
+        "ropewalk, positions", contenders.ropewalk(case, explicit=True), case
+    )
     assert good
     assert error < 1e-6
 
@@ -75,14 +79,21 @@ def test_a_contender_that_cannot_run_is_skipped_and_the_others_are_timed(monkeyp
         return call
 
     monkeypatch.setitem(contenders.CONTENDERS, "broken", broken)
-    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("broken", "ropewalk"), rounds=2))
+    found = list(
+        cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("broken", "ropewalk"), rounds=2)
+    )
     assert [(each["contender"], each.get("skipped")) for each in found[:2]] == [
-        ("broken", "RuntimeError: no compiler"), ("ropewalk", None),
-    ]  # fmt: skip
+        ("broken", "RuntimeError: no compiler"),
+        ("ropewalk", None),
+    ]
 
 
 def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
-    found = list(cpu._case_rows(cases.make_case("tiny", "bhsd"), "bhsd", ("ropewalk", "transformers, eager"), rounds=2))
+    found = list(
+        cpu._case_rows(
+            cases.make_case("tiny", "bhsd"), "bhsd", ("ropewalk", "transformers, eager"), rounds=2
+        )
+    )
     assert {(r["contender"], r["pass"]) for r in found} == {
         (c, p) for c in ("ropewalk", "transformers, eager") for p in ("forward", "forward+backward")
     }
@@ -90,7 +101,9 @@ def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows.write(path, [{**r, **machine("cpu")} for r in found])
     assert rows.read(path)[0]["versions"]["torch"] == torch.__version__
-    assert [json.loads(line)["contender"] for line in path.read_text().splitlines()] == [r["contender"] for r in found]
+    assert [json.loads(line)["contender"] for line in path.read_text().splitlines()] == [
+        r["contender"] for r in found
+    ]
 
 
 def test_a_view_has_the_same_heads_in_another_memory_order():
@@ -136,7 +149,8 @@ def test_charts_show_what_the_rows_say(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("page", "made"), [("benchmarks", "benchmark_page"), ("lab-results", "lab_page"), ("families", "families_page")]
+    ("page", "made"),
+    [("benchmarks", "benchmark_page"), ("lab-results", "lab_page"), ("families", "families_page")],
 )
 def test_pages_show_the_committed_rows(page, made):
     sys.path.insert(0, str(DOCS))

@@ -1,4 +1,6 @@
-"""The peak memory of a call: what torch's allocator hands out for it, counted against sizes known by hand."""
+"""The peak memory of a call: what torch's allocator hands out for it, counted against sizes known
+by hand.
+"""
 
 import pytest
 import torch
@@ -48,14 +50,26 @@ def test_rotating_in_place_allocates_nothing_and_otherwise_only_the_results(monk
     reason = ropewalk.kernels.available("cpu")["cpu"]
     if reason:
         pytest.skip(reason)
-    calls = {name: contenders.CONTENDERS[name](case) for name in ("ropewalk", "ropewalk, in place", "transformers, eager")}
+    calls = {
+        name: contenders.CONTENDERS[name](case)
+        for name in ("ropewalk", "ropewalk, in place", "transformers, eager")
+    }
     with torch.no_grad():
-        peaks = {name: peak_bytes(lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
-        optimised, efficient = (contenders.CONTENDERS[name](case) for name in tables.WAYS.values() if "basic" not in name)
-        assert all(map(torch.equal, optimised(case.q, case.k), efficient(case.q.clone(), case.k.clone())))
+        peaks = {
+            name: peak_bytes(lambda call=call: call(case.q, case.k)) for name, call in calls.items()
+        }
+        optimised, efficient = (
+            contenders.CONTENDERS[name](case)
+            for name in tables.WAYS.values()
+            if "basic" not in name
+        )
+        assert all(
+            map(torch.equal, optimised(case.q, case.k), efficient(case.q.clone(), case.k.clone()))
+        )
     assert peaks["ropewalk, in place"] == 0
     assert peaks["ropewalk"] == case.bytes
-    # q*cos, rotate_half(q) and its product with sin are held at once, beside the result; then those of k beside the new q
+    # q*cos, rotate_half(q) and its product with sin are held at once, beside the result; then those
+    # of k beside the new q
     assert peaks["transformers, eager"] > case.bytes
 
 
@@ -78,13 +92,18 @@ def test_large_shapes_are_timed_in_fewer_rounds(monkeypatch):
     calls = []
     monkeypatch.setattr(cpu, "ENOUGH", 0.0)
     monkeypatch.setattr(cpu, "WARM_UP", 0.0)
-    cpu.alternating_times({"slow": lambda: (calls.append(1), sum(range(200_000)))}, rounds=50, at_least=0.0)
+    cpu.alternating_times(
+        {"slow": lambda: (calls.append(1), sum(range(200_000)))}, rounds=50, at_least=0.0
+    )
     # two calls to see how long one takes, then three rounds of an untimed and a timed call
     assert len(calls) == 2 + 3 * 2
 
 
 def test_a_group_stands_for_its_shapes_once():
-    assert cases.shape_names(["A", "doc shapes", "8x32x512x64"]) == ("A", *cases.GROUPS["doc shapes"])
+    assert cases.shape_names(["A", "doc shapes", "8x32x512x64"]) == (
+        "A",
+        *cases.GROUPS["doc shapes"],
+    )
     for name in cases.GROUPS["doc shapes"]:
         batch, seq, heads, kv_heads, head_dim, _ = cases.SHAPES[name]
         assert name == f"{batch}x{heads}x{seq}x{head_dim}"
@@ -93,23 +112,37 @@ def test_a_group_stands_for_its_shapes_once():
 
 def test_the_table_of_the_documents_shapes_sets_ways_beside_claims():
     def row(contender, us, peak, shape="8x32x512x64", **more):
-        return {"shape": shape, "order": "bhsd", "pass": "forward", "contender": contender, "us": us, "peak_bytes": peak,
-                "machine": "a core", "threads": 1, **more}  # fmt: skip
+        return {
+            "shape": shape,
+            "order": "bhsd",
+            "pass": "forward",
+            "contender": contender,
+            "us": us,
+            "peak_bytes": peak,
+            "machine": "a core",
+            "threads": 1,
+            **more,
+        }
 
     rows = [
-        row("ropewalk, basic", 6000.0, 12_000_000), row("ropewalk", 2000.0, 8_000_000),
+        row("ropewalk, basic", 6000.0, 12_000_000),
+        row("ropewalk", 2000.0, 8_000_000),
         row("ropewalk, in place", 1900.0, 2_000_000),
-        row("liger-kernel", 2500.0, 9_000_000), row("ropewalk", 1.0, 1, order="bshd"), row("ropewalk", 1.0, 1, shape="A"),
+        row("liger-kernel", 2500.0, 9_000_000),
+        row("ropewalk", 1.0, 1, order="bshd"),
+        row("ropewalk", 1.0, 1, shape="A"),
         row("ropewalk", 30.0, 8_000_000, machine="a GPU", threads=None),
-    ]  # fmt: skip
+    ]
     core, gpu = tables.doc_shapes_table(rows).strip().split("\n\n")
     lines = [line.strip("| ").split(" | ") for line in core.splitlines()]
     assert lines[0][:2] == ["a core, one thread", "8x32x512x64"]
     assert [line[:2] for line in lines[2:]] == [
-        ["basic: ropewalk, basic", "6 ms, 12 MB"], ["optimised: ropewalk", "2 ms, 8 MB"],
-        ["memory-efficient: ropewalk, in place", "1.9 ms, 2 MB"], ["liger-kernel", "2.5 ms, 9 MB"],
+        ["basic: ropewalk, basic", "6 ms, 12 MB"],
+        ["optimised: ropewalk", "2 ms, 8 MB"],
+        ["memory-efficient: ropewalk, in place", "1.9 ms, 2 MB"],
+        ["liger-kernel", "2.5 ms, 9 MB"],
         ["optimised: times as fast as basic (articles: 1.5 to 3)", "3.0"],
         ["memory-efficient: less memory than optimised (articles: 20 to 50 %)", "75 %"],
-    ]  # fmt: skip
+    ]
     assert gpu.startswith("| a GPU | 8x32x512x64 |")
     assert "| optimised: ropewalk | 0.03 ms, 8 MB | - |" in gpu

@@ -1,4 +1,6 @@
-"""The scripts in benchmarks/: importable without a GPU, listed in their README, and right on tiny sizes."""
+"""The scripts in benchmarks/: importable without a GPU, listed in their README, and right on tiny
+sizes.
+"""
 
 import argparse
 import importlib
@@ -29,8 +31,16 @@ def test_a_script_is_importable_and_in_the_readme(name):
 
 
 def test_every_results_file_of_the_readme_exists():
-    named = {word.strip("`,|") for word in (BENCHMARKS / "README.md").read_text(encoding="utf-8").split() if ".jsonl" in word}
-    assert {name for name in named - {"rows.jsonl"} if not (BENCHMARKS.parent / "results" / name).exists()} == set()
+    named = {
+        word.strip("`,|")
+        for word in (BENCHMARKS / "README.md").read_text(encoding="utf-8").split()
+        if ".jsonl" in word
+    }
+    assert {
+        name
+        for name in named - {"rows.jsonl"}
+        if not (BENCHMARKS.parent / "results" / name).exists()
+    } == set()
 
 
 def test_a_script_prints_its_rows_and_writes_them_with_the_machine(capsys, monkeypatch, tmp_path):
@@ -55,13 +65,26 @@ def test_two_trees_take_turns_in_being_first(monkeypatch, capsys, tmp_path):
         return [{**case, "us": next(times[source.name])}]
 
     monkeypatch.setattr(two_trees, "measure", measure)
-    options = ["--before", "old", "--after", "new", "--runs", "3", "--shape", "cpu decode", "--out", str(tmp_path / "rows.jsonl")]
+    options = [
+        "--before",
+        "old",
+        "--after",
+        "new",
+        "--runs",
+        "3",
+        "--shape",
+        "cpu decode",
+        "--out",
+        str(tmp_path / "rows.jsonl"),
+    ]
     monkeypatch.setattr(sys, "argv", ["two_trees.py", *options])
     two_trees.main()
     assert asked == ["old", "new", "new", "old", "old", "new"]
     row = capsys.readouterr().out.splitlines()[2]
     # the ratios are 2, 1 and 1/2
-    assert row == "| decode bf16 | 12.0 (11.0 to 13.0) | 12.0 (9.5 to 16.0) | 1.000 (0.750 to 1.500) |"
+    assert (
+        row == "| decode bf16 | 12.0 (11.0 to 13.0) | 12.0 (9.5 to 16.0) | 1.000 (0.750 to 1.500) |"
+    )
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 6
 
 
@@ -69,7 +92,11 @@ def test_linear_attention_is_timed_beside_the_softmax_and_beside_half_its_length
     import attention
 
     rows = list(attention.measure_cpu(lengths=(64, 128), rounds=2))
-    assert [row["contender"] for row in rows] == ["torch, fused softmax", "ropewalk, linear", "ropewalk, linear"]
+    assert [row["contender"] for row in rows] == [
+        "torch, fused softmax",
+        "ropewalk, linear",
+        "ropewalk, linear",
+    ]
     softmax, short, long = (row["us"] for row in rows)
     assert rows[1]["times_faster"] == pytest.approx(softmax / short, abs=0.006)
     assert rows[2]["times_half_the_length"] == pytest.approx(long / short, abs=0.006)
@@ -92,7 +119,16 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
 
     config = DecoderConfig(17, 24, 36, 2, 6, 2)
     rows = list(
-        training_step.measure(config, batch=1, seq=8, rounds=1, steps=1, device="cpu", dtype=torch.float32, compiled=False)
+        training_step.measure(
+            config,
+            batch=1,
+            seq=8,
+            rounds=1,
+            steps=1,
+            device="cpu",
+            dtype=torch.float32,
+            compiled=False,
+        )
     )
     assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
     assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
@@ -106,7 +142,9 @@ def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
         (tmp_path / name).write_text(name * (3 if name == "b.txt" else 1))
     texts = real_models.texts_of(tmp_path)
     assert [text.name for text in texts] == ["a.txt", "b.txt"]
-    changes = real_models.changes_of(texts, argparse.Namespace(model=Path("m.gguf"), preset="gpu", set=["windows=7"]))
+    changes = real_models.changes_of(
+        texts, argparse.Namespace(model=Path("m.gguf"), preset="gpu", set=["windows=7"])
+    )
     for part in real_models.LIMITS.keys() - {"fit"}:
         study = STUDIES[part]
         known = [change for change in changes if change.partition("=")[0] in study.presets["gpu"]]
@@ -119,11 +157,20 @@ def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
 def test_real_models_stops_a_part_at_its_limit_and_packs_what_it_wrote(tmp_path, capsys):
     import real_models
 
-    started = {name: subprocess.Popen([sys.executable, "-c", code]) for name, code in (("fit", ""), ("real_kv", "while 1: 0"))}
-    ended = {each["part"]: each["code"] for each in real_models.wait_for(dict(started), {"fit": 60, "real_kv": 0.5})}
+    started = {
+        name: subprocess.Popen([sys.executable, "-c", code])
+        for name, code in (("fit", ""), ("real_kv", "while 1: 0"))
+    }
+    ended = {
+        each["part"]: each["code"]
+        for each in real_models.wait_for(dict(started), {"fit": 60, "real_kv": 0.5})
+    }
     assert ended == {"fit": 0, "real_kv": 124}
     assert started["real_kv"].poll() is not None
-    assert {json.loads(line)["part"] for line in capsys.readouterr().out.splitlines()} == {"fit", "real_kv"}
+    assert {json.loads(line)["part"] for line in capsys.readouterr().out.splitlines()} == {
+        "fit",
+        "real_kv",
+    }
     (tmp_path / "models").mkdir()
     for name in ("models/rows.jsonl", "fit.log", "model.gguf"):
         (tmp_path / name).write_text("x")
@@ -147,7 +194,12 @@ def test_invariance_yields_what_ended_within_its_limit(monkeypatch):
     began = time.monotonic()
     first, *others = invariance.measure()
     assert time.monotonic() - began < 20
-    assert (first["dtype"], first["draws"], first["differing"], first["compared"]) == ("torch.float32", 2, 1, 20)
+    assert (first["dtype"], first["draws"], first["differing"], first["compared"]) == (
+        "torch.float32",
+        2,
+        1,
+        20,
+    )
     assert {row["draws"] for row in others} == {0}
 
 
@@ -162,4 +214,7 @@ def test_a_configuration_that_fails_comes_last_in_rows_of_json(monkeypatch):
     monkeypatch.setattr(sweep, "replay_us", time_of)
     rows = sweep._sweep({}, {"fails": [None], "slow": [4.0], "fast": [2.0]}, 1.0)
     assert [row["config"] for row in rows] == ["fast", "slow", "fails"]
-    assert json.loads(json.dumps(rows[-1], allow_nan=False)) == {"config": "fails", "error": "out of registers"}
+    assert json.loads(json.dumps(rows[-1], allow_nan=False)) == {
+        "config": "fails",
+        "error": "out of registers",
+    }

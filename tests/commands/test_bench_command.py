@@ -1,4 +1,6 @@
-"""`ropewalk bench`: names are listed and checked, paths are checked before anything is timed, and brackets are printed."""
+"""`ropewalk bench`: names are listed and checked, paths are checked before anything is timed, and
+brackets are printed.
+"""
 
 import json
 
@@ -9,7 +11,15 @@ from ropewalk.bench import cases, cpu
 from ropewalk.bench.contenders import CONTENDERS
 
 ROW = {"shape": "s", "order": "bhsd", "dtype": "float32", "contender": "[bold]c[/bold]"}
-TIMED = {**ROW, "pass": "forward", "us": 2.5, "copy_us": 2.0, "times_copy": 1.25, "peak_bytes": 3_450_000, "rms_error": 1e-7}
+TIMED = {
+    **ROW,
+    "pass": "forward",
+    "us": 2.5,
+    "copy_us": 2.0,
+    "times_copy": 1.25,
+    "peak_bytes": 3_450_000,
+    "rms_error": 1e-7,
+}
 
 
 @pytest.fixture
@@ -31,18 +41,38 @@ def test_the_table_has_times_memory_and_reasons_with_their_brackets(capsys, aske
     assert (code, err) == (0, "")
     row = next(line for line in out.splitlines() if "forward" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "s", "bhsd", "float32", "[bold]c[/bold]", "forward", "2.5", "2.0", "1.25 x", "3.45", "1e-07",
-    ]  # fmt: skip
+        "s",
+        "bhsd",
+        "float32",
+        "[bold]c[/bold]",
+        "forward",
+        "2.5",
+        "2.0",
+        "1.25 x",
+        "3.45",
+        "1e-07",
+    ]
     assert "not timed: [bold]c[/bold]: is not installed; run: pip install 'ropewalk[bench]'" in out
     assert asked == [(tuple(cpu.CPU_SHAPES), tuple(CONTENDERS))]
 
 
 def test_shapes_and_contenders_are_chosen_by_name(capsys, asked):
-    options = ("--shape", "doc shapes", "--shape", "A", "--contender", "ropewalk, basic", "--contender", "ropewalk")
+    options = (
+        "--shape",
+        "doc shapes",
+        "--shape",
+        "A",
+        "--contender",
+        "ropewalk, basic",
+        "--contender",
+        "ropewalk",
+    )
     code, out, _ = command_line.call(capsys, "bench", "--device", "cpu", *options, "--json")
     assert code == 0
     assert asked == [((*cases.GROUPS["doc shapes"], "A"), ("ropewalk, basic", "ropewalk"))]
-    assert [json.loads(line)["peak_bytes"] for line in out.splitlines() if "skipped" not in line] == [3_450_000]
+    assert [
+        json.loads(line)["peak_bytes"] for line in out.splitlines() if "skipped" not in line
+    ] == [3_450_000]
 
 
 def test_all_names_are_listed(capsys, asked):
@@ -65,12 +95,17 @@ def test_all_names_are_listed(capsys, asked):
         (("--contender", "nope"), "--contender: must be one of 'ropewalk', 'ropewalk, in place', "),
         (("--device", "tpu"), "--device: must be one of auto, cpu"),
         (("--out", "."), "--out: must be the path of a file in a folder; got '.'"),
-        (("--out", "file/below"), "--out: must be the path of a file in a folder; got 'file/below'"),
+        (
+            ("--out", "file/below"),
+            "--out: must be the path of a file in a folder; got 'file/below'",
+        ),
         (("--plot", "chart.bmp"), "--plot: must end with .png, .svg, .pdf; got 'chart.bmp'"),
         (("--plot", "file/chart.png"), "--plot: must be the path of a file in a folder"),
     ],
 )
-def test_a_wrong_value_is_refused_before_anything_is_timed(capsys, monkeypatch, tmp_path, asked, options, says):
+def test_a_wrong_value_is_refused_before_anything_is_timed(
+    capsys, monkeypatch, tmp_path, asked, options, says
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     code, out, err = command_line.call(capsys, "bench", *options)

@@ -19,7 +19,8 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
     code, _, err = call(capsys, "--only", "vllm", "--only", "sglang")
     assert code == 2
     assert err.startswith(
-        "ropewalk: --only: must name an engine that can run here: vllm is not installed; sglang is not installed"
+        "ropewalk: --only: must name an engine that can run here: vllm is not installed; "
+        "sglang is not installed"
     )
     assert err.endswith("; got ['vllm', 'sglang']\n")
     # without --only the command runs what it finds, which may be nothing
@@ -32,10 +33,17 @@ def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
     """The runs themselves are tested with the runners."""
     monkeypatch.setattr(engines, "why_not", lambda name: "not here" if name == "vllm" else None)
     monkeypatch.setattr(engines, "run", lambda name, rows: (name, len(rows)))
-    monkeypatch.setattr(engines, "verdict_rows", lambda ran, by_id, date: [{"engine": ran[0], "same": ran[1] == len(by_id) > 0}])
+    monkeypatch.setattr(
+        engines,
+        "verdict_rows",
+        lambda ran, by_id, date: [{"engine": ran[0], "same": ran[1] == len(by_id) > 0}],
+    )
     code, out, _ = call(capsys, "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")
     assert code == 0
-    assert json.loads(out) == {"rows": [{"engine": "hf", "same": True}], "not_run": {"vllm": "not here"}}
+    assert json.loads(out) == {
+        "rows": [{"engine": "hf", "same": True}],
+        "not_run": {"vllm": "not here"},
+    }
 
 
 def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
@@ -43,7 +51,21 @@ def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
     monkeypatch.setattr(engines, "why_not", lambda name: None)
     monkeypatch.setattr(engines, "run", lambda name, rows: ran.append(name))
     monkeypatch.setattr(engines, "verdict_rows", lambda *_, **__: [])
-    assert call(capsys, "--only", "hf", "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")[0] == 0
+    assert (
+        call(
+            capsys,
+            "--only",
+            "hf",
+            "--only",
+            "vllm",
+            "--only",
+            "hf",
+            "--match",
+            "llama-3.1",
+            "--json",
+        )[0]
+        == 0
+    )
     assert ran == ["hf", "vllm"]
 
 

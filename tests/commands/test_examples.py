@@ -8,11 +8,19 @@ import command_line
 from ropewalk.examples import EXAMPLES
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131_072,
     "rope_theta": 500_000.0,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192},
-}  # fmt: skip
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
@@ -43,7 +51,9 @@ def test_config_and_example_exclude_each_other(command, capsys, tmp_path):
 
 
 def test_an_argument_that_is_missing_is_called_nothing(capsys, tmp_path):
-    assert command_line.call(capsys, "convert", tmp_path, "--dry-run")[2].endswith("; got nothing\n")
+    assert command_line.call(capsys, "convert", tmp_path, "--dry-run")[2].endswith(
+        "; got nothing\n"
+    )
 
 
 def test_an_unknown_example_lists_the_known_ones(capsys):
@@ -73,21 +83,40 @@ def test_examples_are_the_models_of_their_names():
     assert CARDS.keys() == EXAMPLES.keys()
     for name, (head_dim, theta, served) in CARDS.items():
         config = EXAMPLES[name]
-        width = config.get("qk_rope_head_dim") or config.get("head_dim") or config["hidden_size"] / config["num_attention_heads"]
-        assert (width, config.get("rope_theta", 10_000), config["max_position_embeddings"]) == (head_dim, theta, served), name
+        width = (
+            config.get("qk_rope_head_dim")
+            or config.get("head_dim")
+            or config["hidden_size"] / config["num_attention_heads"]
+        )
+        assert (width, config.get("rope_theta", 10_000), config["max_position_embeddings"]) == (
+            head_dim,
+            theta,
+            served,
+        ), name
 
 
 def test_scaled_examples_agree_with_themselves():
-    """YaRN and its like serve `factor` trained lengths, Llama 3.1 twice as many; Phi-3's factors never fall from pair to pair."""
+    """YaRN and its like serve `factor` trained lengths, Llama 3.1 twice as many; Phi-3's factors
+    never fall from pair to pair.
+    """
     for name, times in (("Llama-3.1-8B", 2), ("DeepSeek-V3", 1), ("gpt-oss-20b", 1)):
         scaling = EXAMPLES[name]["rope_scaling"]
-        assert times * scaling["factor"] * scaling["original_max_position_embeddings"] == CARDS[name][2]
-    assert (EXAMPLES["Gemma-3-27B"]["rope_scaling"]["factor"], EXAMPLES["Gemma-3-27B"]["sliding_window"]) == (8, 1024)
+        assert (
+            times * scaling["factor"] * scaling["original_max_position_embeddings"]
+            == CARDS[name][2]
+        )
+    assert (
+        EXAMPLES["Gemma-3-27B"]["rope_scaling"]["factor"],
+        EXAMPLES["Gemma-3-27B"]["sliding_window"],
+    ) == (8, 1024)
     phi = EXAMPLES["Phi-3-vision-128k"]
     assert phi["original_max_position_embeddings"] == 4096
     for factors in (phi["rope_scaling"]["short_factor"], phi["rope_scaling"]["long_factor"]):
         assert len(factors) == 48
         assert factors == sorted(factors)
         assert factors[0] >= 1
-    assert (phi["rope_scaling"]["short_factor"][-1], phi["rope_scaling"]["long_factor"][-1]) == (3.05, 64.81)
+    assert (phi["rope_scaling"]["short_factor"][-1], phi["rope_scaling"]["long_factor"][-1]) == (
+        3.05,
+        64.81,
+    )
     assert sum(EXAMPLES["Qwen2-VL-7B"]["rope_scaling"]["mrope_section"]) == 64

@@ -20,16 +20,33 @@ def test_every_figure_and_a_sheet_are_written(capsys, tmp_path, monkeypatch):
     code, out, err = call(capsys, tmp_path / "all")
     assert (code, err) == (0, "")
     written = {path.name for path in (tmp_path / "all").iterdir()}
-    assert written == {f"{name}.png" for name in plots.FIGURES} | {"reading.gif", "contact-sheet.png"}
+    assert written == {f"{name}.png" for name in plots.FIGURES} | {
+        "reading.gif",
+        "contact-sheet.png",
+    }
     assert [line.rsplit("/", 1)[-1] for line in out.split()] == [
-        *(f"{name}.png" for name in plots.FIGURES), "reading.gif", "contact-sheet.png",
-    ]  # fmt: skip
+        *(f"{name}.png" for name in plots.FIGURES),
+        "reading.gif",
+        "contact-sheet.png",
+    ]
 
 
 def test_only_some_dark_svg_of_a_config_as_json(capsys, tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"rope_theta": 100.0, "head_dim": 8, "max_position_embeddings": 64}')
-    args = (tmp_path, "--only", "spectrum", "--only", "angles", "--format", "svg", "--dark", "--config", config, "--json")
+    args = (
+        tmp_path,
+        "--only",
+        "spectrum",
+        "--only",
+        "angles",
+        "--format",
+        "svg",
+        "--dark",
+        "--config",
+        config,
+        "--json",
+    )
     code, out, _ = call(capsys, *args)
     found = json.loads(out)
     assert code == 0

@@ -1,4 +1,6 @@
-"""`ropewalk fit` on a tiny saved Llama: the table, the recommendation, the config, the picture and the page."""
+"""`ropewalk fit` on a tiny saved Llama: the table, the recommendation, the config, the picture and
+the page.
+"""
 
 import json
 
@@ -17,12 +19,20 @@ def folder(tmp_path_factory):
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=300, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=256, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
     path = tmp_path_factory.mktemp("model")
     LlamaForCausalLM(config).save_pretrained(path)
-    letters = {letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = {
+        letter: place for place, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))
+    }
     made = Tokenizer(models.BPE(vocab=letters, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(path)
@@ -31,8 +41,28 @@ def folder(tmp_path_factory):
 
 def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     (tmp_path / "text.txt").write_text("It was a dark and stormy night. " * 90)
-    options = ["fit", str(folder), "--to", "512", "--text", str(tmp_path / "text.txt"), "--windows", "4", "--passkeys", "2"]
-    options += ["--method", "yarn", "--method", "linear", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    options = [
+        "fit",
+        str(folder),
+        "--to",
+        "512",
+        "--text",
+        str(tmp_path / "text.txt"),
+        "--windows",
+        "4",
+        "--passkeys",
+        "2",
+    ]
+    options += [
+        "--method",
+        "yarn",
+        "--method",
+        "linear",
+        "--out",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
     main(options)
     out = " ".join(capsys.readouterr().out.split())
     assert "Recommended for 512:" in out
@@ -49,7 +79,10 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     assert (tmp_path / "out" / "rows.jsonl").read_text() == rows
     assert [each["method"] for each in found["table"]] == ["none", "yarn", "linear"]
     if (tmp_path / "out" / "fit-config.json").exists():
-        assert rw.from_hf(tmp_path / "out" / "fit-config.json").scaling.name == found["in_config"]["method"]
+        assert (
+            rw.from_hf(tmp_path / "out" / "fit-config.json").scaling.name
+            == found["in_config"]["method"]
+        )
 
 
 def test_a_model_that_was_not_fetched_is_refused(capsys, monkeypatch, tmp_path):

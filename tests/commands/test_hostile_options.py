@@ -1,7 +1,8 @@
-"""Every option of every command with hostile values: an exit code and one line, never a traceback and never a hang.
+"""Every option of every command with hostile values: an exit code and one line, never a traceback
+and never a hang.
 
-The options come from the command table itself, so a new option is tested without an edit here. Only the work that takes
-minutes is replaced: timings, training, drawing, and serving the page.
+The options come from the command table itself, so a new option is tested without an edit here. Only
+the work that takes minutes is replaced: timings, training, drawing, and serving the page.
 """
 
 from __future__ import annotations
@@ -39,34 +40,98 @@ from ropewalk.lab.studies.real import open_real
 from ropewalk.lab.trainer import Outcome
 from ropewalk.models import DecoderConfig
 
-LLAMA = {"model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 64, "rope_theta": 1e4}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 1e4,
+}
 UNICODE = "🧵 ٣ \u202e\n\t\udc80"
 TEXTS = [
-    "", " ", "-", "nope", UNICODE, "[bold]x[/bold]", "{x} %s $HOME", "a" * 5000, "[" * 5000, "NaN", "null", "[]", '{"a": 1}', "=",
-    "a=", "=1", "a=b=c", "a.b=[", "../../etc/passwd", "--json",
-]  # fmt: skip
-INTEGERS = ["", "-1", "0", "1", "3", "nan", "1e3", "1.5", "9" * 30, str(2**62), str(2**63), "0x10", "x", UNICODE]
+    "",
+    " ",
+    "-",
+    "nope",
+    UNICODE,
+    "[bold]x[/bold]",
+    "{x} %s $HOME",
+    "a" * 5000,
+    "[" * 5000,
+    "NaN",
+    "null",
+    "[]",
+    '{"a": 1}',
+    "=",
+    "a=",
+    "=1",
+    "a=b=c",
+    "a.b=[",
+    "../../etc/passwd",
+    "--json",
+]
+INTEGERS = [
+    "",
+    "-1",
+    "0",
+    "1",
+    "3",
+    "nan",
+    "1e3",
+    "1.5",
+    "9" * 30,
+    str(2**62),
+    str(2**63),
+    "0x10",
+    "x",
+    UNICODE,
+]
 NUMBERS = ["", "-1", "0", "1", "nan", "inf", "-inf", "1e309", "1e308", "1,5", "x", UNICODE]
 #: values of --set, beside every hostile text; the names are those of the command
-SETTINGS = ["-1", "0", "nan", "1e400", '"x"', "[]", "{}", "true", "[1, [2]]", "1979-05-27", "99999999999999999999"]
+SETTINGS = [
+    "-1",
+    "0",
+    "nan",
+    "1e400",
+    '"x"',
+    "[]",
+    "{}",
+    "true",
+    "[1, [2]]",
+    "1979-05-27",
+    "99999999999999999999",
+]
 FILES = {
-    "empty": b"", "binary": bytes(range(256)) * 8, "list.json": b"[1, 2]", "scalar.json": b"3", "deep.json": b"[" * 100_000,
+    "empty": b"",
+    "binary": bytes(range(256)) * 8,
+    "list.json": b"[1, 2]",
+    "scalar.json": b"3",
+    "deep.json": b"[" * 100_000,
     "wrong.json": json.dumps({**LLAMA, "rope_scaling": 3}).encode(),
     "typed.json": json.dumps({**LLAMA, "rope_theta": "x"}).encode(),
-    "huge.json": json.dumps({**LLAMA, "max_position_embeddings": 10**39}).encode(), "text.json": b'{"text_config": []}',
-    "truncated.json": b'{"model_type": "llama"', "values.toml": b"train = 3\n", "lists.toml": b"[[train]]\na = 1\n",
-    "wrong.toml": b"[train]\nstages = 3\n", "deep.toml": b"a = " + b"[" * 5000, UNICODE.replace("\n", " "): b"{}",
-}  # fmt: skip
+    "huge.json": json.dumps({**LLAMA, "max_position_embeddings": 10**39}).encode(),
+    "text.json": b'{"text_config": []}',
+    "truncated.json": b'{"model_type": "llama"',
+    "values.toml": b"train = 3\n",
+    "lists.toml": b"[[train]]\na = 1\n",
+    "wrong.toml": b"[train]\nstages = 3\n",
+    "deep.toml": b"a = " + b"[" * 5000,
+    UNICODE.replace("\n", " "): b"{}",
+}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Path:
-    """A folder with a config, a checkpoint, hostile files, and folders that hold such files as their config.json."""
+    """A folder with a config, a checkpoint, hostile files, and folders that hold such files as
+    their config.json.
+    """
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "config.json").write_text(json.dumps(LLAMA))
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
-    weights = {f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(16, 16) for name in "qkv"}
+    weights = {
+        f"model.layers.0.self_attn.{name}_proj.weight": torch.randn(16, 16) for name in "qkv"
+    }
     save_file(weights, folder / "model" / "model.safetensors")
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
@@ -85,14 +150,25 @@ def files(tmp_path_factory) -> Path:
     vocabulary = folder / "sample" / "vocab.txt"
     size = len(vocabulary.read_text(encoding="utf-8").splitlines())
     shutil.copy(vocabulary, write_checkpoint(folder / "roformer", vocab_size=size))
-    preset = finetuning_preset(folder / "roformer", Files(folder / "sample" / "train.json"), length=16, epochs=0.1)
+    preset = finetuning_preset(
+        folder / "roformer", Files(folder / "sample" / "train.json"), length=16, epochs=0.1
+    )
     runs.run_preset(preset, folder / "tuned", Parallel(device=torch.device("cpu")), progress=False)
     return folder
 
 
 def paths(files: Path) -> list[str]:
     found = [str(path) for path in sorted(files.iterdir())]
-    return ["", "missing", str(files / "config.json" / "below a file"), "n" * 300, UNICODE, "/dev/null", "/dev/zero", *found]
+    return [
+        "",
+        "missing",
+        str(files / "config.json" / "below a file"),
+        "n" * 300,
+        UNICODE,
+        "/dev/null",
+        "/dev/zero",
+        *found,
+    ]
 
 
 @pytest.fixture
@@ -100,16 +176,33 @@ def valid(files) -> dict[str, list[str]]:
     """The arguments with which each command succeeds."""
     config = str(files / "config.json")
     return {
-        "inspect": [config], "audit": [config], "engines": ["--match", "llama-2"], "figures": ["pictures"],
+        "inspect": [config],
+        "audit": [config],
+        "engines": ["--match", "llama-2"],
+        "figures": ["pictures"],
         "explore": ["--port", "8599", "--no-browser"],
         "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
         "fit": ["tiny", "--to", "80", "--windows", "2", "--passkeys", "0", "--method", "linear"],
         "lab fetch": ["moby-dick", "--dry-run"],
-        "extend": [config, "yarn", "--factor", "2"], "demo": [], "bench": [], "info": [], "train": ["smoke"],
-        "lab sample": ["new"], "lab evaluate": [str(files / "tuned"), str(files / "sample" / "test.json")],
-        "lab finetune": [str(files / "roformer"), "--train", str(files / "sample" / "train.json"), "--length", "16"],
-        "lab train": ["smoke"], "lab list": [], "lab run": ["decay", "--preset", "smoke"], "lab report": [str(files / "lab")],
-    }  # fmt: skip
+        "extend": [config, "yarn", "--factor", "2"],
+        "demo": [],
+        "bench": [],
+        "info": [],
+        "train": ["smoke"],
+        "lab sample": ["new"],
+        "lab evaluate": [str(files / "tuned"), str(files / "sample" / "test.json")],
+        "lab finetune": [
+            str(files / "roformer"),
+            "--train",
+            str(files / "sample" / "train.json"),
+            "--length",
+            "16",
+        ],
+        "lab train": ["smoke"],
+        "lab list": [],
+        "lab run": ["decay", "--preset", "smoke"],
+        "lab report": [str(files / "lab")],
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -117,13 +210,29 @@ def quick(monkeypatch, tmp_path, files):
     """A folder of its own to write to, and no work that takes long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROPEWALK_CACHE", str(files / "cache"))
-    row = {"shape": "s", "order": "bhsd", "dtype": "float32", "contender": "c", "pass": "forward", "us": 1.0, "rms_error": 0.0}
+    row = {
+        "shape": "s",
+        "order": "bhsd",
+        "dtype": "float32",
+        "contender": "c",
+        "pass": "forward",
+        "us": 1.0,
+        "rms_error": 0.0,
+    }
     timed = {**row, "copy_us": 1.0, "times_copy": 1.0, "peak_bytes": 3}
-    monkeypatch.setattr(cpu, "measure", lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]))
+    monkeypatch.setattr(
+        cpu,
+        "measure",
+        lambda *_, **__: iter([timed, {**row, "skipped": "needs 'ropewalk[bench]'"}]),
+    )
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
-    monkeypatch.setattr(engines, "run", lambda name, some: {"engine": name, "version": "1", "results": []})
+    monkeypatch.setattr(
+        engines, "run", lambda name, some: {"engine": name, "version": "1", "results": []}
+    )
     opened, cpu_device = session.open_model, torch.device("cpu")
-    tiny = lambda path, *rest: open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
+    tiny = lambda path, *rest: (
+        open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
+    )
     monkeypatch.setattr(session, "open_model", tiny)
     monkeypatch.setattr("ropewalk.commands.fit.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
@@ -132,7 +241,9 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(figures, "write_all", write_all)
     monkeypatch.setattr(launch, "launch", lambda *_: None)
     outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
-    monkeypatch.setattr(runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome))
+    monkeypatch.setattr(
+        runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome)
+    )
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     empty = {"run": lambda runner: {}, "findings": lambda rows, facts: Findings()}
     for study in STUDIES.values():
@@ -166,7 +277,10 @@ def plain_types(hint) -> list[type]:
 
 def hostile(command: str, parameter, files: Path) -> list[str]:
     """Hostile values for one option or argument, by its type."""
-    kinds = set(plain_types(typing.get_type_hints(COMMANDS[command].callback)[parameter.name])) - {list, types.NoneType}
+    kinds = set(plain_types(typing.get_type_hints(COMMANDS[command].callback)[parameter.name])) - {
+        list,
+        types.NoneType,
+    }
     simple = {int: INTEGERS, float: NUMBERS, Path: paths(files)}
     assert kinds <= {str, *simple}, f"{command} {parameter.name}: no hostile values for {kinds}"
     (kind,) = kinds
@@ -176,18 +290,28 @@ def hostile(command: str, parameter, files: Path) -> list[str]:
         return [*TEXTS, *paths(files)] if parameter.param_type_name == "argument" else TEXTS
     tables = {"train": Settings, "data": runs.Data, "model": DecoderConfig}
     names = [f"{table}.{field.name}" for table, kind in tables.items() for field in fields(kind)]
-    names = names if "train" in command else [*STUDIES["decay"].presets["smoke"], "beta_fast", "truncate", "long_factor"]
+    names = (
+        names
+        if "train" in command
+        else [*STUDIES["decay"].presets["smoke"], "beta_fast", "truncate", "long_factor"]
+    )
     return [*TEXTS, *(f"{name}={value}" for name in names for value in SETTINGS)]
 
 
 def changed(arguments: list[str], parameter, place: int, value: str | None) -> list[str]:
-    """The arguments with the value in the place of what they say; None for an option that is a flag."""
+    """The arguments with the value in the place of what they say; None for an option that is a
+    flag.
+    """
     option = max(parameter.opts, key=len)
     if value is None:
         return [*arguments, option]
     if parameter.param_type_name == "argument":
         return [*arguments[:place], value, *arguments[place + 1 :]]
-    kept = [word for i, word in enumerate(arguments) if option not in (word, arguments[i - 1] if i else "")]
+    kept = [
+        word
+        for i, word in enumerate(arguments)
+        if option not in (word, arguments[i - 1] if i else "")
+    ]
     return [*kept, f"{option}={value}"] if option.startswith("--") else [*kept, option, value]
 
 
@@ -195,7 +319,9 @@ def draws(command: str, arguments: list[str], files: Path) -> list[list[str]]:
     """One run for each option and each hostile value of it."""
     found, place = [], 0
     for parameter in COMMANDS[command].params:
-        values = [None] if getattr(parameter, "is_flag", False) else hostile(command, parameter, files)
+        values = (
+            [None] if getattr(parameter, "is_flag", False) else hostile(command, parameter, files)
+        )
         if parameter.name != "help":
             found += [changed(arguments, parameter, place, value) for value in values]
         place += parameter.param_type_name == "argument"
@@ -213,7 +339,9 @@ def run(capsys, command: str, arguments: list[str]) -> int:
     if code:
         assert re.fullmatch(r"ropewalk: \S.*\n", err), said
         # words of the command line, not of Python
-        assert not re.search(r"\w=(True|False|None)\b|RopeError|Error\(", err.split("; got ")[0]), said
+        assert not re.search(r"\w=(True|False|None)\b|RopeError|Error\(", err.split("; got ")[0]), (
+            said
+        )
     else:
         assert out, said
     return code
@@ -237,7 +365,11 @@ def test_every_hostile_value_is_answered(capsys, valid, files, full, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_several_hostile_values_at_once_are_answered(capsys, valid, files, full, command):
     drawn = random.Random(command)
-    options = [each for each in COMMANDS[command].params if each.param_type_name == "option" and each.name != "help"]
+    options = [
+        each
+        for each in COMMANDS[command].params
+        if each.param_type_name == "option" and each.name != "help"
+    ]
     if all(each.is_flag for each in options):
         return
     for _ in range(100 if full else 4):

@@ -1,4 +1,6 @@
-"""`ropewalk inspect`: values with their sources, reach, precision, memory and advice, as tables and as JSON."""
+"""`ropewalk inspect`: values with their sources, reach, precision, memory and advice, as tables and
+as JSON.
+"""
 
 import json
 import math
@@ -12,15 +14,28 @@ from ropewalk.commands import inspect as inspect_command
 from ropewalk.examples import EXAMPLES
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 131_072,
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 131_072,
     "rope_theta": 500_000.0,
-    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                     "original_max_position_embeddings": 8192},
-}  # fmt: skip
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
 GEMMA = {
-    "model_type": "gemma3_text", "head_dim": 16, "max_position_embeddings": 8192, "rope_theta": 1e6,
-    "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 512,
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "sliding_window": 512,
+}
 
 
 def call(capsys, *args):
@@ -81,8 +96,14 @@ def test_precision_memory_and_advice(capsys, write):
 
 
 def test_lengths_may_be_given(capsys, write):
-    summary = report(capsys, write(LLAMA), "--trained", 131_072, "--served", 1000)["layers"]["full_attention"]["summary"]
-    assert (summary["trained"], summary["served"], summary["trained_from"]) == (131_072, 1000, "given")
+    summary = report(capsys, write(LLAMA), "--trained", 131_072, "--served", 1000)["layers"][
+        "full_attention"
+    ]["summary"]
+    assert (summary["trained"], summary["served"], summary["trained_from"]) == (
+        131_072,
+        1000,
+        "given",
+    )
     assert summary["pairs_with_new_angles"] == 0
 
 
@@ -100,22 +121,35 @@ def test_every_layer_type_is_shown(capsys, write):
 
 def test_a_verdict_comes_first_then_one_table(capsys, write):
     out = call(capsys, write(LLAMA))[1].splitlines()
-    assert out[0].startswith("llama, full_attention: with llama3, 29 of 64 pairs reach angles that did not occur in training. ")
+    assert out[0].startswith(
+        "llama, full_attention: with llama3, 29 of 64 pairs reach angles that did not occur in "
+        "training. "
+    )
     assert out[0].endswith("otherwise serve fewer tokens.")
     assert [line[0] for line in out].count("┏") == 1
     assert out[-1].startswith("--details shows")
-    cells = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in out if line.startswith("│")}
+    cells = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in out
+        if line.startswith("│")
+    }
     assert cells["scaling"] == "llama3, factor 8"
     assert cells["trained length (tokens)"] == "8,192"
     assert cells["served length (tokens)"] == "131,072"
     # 131,072 positions x 64 pairs x (cos, sin) x 4 bytes, and the 8-byte steps of the phases
-    assert cells["memory of cos and sin, one full table (bytes)"] == f"{131_072 * 64 * 2 * 4 + 64 * 8:,}"
+    assert (
+        cells["memory of cos and sin, one full table (bytes)"]
+        == f"{131_072 * 64 * 2 * 4 + 64 * 8:,}"
+    )
     assert "attention window (tokens)" not in cells
 
 
 def test_every_layer_type_has_a_verdict_and_a_column(capsys, write):
     out = call(capsys, write(GEMMA))[1].splitlines()
-    assert [line.split(":")[0] for line in out[:2]] == ["gemma3_text, full_attention", "gemma3_text, sliding_attention"]
+    assert [line.split(":")[0] for line in out[:2]] == [
+        "gemma3_text, full_attention",
+        "gemma3_text, sliding_attention",
+    ]
     assert re.search(r"attention window \(tokens\) +│ - +│ 512", "\n".join(out))
 
 
@@ -124,15 +158,27 @@ def test_tables_show_what_json_has(capsys, write):
     code, out, err = call(capsys, path, "--guide", "--details")
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    for word in ("rope_scaling.factor", "critical dimension", "interpolated", "67,109,376", "Which scaling for which use"):
+    for word in (
+        "rope_scaling.factor",
+        "critical dimension",
+        "interpolated",
+        "67,109,376",
+        "Which scaling for which use",
+    ):
         assert word in out
     for way in analysis.COS_SIN_METHODS:
         assert way in out
 
 
 def test_layers_without_a_rope_and_pairs_that_do_not_rotate_are_shown(capsys, write):
-    config = {"model_type": "smollm3", "hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096,
-              "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}  # fmt: skip
+    config = {
+        "model_type": "smollm3",
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 1, 1, 0],
+    }
     path = write(config)
     assert False in [layer["rotates"] for layer in report(capsys, path)["layers"].values()]
     assert "no rope" in call(capsys, path)[1]
@@ -155,15 +201,26 @@ def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_example_has_a_verdict_and_numbers(capsys, name):
-    """Some have no full table of cos and sin: several axes, or frequencies that depend on the length."""
+    """Some have no full table of cos and sin: several axes, or frequencies that depend on the
+    length.
+    """
     code, out, error = call(capsys, "--example", name)
     assert (code, error) == (0, "")
     assert "trained length (tokens)" in out
 
 
 def test_a_plot_of_a_config_without_rotation_is_refused(capsys, write, tmp_path):
-    path = write({"model_type": "smollm3", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
-                  "rope_theta": 1e4, "max_position_embeddings": 64, "no_rope_layers": [0, 0]})  # fmt: skip
+    path = write(
+        {
+            "model_type": "smollm3",
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "rope_theta": 1e4,
+            "max_position_embeddings": 64,
+            "no_rope_layers": [0, 0],
+        }
+    )
     assert call(capsys, path)[0] == 0
     code, _, error = call(capsys, path, "--plot", tmp_path / "rope.png")
     assert code != 0
@@ -189,7 +246,9 @@ def test_warnings_of_the_config_are_shown(capsys, write):
         (GEMMA, ("--plot", "rope.bmp"), "--plot: must end with .png, .svg, .pdf"),
     ],
 )
-def test_a_refusal_is_one_line_and_exit_code_2(capsys, write, monkeypatch, tmp_path, config, args, says):
+def test_a_refusal_is_one_line_and_exit_code_2(
+    capsys, write, monkeypatch, tmp_path, config, args, says
+):
     path = write(config)
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, path, *args)
@@ -199,7 +258,19 @@ def test_a_refusal_is_one_line_and_exit_code_2(capsys, write, monkeypatch, tmp_p
 
 
 def test_json_has_a_temperature_as_plain_data(capsys, write):
-    rope = {"rope_type": "default", "rope_theta": 1e6, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16_384}
-    config = {"model_type": "ministral3", "head_dim": 16, "max_position_embeddings": 32_768, "rope_parameters": rope}
-    value = report(capsys, write(config))["layers"]["full_attention"]["values"]["temperature"]["value"]
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "llama_4_scaling_beta": 0.1,
+        "original_max_position_embeddings": 16_384,
+    }
+    config = {
+        "model_type": "ministral3",
+        "head_dim": 16,
+        "max_position_embeddings": 32_768,
+        "rope_parameters": rope,
+    }
+    value = report(capsys, write(config))["layers"]["full_attention"]["values"]["temperature"][
+        "value"
+    ]
     assert value == {"class": "FloorLog", "scale": 0.1, "length": 16_384, "shift": 0}

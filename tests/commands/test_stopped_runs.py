@@ -20,14 +20,20 @@ def interrupted(monkeypatch):
     """Send a signal to this process at the first evaluation of a run."""
 
     def send(number):
-        monkeypatch.setattr(HeldOut, "__call__", lambda self, trainer: os.kill(os.getpid(), number) or {})
+        monkeypatch.setattr(
+            HeldOut, "__call__", lambda self, trainer: os.kill(os.getpid(), number) or {}
+        )
 
     return send
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_training_ends_with_130(tmp_path, capsys, interrupted, number):
-    changes = ["data.task=copy", "train.stages=[{length=16,batch=2,steps=5}]", "train.evaluate_every=3"]
+    changes = [
+        "data.task=copy",
+        "train.stages=[{length=16,batch=2,steps=5}]",
+        "train.evaluate_every=3",
+    ]
     given = ["train", "smoke", "--folder", tmp_path / "run", "--device", "cpu", "--json"]
     given += [word for change in changes for word in ("--set", change)]
     interrupted(number)
@@ -39,7 +45,19 @@ def test_a_stopped_training_ends_with_130(tmp_path, capsys, interrupted, number)
 
 def test_a_stopped_fine_tuning_ends_with_130(tmp_path, capsys, interrupted):
     start, train = write_checkpoint(tmp_path / "start"), write_triplets(tmp_path / "train.json", 64)
-    given = ["lab", "finetune", start, "--train", train, "--folder", tmp_path / "run", "--length", 16, "--device", "cpu"]
+    given = [
+        "lab",
+        "finetune",
+        start,
+        "--train",
+        train,
+        "--folder",
+        tmp_path / "run",
+        "--length",
+        16,
+        "--device",
+        "cpu",
+    ]
     interrupted(signal.SIGINT)
     code, out, err = call(capsys, *given, "--epochs", 3)
     assert (code, err) == (130, "")
@@ -48,19 +66,34 @@ def test_a_stopped_fine_tuning_ends_with_130(tmp_path, capsys, interrupted):
 
 def test_two_runs_in_one_folder_at_once_are_refused(tmp_path, capsys):
     """Both would write one log, and each would remove the checkpoints of the other."""
-    run, changes = tmp_path / "runs" / "one", ["data.task=copy", "train.stages=[{length=16,batch=2,steps=2}]"]
-    given = ["train", "smoke", "--folder", run, "--device", "cpu", *(word for each in changes for word in ("--set", each))]
+    run, changes = (
+        tmp_path / "runs" / "one",
+        ["data.task=copy", "train.stages=[{length=16,batch=2,steps=2}]"],
+    )
+    given = [
+        "train",
+        "smoke",
+        "--folder",
+        run,
+        "--device",
+        "cpu",
+        *(word for each in changes for word in ("--set", each)),
+    ]
     run.mkdir(parents=True)
     first = lock_folder(run)  # held by another run
     code, out, err = call(capsys, *given)
     assert (code, out, list(run.iterdir())) == (2, "", [])
-    assert err.startswith("ropewalk: --folder: must not be that of a run that is still going; wait for it")
+    assert err.startswith(
+        "ropewalk: --folder: must not be that of a run that is still going; wait for it"
+    )
     os.close(first)
     assert call(capsys, *given)[0] == 0
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path, capsys):
-    code, _, _ = call(capsys, "train", "smoke", "--folder", tmp_path / "run", "--set", "model.encoding=nonsense")
+    code, _, _ = call(
+        capsys, "train", "smoke", "--folder", tmp_path / "run", "--set", "model.encoding=nonsense"
+    )
     assert (code, list(tmp_path.iterdir())) == (2, [])
 
 

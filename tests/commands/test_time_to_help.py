@@ -7,16 +7,36 @@ import sys
 
 import pytest
 
-COMPLETING = {"_ROPEWALK_COMPLETE": "complete_bash", "COMP_WORDS": "ropewalk inspect --se", "COMP_CWORD": "2"}
+COMPLETING = {
+    "_ROPEWALK_COMPLETE": "complete_bash",
+    "COMP_WORDS": "ropewalk inspect --se",
+    "COMP_CWORD": "2",
+}
 #: packages that take long to import; a command that computes needs some of them
-SLOW = {"torch", "numpy", "transformers", "matplotlib", "streamlit", "pandas", "scipy", "tokenizers", "safetensors", "triton"}
+SLOW = {
+    "torch",
+    "numpy",
+    "transformers",
+    "matplotlib",
+    "streamlit",
+    "pandas",
+    "scipy",
+    "tokenizers",
+    "safetensors",
+    "triton",
+}
 
 
 def imported(*words: str, **more: str) -> set[str]:
     """The top-level names of everything that the command line imports."""
     command = [sys.executable, "-X", "importtime", "-m", "ropewalk_cli", *words]
-    done = subprocess.run(command, env=os.environ | more, capture_output=True, check=True, text=True)
-    return {name.split(".")[0] for name in re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE)}
+    done = subprocess.run(
+        command, env=os.environ | more, capture_output=True, check=True, text=True
+    )
+    return {
+        name.split(".")[0]
+        for name in re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["inspect", "--help"]], ids=" ".join)

@@ -1,4 +1,6 @@
-"""flash-attn's rotary API against its documented formulas in complex float64; the package itself needs a GPU."""
+"""flash-attn's rotary API against its documented formulas in complex float64; the package itself
+needs a GPU.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def test_packed_sequences_begin_again(interleaved, offset):
         rotated(part, phases(start + torch.arange(len(part))), interleaved)
         for part, start in zip(cut(x, cu_seqlens.tolist()), starts, strict=True)
     ]
-    found = flash_attn.apply_rotary_emb(x, *tables(), interleaved, seqlen_offsets=offset, cu_seqlens=cu_seqlens, max_seqlen=6)
+    found = flash_attn.apply_rotary_emb(
+        x, *tables(), interleaved, seqlen_offsets=offset, cu_seqlens=cu_seqlens, max_seqlen=6
+    )
     near(found, torch.cat(parts))
 
 
@@ -94,16 +98,25 @@ def test_gradients_turn_back(interleaved):
 def test_the_torch_form_and_a_quarter_turn(interleaved):
     x = torch.randn(B, S, H, D)
     cos, sin = tables(S)
-    near(flash_attn.apply_rotary_emb_torch(x, cos, sin, interleaved), rotated(x, phases(torch.arange(S)), interleaved))
+    near(
+        flash_attn.apply_rotary_emb_torch(x, cos, sin, interleaved),
+        rotated(x, phases(torch.arange(S)), interleaved),
+    )
     quarter = rotated(x, torch.full((S, D // 2), 1j, dtype=torch.complex128), interleaved)
     near(flash_attn.rotate_half(x, interleaved), quarter)
 
 
 def fused(kind):
-    """A fused projection, how to name its heads, and its q, k, v as views of whatever tensor is given."""
+    """A fused projection, how to name its heads, and its q, k, v as views of whatever tensor is
+    given.
+    """
     if kind == "three":
         return torch.randn(B, S, 3, H, D), {}, lambda x: (x[:, :, 0], x[:, :, 1], x[:, :, 2])
-    return torch.randn(B, S, H + 2, D), {"num_heads_q": H}, lambda x: (x[:, :, :H], x[:, :, H : H + 1], x[:, :, H + 1 :])
+    return (
+        torch.randn(B, S, H + 2, D),
+        {"num_heads_q": H},
+        lambda x: (x[:, :, :H], x[:, :, H : H + 1], x[:, :, H + 1 :]),
+    )
 
 
 @LAYOUTS
@@ -114,10 +127,14 @@ def test_a_fused_projection_in_place(interleaved, kind, own):
     before = qkv.clone()
     cos, sin = tables()
     key = {"cos_k": cos / 2, "sin_k": sin / 2} if own else {}
-    found = flash_attn.apply_rotary_emb_qkv_(qkv, cos, sin, **key, interleaved=interleaved, seqlen_offsets=2, **named)
+    found = flash_attn.apply_rotary_emb_qkv_(
+        qkv, cos, sin, **key, interleaved=interleaved, seqlen_offsets=2, **named
+    )
     assert found is qkv
     z = phases(2 + torch.arange(S))
-    for after, x, factor in zip(views(qkv), views(before), (z, z / 2 if own else z, torch.ones_like(z)), strict=True):
+    for after, x, factor in zip(
+        views(qkv), views(before), (z, z / 2 if own else z, torch.ones_like(z)), strict=True
+    ):
         near(after, rotated(x, factor, interleaved))
 
 
@@ -125,7 +142,10 @@ def test_keys_of_a_pair_in_place():
     kv = torch.randn(B, S, 2, H, D)
     before = kv.clone()
     assert flash_attn.apply_rotary_emb_kv_(kv, *tables(), seqlen_offsets=torch.tensor([3, 0])) is kv
-    near(kv[:, :, 0], rotated(before[:, :, 0], phases(torch.tensor([[3], [0]]) + torch.arange(S)), False))
+    near(
+        kv[:, :, 0],
+        rotated(before[:, :, 0], phases(torch.tensor([[3], [0]]) + torch.arange(S)), False),
+    )
     assert torch.equal(kv[:, :, 1], before[:, :, 1])
 
 
@@ -146,7 +166,9 @@ def test_the_module_turns_a_fused_projection(interleaved, kind, offset):
 
 def test_the_modules_frequencies_are_the_formula():
     exact = 500.0 ** -(torch.arange(0, DIM, 2).double() / DIM)
-    assert_close(flash_attn.RotaryEmbedding(DIM, base=500.0).inv_freq.double(), exact, rtol=4e-7, atol=0)
+    assert_close(
+        flash_attn.RotaryEmbedding(DIM, base=500.0).inv_freq.double(), exact, rtol=4e-7, atol=0
+    )
 
 
 @pytest.mark.parametrize("q_len", [S, 2], ids=["same", "fewer_queries"])
@@ -203,7 +225,12 @@ def test_the_module_holds_nothing_that_a_cast_could_round():
     rotary = flash_attn.RotaryEmbedding(DIM).half()
     assert rotary.state_dict() == {}
     assert list(rotary.buffers()) == []
-    assert_close(rotary.inv_freq.double(), 10000.0 ** -(torch.arange(0, DIM, 2).double() / DIM), rtol=4e-7, atol=0)
+    assert_close(
+        rotary.inv_freq.double(),
+        10000.0 ** -(torch.arange(0, DIM, 2).double() / DIM),
+        rtol=4e-7,
+        atol=0,
+    )
 
 
 def test_gradients_flow_through_a_fused_projection():
@@ -218,7 +245,12 @@ def test_gradients_flow_through_a_fused_projection():
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), seqlen_offsets=34), "cos"),
+        (
+            lambda: flash_attn.apply_rotary_emb(
+                torch.randn(B, S, H, D), *tables(), seqlen_offsets=34
+            ),
+            "cos",
+        ),
         (
             lambda: flash_attn.apply_rotary_emb(
                 torch.randn(B, S, H, D), *tables(), seqlen_offsets=torch.tensor([0, 34])
@@ -226,24 +258,47 @@ def test_gradients_flow_through_a_fused_projection():
             "cos",
         ),
         (lambda: flash_attn.apply_rotary_emb(torch.randn(S, H, D), *tables()), "x"),
-        (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), cu_seqlens=torch.tensor([0, 7])), "x"),
+        (
+            lambda: flash_attn.apply_rotary_emb(
+                torch.randn(B, S, H, D), *tables(), cu_seqlens=torch.tensor([0, 7])
+            ),
+            "x",
+        ),
         (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, 8), *tables()), "x"),
         (lambda: flash_attn.apply_rotary_emb_qkv_(torch.randn(B, S, 5, D), *tables()), "qkv"),
-        (lambda: flash_attn.apply_rotary_emb_qkv_(torch.randn(B, S, 6, D), *tables(), num_heads_q=3), "qkv"),
+        (
+            lambda: flash_attn.apply_rotary_emb_qkv_(
+                torch.randn(B, S, 6, D), *tables(), num_heads_q=3
+            ),
+            "qkv",
+        ),
         (lambda: flash_attn.apply_rotary_emb_kv_(torch.randn(B, S, 3, H, D), *tables()), "kv"),
         (lambda: flash_attn.RotaryEmbedding(DIM, pos_idx_in_fp32=False), "pos_idx_in_fp32"),
         (lambda: flash_attn.RotaryEmbedding(9), "rotary_dim"),
-        (lambda: flash_attn.RotaryEmbedding(DIM, scale_base=64.0)(torch.randn(B, S, 3, H, D), seqlen_offset=1), "xpos_center"),
+        (
+            lambda: flash_attn.RotaryEmbedding(DIM, scale_base=64.0)(
+                torch.randn(B, S, 3, H, D), seqlen_offset=1
+            ),
+            "xpos_center",
+        ),
         (lambda: flash_attn.RotaryEmbedding(DIM, scale_base=64.0, xpos_center=2.5), "xpos_center"),
-        (lambda: flash_attn.apply_rotary_emb(torch.randn(B, S, H, D), *tables(), seqlen_offsets=-1), "seqlen_offsets"),
         (
             lambda: flash_attn.apply_rotary_emb(
-                torch.randn(9, H, D), *tables(), seqlen_offsets=torch.tensor([1, 2, 3]), cu_seqlens=torch.tensor([0, 2, 9])
+                torch.randn(B, S, H, D), *tables(), seqlen_offsets=-1
+            ),
+            "seqlen_offsets",
+        ),
+        (
+            lambda: flash_attn.apply_rotary_emb(
+                torch.randn(9, H, D),
+                *tables(),
+                seqlen_offsets=torch.tensor([1, 2, 3]),
+                cu_seqlens=torch.tensor([0, 2, 9]),
             ),
             "seqlen_offsets",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_would_be_wrong_is_refused(call, field):
     with pytest.raises(RopeError) as error:
         call()
@@ -256,11 +311,13 @@ SHORT, NARROW = (torch.ones(3, DIM // 2),) * 2, (torch.ones(40, 2), torch.ones(4
 @pytest.mark.parametrize(
     ("of_keys", "field"),
     [
-        ({"cos_k": SHORT[0], "sin_k": SHORT[1]}, "cos_k"), ({"cos_k": NARROW[0], "sin_k": NARROW[1]}, "sin_k"),
-        ({"sin_k": torch.ones(40, 2)}, "sin_k"), ({"cos_k": torch.ones(40, DIM // 2).long()}, "cos_k"),
+        ({"cos_k": SHORT[0], "sin_k": SHORT[1]}, "cos_k"),
+        ({"cos_k": NARROW[0], "sin_k": NARROW[1]}, "sin_k"),
+        ({"sin_k": torch.ones(40, 2)}, "sin_k"),
+        ({"cos_k": torch.ones(40, DIM // 2).long()}, "cos_k"),
         ({"cos_k": torch.ones(40, 8), "sin_k": torch.ones(40, 8)}, "qkv"),
     ],
-)  # fmt: skip
+)
 def test_queries_stay_as_they_are_if_the_tables_of_the_keys_are_refused(of_keys, field):
     qkv = torch.randn(B, S, 3, H, D)
     before = qkv.clone()
@@ -270,7 +327,14 @@ def test_queries_stay_as_they_are_if_the_tables_of_the_keys_are_refused(of_keys,
     assert torch.equal(qkv, before)
 
 
-@pytest.mark.parametrize("kv", [torch.randn(B, 9, 2, H, D + 2), torch.randn(B + 1, 9, 2, H, D), torch.ones(B, 9, 2, H, D).long()])
+@pytest.mark.parametrize(
+    "kv",
+    [
+        torch.randn(B, 9, 2, H, D + 2),
+        torch.randn(B + 1, 9, 2, H, D),
+        torch.ones(B, 9, 2, H, D).long(),
+    ],
+)
 def test_queries_stay_as_they_are_if_the_keys_are_refused(kv):
     q = torch.randn(B, S, H, D)
     before = q.clone()
@@ -282,5 +346,7 @@ def test_queries_stay_as_they_are_if_the_keys_are_refused(kv):
 
 def test_tokens_past_the_last_boundary_have_no_offset():
     x = torch.randn(9, H, D)
-    found = flash_attn.apply_rotary_emb(x, *tables(), seqlen_offsets=torch.tensor([5, 7]), cu_seqlens=torch.tensor([0, 2, 6]))
+    found = flash_attn.apply_rotary_emb(
+        x, *tables(), seqlen_offsets=torch.tensor([5, 7]), cu_seqlens=torch.tensor([0, 2, 6])
+    )
     near(found, rotated(x, phases(torch.tensor([5, 6, 7, 8, 9, 10, 0, 1, 2])), False))

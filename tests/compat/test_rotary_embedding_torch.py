@@ -1,4 +1,6 @@
-"""Beside rotary-embedding-torch itself: the same numbers where it is right, the law where it is not."""
+"""Beside rotary-embedding-torch itself: the same numbers where it is right, the law where it is
+not.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from torch.testing import assert_close
 from ropewalk import RopeError
 from ropewalk.compat import rotary_embedding_torch as ours
 
-#: what a module is made with; ten dimensions are rotated, so pairs, tokens and heads never share a size
+#: what a module is made with; ten dimensions are rotated, so pairs, tokens and heads never share a
+#: size
 MODULES = {
     "lang": {},
     "lang_theta": {"theta": 500.0},
@@ -23,7 +26,11 @@ MODULES = {
     "tokens_first": {"seq_before_head_dim": True},
     "narrow": {"freqs_for": "constant", "num_freqs": 3, "cache_if_possible": False},
 }
-XPOS = {"plain": {}, "wide": {"xpos_scale_base": 64, "interpolate_factor": 2.0}, "learned": {"learned_freq": True}}
+XPOS = {
+    "plain": {},
+    "wide": {"xpos_scale_base": 64, "interpolate_factor": 2.0},
+    "learned": {"learned_freq": True},
+}
 
 
 def both(dim=10, **given):
@@ -38,7 +45,9 @@ def x_for(module, seq=7, width=13, **kind):
 def definition(x, freqs, positions):
     """x [..., S, D] rotated in complex float64."""
     z = torch.view_as_complex(x.double()[..., : 2 * len(freqs)].unflatten(-1, (-1, 2)).contiguous())
-    rotated = torch.view_as_real(z * torch.exp(1j * positions.double()[:, None] * freqs.double())).flatten(-2)
+    rotated = torch.view_as_real(
+        z * torch.exp(1j * positions.double()[:, None] * freqs.double())
+    ).flatten(-2)
     return torch.cat((rotated, x.double()[..., 2 * len(freqs) :]), dim=-1)
 
 
@@ -54,7 +63,10 @@ def test_the_public_names_are_the_packages():
 def test_queries_or_keys(name, offset):
     mine, theirs = both(**MODULES[name])
     x = x_for(mine)
-    assert_close(mine.rotate_queries_or_keys(x, offset=offset), theirs.rotate_queries_or_keys(x, offset=offset))
+    assert_close(
+        mine.rotate_queries_or_keys(x, offset=offset),
+        theirs.rotate_queries_or_keys(x, offset=offset),
+    )
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -71,16 +83,22 @@ def test_cached_keys(name):
     mine, theirs = both(**MODULES[name])
     q, k = x_for(mine, seq=2), x_for(mine, seq=7)
     for offset in (0, 3):
-        found, expected = (m.rotate_queries_with_cached_keys(q, k, offset=offset) for m in (mine, theirs))
+        found, expected = (
+            m.rotate_queries_with_cached_keys(q, k, offset=offset) for m in (mine, theirs)
+        )
         assert_close(found, expected)
 
 
 def test_a_named_sequence_axis_wins_over_the_default():
     mine, theirs = both()
     x = torch.randn(2, 7, 3, 13)
-    assert_close(mine.rotate_queries_or_keys(x, seq_dim=-3), theirs.rotate_queries_or_keys(x, seq_dim=-3))
+    assert_close(
+        mine.rotate_queries_or_keys(x, seq_dim=-3), theirs.rotate_queries_or_keys(x, seq_dim=-3)
+    )
     # the original takes -3 for an axis and 1 for another one; here they are the same
-    assert_close(mine.rotate_queries_or_keys(x, seq_dim=1), theirs.rotate_queries_or_keys(x, seq_dim=-3))
+    assert_close(
+        mine.rotate_queries_or_keys(x, seq_dim=1), theirs.rotate_queries_or_keys(x, seq_dim=-3)
+    )
 
 
 @pytest.mark.parametrize("name", XPOS)
@@ -95,9 +113,13 @@ def test_xpos_together(name, first):
 
 
 def peer_keys(k, first, **given):
-    """k as the original rotates it before later queries; heads first, where its scales line up with the tokens."""
+    """k as the original rotates it before later queries; heads first, where its scales line up with
+    the tokens.
+    """
     k = k.transpose(1, 2) if first else k
-    rotated = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(k[:, :, -2:], k)[1]
+    rotated = peer.RotaryEmbedding(10, use_xpos=True, **given).rotate_queries_with_cached_keys(
+        k[:, :, -2:], k
+    )[1]
     return rotated.transpose(1, 2) if first else rotated
 
 
@@ -119,7 +141,10 @@ def test_xpos_by_hand_multiplies_by_the_scale():
     mine, theirs = both(use_xpos=True)
     x = x_for(mine, width=10)
     for scale in (0.5, mine.get_scale(torch.arange(7.0))):
-        assert_close(mine.rotate_queries_or_keys(x, scale=scale), theirs.rotate_queries_or_keys(x, scale=scale))
+        assert_close(
+            mine.rotate_queries_or_keys(x, scale=scale),
+            theirs.rotate_queries_or_keys(x, scale=scale),
+        )
 
 
 @pytest.mark.parametrize("name", ["lang", "pixel", "custom", "learned"])
@@ -139,7 +164,9 @@ def test_axial_angles_do_not_depend_on_what_was_asked_before():
     mine = ours.RotaryEmbedding(10)
     plain = mine.get_axial_freqs(4, 5)
     fresh = peer.RotaryEmbedding(10, cache_if_possible=False)
-    assert_close(mine.get_axial_freqs(4, 5, offsets=(3, 1)), fresh.get_axial_freqs(4, 5, offsets=(3, 1)))
+    assert_close(
+        mine.get_axial_freqs(4, 5, offsets=(3, 1)), fresh.get_axial_freqs(4, 5, offsets=(3, 1))
+    )
     assert_close(mine.get_axial_freqs(4, 5), plain)
 
 
@@ -153,7 +180,9 @@ def test_apply_takes_the_last_angles_from_any_start(start, scale):
     x = x.transpose(1, 2)
     spread = freqs[:, None]
     given |= {"seq_dim": -3, "freqs_seq_dim": 0}
-    assert_close(ours.apply_rotary_emb(spread, x, **given), peer.apply_rotary_emb(spread, x, **given))
+    assert_close(
+        ours.apply_rotary_emb(spread, x, **given), peer.apply_rotary_emb(spread, x, **given)
+    )
 
 
 def test_apply_takes_angles_for_every_row_and_head():
@@ -164,24 +193,32 @@ def test_apply_takes_angles_for_every_row_and_head():
 
 
 @pytest.mark.parametrize(
-    ("angles", "tokens"), [((2, 5), (2, 5)), ((1, 5), (2, 5)), ((1,), (2, 5)), ((3, 5), (3, 5)), ((1,), (2, 0))]
+    ("angles", "tokens"),
+    [((2, 5), (2, 5)), ((1, 5), (2, 5)), ((1,), (2, 5)), ((3, 5), (3, 5)), ((1,), (2, 0))],
 )
 def test_apply_broadcasts_angles_of_fewer_rows_or_tokens(angles, tokens):
     rotations, x = torch.randn(*angles, 4), torch.randn(*tokens, 9)
-    assert_close(ours.apply_learned_rotations(rotations, x), peer.apply_learned_rotations(rotations, x))
+    assert_close(
+        ours.apply_learned_rotations(rotations, x), peer.apply_learned_rotations(rotations, x)
+    )
 
 
 def test_axial_angles_turn_an_image_without_rows():
     mine, theirs = both(dim=8)
     x = torch.randn(3, 5, 16)
-    found, expected = ours.apply_rotary_emb(mine.get_axial_freqs(3, 5), x), peer.apply_rotary_emb(theirs.get_axial_freqs(3, 5), x)
+    found, expected = (
+        ours.apply_rotary_emb(mine.get_axial_freqs(3, 5), x),
+        peer.apply_rotary_emb(theirs.get_axial_freqs(3, 5), x),
+    )
     assert_close(found, expected)
 
 
 @pytest.mark.parametrize("ranges", [None, torch.tensor([1.0, 0.5])])
 def test_learned_rotations_and_their_gradients(ranges):
     x = torch.randn(2, 3, 7, 16)
-    found, expected = (torch.zeros(7, 3).normal_(generator=torch.manual_seed(1)).requires_grad_() for _ in range(2))
+    found, expected = (
+        torch.zeros(7, 3).normal_(generator=torch.manual_seed(1)).requires_grad_() for _ in range(2)
+    )
     mine = ours.apply_learned_rotations(found, x, start_index=2, freq_ranges=ranges)
     theirs = peer.apply_learned_rotations(expected, x, start_index=2, freq_ranges=ranges)
     assert_close(mine, theirs)
@@ -198,7 +235,9 @@ def test_gradients_reach_inputs_and_trained_frequencies(xpos):
     q.append(q[0].detach().clone().requires_grad_())
     k, weight = x_for(mine), x_for(mine)
     for module, x in zip((mine, theirs), q, strict=True):
-        rotated = module.rotate_queries_and_keys(x, k) if xpos else (module.rotate_queries_or_keys(x),)
+        rotated = (
+            module.rotate_queries_and_keys(x, k) if xpos else (module.rotate_queries_or_keys(x),)
+        )
         sum((part * weight).sum() for part in rotated).backward()
     assert_close(q[0].grad, q[1].grad)
     assert_close(mine.freqs.grad, theirs.freqs.grad, rtol=1e-5, atol=1e-5)
@@ -236,14 +275,22 @@ def test_half_precision_counts_every_position(dtype, offset):
     mine.to(dtype)
     x = torch.randn(2, 3, 7, 13).to(dtype)
     exact = definition(x, freqs, torch.arange(offset, offset + 7))
-    assert_close(mine.rotate_queries_or_keys(x, offset=offset).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert_close(
+        mine.rotate_queries_or_keys(x, offset=offset).double(),
+        exact,
+        rtol=torch.finfo(dtype).eps,
+        atol=1e-6,
+    )
     assert mine.get_seq_pos(400, dtype=dtype).unique().numel() == 400
 
 
 def test_an_offset_may_be_a_tensor_or_a_fraction():
     mine = ours.RotaryEmbedding(10)
     x = torch.randn(2, 3, 7, 13)
-    assert_close(mine.rotate_queries_or_keys(x, offset=torch.tensor(4)), mine.rotate_queries_or_keys(x, offset=4))
+    assert_close(
+        mine.rotate_queries_or_keys(x, offset=torch.tensor(4)),
+        mine.rotate_queries_or_keys(x, offset=4),
+    )
     exact = definition(x, mine.freqs, torch.arange(7) + 0.5)
     assert_close(mine.rotate_queries_or_keys(x, offset=0.5).double(), exact, rtol=0, atol=1e-6)
 
@@ -266,7 +313,12 @@ def test_float64_frequencies_survive_a_checkpoint():
     fresh.load_state_dict(mine.state_dict())
     assert torch.equal(fresh.freqs, given)
     x, far = torch.randn(1, 1, 3, 6, dtype=torch.float64), 10**8
-    assert_close(fresh.rotate_queries_or_keys(x, offset=far), definition(x, given, torch.arange(far, far + 3)), rtol=0, atol=1e-6)
+    assert_close(
+        fresh.rotate_queries_or_keys(x, offset=far),
+        definition(x, given, torch.arange(far, far + 3)),
+        rtol=0,
+        atol=1e-6,
+    )
     assert ours.RotaryEmbedding(6, custom_freqs=given.bfloat16()).freqs.dtype == torch.float32
 
 
@@ -290,16 +342,33 @@ def test_broadcat_and_rotate_half():
         (lambda: ours.RotaryEmbedding(10, freqs_for="sound"), "freqs_for"),
         (lambda: ours.RotaryEmbedding(10, interpolate_factor=0.5), "interpolate_factor"),
         (lambda: ours.RotaryEmbedding(10, custom_freqs=torch.ones(2, 3)), "custom_freqs"),
-        (lambda: ours.RotaryEmbedding(10).rotate_queries_or_keys(torch.randn(2, 3, 7, 8)), "rotary_dim"),
-        (lambda: ours.RotaryEmbedding(10).rotate_queries_and_keys(torch.randn(2, 7, 10), torch.randn(2, 7, 10)), "use_xpos"),
-        (lambda: ours.RotaryEmbedding(10).get_scale(torch.arange(3.0)), "use_xpos"),
-        (lambda: ours.RotaryEmbedding(10, use_xpos=True).rotate_queries_or_keys(torch.randn(2, 7, 10)), "scale"),
         (
-            lambda: ours.RotaryEmbedding(10).rotate_queries_or_keys(torch.randn(2, 7, 10), scale=torch.ones(7, 1, 10)),
+            lambda: ours.RotaryEmbedding(10).rotate_queries_or_keys(torch.randn(2, 3, 7, 8)),
+            "rotary_dim",
+        ),
+        (
+            lambda: ours.RotaryEmbedding(10).rotate_queries_and_keys(
+                torch.randn(2, 7, 10), torch.randn(2, 7, 10)
+            ),
+            "use_xpos",
+        ),
+        (lambda: ours.RotaryEmbedding(10).get_scale(torch.arange(3.0)), "use_xpos"),
+        (
+            lambda: ours.RotaryEmbedding(10, use_xpos=True).rotate_queries_or_keys(
+                torch.randn(2, 7, 10)
+            ),
             "scale",
         ),
         (
-            lambda: ours.RotaryEmbedding(10).rotate_queries_with_cached_keys(torch.randn(2, 7, 10), torch.randn(2, 3, 10)),
+            lambda: ours.RotaryEmbedding(10).rotate_queries_or_keys(
+                torch.randn(2, 7, 10), scale=torch.ones(7, 1, 10)
+            ),
+            "scale",
+        ),
+        (
+            lambda: ours.RotaryEmbedding(10).rotate_queries_with_cached_keys(
+                torch.randn(2, 7, 10), torch.randn(2, 3, 10)
+            ),
             "q",
         ),
         (lambda: ours.RotaryEmbedding(10).get_axial_freqs(4, 5, offsets=(1,)), "offsets"),
@@ -307,7 +376,10 @@ def test_broadcat_and_rotate_half():
         (lambda: ours.apply_rotary_emb(torch.ones(7, 5), torch.randn(2, 7, 10)), "freqs"),
         (lambda: ours.apply_rotary_emb(torch.ones(5, 10), torch.randn(2, 7, 10)), "freqs"),
         (lambda: ours.apply_rotary_emb(torch.ones(4, 5, 10), torch.randn(2, 6, 5, 10)), "freqs"),
-        (lambda: ours.apply_rotary_emb(torch.ones(7, 10), torch.randn(2, 7, 10), start_index=1), "t"),
+        (
+            lambda: ours.apply_rotary_emb(torch.ones(7, 10), torch.randn(2, 7, 10), start_index=1),
+            "t",
+        ),
     ],
 )
 def test_what_would_be_wrong_is_refused(call, field):

@@ -1,4 +1,6 @@
-"""MiniMind's and Meta's functions against their formulas, written out in mpmath and in complex float64."""
+"""MiniMind's and Meta's functions against their formulas, written out in mpmath and in complex
+float64.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,20 @@ def exact_rows(radians, magnitude, positions):
         (96, 4096, 1e6, None),
         (96, 4096, 1e6, YARN),
         (96, 2048, 1e6, YARN),
-        (10, 64, 1e4, {"original_max_position_embeddings": 16, "factor": 3.0, "attention_factor": 1.5}),
-        # here the upper end of the band is cut at the last pair, where transformers cuts it at the last dimension
-        (10, 200_000, 100.0, {"original_max_position_embeddings": 131072, "factor": 8, "beta_fast": 2000}),
+        (
+            10,
+            64,
+            1e4,
+            {"original_max_position_embeddings": 16, "factor": 3.0, "attention_factor": 1.5},
+        ),
+        # here the upper end of the band is cut at the last pair, where transformers cuts it at the
+        # last dimension
+        (
+            10,
+            200_000,
+            100.0,
+            {"original_max_position_embeddings": 131072, "factor": 8, "beta_fast": 2000},
+        ),
         (10, 64, 1e4, {"original_max_position_embeddings": 16, "beta_fast": 2, "beta_slow": 2}),
         (10, 4096, 1e4, {}),
     ],
@@ -76,10 +89,15 @@ def test_minimind_tables(dim, end, base, scaling):
 def rotated_half(x, cos, sin):
     """x [B, S, H, D] by full tables [..., S, D], in float64, as MiniMind writes it."""
     a, b = x.double().chunk(2, dim=-1)
-    return x.double() * cos.double().unsqueeze(-2) + torch.cat((-b, a), dim=-1) * sin.double().unsqueeze(-2)
+    return x.double() * cos.double().unsqueeze(-2) + torch.cat(
+        (-b, a), dim=-1
+    ) * sin.double().unsqueeze(-2)
 
 
-@pytest.mark.parametrize("ids", [None, torch.tensor([3, 0, 9, 2, 2, 5, 1]), torch.tensor([[0] * 3 + [0, 1, 2, 3], range(7)])])
+@pytest.mark.parametrize(
+    "ids",
+    [None, torch.tensor([3, 0, 9, 2, 2, 5, 1]), torch.tensor([[0] * 3 + [0, 1, 2, 3], range(7)])],
+)
 def test_minimind_application(ids):
     q, k = torch.randn(B, S, H, D), torch.randn(B, S, 1, D)
     cos, sin = minimind.precompute_freqs_cis(D, 12, 1e4, {"attention_factor": 1.25})
@@ -87,7 +105,9 @@ def test_minimind_application(ids):
     given = (cos[:S], sin[:S]) if ids is None else (cos, sin)
     for found, x in zip(minimind.apply_rotary_pos_emb(q, k, *given, ids), (q, k), strict=True):
         assert_close(found.double(), rotated_half(x, *rows), rtol=0, atol=2e-6)
-    heads_first = minimind.apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), *given, ids, unsqueeze_dim=0)
+    heads_first = minimind.apply_rotary_pos_emb(
+        q.transpose(1, 2), k.transpose(1, 2), *given, ids, unsqueeze_dim=0
+    )
     for found, x in zip(heads_first, (q, k), strict=True):
         assert_close(found.transpose(1, 2).double(), rotated_half(x, *rows), rtol=0, atol=2e-6)
 
@@ -121,13 +141,18 @@ def test_meta_tables(theta, scaled):
     assert table.dtype == torch.complex64
     assert table.shape == (300, 32)
     cos, sin = exact_rows(meta_frequencies(64, theta, scaled), 1, [0, 1, 17, 299])
-    # frequencies are float32, as the checkpoint was trained with: 300 steps of half a unit in the last place
-    assert_close(table[[0, 1, 17, 299]].to(torch.complex128), torch.complex(cos, sin), rtol=0, atol=1e-4)
+    # frequencies are float32, as the checkpoint was trained with: 300 steps of half a unit in the
+    # last place
+    assert_close(
+        table[[0, 1, 17, 299]].to(torch.complex128), torch.complex(cos, sin), rtol=0, atol=1e-4
+    )
     assert_close(table[[0, 1]].to(torch.complex128), torch.complex(cos, sin)[:2], rtol=0, atol=2e-7)
 
 
 def complex_turn(x, table):
-    z = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * table.to(torch.complex128).unsqueeze(-2)
+    z = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * table.to(
+        torch.complex128
+    ).unsqueeze(-2)
     return torch.view_as_real(z).flatten(-2)
 
 
@@ -141,7 +166,9 @@ def test_meta_application(rows):
         assert_close(mine.double(), complex_turn(x.detach(), table), rtol=0, atol=2e-6)
     weight = torch.randn_like(q)
     found[0].backward(weight)
-    assert_close(q.grad.double(), complex_turn(weight, table.conj().resolve_conj()), rtol=0, atol=2e-6)
+    assert_close(
+        q.grad.double(), complex_turn(weight, table.conj().resolve_conj()), rtol=0, atol=2e-6
+    )
 
 
 def test_meta_gradients_reach_a_table():
@@ -163,16 +190,35 @@ def test_meta_broadcast_view():
     ("call", "field"),
     [
         (lambda: minimind.precompute_freqs_cis(D, 0), "end"),
-        (lambda: minimind.precompute_freqs_cis(D, 99, 1e4, {"factor": 0.5, "original_max_position_embeddings": 9}), "factor"),
-        (lambda: minimind.precompute_freqs_cis(D, 99, 1e4, {"attention_factor": 0}), "attention_factor"),
+        (
+            lambda: minimind.precompute_freqs_cis(
+                D, 99, 1e4, {"factor": 0.5, "original_max_position_embeddings": 9}
+            ),
+            "factor",
+        ),
+        (
+            lambda: minimind.precompute_freqs_cis(D, 99, 1e4, {"attention_factor": 0}),
+            "attention_factor",
+        ),
         (lambda: minimind.precompute_freqs_cis(D, 4096, 0.5, {}), "theta"),
-        (lambda: minimind.apply_rotary_pos_emb(X, X, *[torch.zeros(B, S, D)] * 2, torch.arange(S)), "cos"),
+        (
+            lambda: minimind.apply_rotary_pos_emb(
+                X, X, *[torch.zeros(B, S, D)] * 2, torch.arange(S)
+            ),
+            "cos",
+        ),
         (lambda: meta.apply_rotary_emb(X, X, torch.zeros(S, D // 2)), "freqs_cis"),
-        (lambda: meta.apply_rotary_emb(X, X, torch.zeros(S, 4, dtype=torch.complex64)), "freqs_cis"),
-        (lambda: meta.reshape_for_broadcast(torch.zeros(S, 4), torch.zeros(B, S, H, 5)), "freqs_cis"),
+        (
+            lambda: meta.apply_rotary_emb(X, X, torch.zeros(S, 4, dtype=torch.complex64)),
+            "freqs_cis",
+        ),
+        (
+            lambda: meta.reshape_for_broadcast(torch.zeros(S, 4), torch.zeros(B, S, H, 5)),
+            "freqs_cis",
+        ),
         (lambda: meta.precompute_freqs_cis(D, -1), "end"),
     ],
-)  # fmt: skip
+)
 def test_what_would_be_wrong_is_refused(call, field):
     with pytest.raises(RopeError) as error:
         call()
@@ -185,7 +231,9 @@ def test_tables_stay_right_far_out():
     assert_close(cos[far, 0].item(), np.cos(float(far)), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize(("ids", "field"), [([0, 1, 2, 3, 4, 5, -1], "position_ids"), ([0, 1, 2, 3, 4, 5, 12], "cos")])
+@pytest.mark.parametrize(
+    ("ids", "field"), [([0, 1, 2, 3, 4, 5, -1], "position_ids"), ([0, 1, 2, 3, 4, 5, 12], "cos")]
+)
 def test_minimind_refuses_positions_without_a_row(ids, field):
     q, (cos, sin) = torch.randn(B, S, H, D), minimind.precompute_freqs_cis(D, 12)
     with pytest.raises(RopeError) as error:

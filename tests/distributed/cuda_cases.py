@@ -1,4 +1,6 @@
-"""Both engines on a GPU against one process in float64. Two ranks share one GPU: what they gather goes by way of the host."""
+"""Both engines on a GPU against one process in float64. Two ranks share one GPU: what they gather
+goes by way of the host.
+"""
 
 from functools import partial
 
@@ -14,12 +16,24 @@ SEQ, HEADS, HEAD_DIM = 256, 4, 64
 
 
 def case(engine, order, dtype, encoding=None, kv_heads=HEADS):
-    """Return the largest error of the output and the gradients of ring_attention, compared with one process in float64."""
-    q, k, v, towards = (torch.randn(2, h, SEQ, HEAD_DIM).cuda().to(dtype) for h in (HEADS, kv_heads, kv_heads, HEADS))
+    """Return the largest error of the output and the gradients of ring_attention, compared with one
+    process in float64.
+    """
+    q, k, v, towards = (
+        torch.randn(2, h, SEQ, HEAD_DIM).cuda().to(dtype)
+        for h in (HEADS, kv_heads, kv_heads, HEADS)
+    )
     bias = None if encoding is None else make_encoding(encoding, num_heads=HEADS, head_dim=HEAD_DIM)
     local = [shard(t, 2, None, order).requires_grad_() for t in (q, k, v)]
     positions = torch.arange(SEQ, device="cuda")
-    out = ring_attention(*local, q_positions=shard(positions, 0, None, order), encoding=bias, order=order, engine=engine, tile=96)
+    out = ring_attention(
+        *local,
+        q_positions=shard(positions, 0, None, order),
+        encoding=bias,
+        order=order,
+        engine=engine,
+        tile=96,
+    )
     out.backward(shard(towards, 2, None, order))
     whole = [t.double().requires_grad_() for t in (q, k, v)]
     keys, values = (t.repeat_interleave(HEADS // kv_heads, dim=1) for t in whole[1:])
@@ -34,7 +48,9 @@ def case(engine, order, dtype, encoding=None, kv_heads=HEADS):
 
 
 def gathered_by_host(x, gather_dim, group):
-    """Return what all_gather_tensor would, for two ranks on one GPU, which NCCL refuses and gloo cannot do."""
+    """Return what all_gather_tensor would, for two ranks on one GPU, which NCCL refuses and gloo
+    cannot do.
+    """
     return torch.cat(tuple(gather(x.cpu())), dim=gather_dim).to(x.device)
 
 
@@ -43,12 +59,16 @@ def of_torch() -> dict:
     _functional_collectives.all_gather_tensor = gathered_by_host
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
     cases = {f"torch {dtype}": partial(case, "torch", "head_tail", dtype) for dtype in dtypes}
-    cases["torch bfloat16, shared keys"] = partial(case, "torch", "head_tail", torch.bfloat16, kv_heads=2)
+    cases["torch bfloat16, shared keys"] = partial(
+        case, "torch", "head_tail", torch.bfloat16, kv_heads=2
+    )
     return each(cases)
 
 
 def of_ring() -> dict:
-    """Return the results of our ring, by case; it needs NCCL between GPUs, so one rank runs all but the sending."""
+    """Return the results of our ring, by case; it needs NCCL between GPUs, so one rank runs all but
+    the sending.
+    """
     return each(
         {
             f"ring {order} {encoding} {dtype}": partial(case, "ring", order, dtype, encoding, 2)

@@ -28,7 +28,9 @@ def attempt() -> dict:
 
 
 def work(rank: int, folder: str, how: str) -> None:
-    """Run one of two ranks: the first calls the ring and writes what happened, the second stays `silent` or is `lost`."""
+    """Run one of two ranks: the first calls the ring and writes what happened, the second stays
+    `silent` or is `lost`.
+    """
     found, joined = Path(folder, f"{how}.json"), Path(folder, f"{how}.joined")
     join(rank, 2, folder, how, datetime.timedelta(seconds=SECONDS[how]))
     if rank == 0:

@@ -1,4 +1,6 @@
-"""What each rank of the distributed tests does; it runs in processes of its own and leaves what it measured in a file."""
+"""What each rank of the distributed tests does; it runs in processes of its own and leaves what it
+measured in a file.
+"""
 
 import datetime
 import json
@@ -14,10 +16,14 @@ from another_process import start_processes
 TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def join(rank: int, world: int, folder: str, name: str = "meet", timeout: datetime.timedelta = TIMEOUT) -> None:
+def join(
+    rank: int, world: int, folder: str, name: str = "meet", timeout: datetime.timedelta = TIMEOUT
+) -> None:
     """Join the process group of `world` ranks that meet in a folder."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=world, timeout=timeout
+    )
 
 
 def _start(rank: int, world: int, folder: str, work) -> None:

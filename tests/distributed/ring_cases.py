@@ -1,4 +1,6 @@
-"""The ring against one process: every case makes whole tensors, runs on shards, and returns its largest error."""
+"""The ring against one process: every case makes whole tensors, runs on shards, and returns its
+largest error.
+"""
 
 from functools import partial
 
@@ -22,11 +24,18 @@ PADDING = torch.arange(SEQ) >= torch.tensor([[3], [0]])
 
 
 def count_within(documents):
-    return torch.stack([torch.cat([torch.arange(n) for n in row.unique_consecutive(return_counts=True)[1]]) for row in documents])
+    return torch.stack(
+        [
+            torch.cat([torch.arange(n) for n in row.unique_consecutive(return_counts=True)[1]])
+            for row in documents
+        ]
+    )
 
 
 def positions_for(encoding, documents):
-    """Return positions for an encoding: on its axes, within each document, or shifted from row to row."""
+    """Return positions for an encoding: on its axes, within each document, or shifted from row to
+    row.
+    """
     if encoding in ("rope_2d", "rope_3d"):
         return torch.randint(0, 9, (int(encoding[5]), BATCH, SEQ))
     if documents is not None:
@@ -56,21 +65,34 @@ def summed(x, group):
 
 def error(got, expected):
     """Return the largest difference between two lists of tensors."""
-    return max(float((a.double() - b.double()).abs().max()) for a, b in zip(got, expected, strict=True))
+    return max(
+        float((a.double() - b.double()).abs().max()) for a, b in zip(got, expected, strict=True)
+    )
 
 
 def layer_by_definition(layer, x, positions, documents, padding):
     """Return the output of the layer on the whole sequence, with its n x n weights in one piece."""
     encoding, seq = layer.encoding, torch.arange(SEQ)
     x = encoding.embed(x, positions)
-    q, k, v = (proj(x).view(BATCH, SEQ, -1, HEAD_DIM).transpose(1, 2) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
-    q, k = (encoding.rotate(t, positions, key=key) for t, key in ((layer.q_norm(q), False), (layer.k_norm(k), True)))
+    q, k, v = (
+        proj(x).view(BATCH, SEQ, -1, HEAD_DIM).transpose(1, 2)
+        for proj in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    q, k = (
+        encoding.rotate(t, positions, key=key)
+        for t, key in ((layer.q_norm(q), False), (layer.k_norm(k), True))
+    )
     ahead = seq[None, :] - seq[:, None]
-    allowed = (ahead <= 0 if layer.causal else ahead == ahead) & (ahead.abs() < (layer.window or SEQ)).expand(BATCH, 1, SEQ, SEQ)
+    allowed = (ahead <= 0 if layer.causal else ahead == ahead) & (
+        ahead.abs() < (layer.window or SEQ)
+    ).expand(BATCH, 1, SEQ, SEQ)
     if documents is not None:
         allowed = allowed & (documents[:, None, :, None] == documents[:, None, None, :])
     if padding is not None:  # a padded query gives 0 whatever it sees, so let it see itself
-        allowed = allowed & padding[:, None, None, :] | torch.eye(SEQ, dtype=torch.bool) & ~padding[:, None, None, :]
+        allowed = (
+            allowed & padding[:, None, None, :]
+            | torch.eye(SEQ, dtype=torch.bool) & ~padding[:, None, None, :]
+        )
     bias = encoding.bias(q, positions, positions)
     weights = weights_by_definition(q, k, allowed, 0.0 if bias is None else bias, layer.scale)
     out = weights @ v.repeat_interleave(HEADS // v.shape[1], dim=1)
@@ -85,19 +107,41 @@ def weights_by_definition(q, k, allowed, bias, scale):
     return (q @ k.mT * scale + bias).masked_fill(~allowed, -torch.inf).softmax(dim=-1)
 
 
-def layer_case(group, encoding, order, *, dtype=torch.float64, kv_heads=2, documents=None, padding=None, tile=64, **options):
-    """Return the largest error of a whole attention layer: output, gradient of x and of every weight."""
-    layer = Attention(MODEL, HEADS, kv_heads, HEAD_DIM, encoding=encoding, length=64, qk_norm=True, **options).to(dtype)
-    x, towards = torch.randn(BATCH, SEQ, MODEL, dtype=dtype), torch.randn(BATCH, SEQ, MODEL, dtype=dtype)
+def layer_case(
+    group,
+    encoding,
+    order,
+    *,
+    dtype=torch.float64,
+    kv_heads=2,
+    documents=None,
+    padding=None,
+    tile=64,
+    **options,
+):
+    """Return the largest error of a whole attention layer: output, gradient of x and of every
+    weight.
+    """
+    layer = Attention(
+        MODEL, HEADS, kv_heads, HEAD_DIM, encoding=encoding, length=64, qk_norm=True, **options
+    ).to(dtype)
+    x, towards = (
+        torch.randn(BATCH, SEQ, MODEL, dtype=dtype),
+        torch.randn(BATCH, SEQ, MODEL, dtype=dtype),
+    )
     positions = positions_for(encoding, documents)
     of_tokens = {"documents": documents, "padding": padding}
 
     local = cut(x, order, group, 1).requires_grad_()
     out = ring_forward(
-        layer, local, cut(positions, order, group), group=group, tile=tile,
+        layer,
+        local,
+        cut(positions, order, group),
+        group=group,
+        tile=tile,
         order=order if isinstance(order, str) else cut(torch.arange(SEQ), order, group),
         **{name: None if t is None else cut(t, order, group) for name, t in of_tokens.items()},
-    )  # fmt: skip
+    )
     out.backward(cut(towards, order, group, 1))
     got = [joined(t, order, group, 1) for t in (out.detach(), local.grad)]
     got += [summed(p.grad, group) for p in layer.parameters()]
@@ -113,25 +157,47 @@ def layer_case(group, encoding, order, *, dtype=torch.float64, kv_heads=2, docum
 
 
 def plain_case(group, order, dtype, causal=True, distance_bias=False):
-    """Return the largest error of ring_attention on bare tensors, with wide values, one key head and any bias."""
-    q, k, v, towards = (torch.randn(BATCH, h, SEQ, d).to(dtype) for h, d in ((4, 6), (1, 6), (1, 5), (4, 5)))
+    """Return the largest error of ring_attention on bare tensors, with wide values, one key head
+    and any bias.
+    """
+    q, k, v, towards = (
+        torch.randn(BATCH, h, SEQ, d).to(dtype) for h, d in ((4, 6), (1, 6), (1, 5), (4, 5))
+    )
     positions = torch.arange(SEQ) * 3
-    hook = (lambda q, a, b: (a[:, None] - b[None, :]).abs().sqrt() * q.mean(-1, keepdim=True)) if distance_bias else None
+    hook = (
+        (lambda q, a, b: (a[:, None] - b[None, :]).abs().sqrt() * q.mean(-1, keepdim=True))
+        if distance_bias
+        else None
+    )
     local = [shard(t, 2, group, order).requires_grad_() for t in (q, k, v)]
     at = shard(positions, 0, group, order)
-    out = ring_attention(*local, q_positions=at, encoding=hook, causal=causal, scale=0.3, order=order, group=group, tile=2)
+    out = ring_attention(
+        *local,
+        q_positions=at,
+        encoding=hook,
+        causal=causal,
+        scale=0.3,
+        order=order,
+        group=group,
+        tile=2,
+    )
     out.backward(shard(towards, 2, group, order))
     whole = [t.double().requires_grad_() for t in (q, k, v)]
     allowed = torch.ones(SEQ, SEQ, dtype=torch.bool)
     bias = 0.0 if hook is None else hook(whole[0], positions, positions)
-    expected = weights_by_definition(*whole[:2], allowed.tril() if causal else allowed, bias, 0.3) @ whole[2]
+    expected = (
+        weights_by_definition(*whole[:2], allowed.tril() if causal else allowed, bias, 0.3)
+        @ whole[2]
+    )
     expected.backward(towards.double())
     got = [unshard(t, 2, group, order) for t in (out.detach(), *(t.grad for t in local))]
     return error(got, [expected.detach(), *(t.grad for t in whole)])
 
 
 def linear_case(group, form, causal, dtype=torch.float64, padding=None):
-    """Return the largest error of ring_linear_attention: output, gradients of q, k, v and a trained scale, and the state."""
+    """Return the largest error of ring_linear_attention: output, gradients of q, k, v and a trained
+    scale, and the state.
+    """
     rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM))
     q, k, v, towards = (torch.randn(BATCH, 3, SEQ, d, dtype=dtype) for d in (6, 6, 5, 5))
     scale = torch.tensor(0.7, dtype=dtype, requires_grad=True)
@@ -145,7 +211,9 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
 
     wide = scale.detach().double().requires_grad_()
     whole = [t.double().requires_grad_() for t in (q, k, v)]
-    expected, last = linear_attention(*whole, rope, padding=padding, **(options | ({"scale": wide} if form == "cosine" else {})))
+    expected, last = linear_attention(
+        *whole, rope, padding=padding, **(options | ({"scale": wide} if form == "cosine" else {}))
+    )
     expected.backward(towards.double())
     want = [expected.detach(), *(t.grad for t in whole)] + ([wide.grad] if form == "cosine" else [])
     if not causal or dist.get_rank(group) == dist.get_world_size(group) - 1:
@@ -155,7 +223,9 @@ def linear_case(group, form, causal, dtype=torch.float64, padding=None):
 
 
 def roundtrip_case(group, kind):
-    """Return the error of unshard(shard(x)), which is x, and of its gradient, the sum of the gradients of all ranks."""
+    """Return the error of unshard(shard(x)), which is x, and of its gradient, the sum of the
+    gradients of all ranks.
+    """
     x = torch.randn(3, SEQ, 2)
     local = shard(x, 1, group, kind).requires_grad_()
     whole = unshard(local, 1, group, kind)
@@ -176,8 +246,16 @@ def softmax_cases(group) -> dict:
             f"alibi {kind} float32": ("alibi", kind, {"dtype": torch.float32, "tile": 3}),
             f"alibi {kind} one set of keys": ("alibi", kind, {"kv_heads": 1}),
             f"rope {kind} packed": ("rope", kind, {"documents": DOCUMENTS, "tile": 3}),
-            f"rope {kind} packed float32": ("rope", kind, {"documents": DOCUMENTS, "dtype": torch.float32}),
-            f"rope_alibi {kind} packed, both ways": ("rope_alibi", kind, {"documents": DOCUMENTS, "causal": False}),
+            f"rope {kind} packed float32": (
+                "rope",
+                kind,
+                {"documents": DOCUMENTS, "dtype": torch.float32},
+            ),
+            f"rope_alibi {kind} packed, both ways": (
+                "rope_alibi",
+                kind,
+                {"documents": DOCUMENTS, "causal": False},
+            ),
             f"rope {kind} padded": ("rope", kind, {"padding": PADDING}),
             f"rope {kind} window": ("rope", kind, {"window": 3, "tile": 2}),
             f"dynamic {kind}": (DYNAMIC, kind, {}),
@@ -185,11 +263,18 @@ def softmax_cases(group) -> dict:
     cases["t5 window both ways"] = ("t5", "head_tail", {"window": 4, "causal": False})
     cases["rope in any order"] = ("rope", SHUFFLED, {})
     cases["t5 in any order, packed"] = ("t5", SHUFFLED, {"documents": DOCUMENTS, "tile": 3})
-    runs = {name: partial(layer_case, group, *args, **options) for name, (*args, options) in cases.items()}
+    runs = {
+        name: partial(layer_case, group, *args, **options)
+        for name, (*args, options) in cases.items()
+    }
     for kind in ("contiguous", "head_tail"):
         runs[f"plain {kind}"] = partial(plain_case, group, kind, torch.float64)
-        runs[f"plain {kind} both ways, any bias"] = partial(plain_case, group, kind, torch.float64, False, True)
-        runs[f"plain {kind} any bias float32"] = partial(plain_case, group, kind, torch.float32, True, True)
+        runs[f"plain {kind} both ways, any bias"] = partial(
+            plain_case, group, kind, torch.float64, False, True
+        )
+        runs[f"plain {kind} any bias float32"] = partial(
+            plain_case, group, kind, torch.float32, True, True
+        )
         runs[f"plain {kind} bfloat16"] = partial(plain_case, group, kind, torch.bfloat16)
         runs[f"roundtrip {kind} float32"] = partial(roundtrip_case, group, kind)
     return runs
@@ -212,7 +297,9 @@ def linear_cases(group) -> dict:
 
 
 def everything() -> dict:
-    """Return the results of all cases on four ranks, then on two groups of two, whose ranks are not those of the world."""
+    """Return the results of all cases on four ranks, then on two groups of two, whose ranks are not
+    those of the world.
+    """
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine = pairs[dist.get_rank() // 2]
     four = each(softmax_cases(None) | linear_cases(None))
@@ -223,7 +310,9 @@ def everything() -> dict:
 
 
 def of_all_files(draws: int) -> dict:
-    """Return the results of the cases of three files, so that the ranks are started once for all of them."""
+    """Return the results of the cases of three files, so that the ranks are started once for all of
+    them.
+    """
     import mesh_cases
     import random_cases
 

@@ -1,4 +1,5 @@
-"""Parts of sequence and tensor parallelism that need no second process: sharding rules, runs of tokens, torch's engine.
+"""Parts of sequence and tensor parallelism that need no second process: sharding rules, runs of
+tokens, torch's engine.
 
 What many ranks compute together is in test_ring.py.
 """
@@ -71,7 +72,9 @@ TABLES = [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), 
 
 def parts_of(argument, placement):
     """What each rank holds of an argument."""
-    return argument.chunk(PARTS, placement.dim) if isinstance(placement, Shard) else [argument] * PARTS
+    return (
+        argument.chunk(PARTS, placement.dim) if isinstance(placement, Shard) else [argument] * PARTS
+    )
 
 
 def as_tuple(result):
@@ -79,7 +82,9 @@ def as_tuple(result):
 
 
 def assert_rules_hold(op, rules, arguments, axes_of_x):
-    """A rule has a placement for every argument and result; what ranks compute from their parts is their part of the whole."""
+    """A rule has a placement for every argument and result; what ranks compute from their parts is
+    their part of the whole.
+    """
     schema = op.default._schema
     whole = as_tuple(op(*arguments))
     for outputs, inputs in rules:
@@ -98,23 +103,31 @@ def assert_rules_hold(op, rules, arguments, axes_of_x):
 @pytest.mark.parametrize("order", SHAPES)
 @pytest.mark.parametrize("angles", ANGLES)
 def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
-    """Tokens may be sharded only if positions are given: counted ones would start at 0 on every rank."""
+    """Tokens may be sharded only if positions are given: counted ones would start at 0 on every
+    rank.
+    """
     (spec, positions, length), (shape, seq_dim, numbers) = ANGLES[angles], SHAPES[order]
     cut = {number for name, number in numbers.items() if name != "tokens" or positions is not None}
     q, k = torch.randn(shape), torch.randn(shape)
     rest = (positions, 0, length, spec.fingerprint, seq_dim, 1, 1)
     one = (q, *rest, True)
     assert_rules_hold(torch.ops.ropewalk.rotate, placements._rotate_rules(*one), one, cut)
-    assert placements._rotate_inplace_rules(*one) == [([], inputs) for _, inputs in placements._rotate_rules(*one)]
+    assert placements._rotate_inplace_rules(*one) == [
+        ([], inputs) for _, inputs in placements._rotate_rules(*one)
+    ]
     both = (q, k, *rest)
     rules = placements._rotate_qk_rules(*both)
     assert_rules_hold(torch.ops.ropewalk.rotate_qk, rules, both, cut)
-    assert [Shard(numbers["heads"]), Replicate()] in [inputs[:2] for _, inputs in rules]  # fewer heads of k than ranks
+    assert [Shard(numbers["heads"]), Replicate()] in [
+        inputs[:2] for _, inputs in rules
+    ]  # fewer heads of k than ranks
 
 
 @pytest.mark.parametrize("order", SHAPES)
 @pytest.mark.parametrize(
-    "table", [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), (1, HEADS, SEQ)], ids=str
+    "table",
+    [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), (1, HEADS, SEQ)],
+    ids=str,
 )
 def test_tensors_rotated_by_tables_in_parts(table, order):
     shape, seq_dim, numbers = SHAPES[order]
@@ -127,23 +140,32 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
 @pytest.mark.parametrize(
     ("angles", "dims"),
     [
-        ("shared positions", {0}), ("positions of rows", {0, 1}), ("one length", {1}), ("lengths of rows", {0, 1}),
+        ("shared positions", {0}),
+        ("positions of rows", {0, 1}),
+        ("one length", {1}),
+        ("lengths of rows", {0, 1}),
         ("two axes", {1, 2}),
     ],
-)  # fmt: skip
+)
 def test_tables_of_parts_are_parts_of_the_table(angles, dims):
     """One length for all rows has no rows to shard."""
     spec, positions, length = ANGLES[angles]
     arguments = (positions, length, 1, spec.fingerprint, torch.float32, False)
-    assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims)
+    assert_rules_hold(
+        torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims
+    )
 
 
-@pytest.mark.parametrize("map_of_heads", [axes.by_head([1, 1], 4), axes.GoldenAxes(2, 4)], ids=["by head", "golden"])
+@pytest.mark.parametrize(
+    "map_of_heads", [axes.by_head([1, 1], 4), axes.GoldenAxes(2, 4)], ids=["by head", "golden"]
+)
 def test_tables_of_each_head_in_parts(map_of_heads):
     spec, positions = rw.RopeSpec(HEAD_DIM, axes=map_of_heads), some_positions(2, BATCH, SEQ)
     positions = positions / 50 if spec.fractional else positions
     arguments = (positions, None, 1, spec.fingerprint, torch.float32, False)
-    assert_rules_hold(torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, {1, 2})
+    assert_rules_hold(
+        torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, {1, 2}
+    )
 
 
 def in_runs(count):
@@ -152,7 +174,9 @@ def in_runs(count):
 
 
 def test_tiles_end_at_jumps_of_up_to_eight_runs():
-    assert [(span.first, span.last) for span in spans(in_runs(8), 64)] == [(2 * run, 2 * run + 1) for run in reversed(range(8))]
+    assert [(span.first, span.last) for span in spans(in_runs(8), 64)] == [
+        (2 * run, 2 * run + 1) for run in reversed(range(8))
+    ]
     assert [(span.first, span.last) for span in spans(in_runs(9), 64)] == [(0, 17)]
 
 
@@ -170,7 +194,9 @@ def test_linear_attention_takes_eight_runs_of_tokens(alone):
 
 
 def test_linear_attention_counts_sums_of_weights_beyond_a_millionth(alone):
-    """relu features of 1 and 1.5e-6 in the first channel: their product is the only weight of the first token."""
+    """relu features of 1 and 1.5e-6 in the first channel: their product is the only weight of the
+    first token.
+    """
     q, k, v = torch.zeros(3, 1, 1, 1, HEAD_DIM, dtype=torch.float64)
     q[..., 0], k[..., 0], v[..., 0] = 1.0, 1.5e-6, 7.0
     out, _ = ring_linear_attention(q, k, v, rw.Rope(PLAIN), phi="relu")
@@ -184,7 +210,10 @@ class _SteepAndSpare(Encoding):
 
     def __init__(self) -> None:
         super().__init__(Sizes(2, 6, 12, 8))
-        self.steepness, self.spare = torch.nn.Parameter(torch.tensor(0.3)), torch.nn.Parameter(torch.ones(3))
+        self.steepness, self.spare = (
+            torch.nn.Parameter(torch.tensor(0.3)),
+            torch.nn.Parameter(torch.ones(3)),
+        )
 
     def bias(self, q, q_positions, k_positions):
         return -self.steepness * (q_positions[:, None] - k_positions[None, :])
@@ -193,35 +222,55 @@ class _SteepAndSpare(Encoding):
 def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
     encoding, positions = _SteepAndSpare(), torch.arange(5)
     q, k, v = torch.randn(3, 1, 2, 5, 6, dtype=torch.float64)
-    ring_attention(q, k, v, q_positions=positions, encoding=encoding, scale=1.0, tile=2).square().sum().backward()
+    ring_attention(
+        q, k, v, q_positions=positions, encoding=encoding, scale=1.0, tile=2
+    ).square().sum().backward()
     assert encoding.spare.grad is None or not encoding.spare.grad.any()
     found, encoding.steepness.grad = encoding.steepness.grad, None
-    scores = (q @ k.mT + encoding.bias(q, positions, positions)).masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf)
+    scores = (q @ k.mT + encoding.bias(q, positions, positions)).masked_fill(
+        torch.ones(5, 5).triu(1).bool(), -math.inf
+    )
     (scores.softmax(dim=-1) @ v).square().sum().backward()
     torch.testing.assert_close(found, encoding.steepness.grad)
 
 
 def test_queries_and_keys_may_have_other_positions(alone):
     """The bias reads q's for queries and k's for keys; causality goes by the order of the tokens."""
-    encoding, q_positions, k_positions = _SteepAndSpare().double(), torch.tensor([9, 4, 1, 7]), torch.tensor([0, 2, 5, 3])
+    encoding, q_positions, k_positions = (
+        _SteepAndSpare().double(),
+        torch.tensor([9, 4, 1, 7]),
+        torch.tensor([0, 2, 5, 3]),
+    )
     q, k, v = torch.randn(3, 1, 2, 4, 6, dtype=torch.float64)
-    options = {"q_positions": q_positions, "k_positions": k_positions, "encoding": encoding, "scale": 1.0}
+    options = {
+        "q_positions": q_positions,
+        "k_positions": k_positions,
+        "encoding": encoding,
+        "scale": 1.0,
+    }
     got = ring_attention(q, k, v, **options, tile=3)
     scores = q @ k.mT - 0.3 * (q_positions[:, None] - k_positions)
     expected = scores.masked_fill(torch.ones(4, 4).triu(1).bool(), -math.inf).softmax(dim=-1) @ v
     torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)  # 0.3 is a float32
 
 
-@pytest.mark.parametrize("needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str)
+@pytest.mark.parametrize(
+    "needed", [(True, True, True), (False, True, False), (False, False, False)], ids=str
+)
 @pytest.mark.parametrize(("kv_heads", "seq"), [(4, 5), (2, 5), (2, 2)])
 def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, seq, needed):
     """Its context and mesh need a GPU, so both are left out here; tests/gpu has them."""
     entered = []
-    monkeypatch.setattr(context_parallel, "_ring_attention_of_torch", lambda mesh: contextlib.nullcontext(entered.append(mesh)))
+    monkeypatch.setattr(
+        context_parallel,
+        "_ring_attention_of_torch",
+        lambda mesh: contextlib.nullcontext(entered.append(mesh)),
+    )
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda group, device: (group, device))
     sizes = (4, kv_heads, kv_heads)
     leaves = [
-        torch.randn(2, heads, seq, 6, dtype=torch.float64, requires_grad=need) for heads, need in zip(sizes, needed, strict=True)
+        torch.randn(2, heads, seq, 6, dtype=torch.float64, requires_grad=need)
+        for heads, need in zip(sizes, needed, strict=True)
     ]
     got = context_parallel.run_torch(*leaves, 0.3, Ring(None))
     q, k, v = leaves[0], *(t.repeat_interleave(4 // kv_heads, dim=1) for t in leaves[1:])
@@ -239,7 +288,9 @@ def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_he
 
 def test_torchs_context_can_shard_the_buffer_that_it_is_given(alone):
     """Entered on a CPU, where it has no attention kernels, and left again."""
-    pytest.importorskip("torch.distributed.tensor.experimental", reason="this torch has no context parallel")
+    pytest.importorskip(
+        "torch.distributed.tensor.experimental", reason="this torch has no context parallel"
+    )
     mesh = device_mesh.DeviceMesh.from_group(dist.group.WORLD, "cpu")
     with context_parallel._ring_attention_of_torch(mesh):
         assert dist.get_world_size(mesh.get_group()) == 1
@@ -249,7 +300,9 @@ def test_torchs_context_can_shard_the_buffer_that_it_is_given(alone):
 def test_torchs_engine_takes_float32_if_every_head_has_keys_of_its_own(batch):
     with torch.device("meta"):
         q = torch.empty(batch, 4, 8, 6)
-    cuda = type("OnCuda", (), {"device": torch.device("cuda"), "dtype": q.dtype, "shape": q.shape})()
+    cuda = type(
+        "OnCuda", (), {"device": torch.device("cuda"), "dtype": q.dtype, "shape": q.shape}
+    )()
     shared = type("OnCuda", (), {"shape": torch.Size((batch, 2, 8, 6))})()
     plain = Masking(None, 1.0, True, None)
     assert context_parallel.torch_why_not(cuda, cuda, plain, "head_tail") is None

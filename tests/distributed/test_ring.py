@@ -1,4 +1,5 @@
-"""Sequence parallel attention: the ring against one process, on four ranks and on pairs; shards, tiles, engines, lost ranks.
+"""Sequence parallel attention: the ring against one process, on four ranks and on pairs; shards,
+tiles, engines, lost ranks.
 
 The ranks are processes of their own (ranks.py); what they do is in ring_cases.py and mesh_cases.py.
 """
@@ -35,14 +36,21 @@ from ropewalk.encodings.base import Encoding
 from ropewalk.errors import RopeError
 from torch_release import needs_torch_2_7
 
-BOUNDS = {"bfloat16": 0.02, "float32": 1e-5, "kerple": 1e-6, "fire": 1e-6}  # KERPLE and FIRE are float32 whatever x is
+BOUNDS = {
+    "bfloat16": 0.02,
+    "float32": 1e-5,
+    "kerple": 1e-6,
+    "fire": 1e-6,
+}  # KERPLE and FIRE are float32 whatever x is
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, request):
     """What four ranks measured, {case: result} of each."""
     draws = 1000 if request.config.getoption("--full") else 20
-    return ranks.measured(4, tmp_path_factory.mktemp("ranks"), partial(ring_cases.of_all_files, draws))
+    return ranks.measured(
+        4, tmp_path_factory.mktemp("ranks"), partial(ring_cases.of_all_files, draws)
+    )
 
 
 @pytest.fixture
@@ -54,14 +62,20 @@ def alone():
 
 
 def failures(results, holds):
-    return {name: result for name, result in results.items() if isinstance(result, str) or not holds(name, result)}
+    return {
+        name: result
+        for name, result in results.items()
+        if isinstance(result, str) or not holds(name, result)
+    }
 
 
 @pytest.mark.parametrize("comparing", [0, 2])
 @pytest.mark.parametrize("kind", ["encoding", "linear", "softmax"])
 def test_many_ranks_equal_one_process_forth_and_back(found, kind, comparing):
     """Ranks 0 and 2 are the first of their groups, which compare."""
-    of_kind = lambda name: next((k for k in ("encoding", "linear") if f"ranks, {k}" in name), "softmax") == kind
+    of_kind = lambda name: (
+        next((k for k in ("encoding", "linear") if f"ranks, {k}" in name), "softmax") == kind
+    )
     results = {name: result for name, result in found[comparing]["ring"].items() if of_kind(name)}
     bound = lambda name: next((bound for word, bound in BOUNDS.items() if word in name), 1e-10)
     assert len(results) >= 14
@@ -71,18 +85,32 @@ def test_many_ranks_equal_one_process_forth_and_back(found, kind, comparing):
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("kind", random_cases.DRAWS)
 def test_random_shards_equal_the_definition_on_the_whole_sequence(found, kind, rank):
-    """Uneven and empty shards, any order, documents, padding anywhere; outputs, gradients and states."""
+    """Uneven and empty shards, any order, documents, padding anywhere; outputs, gradients and
+    states.
+    """
     assert found[rank]["random"][kind] == {}
 
 
 @pytest.mark.parametrize("rank", range(4))
 def test_ranks_that_do_not_agree_are_told_so_on_every_rank(found, rank):
     """Each of these once aborted the process, hung, or went unnoticed."""
-    fields = {"head_tail of other sizes": "order", "head_tail of an odd size": "seq", "an index twice": "order"}
+    fields = {
+        "head_tail of other sizes": "order",
+        "head_tail of an odd size": "seq",
+        "an index twice": "order",
+    }
     fields |= {"another batch": "batch", "another order": "order", "another causality": "causal"}
-    expected = {f"{name}, {kind}": field for name, field in fields.items() for kind in ("softmax", "linear")}
-    expected |= {"another dtype, softmax": "k dtype", "another dtype, linear": "dtype", "striped, linear": "order"}
-    expected |= {f"{name} on one rank": name for name in ("padding", "documents")} | {"other positions": "positions axes"}
+    expected = {
+        f"{name}, {kind}": field for name, field in fields.items() for kind in ("softmax", "linear")
+    }
+    expected |= {
+        "another dtype, softmax": "k dtype",
+        "another dtype, linear": "dtype",
+        "striped, linear": "order",
+    }
+    expected |= {f"{name} on one rank": name for name in ("padding", "documents")} | {
+        "other positions": "positions axes"
+    }
     expected |= {"unshard of another width": "axis 1 of x", "unshard of another dtype": "dtype"}
     assert found[rank]["refusals"] == expected | {"unshard of head_tail shards": "order"}
 
@@ -101,14 +129,19 @@ def test_a_rotation_on_a_mesh_is_the_rotation_of_the_whole(found):
 def test_a_mesh_gathers_or_refuses_only_what_cannot_stay_cut(found):
     """Pairs cannot be torn apart, and tokens without positions cannot be counted from the middle."""
     gathered = {name for name, (_, stayed) in found[0]["mesh"].items() if not stayed}
-    cuts = ("tokens cut, positions counted", *(f"head_dim cut, positions {at}" for at in ("counted", "shared", "rows")))
+    cuts = (
+        "tokens cut, positions counted",
+        *(f"head_dim cut, positions {at}" for at in ("counted", "shared", "rows")),
+    )
     refused = {"in place, axis 2 cut", "in place, axis 3 cut"}
     assert gathered == {f"{order}, {cut}" for order in mesh_cases.SHAPES for cut in cuts} | refused
 
 
 @needs_torch_2_7("fully_shard needs an accelerator")
 def test_fsdp_mixed_precision_leaves_angles_exact(found):
-    assert failures({"fsdp": found[0]["mesh"]["fsdp"]}, lambda _, result: result == [0.0, True]) == {}
+    assert (
+        failures({"fsdp": found[0]["mesh"]["fsdp"]}, lambda _, result: result == [0.0, True]) == {}
+    )
 
 
 @pytest.mark.parametrize("how", lost_rank.SECONDS)
@@ -119,23 +152,40 @@ def test_a_silent_or_a_lost_rank_is_an_error_not_a_hang(tmp_path, how):
     assert [process.exitcode for process in context.processes] == [0, lost_rank.LOST]
     found, wait = json.loads((tmp_path / f"{how}.json").read_text()), lost_rank.SECONDS[how]
     assert found["error"] != ""
-    assert wait - 0.5 <= found["seconds"] < wait + 10 if how == "silent" else found["seconds"] < wait
+    assert (
+        wait - 0.5 <= found["seconds"] < wait + 10 if how == "silent" else found["seconds"] < wait
+    )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("engine", "world"), [("torch", 2), ("ring", 1)])
 def test_both_engines_on_a_gpu(tmp_path, engine, world):
-    (results, *_) = ranks.measured(world, tmp_path, cuda_cases.of_torch if engine == "torch" else cuda_cases.of_ring)
+    (results, *_) = ranks.measured(
+        world, tmp_path, cuda_cases.of_torch if engine == "torch" else cuda_cases.of_ring
+    )
     assert len(results) >= 3
-    assert failures(results, lambda name, wrong: wrong <= (1e-4 if "float32" in name else 0.05)) == {}
+    assert (
+        failures(results, lambda name, wrong: wrong <= (1e-4 if "float32" in name else 0.05)) == {}
+    )
 
 
 def test_the_script_on_the_page_runs(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
-    (script,) = [body for body in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "spawn(" in body]
+    (script,) = [
+        body
+        for body in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        if "spawn(" in body
+    ]
     (tmp_path / "ring.py").write_text(script)
     environment = os.environ | {"PYTHONPATH": str(Path(ropewalk.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "ring.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "ring.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     largest = [float(number) for number in re.findall(r"largest difference (\S+)", done.stdout)]
     assert len(largest) == 1
@@ -158,7 +208,10 @@ def test_head_tail_order_and_its_balance():
     assert len(keys_seen) == 1
 
 
-@pytest.mark.parametrize(("kind", "seq", "longer"), [("contiguous", 10, 12), ("head_tail", 12, 16), ("head_tail", 17, 24)])
+@pytest.mark.parametrize(
+    ("kind", "seq", "longer"),
+    [("contiguous", 10, 12), ("head_tail", 12, 16), ("head_tail", 17, 24)],
+)
 def test_a_length_that_does_not_divide_is_refused_with_the_fix(kind, seq, longer):
     with pytest.raises(RopeError, match=f"pad it to {longer}"):
         shard_positions(seq, 0, 4, kind)
@@ -180,7 +233,11 @@ def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal
                         continue
                     q_index, k_index = ours[q.local], theirs[k.local]
                     allowed = masking.allowed(q, k, q_index, k_index, q_index.device)
-                    allowed = torch.ones(len(q_index), len(k_index), dtype=torch.bool) if allowed is None else allowed
+                    allowed = (
+                        torch.ones(len(q_index), len(k_index), dtype=torch.bool)
+                        if allowed is None
+                        else allowed
+                    )
                     assert allowed.any()
                     times[q_index[:, None], k_index[None, :]] += allowed
     ahead = torch.arange(seq)[None, :] - torch.arange(seq)[:, None]
@@ -191,7 +248,10 @@ def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal
 def test_causality_skips_as_many_tiles_on_every_rank_of_head_tail():
     masking, world, seq, tile = Masking(None, 1.0, True, None), 4, 64, 8
     every = [spans(shard_positions(seq, rank, world, "head_tail"), tile) for rank in range(world)]
-    seen = [sum(not masking.hides(q, k) for other in every for q in ours for k in other) for ours in every]
+    seen = [
+        sum(not masking.hides(q, k) for other in every for q in ours for k in other)
+        for ours in every
+    ]
     assert seen == [9] * world  # 1 + 8, 2 + 7, 3 + 6, 4 + 5 of 16
 
 
@@ -204,7 +264,11 @@ def test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size(size):
     masking = Masking(None, 0.5, False, None)
     out, log_sum = torch.zeros(1, 3, 7, 4).double(), torch.full((1, 3, 7), -math.inf).double()
     for part in (slice(0, 1), slice(1, 5), slice(5, 7)):
-        merge(out, log_sum, *attend_tile(masking, Tile(q, k[:, :, part], v[:, :, part], allowed=allowed[:, part])))
+        merge(
+            out,
+            log_sum,
+            *attend_tile(masking, Tile(q, k[:, :, part], v[:, :, part], allowed=allowed[:, part])),
+        )
     scores = (q @ k.mT * 0.5).masked_fill(~allowed, -math.inf)
     torch.testing.assert_close(out, scores.softmax(dim=-1).nan_to_num() @ v)
     torch.testing.assert_close(log_sum, scores.logsumexp(dim=-1))
@@ -233,22 +297,43 @@ def on_cuda(*shape, dtype=torch.bfloat16):
         (None, {"kv_heads": 2}),
         ("between heads", {"kv_heads": 2, "dtype": torch.float32}),
     ],
-)  # fmt: skip
+)
 def test_torch_says_why_not(reason, change):
-    given = {"order": "head_tail", "causal": True, "window": None, "hidden": [], "dtype": torch.bfloat16, "kv_heads": 4} | change
+    given = {
+        "order": "head_tail",
+        "causal": True,
+        "window": None,
+        "hidden": [],
+        "dtype": torch.bfloat16,
+        "kv_heads": 4,
+    } | change
     q = given.get("q", on_cuda(1, 4, 8, 6, dtype=given["dtype"]))
     k = on_cuda(1, given["kv_heads"], 8, 6, dtype=given["dtype"])
-    encoding = make_encoding(change["encoding"], num_heads=4, head_dim=6) if "encoding" in change else None
-    got = torch_why_not(q, k, Masking(bias_of(encoding), 1.0, given["causal"], given["window"]), given["order"], given["hidden"])
+    encoding = (
+        make_encoding(change["encoding"], num_heads=4, head_dim=6) if "encoding" in change else None
+    )
+    got = torch_why_not(
+        q,
+        k,
+        Masking(bias_of(encoding), 1.0, given["causal"], given["window"]),
+        given["order"],
+        given["hidden"],
+    )
     assert got is None if reason is None else reason in got
 
 
 def test_the_engine_is_chosen_with_a_reason(alone):
     here, cuda, plain = torch.randn(1, 2, 4, 6), on_cuda(1, 2, 4, 6), Masking(None, 1.0, True, None)
-    assert pick_engine(here, here, plain, "head_tail") == ("ring", torch_why_not(here, here, plain, "contiguous"))
+    assert pick_engine(here, here, plain, "head_tail") == (
+        "ring",
+        torch_why_not(here, here, plain, "contiguous"),
+    )
     assert pick_engine(cuda, cuda, plain, "head_tail")[0] == "torch"
     assert pick_engine(cuda, cuda, plain, "head_tail", name="ring") == ("ring", "requested")
-    for masks in ({"documents": on_cuda(1, 4, dtype=torch.int64)}, {"padding": on_cuda(1, 4, dtype=torch.bool)}):
+    for masks in (
+        {"documents": on_cuda(1, 4, dtype=torch.int64)},
+        {"padding": on_cuda(1, 4, dtype=torch.bool)},
+    ):
         assert next(iter(masks)) in pick_engine(cuda, cuda, plain, "head_tail", masks)[1]
         with pytest.raises(RopeError, match=f"not by {next(iter(masks))}"):
             ring_attention(cuda, cuda, cuda, order="head_tail", engine="torch", **masks)
@@ -278,7 +363,11 @@ def test_the_engine_is_chosen_with_a_reason(alone):
     ],
 )
 def test_refusals(alone, rule, change):
-    given = {"q": torch.randn(1, 3, 4, 6), "k": torch.randn(1, 3, 4, 6), "v": torch.randn(1, 3, 4, 6)} | change
+    given = {
+        "q": torch.randn(1, 3, 4, 6),
+        "k": torch.randn(1, 3, 4, 6),
+        "v": torch.randn(1, 3, 4, 6),
+    } | change
     with pytest.raises(RopeError, match=rule):
         ring_attention(**given)
 
@@ -294,12 +383,18 @@ def test_one_rank_is_plain_attention(alone):
     """Some of the cases in this process, where types are checked."""
     cases = ring_cases.softmax_cases(None) | ring_cases.linear_cases(None)
     kept = ("rope head_tail", "packed, both ways", "window", "any order", "padded", "any bias")
-    wrong = {name: case() for name, case in cases.items() if name.endswith(kept) and "contiguous" not in name}
+    wrong = {
+        name: case()
+        for name, case in cases.items()
+        if name.endswith(kept) and "contiguous" not in name
+    }
     assert len(wrong) >= 8
     assert {name: error for name, error in wrong.items() if error > 1e-10} == {}
 
 
 def test_a_quiet_encoding_has_no_bias():
-    assert {name for name, kind in ENCODINGS.items() if bias_of(make_encoding(name, num_heads=2, head_dim=6)) is not None} == {
-        name for name, kind in ENCODINGS.items() if kind.bias is not Encoding.bias
-    }
+    assert {
+        name
+        for name, kind in ENCODINGS.items()
+        if bias_of(make_encoding(name, num_heads=2, head_dim=6)) is not None
+    } == {name for name, kind in ENCODINGS.items() if kind.bias is not Encoding.bias}

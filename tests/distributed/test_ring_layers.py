@@ -1,4 +1,6 @@
-"""Options of attention layers in ring attention, on one rank in this process: computed as without a ring, or refused."""
+"""Options of attention layers in ring attention, on one rank in this process: computed as without a
+ring, or refused.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,13 @@ from ropewalk.errors import RopeError
 from ropewalk.lab.distributed import Parallel
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 
-SIZES = {"vocab_size": 17, "hidden_size": 32, "intermediate_size": 24, "num_layers": 1, "num_heads": 4}
+SIZES = {
+    "vocab_size": 17,
+    "hidden_size": 32,
+    "intermediate_size": 24,
+    "num_layers": 1,
+    "num_heads": 4,
+}
 
 
 @pytest.fixture
@@ -25,11 +33,18 @@ def alone():
 
 @pytest.mark.parametrize("factor", [temperature.LogN(3), temperature.LearnedLog(2)], ids=str)
 def test_the_queries_of_a_ring_have_their_temperature(alone, factor):
-    layer, x, positions = Attention(32, 4, temperature=factor).double(), torch.randn(2, 9, 32).double(), torch.arange(9)
+    layer, x, positions = (
+        Attention(32, 4, temperature=factor).double(),
+        torch.randn(2, 9, 32).double(),
+        torch.arange(9),
+    )
     found, expected = ring_forward(layer, x, positions), layer(x, positions).out
     torch.testing.assert_close(found, expected)
     weights = list(layer.parameters())
-    for ours, theirs in zip(*(torch.autograd.grad(out.square().sum(), weights) for out in (found, expected)), strict=True):
+    for ours, theirs in zip(
+        *(torch.autograd.grad(out.square().sum(), weights) for out in (found, expected)),
+        strict=True,
+    ):
         torch.testing.assert_close(ours, theirs)
 
 
@@ -51,16 +66,28 @@ def test_a_ring_refuses_what_it_does_not_compute(alone, field, options):
 
 def test_a_context_run_refuses_linear_attention(alone):
     """Its layers would attend to the tokens of their own rank only."""
-    sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_layers": 1, "num_heads": 2}
+    sizes = {
+        "vocab_size": 17,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
     model = Decoder(DecoderConfig(**sizes, attention="linear"))
     with pytest.raises(RopeError, match=r"^parallel: must be ddp or fsdp with linear attention"):
         Parallel("context").wrap(model)
-    assert isinstance(Parallel("context").wrap(Decoder(DecoderConfig(**sizes))), torch.nn.parallel.DistributedDataParallel)
+    assert isinstance(
+        Parallel("context").wrap(Decoder(DecoderConfig(**sizes))),
+        torch.nn.parallel.DistributedDataParallel,
+    )
 
 
 def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_length(alone):
     """Each rank would rotate by the length of its own tokens."""
-    rope, x = rw.Rope(rw.RopeSpec(8, scaling=rw.frequencies.Dynamic(2.0, original_length=4))), torch.randn(1, 2, 6, 8)
+    rope, x = (
+        rw.Rope(rw.RopeSpec(8, scaling=rw.frequencies.Dynamic(2.0, original_length=4))),
+        torch.randn(1, 2, 6, 8),
+    )
     with pytest.raises(RopeError, match=r"^scaling: must not depend on the length"):
         ring_linear_attention(x, x, x, rope)
 
@@ -68,7 +95,14 @@ def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_lengt
 @pytest.mark.parametrize(
     ("field", "make"),
     [
-        ("rotary_value", lambda: RoFormer(RoFormerConfig(**SIZES, rotary_value=True, attention_dropout=0.0)).layers[0].attention),
+        (
+            "rotary_value",
+            lambda: (
+                RoFormer(RoFormerConfig(**SIZES, rotary_value=True, attention_dropout=0.0))
+                .layers[0]
+                .attention
+            ),
+        ),
         ("layer", lambda: LatentAttention(32, 4, kv_rank=8, nope_dim=4, rope_dim=4, value_dim=4)),
         ("layer", lambda: Decoder(DecoderConfig(**SIZES, attention="linear")).layers[0].self_attn),
     ],

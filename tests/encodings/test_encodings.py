@@ -1,4 +1,6 @@
-"""Every encoding against its published formula, and every declaration (entry, relative, causal, bounded) by measurement."""
+"""Every encoding against its published formula, and every declaration (entry, relative, causal,
+bounded) by measurement.
+"""
 
 import math
 
@@ -17,7 +19,9 @@ HEADS, HEAD_DIM, MODEL_DIM, LENGTH, SEQ = 3, 10, 20, 12, 7
 
 def make(name):
     torch.manual_seed(1)
-    encoding = make_encoding(name, num_heads=HEADS, head_dim=HEAD_DIM, model_dim=MODEL_DIM, length=LENGTH).double()
+    encoding = make_encoding(
+        name, num_heads=HEADS, head_dim=HEAD_DIM, model_dim=MODEL_DIM, length=LENGTH
+    ).double()
     for parameter in encoding.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return encoding
@@ -30,7 +34,9 @@ def at(encoding, positions):
 
 
 def scores(encoding, positions):
-    """What attention scores would be for fixed tokens at these positions, by all three entry points."""
+    """What attention scores would be for fixed tokens at these positions, by all three entry
+    points.
+    """
     torch.manual_seed(2)
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
     to_q, to_k = (torch.randn(MODEL_DIM, HEADS * HEAD_DIM, dtype=torch.float64) for _ in range(2))
@@ -46,7 +52,9 @@ def scores(encoding, positions):
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_relative_means_that_a_shift_of_all_positions_changes_nothing(name):
     encoding, positions = make(name), torch.tensor([0, 1, 3, 4, 5, 7, 8])
-    change = (scores(encoding, positions + 3) - scores(encoding, positions)).tril().abs().max().item()
+    change = (
+        (scores(encoding, positions + 3) - scores(encoding, positions)).tril().abs().max().item()
+    )
     assert (change < 1e-9) == encoding.relative, change
 
 
@@ -70,9 +78,16 @@ def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_linear_means_that_scores_are_an_inner_product(name):
-    """Linear attention needs scores of rank head_dim; a bias on the scores is no inner product of q and k."""
+    """Linear attention needs scores of rank head_dim; a bias on the scores is no inner product of q
+    and k.
+    """
     encoding = make(name)
-    is_product = encoding.bias(torch.randn(1, HEADS, SEQ, HEAD_DIM).double(), torch.arange(SEQ), torch.arange(SEQ)) is None
+    is_product = (
+        encoding.bias(
+            torch.randn(1, HEADS, SEQ, HEAD_DIM).double(), torch.arange(SEQ), torch.arange(SEQ)
+        )
+        is None
+    )
     assert encoding.linear == (is_product and name not in ("pope", "fope"))
     assert encoding.linear == (encoding.why_not("linear") is None)
 
@@ -90,12 +105,16 @@ def test_bounded_means_that_positions_end(name):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_causal_only_means_that_later_keys_are_not_told_apart_from_nothing(name):
-    """An encoding declared for both directions must tell a key d ahead from one d behind, or treat them alike on purpose."""
+    """An encoding declared for both directions must tell a key d ahead from one d behind, or treat
+    them alike on purpose.
+    """
     encoding = make(name)
     if not encoding.causal_only:
         return
     if encoding.entry == "qk":  # xPos: magnitudes explode instead of decaying ahead of the query
-        size = lambda p: encoding.rotate(torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True).norm()
+        size = lambda p: encoding.rotate(
+            torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True
+        ).norm()
         assert size(4000) > 2 * size(0)
         return
     q, where = torch.randn(1, HEADS, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([3])
@@ -115,23 +134,33 @@ def test_positions_of_each_row_give_the_bias_of_that_row(name, rows):
         return
     for b in range(2):
         alone = encoding.bias(q[b : b + 1], per_row[b], per_row[b])
-        torch.testing.assert_close(together[b].expand(HEADS, SEQ, SEQ), alone.expand(1, HEADS, SEQ, SEQ)[0])
+        torch.testing.assert_close(
+            together[b].expand(HEADS, SEQ, SEQ), alone.expand(1, HEADS, SEQ, SEQ)[0]
+        )
 
 
 def test_alibi_slopes_by_hand():
     assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(4).tolist() == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
-    torch.testing.assert_close(alibi_slopes(6), torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]).double())
+    torch.testing.assert_close(
+        alibi_slopes(6),
+        torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]).double(),
+    )
     bias = make("alibi").bias(torch.zeros(1), torch.tensor([5]), torch.tensor([2, 9]))
     torch.testing.assert_close(
-        bias[0, 0].double(), -alibi_slopes(HEADS)[0] * torch.tensor([3.0, 4.0]).double(), rtol=1e-6, atol=0
+        bias[0, 0].double(),
+        -alibi_slopes(HEADS)[0] * torch.tensor([3.0, 4.0]).double(),
+        rtol=1e-6,
+        atol=0,
     )
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_t5_buckets_equal_transformers(bidirectional):
     distance = torch.arange(-300, 300)
-    theirs = T5Attention._relative_position_bucket(-distance, bidirectional, num_buckets=32, max_distance=128)
+    theirs = T5Attention._relative_position_bucket(
+        -distance, bidirectional, num_buckets=32, max_distance=128
+    )
     assert torch.equal(t5_bucket(distance, 32, 128, bidirectional), theirs)
 
 
@@ -142,10 +171,14 @@ def test_kerple_by_formula():
     for h in range(HEADS):
         scale, shape = softplus(log.raw_scale[h].item()), softplus(log.raw_shape[h].item())
         expected = [-scale * math.log(1 + shape * d) for d in (0, 2, 5)]
-        assert log.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(expected, abs=1e-6)
+        assert log.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(
+            expected, abs=1e-6
+        )
         scale, shape = softplus(power.raw_scale[h].item()), 2 * sigmoid(power.raw_shape[h].item())
         expected = [0.0] + [-scale * d**shape for d in (2, 5)]
-        assert power.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(expected, abs=1e-5)
+        assert power.bias(torch.zeros(1), where, key)[h, 0].tolist() == pytest.approx(
+            expected, abs=1e-5
+        )
     power.bias(torch.zeros(1), where, key).sum().backward()
     assert all(torch.isfinite(p.grad).all() for p in power.parameters())
 
@@ -162,13 +195,17 @@ def test_fire_by_formula():
 
 
 def nezha_by_formula(query: int, key: int, farthest: int, offset: int) -> torch.Tensor:
-    """a_ij[2k] = sin((j - i + offset) / 10000^(2k/d)), a_ij[2k + 1] the cosine; i the query, j the key, j - i clipped.
+    """a_ij[2k] = sin((j - i + offset) / 10000^(2k/d)), a_ij[2k + 1] the cosine; i the query, j the
+    key, j - i clipped.
 
-    NEZHA's paper (arXiv 1909.00204) has no offset; its authors' code numbers the clipped distances from 0.
+    NEZHA's paper (arXiv 1909.00204) has no offset; its authors' code numbers the clipped distances
+    from 0.
     """
     distance = min(max(key - query, -farthest), farthest) + offset
     angles = [distance / 10_000 ** (2 * i / HEAD_DIM) for i in range(HEAD_DIM // 2)]
-    return torch.tensor([f(angle) for angle in angles for f in (math.sin, math.cos)], dtype=torch.float64)
+    return torch.tensor(
+        [f(angle) for angle in angles for f in (math.sin, math.cos)], dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize(("query", "key"), [(10, 7), (10, 10), (7, 10), (10, 40), (10, 0), (0, 10)])
@@ -203,15 +240,24 @@ def test_rows_at_other_positions_have_their_own_sinusoids_and_vectors():
     zero = torch.zeros(2, 3, MODEL_DIM, dtype=torch.float64)
     found = make("sinusoidal").embed(zero, positions)
     for row, token in ((0, 1), (1, 0), (1, 2)):
-        angles = [positions[row, token].item() * 10_000 ** (-2 * i / MODEL_DIM) for i in range(MODEL_DIM // 2)]
-        assert found[row, token, 0::2].tolist() == pytest.approx([math.sin(angle) for angle in angles])
-        assert found[row, token, 1::2].tolist() == pytest.approx([math.cos(angle) for angle in angles])
+        angles = [
+            positions[row, token].item() * 10_000 ** (-2 * i / MODEL_DIM)
+            for i in range(MODEL_DIM // 2)
+        ]
+        assert found[row, token, 0::2].tolist() == pytest.approx(
+            [math.sin(angle) for angle in angles]
+        )
+        assert found[row, token, 1::2].tolist() == pytest.approx(
+            [math.cos(angle) for angle in angles]
+        )
     learned = make("learned")
     assert torch.equal(learned.embed(zero, positions)[1, 0], learned.table.weight[7])
 
 
 def test_learned_vectors_begin_as_narrow_as_word_embeddings():
-    table = make_encoding("learned", num_heads=2, head_dim=32, model_dim=64, length=1000).table.weight
+    table = make_encoding(
+        "learned", num_heads=2, head_dim=32, model_dim=64, length=1000
+    ).table.weight
     assert table.std().item() == pytest.approx(0.02, rel=0.02)
 
 
@@ -239,22 +285,31 @@ def test_t5_adds_the_entry_of_transformers_bucket(name, bidirectional):
     """32 buckets up to distance 128, as in T5's own configs."""
     encoding = make(name)
     keys = torch.arange(0, 400)
-    theirs = T5Attention._relative_position_bucket(keys - 200, bidirectional, num_buckets=32, max_distance=128)
+    theirs = T5Attention._relative_position_bucket(
+        keys - 200, bidirectional, num_buckets=32, max_distance=128
+    )
     found = encoding.bias(torch.zeros(1), torch.tensor([200]), keys)
     assert torch.equal(found[:, 0], encoding.table[theirs].T)
 
 
 @pytest.mark.parametrize(("name", "few", "near"), [("t5", 3, 2), ("t5_causal", 1, 4)])
 def test_t5_refuses_buckets_that_hold_no_distance(name, few, near):
-    """With 8 buckets, the distances below 2 (4 if causal) have their own, so `farthest` must be beyond them."""
+    """With 8 buckets, the distances below 2 (4 if causal) have their own, so `farthest` must be
+    beyond them.
+    """
     sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=16)
-    for field, options in (("buckets", {"buckets": few}), ("farthest", {"buckets": 8, "farthest": near})):
+    for field, options in (
+        ("buckets", {"buckets": few}),
+        ("farthest", {"buckets": 8, "farthest": near}),
+    ):
         with pytest.raises(RopeError) as caught:
             ENCODINGS[name](sizes, **options)
         assert caught.value.field == field
     for options in ({"buckets": few + 1, "farthest": 9}, {"buckets": 8, "farthest": near + 1}):
         encoding = ENCODINGS[name](sizes, **options)
-        bucket = t5_bucket(torch.arange(-9000, 9000), encoding.buckets, encoding.farthest, name == "t5")
+        bucket = t5_bucket(
+            torch.arange(-9000, 9000), encoding.buckets, encoding.farthest, name == "t5"
+        )
         assert bucket.min() == 0
         assert bucket.max() < encoding.buckets
 
@@ -270,10 +325,15 @@ def test_learned_tables_start_small(name):
 
 
 def test_nezha_refuses_another_scale_than_its_own():
-    """Its bias is scaled by 1 / sqrt(head_dim), so scores with another scale would not be scale * q (k + vector)."""
+    """Its bias is scaled by 1 / sqrt(head_dim), so scores with another scale would not be scale * q
+    (k + vector).
+    """
     assert_refused("scale", lambda: Attention(16, 2, encoding="nezha", scale=0.2))
     x = torch.randn(1, 5, 16)
-    layer, same = Attention(16, 2, encoding="nezha"), Attention(16, 2, encoding="nezha", scale=1 / math.sqrt(8))
+    layer, same = (
+        Attention(16, 2, encoding="nezha"),
+        Attention(16, 2, encoding="nezha", scale=1 / math.sqrt(8)),
+    )
     same.load_state_dict(layer.state_dict())
     assert torch.equal(layer(x).out, same(x).out)
 

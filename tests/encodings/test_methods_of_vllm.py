@@ -32,7 +32,12 @@ def test_fope():
     q, k, at = torch.randn(7, 3, 8), torch.randn(7, 3, 8), torch.tensor([0, 1, 2, 3, 40, 62, 63])
     found = theirs.forward_native(at, q.flatten(1), k.flatten(1))
     for x, other, key in zip((q, k), found, (False, True), strict=True):
-        assert_close(ours.rotate(x.transpose(0, 1)[None], at, key=key)[0].transpose(0, 1), other, rtol=0, atol=2e-5)
+        assert_close(
+            ours.rotate(x.transpose(0, 1)[None], at, key=key)[0].transpose(0, 1),
+            other,
+            rtol=0,
+            atol=2e-5,
+        )
 
 
 def test_dual_chunk_attention(monkeypatch):
@@ -46,7 +51,18 @@ def test_dual_chunk_attention(monkeypatch):
     monkeypatch.undo()
     rope = rw.Rope(rw.RopeSpec(8))
     pieces = DualChunk(10, 3).pieces(at, at)
-    # the queries for keys of the same chunk, of the chunk before and of older ones; two more choose sparse tokens
+    # the queries for keys of the same chunk, of the chunk before and of older ones; two more choose
+    # sparse tokens
     for piece, other in zip(pieces, rotated_q.chunk(5, dim=-1)[:3], strict=True):
-        assert_close(rope.rotate(q[None], piece.q_positions, seq_dim=-3)[0].flatten(1), other, rtol=0, atol=5e-6)
-        assert_close(rope.rotate(k[None], piece.k_positions, seq_dim=-3)[0].flatten(1), rotated_k, rtol=0, atol=5e-6)
+        assert_close(
+            rope.rotate(q[None], piece.q_positions, seq_dim=-3)[0].flatten(1),
+            other,
+            rtol=0,
+            atol=5e-6,
+        )
+        assert_close(
+            rope.rotate(k[None], piece.k_positions, seq_dim=-3)[0].flatten(1),
+            rotated_k,
+            rtol=0,
+            atol=5e-6,
+        )

@@ -1,4 +1,6 @@
-"""PoPE, FoPE, RoPE++, Selective RoPE and PaTH: published numbers, definitions written out, and what they cannot do."""
+"""PoPE, FoPE, RoPE++, Selective RoPE and PaTH: published numbers, definitions written out, and what
+they cannot do.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,25 @@ import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import KVCache
 from ropewalk.attention.path import PathAttention, path_scores, path_scores_in_chunks
-from ropewalk.attention.selective import SelectiveAttention, linear_by_sums, linear_in_rotating_frame
+from ropewalk.attention.selective import (
+    SelectiveAttention,
+    linear_by_sums,
+    linear_in_rotating_frame,
+)
 from ropewalk.encodings import Fourier, Polar, RotaryPlus, Sizes
 from ropewalk.rotation import rotate_by_phase
 
 D = 8
-PLACES, CHANNELS = torch.arange(12, dtype=torch.float64)[:, None], torch.arange(D, dtype=torch.float64)
-#: the fixture of all published numbers: [1, 1, 12, 8], float64, half layout, theta 1e4, unscaled scores
-Q, K = (0.5 * PLACES + CHANNELS).cos()[None, None], (0.3 * PLACES + 0.7 * CHANNELS).sin()[None, None]
+PLACES, CHANNELS = (
+    torch.arange(12, dtype=torch.float64)[:, None],
+    torch.arange(D, dtype=torch.float64),
+)
+#: the fixture of all published numbers: [1, 1, 12, 8], float64, half layout, theta 1e4, unscaled
+#: scores
+Q, K = (
+    (0.5 * PLACES + CHANNELS).cos()[None, None],
+    (0.3 * PLACES + 0.7 * CHANNELS).sin()[None, None],
+)
 OMEGA = 1e4 ** (-torch.arange(4, dtype=torch.float64) / 4)
 
 
@@ -45,25 +58,38 @@ def test_pope_gives_the_published_numbers():
     near(scores(pope)[0, 0, 3, 1], 2.953679)
 
 
-@pytest.mark.parametrize("spec", [rw.RopeSpec(D), rw.RopeSpec(2 * D, rotary_dim=D), rw.RopeSpec(2 * D, rotary_start=2)])
+@pytest.mark.parametrize(
+    "spec", [rw.RopeSpec(D), rw.RopeSpec(2 * D, rotary_dim=D), rw.RopeSpec(2 * D, rotary_start=2)]
+)
 def test_pope_rotates_all_of_twice_the_head(spec):
     assert_refused("spec", lambda: Polar(sizes(), spec))
-    near(scores(Polar(sizes(), rw.RopeSpec(2 * D, layout="interleaved")).double())[0, 0, 3, [1, 3]], [2.953679, 3.605677])
+    near(
+        scores(Polar(sizes(), rw.RopeSpec(2 * D, layout="interleaved")).double())[0, 0, 3, [1, 3]],
+        [2.953679, 3.605677],
+    )
 
 
 def test_pope_is_its_definition_with_shared_keys_and_far_positions():
     pope = Polar(sizes(4)).double()
     torch.nn.init.uniform_(pope.delta, -6.0, -0.1)
-    q, k = torch.randn(2, 4, 5, D, dtype=torch.float64), torch.randn(2, 2, 7, D, dtype=torch.float64)
+    q, k = (
+        torch.randn(2, 4, 5, D, dtype=torch.float64),
+        torch.randn(2, 2, 7, D, dtype=torch.float64),
+    )
     q_at, k_at = torch.tensor([3, 9, 1, 0, 40]), torch.arange(7) * 5
-    found = pope.rotate(q, q_at, key=False) @ pope.rotate(k, k_at, key=True).repeat_interleave(2, 1).mT
+    found = (
+        pope.rotate(q, q_at, key=False) @ pope.rotate(k, k_at, key=True).repeat_interleave(2, 1).mT
+    )
     sp = torch.nn.functional.softplus
     for head in range(4):
         omega = 1e4 ** (-CHANNELS / D)
         angle = (k_at[None, :, None] - q_at[:, None, None]) * omega + pope.delta[head].detach()
         wanted = torch.einsum("bic,bjc,ijc->bij", sp(q[:, head]), sp(k[:, head // 2]), angle.cos())
         assert_close(found[:, head], wanted, rtol=0, atol=1e-12)
-    far = pope.rotate(q, q_at + 2**40, key=False) @ pope.rotate(k, k_at + 2**40, key=True).repeat_interleave(2, 1).mT
+    far = (
+        pope.rotate(q, q_at + 2**40, key=False)
+        @ pope.rotate(k, k_at + 2**40, key=True).repeat_interleave(2, 1).mT
+    )
     assert_close(far, found, rtol=0, atol=1e-5)
 
 
@@ -84,7 +110,10 @@ def test_pope_equals_the_packages(package):
         theirs = module.PolarEmbedding(D, 3)
         theirs.learned_bias.data.copy_(pope.delta.data[:, None])
         freqs, bias = theirs(at)
-        found = module.apply_polar_pos_emb(q, freqs[:, None]), module.apply_polar_pos_emb(k, freqs[:, None] + bias)
+        found = (
+            module.apply_polar_pos_emb(q, freqs[:, None]),
+            module.apply_polar_pos_emb(k, freqs[:, None] + bias),
+        )
     assert_close(ours, found[0] @ found[1].mT, rtol=0, atol=2e-5)
 
 
@@ -94,7 +123,9 @@ def test_fope_gives_the_published_number_and_is_not_relative():
     assert fope.kept == 2
     assert Fourier(sizes(length=32)).kept == 1
     assert not any(parameter.requires_grad for parameter in fope.parameters())
-    assert all(parameter.requires_grad for parameter in Fourier(sizes(), learnable=True).parameters())
+    assert all(
+        parameter.requires_grad for parameter in Fourier(sizes(), learnable=True).parameters()
+    )
     near(scores(fope)[0, 0, 3, 1], -3.276981)
     mixed = Fourier(sizes(), gain=0.6).double()
     at = torch.arange(12)
@@ -105,7 +136,10 @@ def test_fope_gives_the_published_number_and_is_not_relative():
 @pytest.mark.parametrize("per_head", [False, True])
 def test_fope_is_its_definition_for_rows_and_heads(per_head):
     fope = Fourier(sizes(3), gain=0.5, per_head=per_head).double()
-    x, at = torch.randn(2, 3, 5, D, dtype=torch.float64), torch.tensor([[0, 1, 2, 3, 4], [9, 7, 5, 3, 60]])
+    x, at = (
+        torch.randn(2, 3, 5, D, dtype=torch.float64),
+        torch.tensor([[0, 1, 2, 3, 4], [9, 7, 5, 3, 60]]),
+    )
     found = fope.rotate(x, at, key=True)
     for b in range(2):
         for h in range(3):
@@ -113,11 +147,21 @@ def test_fope_is_its_definition_for_rows_and_heads(per_head):
                 angle = at[b, s] * OMEGA[:2]
                 mixes = [m[h] if per_head else m for m in (fope.cos_mix, fope.sin_mix)]
                 ones = torch.ones(2, dtype=torch.float64)
-                cos, sin = (torch.cat((t @ m.detach(), ones)) for t, m in zip((angle.cos(), angle.sin()), mixes, strict=True))
+                cos, sin = (
+                    torch.cat((t @ m.detach(), ones))
+                    for t, m in zip((angle.cos(), angle.sin()), mixes, strict=True)
+                )
                 a, c = x[b, h, s, :4], x[b, h, s, 4:]
-                assert_close(found[b, h, s], torch.cat((a * cos - c * sin, c * cos + a * sin)), rtol=0, atol=1e-12)
+                assert_close(
+                    found[b, h, s],
+                    torch.cat((a * cos - c * sin, c * cos + a * sin)),
+                    rtol=0,
+                    atol=1e-12,
+                )
     assert_close(fope.rotate(x[1:], at[1], key=True), found[1:])
-    assert_refused("heads", lambda: Fourier(sizes(3), per_head=True).rotate(x[:, :1].float(), at, key=True))
+    assert_refused(
+        "heads", lambda: Fourier(sizes(3), per_head=True).rotate(x[:, :1].float(), at, key=True)
+    )
 
 
 def test_keys_of_fope_stay_where_they_are_and_those_of_pope_move():
@@ -128,7 +172,9 @@ def test_keys_of_fope_stay_where_they_are_and_those_of_pope_move():
         layer(x, at, cache=cache)
         assert (layer.encoding.why_not("rerotate") is None) == moves
         if not moves:
-            assert "no rotation" in str(assert_refused("encoding", lambda: cache.shift(3, layer.encoding)))  # noqa: B023
+            assert "no rotation" in str(
+                assert_refused("encoding", lambda: cache.shift(3, layer.encoding))  # noqa: B023
+            )
             continue
         cache.shift(3, layer.encoding)
         again = KVCache()
@@ -139,12 +185,17 @@ def test_keys_of_fope_stay_where_they_are_and_those_of_pope_move():
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_rope_plus_adds_the_imaginary_score_beside_each_head(layout):
     plus = RotaryPlus(sizes(4), rw.RopeSpec(D, layout=layout))
-    q, k = torch.randn(2, 4, 6, D, dtype=torch.float64), torch.randn(2, 2, 6, D, dtype=torch.float64)
+    q, k = (
+        torch.randn(2, 4, 6, D, dtype=torch.float64),
+        torch.randn(2, 2, 6, D, dtype=torch.float64),
+    )
     at = torch.arange(6) * 3
     heads = plus.rotate(q, at, key=False)
     assert heads.shape == (2, 8, 6, D)
     found = heads @ plus.rotate(k, at, key=True).repeat_interleave(4, 1).mT
-    first, second = (slice(0, 4), slice(4, 8)) if layout == "half" else (slice(0, 8, 2), slice(1, 8, 2))
+    first, second = (
+        (slice(0, 4), slice(4, 8)) if layout == "half" else (slice(0, 8, 2), slice(1, 8, 2))
+    )
     complex_q, complex_k = (torch.complex(x[..., first], x[..., second]) for x in (q, k))
     turn = torch.polar(torch.ones(6, 4, dtype=torch.float64), at[:, None] * OMEGA)
     product = (complex_q * turn).conj() @ (complex_k * turn).repeat_interleave(2, 1).mT
@@ -164,7 +215,10 @@ def test_rope_plus_gives_the_published_number_and_runs_in_attention():
 
 
 def test_a_phase_has_its_gradient():
-    x, phase = torch.randn(2, 3, 5, D, dtype=torch.float64), torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True)
+    x, phase = (
+        torch.randn(2, 3, 5, D, dtype=torch.float64),
+        torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True),
+    )
     g = torch.randn_like(x)
     (found,) = torch.autograd.grad(rotate_by_phase(x, phase), phase, g)
     quarter = rotate_by_phase(x, phase.detach() + math.pi / 2)
@@ -180,8 +234,13 @@ def test_selective_phases_give_the_published_number():
 
 def test_the_rotating_frame_equals_the_sum_of_angles():
     q, k, v = (torch.randn(2, 3, 7, D, dtype=torch.float64) for _ in range(3))
-    steps, log_decay = torch.randn(2, 3, 7, 4, dtype=torch.float64), -torch.rand(2, 3, 7, dtype=torch.float64)
-    by_sums, by_frame = (run(q, k, v, steps, log_decay) for run in (linear_by_sums, linear_in_rotating_frame))
+    steps, log_decay = (
+        torch.randn(2, 3, 7, 4, dtype=torch.float64),
+        -torch.rand(2, 3, 7, dtype=torch.float64),
+    )
+    by_sums, by_frame = (
+        run(q, k, v, steps, log_decay) for run in (linear_by_sums, linear_in_rotating_frame)
+    )
     assert_close(by_sums, by_frame, rtol=0, atol=1e-12)
     first = linear_by_sums(*(t[:, :, :3] for t in (q, k, v, steps, log_decay)))
     second = linear_by_sums(*(t[:, :, 3:] for t in (q, k, v, steps, log_decay)), first[1])
@@ -189,9 +248,14 @@ def test_the_rotating_frame_equals_the_sum_of_angles():
     assert_close(second[1], by_sums[1], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [
-    lambda: SelectiveAttention(24, 3), lambda: SelectiveAttention(24, 3, form="linear"), lambda: PathAttention(24, 3, chunk=4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelectiveAttention(24, 3),
+        lambda: SelectiveAttention(24, 3, form="linear"),
+        lambda: PathAttention(24, 3, chunk=4),
+    ],
+)
 def test_a_sequence_in_pieces_is_the_whole_sequence_and_every_weight_learns(make):
     layer = make().double()
     x = torch.randn(2, 11, 24, dtype=torch.float64)
@@ -209,14 +273,22 @@ def test_a_sequence_in_pieces_is_the_whole_sequence_and_every_weight_learns(make
 
 def path_inputs(count: int = 4):
     w = torch.nn.functional.normalize((PLACES + 2 * CHANNELS).cos()[:count], dim=-1)
-    return Q[0, 0, :count], K[0, 0, :count], w, torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64)
+    return (
+        Q[0, 0, :count],
+        K[0, 0, :count],
+        w,
+        torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64),
+    )
 
 
 def test_path_gives_the_published_numbers():
     found = path_scores(*path_inputs())
     near(found[3], [-1.551662, -2.160007, -2.572226, -2.819485])
     q, k, w, beta = path_inputs()
-    reflections = [torch.eye(D, dtype=torch.float64) - b * torch.outer(a, a) for a, b in zip(w, beta, strict=True)]
+    reflections = [
+        torch.eye(D, dtype=torch.float64) - b * torch.outer(a, a)
+        for a, b in zip(w, beta, strict=True)
+    ]
     assert_close(found[3, 1], k[1] @ reflections[2] @ reflections[3] @ q[3])
 
 
@@ -234,9 +306,14 @@ def test_path_in_chunks_is_the_definition(chunk):
 def test_path_equals_the_naive_code_of_fla():
     naive = pytest.importorskip("fla.ops.path_attn.naive").naive_path_attn
     q, k, v = torch.randn(3, 2, 13, 3, D)
-    w, beta = torch.nn.functional.normalize(torch.randn(2, 13, 3, D), dim=-1), 2 * torch.rand(2, 13, 3)
+    w, beta = (
+        torch.nn.functional.normalize(torch.randn(2, 13, 3, D), dim=-1),
+        2 * torch.rand(2, 13, 3),
+    )
     theirs = naive(q, k, v, w, beta, torch.zeros(2, 13, 3), 0.4, chunk_size=4)
-    scores, _ = path_scores_in_chunks(*(t.transpose(1, 2) for t in (q, k, w)), beta.transpose(1, 2), 5)
+    scores, _ = path_scores_in_chunks(
+        *(t.transpose(1, 2) for t in (q, k, w)), beta.transpose(1, 2), 5
+    )
     hidden = torch.ones(13, 13, dtype=torch.bool).triu(1)
     ours = (0.4 * scores).masked_fill(hidden, float("-inf")).softmax(-1) @ v.transpose(1, 2)
     assert_close(ours.transpose(1, 2), theirs, rtol=0, atol=2e-5)

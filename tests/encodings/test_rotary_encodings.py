@@ -28,13 +28,21 @@ def ladder(theta, pairs):
     return [theta ** (-i / pairs) for i in range(pairs)]
 
 
-#: encoding -> head size -> the number of pairs of each axis; what does not divide evenly goes to the first axis
-AXES = {"rope_2d": {8: (2, 2), 10: (3, 2)}, "rope_3d": {12: (2, 2, 2), 14: (3, 2, 2), 16: (4, 2, 2), 26: (5, 4, 4)}}
+#: encoding -> head size -> the number of pairs of each axis; what does not divide evenly goes to
+#: the first axis
+AXES = {
+    "rope_2d": {8: (2, 2), 10: (3, 2)},
+    "rope_3d": {12: (2, 2, 2), 14: (3, 2, 2), 16: (4, 2, 2), 26: (5, 4, 4)},
+}
 
 
-@pytest.mark.parametrize(("name", "head_dim"), [(name, size) for name, sizes in AXES.items() for size in sizes])
+@pytest.mark.parametrize(
+    ("name", "head_dim"), [(name, size) for name, sizes in AXES.items() for size in sizes]
+)
 def test_images_and_videos_rotate_each_axis_on_a_ladder_of_its_own(name, head_dim):
-    """Every axis has base 100, as the axial encodings of vision transformers; the first pair of each turns a radian a step."""
+    """Every axis has base 100, as the axial encodings of vision transformers; the first pair of
+    each turns a radian a step.
+    """
     sections = AXES[name][head_dim]
     encoding = make_encoding(name, num_heads=1, head_dim=head_dim)
     places = list(product(range(3), repeat=len(sections)))
@@ -42,7 +50,11 @@ def test_images_and_videos_rotate_each_axis_on_a_ladder_of_its_own(name, head_di
     x = torch.randn(1, 1, len(places), head_dim, dtype=torch.float64)
     found = encoding.rotate(x, torch.tensor(places).T[:, None], key=False)
     for token, place in enumerate(places):
-        angles = [at * frequency for at, pairs in zip(place, sections, strict=True) for frequency in ladder(100.0, pairs)]
+        angles = [
+            at * frequency
+            for at, pairs in zip(place, sections, strict=True)
+            for frequency in ladder(100.0, pairs)
+        ]
         expected = complex_rotation(x[0, 0, token].tolist(), angles)
         assert found[0, 0, token].tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -50,8 +62,12 @@ def test_images_and_videos_rotate_each_axis_on_a_ladder_of_its_own(name, head_di
 def test_plain_rope_rotates_by_base_10000():
     x = torch.randn(1, 1, 1, 10, dtype=torch.float64)
     for key in (False, True):
-        found = make_encoding("rope", num_heads=1, head_dim=10).rotate(x, torch.tensor([7]), key=key)
-        expected = complex_rotation(x.flatten().tolist(), [7 * frequency for frequency in ladder(10_000.0, 5)])
+        found = make_encoding("rope", num_heads=1, head_dim=10).rotate(
+            x, torch.tensor([7]), key=key
+        )
+        expected = complex_rotation(
+            x.flatten().tolist(), [7 * frequency for frequency in ladder(10_000.0, 5)]
+        )
         assert found.flatten().tolist() == pytest.approx(expected, abs=1e-6)
 
 
@@ -64,7 +80,9 @@ def test_learnable_frequencies_start_as_plain_ones_and_follow_their_exponents():
             parameter.copy_(torch.tensor(exponents))
         angles = [5 * f * math.exp(a) for f, a in zip(ladder(10_000.0, 3), exponents, strict=True)]
         found = encoding.rotate(x, torch.tensor([5]), key=False)
-        assert found.flatten().tolist() == pytest.approx(complex_rotation(x.flatten().tolist(), angles), abs=1e-6)
+        assert found.flatten().tolist() == pytest.approx(
+            complex_rotation(x.flatten().tolist(), angles), abs=1e-6
+        )
 
 
 def test_rope_with_alibi_subtracts_the_slope_times_the_distance():
@@ -117,7 +135,14 @@ def test_nezha_adds_the_vectors_of_the_distances_to_the_values():
 
 @pytest.mark.parametrize(
     ("name", "only"),
-    [("rope", True), ("xpos", True), ("rope_2d", True), ("rope_alibi", False), ("rope_bias", False), ("pope", False)],
+    [
+        ("rope", True),
+        ("xpos", True),
+        ("rope_2d", True),
+        ("rope_alibi", False),
+        ("rope_bias", False),
+        ("pope", False),
+    ],
 )
 def test_an_encoding_only_rotates_without_a_bias_and_with_heads_of_their_own_width(name, only):
     assert make_encoding(name, num_heads=2, head_dim=8).only_rotates is only
@@ -142,4 +167,6 @@ def test_small_unsigned_positions_have_negative_distances():
     alibi, at = make_encoding("alibi", num_heads=2, head_dim=16), torch.arange(4)
     q = torch.zeros(1, 2, 4, 16)
     assert torch.equal(alibi.bias(q, at.to(torch.uint8), at.to(torch.uint8)), alibi.bias(q, at, at))
-    assert distances(at.to(torch.uint8), at.to(torch.uint8)).tolist() == [[i - j for j in range(4)] for i in range(4)]
+    assert distances(at.to(torch.uint8), at.to(torch.uint8)).tolist() == [
+        [i - j for j in range(4)] for i in range(4)
+    ]

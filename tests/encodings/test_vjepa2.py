@@ -35,11 +35,20 @@ def test_equals_transformers(head_dim, slice_dim):
 
 
 def test_rows_at_other_positions_are_those_rows_alone():
-    encoding, x, positions = made(14), torch.randn(2, 3, 5, 14, dtype=torch.float64), torch.randint(0, 40, (3, 2, 5))
+    encoding, x, positions = (
+        made(14),
+        torch.randn(2, 3, 5, 14, dtype=torch.float64),
+        torch.randint(0, 40, (3, 2, 5)),
+    )
     whole = encoding.rotate(x, positions, key=True)
     for row in range(2):
-        assert_close(whole[row : row + 1], encoding.rotate(x[row : row + 1], positions[:, row : row + 1], key=True))
-    same = encoding.rotate(x, positions[0, 0], key=True)  # one list of positions is for all axes and rows
+        assert_close(
+            whole[row : row + 1],
+            encoding.rotate(x[row : row + 1], positions[:, row : row + 1], key=True),
+        )
+    same = encoding.rotate(
+        x, positions[0, 0], key=True
+    )  # one list of positions is for all axes and rows
     assert_close(same, encoding.rotate(x, positions[0, 0].expand(3, 2, 5), key=True))
 
 
@@ -57,10 +66,14 @@ def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():
     layer = rw.Attention(24, 2, encoding=made(12), causal=False)
     x, cache = torch.randn(1, 6, 24), KVCache()
     assert layer(x, rw.positions.grid(1, 2, 3), cache=cache).out.shape == x.shape
-    assert "rotated=False" in str(assert_refused("encoding", lambda: cache.shift(1, layer.encoding)))
+    assert "rotated=False" in str(
+        assert_refused("encoding", lambda: cache.shift(1, layer.encoding))
+    )
     assert "no inverse" in layer.encoding.why_not("rerotate")
     assert layer.encoding.why_not("linear") is None
-    assert_refused("encoding", lambda: KVCache().extend(cache.seen, cache.seen.positions + 1, layer.encoding))
+    assert_refused(
+        "encoding", lambda: KVCache().extend(cache.seen, cache.seen.positions + 1, layer.encoding)
+    )
     unrotated = KVCache(rotated=False)
     layer(x, rw.positions.grid(1, 2, 3), cache=unrotated)
     unrotated.shift(1, layer.encoding)

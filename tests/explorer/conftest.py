@@ -1,4 +1,6 @@
-"""The page served as `ropewalk explore` serves it, once for all files, and a browser for a file of tests."""
+"""The page served as `ropewalk explore` serves it, once for all files, and a browser for a file of
+tests.
+"""
 
 import os
 import socket
@@ -15,7 +17,9 @@ from browser import Browser
 
 @pytest.fixture(autouse=True)
 def main_kept(monkeypatch):
-    """streamlit's harness leaves its script in the place of the main module, and processes spawned later would run it."""
+    """streamlit's harness leaves its script in the place of the main module, and processes spawned
+    later would run it.
+    """
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
@@ -44,15 +48,32 @@ MODEL = os.environ.get("ROPEWALK_MODEL")
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """Yield the address of a running page that has a report; all that a page is set to is in its link, so files share it."""
+    """Yield the address of a running page that has a report; all that a page is set to is in its
+    link, so files share it.
+    """
     pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
     folder, port = tmp_path_factory.mktemp("explore"), free_port()
     (folder / "report.html").write_text("<h1>Studies of the lab</h1>", encoding="utf-8")
-    command = [sys.executable, "-m", "ropewalk_cli", "explore", "--port", str(port), "--no-browser", "--report", "report.html"]
+    command = [
+        sys.executable,
+        "-m",
+        "ropewalk_cli",
+        "explore",
+        "--port",
+        str(port),
+        "--no-browser",
+        "--report",
+        "report.html",
+    ]
     if MODEL:
-        (folder / Path(MODEL).name).symlink_to(Path(MODEL).resolve())  # the page shows the path as it was given
+        (folder / Path(MODEL).name).symlink_to(
+            Path(MODEL).resolve()
+        )  # the page shows the path as it was given
     command += ["--model", Path(MODEL).name if MODEL else "tiny"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "HOME": str(folder),
+    }
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     address = f"http://127.0.0.1:{port}"

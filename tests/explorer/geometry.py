@@ -1,8 +1,11 @@
-"""Which texts of a page in the browser overlap or are cut off; pictures are read as text too, since an SVG has its own."""
+"""Which texts of a page in the browser overlap or are cut off; pictures are read as text too, since
+an SVG has its own.
+"""
 
 from typing import Any
 
-#: every visible line of text of an element, as [text, left, top, right, bottom]; a picture is drawn again as part of the page
+#: every visible line of text of an element, as [text, left, top, right, bottom]; a picture is drawn
+#: again as part of the page
 BOXES = """
 (async (root) => {
   const seen = [], add = (text, box) => {
@@ -32,7 +35,7 @@ BOXES = """
   }
   return seen;
 })(%s)
-"""
+"""  # noqa: E501
 #: every text of a chart whose box ends more than some pixels outside of the chart
 CUT = """
 [...document.querySelectorAll('[data-testid=stVegaLiteChart] svg')].flatMap((chart) => {
@@ -43,17 +46,25 @@ CUT = """
   };
   return [...chart.querySelectorAll('text')].filter(outside).map((text) => text.textContent).filter((text) => text.trim());
 })
-"""
+"""  # noqa: E501
 #: line boxes are a little higher than their letters
 SLACK = 3.0
 
 
-def overlaps(browser: Any, root: str = "document.querySelector('[data-testid=stMain]')") -> list[tuple[str, str]]:
-    """Return the pairs of different texts whose boxes intersect by more than SLACK in both directions."""
+def overlaps(
+    browser: Any, root: str = "document.querySelector('[data-testid=stMain]')"
+) -> list[tuple[str, str]]:
+    """Return the pairs of different texts whose boxes intersect by more than SLACK in both
+    directions.
+    """
     boxes = browser.js(BOXES % root)
     assert len(boxes) > 10, boxes
     pairs = ((first, second) for place, first in enumerate(boxes) for second in boxes[place + 1 :])
-    return [(first[0], second[0]) for first, second in pairs if first[0] != second[0] and _shared(first, second) > SLACK]
+    return [
+        (first[0], second[0])
+        for first, second in pairs
+        if first[0] != second[0] and _shared(first, second) > SLACK
+    ]
 
 
 def cut(browser: Any) -> list[str]:
@@ -63,4 +74,7 @@ def cut(browser: Any) -> list[str]:
 
 def _shared(first: list[Any], second: list[Any]) -> float:
     """Return the smaller side of the common part of two boxes."""
-    return min(min(first[end], second[end]) - max(first[start], second[start]) for start, end in ((1, 3), (2, 4)))
+    return min(
+        min(first[end], second[end]) - max(first[start], second[start])
+        for start, end in ((1, 3), (2, 4))
+    )

@@ -1,4 +1,6 @@
-"""The page in a real browser: every kind of control by hand, both languages, a dropped config good and bad, a link restored."""
+"""The page in a real browser: every kind of control by hand, both languages, a dropped config good
+and bad, a link restored.
+"""
 
 import json
 import re
@@ -71,8 +73,11 @@ def test_a_longer_target_leaves_the_position_alone(browser, server):
     change(browser, "a.head_dim")
     change(browser, "language")
     assert {name: link(browser)[name] for name in ("position", "a.rotary_dim", "pair", "view")} == {
-        "position": "77", "a.rotary_dim": "32", "pair": "7", "view": "plane",
-    }  # fmt: skip
+        "position": "77",
+        "a.rotary_dim": "32",
+        "pair": "7",
+        "view": "plane",
+    }
     change(browser, "position")
     # the slider is logarithmic: eight positions in an octave
     assert link(browser)["position"] == "83"
@@ -82,7 +87,17 @@ def test_every_control_is_turned_by_hand(browser, server, pictures):
     browser.open(f"{server}/?view=clocks&a.scaling=yarn&compare=1&b.scaling=ntk_by_parts")
     scalings = {"a": "yarn", "b": "ntk_by_parts"}
     fields = [f"{side}.{name}.{field}" for side, name in scalings.items() for field in scaled(name)]
-    names = ["trained", "served", "position", "a.head_dim", "a.theta", "b.head_dim", "b.theta", *fields, "animate"]
+    names = [
+        "trained",
+        "served",
+        "position",
+        "a.head_dim",
+        "a.theta",
+        "b.head_dim",
+        "b.theta",
+        *fields,
+        "animate",
+    ]
     for name in names:
         change(browser, name)
     more = ("rotary_dim", "layout", "precision", "magnitude_on")
@@ -105,37 +120,66 @@ def scaled(name: str) -> list[str]:
 
 @pytest.mark.parametrize("language", controls.LANGUAGES)
 def test_every_view_in_every_language(browser, server, pictures, language):
-    browser.open(f"{server}/?view=clocks&a.scaling=yarn&a.yarn.factor=4&a.yarn.original_length=4096&position=9")
+    browser.open(
+        f"{server}/?view=clocks&a.scaling=yarn&a.yarn.factor=4&a.yarn.original_length=4096&position=9"
+    )
     if language == "zh":
         change(browser, "language")
     for place, view in enumerate(VIEWS):
         browser.js(f"document.querySelectorAll('.st-key-view input')[{place + 1}].click()")
-        browser.wait(f"(new URLSearchParams(location.search).get('view')) === '{view}'", f"the view {view}")
-        browser.settle()
-        shown = {"clocks": "img", "plane": "img", "code": "code"}.get(view, "canvas, [data-testid=stVegaLiteChart] svg")
         browser.wait(
-            f"document.querySelector('[data-testid=stMain]').querySelector('{shown}') !== null", f"the drawing of {view}"
+            f"(new URLSearchParams(location.search).get('view')) === '{view}'", f"the view {view}"
+        )
+        browser.settle()
+        shown = {"clocks": "img", "plane": "img", "code": "code"}.get(
+            view, "canvas, [data-testid=stVegaLiteChart] svg"
+        )
+        browser.wait(
+            f"document.querySelector('[data-testid=stMain]').querySelector('{shown}') !== null",
+            f"the drawing of {view}",
         )
         healthy(browser)
-        assert bool(HAN.search(browser.text().replace("语言", "").replace("中文", ""))) == (language == "zh")
+        assert bool(HAN.search(browser.text().replace("语言", "").replace("中文", ""))) == (
+            language == "zh"
+        )
         browser.picture(pictures / f"{view}-{language}.png")
-    browser.wait("document.body.innerText.includes('rw.RopeSpec(head_dim=128, scaling=Yarn(')", "the text of the code")
+    browser.wait(
+        "document.body.innerText.includes('rw.RopeSpec(head_dim=128, scaling=Yarn(')",
+        "the text of the code",
+    )
 
 
 def test_a_link_is_restored(browser, server):
     wanted = {
-        "view": "plane", "position": "77", "pair": "5", "served": "262144", "a.theta": "123456.7", "a.scaling": "llama3",
-        "a.llama3.factor": "8", "compare": "1", "b.scaling": "longrope", "b.longrope.long_factor": "1,9",
-    }  # fmt: skip
+        "view": "plane",
+        "position": "77",
+        "pair": "5",
+        "served": "262144",
+        "a.theta": "123456.7",
+        "a.scaling": "llama3",
+        "a.llama3.factor": "8",
+        "compare": "1",
+        "b.scaling": "longrope",
+        "b.longrope.long_factor": "1,9",
+    }
     browser.open(f"{server}/?" + "&".join(f"{name}={text}" for name, text in wanted.items()))
     browser.wait("document.body.innerText.includes('theta 123,457')", "the spec of the link")
     assert link(browser) == wanted
-    browser.wait(f"document.querySelector('{of('a.theta')} input').getAttribute('aria-valuetext') === '123,457'", "the slider")
-    browser.wait(f"document.querySelector('{of('b.longrope.long_factor')} input').value === '1,9'", "the factors")
+    browser.wait(
+        f"document.querySelector('{of('a.theta')} input').getAttribute('aria-valuetext') === "
+        "'123,457'",
+        "the slider",
+    )
+    browser.wait(
+        f"document.querySelector('{of('b.longrope.long_factor')} input').value === '1,9'",
+        "the factors",
+    )
     healthy(browser)
 
 
-def test_a_dropped_config_fills_the_page_and_a_bad_one_does_not_end_it(browser, server, tmp_path, pictures):
+def test_a_dropped_config_fills_the_page_and_a_bad_one_does_not_end_it(
+    browser, server, tmp_path, pictures
+):
     bad, good = tmp_path / "bad.json", tmp_path / "config.json"
     bad.write_text('{"model_type": "llama", "rope_theta": NaN}', encoding="utf-8")
     good.write_text(json.dumps(EXAMPLES["DeepSeek-V3"]), encoding="utf-8")
@@ -151,7 +195,9 @@ def test_a_dropped_config_fills_the_page_and_a_bad_one_does_not_end_it(browser, 
     browser.wait("location.search.includes('a.scaling=yarn')", "the good config")
     browser.settle()
     healthy(browser)
-    assert link(browser) == controls.to_link(controls.defaults() | layers_of(EXAMPLES["DeepSeek-V3"])["full_attention"])
+    assert link(browser) == controls.to_link(
+        controls.defaults() | layers_of(EXAMPLES["DeepSeek-V3"])["full_attention"]
+    )
 
 
 def test_a_preset_is_chosen_by_its_name(browser, server, pictures):

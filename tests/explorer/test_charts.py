@@ -1,4 +1,6 @@
-"""What the charts hold: their numbers against the definitions, hands at the angle they should have, words in both languages."""
+"""What the charts hold: their numbers against the definitions, hands at the angle they should have,
+words in both languages.
+"""
 
 import ast
 import math
@@ -45,7 +47,10 @@ def test_coverage_counts_turns():
 
 
 def test_decay_and_similarity_are_the_sums_of_phasors():
-    decay, similar = (line(chart([SPEC], 64, 256, ENGLISH), "linear") for chart in (charts.decay, charts.similarity))
+    decay, similar = (
+        line(chart([SPEC], 64, 256, ENGLISH), "linear")
+        for chart in (charts.decay, charts.similarity)
+    )
     assert max(decay) == max(similar) == 256
     for m in (1, 7, 256):
         rotated = [complex(math.cos(m * w / 4), math.sin(m * w / 4)) for w in RADIANS]
@@ -72,20 +77,32 @@ def test_precision_shows_ours_below_the_others():
 def test_a_pair_that_does_not_rotate_leaves_the_logarithmic_charts():
     spec = RopeSpec(10, theta=100.0, scaling=Proportional(fraction=0.6))
     assert sorted(line(charts.spectrum([spec], 64, 256, ENGLISH), "proportional")) == [0, 1, 2]
-    assert sorted(line(charts.coverage([spec], 64, 256, ENGLISH), "served with proportional")) == [0, 1, 2]
+    assert sorted(line(charts.coverage([spec], 64, 256, ENGLISH), "served with proportional")) == [
+        0,
+        1,
+        2,
+    ]
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", list(SCALINGS))
 @pytest.mark.parametrize("view", [*charts.CHARTS, "map"])
 def test_every_scaling_has_every_chart(name, view):
-    given = {"longrope": {"short_factor": (1.0,) * 5, "long_factor": (2.0,) * 5}, "given": {"radians": (0.5, 0.4, 0.3, 0.2, 0.1)},
-             "learned": {"alpha": (0.1,) * 5}}  # fmt: skip
+    given = {
+        "longrope": {"short_factor": (1.0,) * 5, "long_factor": (2.0,) * 5},
+        "given": {"radians": (0.5, 0.4, 0.3, 0.2, 0.1)},
+        "learned": {"alpha": (0.1,) * 5},
+    }
     spec = RopeSpec(10, scaling=SCALINGS[name](**given.get(name, {})))
     for chart in charts.charts_of(view, [spec], 64, 256, ENGLISH):
         values = chart["data"]["values"]
         assert values
-        assert all(math.isfinite(number) for row in values for number in row.values() if not isinstance(number, str))
+        assert all(
+            math.isfinite(number)
+            for row in values
+            for number in row.values()
+            if not isinstance(number, str)
+        )
 
 
 def test_two_specs_are_lines_of_one_chart():
@@ -94,8 +111,12 @@ def test_two_specs_are_lines_of_one_chart():
     assert wave[4] == pytest.approx(4 * 2 * math.pi / RADIANS[4])
     chart = charts.coverage([SPEC, other], 64, 256, ENGLISH)
     assert list(chart["encoding"]["color"]["scale"]["domain"]) == [
-        "in training", "served unscaled", "served with linear", "served with yarn", "one turn",
-    ]  # fmt: skip
+        "in training",
+        "served unscaled",
+        "served with linear",
+        "served with yarn",
+        "one turn",
+    ]
     # another base has another unscaled ladder, and the same scaling twice gets numbers
     chart = charts.coverage([SPEC, SPEC.with_(theta=1e6)], 64, 256, ENGLISH)
     assert line(chart, "in training (2)")[1] == pytest.approx(1e6**-0.2 * 64 / (2 * math.pi))
@@ -112,9 +133,13 @@ def test_two_maps_share_their_colours():
 def hands(text):
     """Degrees of each clock's hand, counter-clockwise, and its words."""
     faces = ElementTree.fromstring(text).findall(f"{SVG}g")
-    rotated = [float(re.match(r"rotate\((.+)\)", face.find(f"{SVG}g").get("transform"))[1]) for face in faces]
+    rotated = [
+        float(re.match(r"rotate\((.+)\)", face.find(f"{SVG}g").get("transform"))[1])
+        for face in faces
+    ]
     return [
-        (-degrees % 360, [word.text for word in face.findall(f"{SVG}text")]) for degrees, face in zip(rotated, faces, strict=True)
+        (-degrees % 360, [word.text for word in face.findall(f"{SVG}text")])
+        for degrees, face in zip(rotated, faces, strict=True)
     ]
 
 
@@ -131,23 +156,39 @@ def test_hands_show_the_exact_angle(position):
 
 
 def test_animated_clocks_take_their_wavelength():
-    text = drawings.clocks(RopeSpec(4, theta=100.0, scaling=Proportional(fraction=0.5)), 0, 64, ENGLISH, animated=True)
+    text = drawings.clocks(
+        RopeSpec(4, theta=100.0, scaling=Proportional(fraction=0.5)), 0, 64, ENGLISH, animated=True
+    )
     spins = ElementTree.fromstring(text).findall(f".//{SVG}animateTransform")
-    assert [float(spin.get("dur")[:-1]) for spin in spins] == [pytest.approx(2 * math.pi / drawings.TOKENS_PER_SECOND, rel=1e-3)]
+    assert [float(spin.get("dur")[:-1]) for spin in spins] == [
+        pytest.approx(2 * math.pi / drawings.TOKENS_PER_SECOND, rel=1e-3)
+    ]
     assert float(spins[0].get("to")) - float(spins[0].get("from")) == -360
     assert "does not rotate" in text
 
 
-@pytest.mark.parametrize("scaling", [Yarn(factor=8.0, original_length=64), XPos(), Linear(4.0)], ids=lambda s: s.name)
+@pytest.mark.parametrize(
+    "scaling", [Yarn(factor=8.0, original_length=64), XPos(), Linear(4.0)], ids=lambda s: s.name
+)
 def test_the_vector_is_where_the_scaling_rotates_it(scaling):
     spec, position, pair = RopeSpec(10, theta=100.0, scaling=scaling), 23, 2
     found = drawings.rotated(spec, pair, np.arange(position + 1), 512)[-1]
-    magnitude = {"yarn": 0.1 * math.log(8) + 1, "xpos": ((4 + 4) / 14) ** (23 / 512), "linear": 1.0}[scaling.name]
+    magnitude = {
+        "yarn": 0.1 * math.log(8) + 1,
+        "xpos": ((4 + 4) / 14) ** (23 / 512),
+        "linear": 1.0,
+    }[scaling.name]
     assert abs(found) == pytest.approx(magnitude)
     angle = position * float(spec.frequencies().radians[pair])
     assert math.sin(math.atan2(found.imag, found.real) - angle) == pytest.approx(0, abs=1e-9)
-    parts = ElementTree.fromstring(drawings.plane(spec, pair, position, 512, ENGLISH)).find(f"{SVG}g").findall(f"{SVG}line")
-    tip = complex(float(parts[-1].get("x2")), -float(parts[-1].get("y2"))) / float(parts[-2].get("x2"))
+    parts = (
+        ElementTree.fromstring(drawings.plane(spec, pair, position, 512, ENGLISH))
+        .find(f"{SVG}g")
+        .findall(f"{SVG}line")
+    )
+    tip = complex(float(parts[-1].get("x2")), -float(parts[-1].get("y2"))) / float(
+        parts[-2].get("x2")
+    )
     assert tip == pytest.approx(found, abs=1e-3)
 
 
@@ -157,11 +198,24 @@ def texts_said() -> set[str]:
     for path in FILES:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "translate" and isinstance(node.args[0], ast.Constant):
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func) == "translate"
+                and isinstance(node.args[0], ast.Constant)
+            ):
                 found.add(node.args[0].value)
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("TITLES", "CAPTIONS", "STEP_TITLES", "METHODS"):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+                "TITLES",
+                "CAPTIONS",
+                "STEP_TITLES",
+                "METHODS",
+            ):
                 found |= {value.value for value in node.value.values}
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "shown" and isinstance(node.value, ast.List):
+            if (
+                isinstance(node, ast.Assign)
+                and ast.unparse(node.targets[0]) == "shown"
+                and isinstance(node.value, ast.List)
+            ):
                 found |= {row.elts[place].value for row in node.value.elts for place in (0, 2)}
     return found
 
@@ -172,7 +226,9 @@ def test_every_text_has_its_chinese_and_no_chinese_is_left_over():
     assert said - set(CHINESE) == set()
     source = "".join(path.read_text(encoding="utf-8") for path in FILES if path.name != "words.py")
     abouts = {about(scaling, "en") for scaling in SCALINGS.values()}
-    assert [text for text in CHINESE.keys() - FIGURES_CHINESE.keys() - abouts if text not in source] == []
+    assert [
+        text for text in CHINESE.keys() - FIGURES_CHINESE.keys() - abouts if text not in source
+    ] == []
 
 
 def test_every_scaling_speaks_chinese():

@@ -1,4 +1,6 @@
-"""What a link or a config says is shown character by character: never as Markdown, HTML or a picture from elsewhere."""
+"""What a link or a config says is shown character by character: never as Markdown, HTML or a
+picture from elsewhere.
+"""
 
 import random
 import re
@@ -9,16 +11,32 @@ import pytest
 
 from ropewalk.explorer import controls
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'")
-markdown = pytest.importorskip("markdown_it", reason="needs markdown-it-py, which rich brings along")
+testing = pytest.importorskip(
+    "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
+)
+markdown = pytest.importorskip(
+    "markdown_it", reason="needs markdown-it-py, which rich brings along"
+)
 from ropewalk.explorer.widgets import literal  # noqa: E402 - it imports streamlit
 
 PAGE = Path(controls.__file__).with_name("page.py")
 HOSTILE = [
-    "**x**<img src=x onerror=alert(1)>", "![x](http://evil.example/x.png)", "[x](javascript:alert(1))", "`x`", "```\nx\n```",
-    "<script>alert(1)</script>", "$\\frac{1}{0}$", ":red[x] :material/delete:", "# x\n\n- y\n\n| a |\n|---|", "http://evil.example",
-    "&lt;b&gt;", "\\`x\\`", "~~~\nx", "` ", "",
-]  # fmt: skip
+    "**x**<img src=x onerror=alert(1)>",
+    "![x](http://evil.example/x.png)",
+    "[x](javascript:alert(1))",
+    "`x`",
+    "```\nx\n```",
+    "<script>alert(1)</script>",
+    "$\\frac{1}{0}$",
+    ":red[x] :material/delete:",
+    "# x\n\n- y\n\n| a |\n|---|",
+    "http://evil.example",
+    "&lt;b&gt;",
+    "\\`x\\`",
+    "~~~\nx",
+    "` ",
+    "",
+]
 PARSER = markdown.MarkdownIt("commonmark", {"html": True})
 
 
@@ -39,7 +57,9 @@ def test_a_literal_is_one_code_span(text):
 def test_random_texts_are_one_code_span():
     drawn = random.Random(7)
     for _ in range(500):
-        text = "x" + "".join(drawn.choices("`~*_[]()<>!\\&#|$:\n\r\t -é\u2028", k=drawn.randint(1, 30)))
+        text = "x" + "".join(
+            drawn.choices("`~*_[]()<>!\\&#|$:\n\r\t -é\u2028", k=drawn.randint(1, 30))
+        )
         assert shown(literal(text)).split() == text.split()
 
 
@@ -53,4 +73,8 @@ def test_a_hostile_link_is_refused_with_its_text_as_it_is(name):
         assert [error.value for error in app.exception] == []
         assert shown(app.error[0].value).startswith(f"{name}: must ")
         others = [*app.markdown, *app.caption, *app.subheader, *app.title]
-        assert [each.value for each in others if "evil" in each.value or "x**" in each.value or "onerror" in each.value] == []
+        assert [
+            each.value
+            for each in others
+            if "evil" in each.value or "x**" in each.value or "onerror" in each.value
+        ] == []

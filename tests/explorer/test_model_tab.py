@@ -1,4 +1,6 @@
-"""The view of a model, with a tiny random Llama in a folder: its figures are those of transformers with its own scaling."""
+"""The view of a model, with a tiny random Llama in a folder: its figures are those of transformers
+with its own scaling.
+"""
 
 import re
 from pathlib import Path
@@ -11,7 +13,9 @@ from ropewalk.errors import RopeError
 from ropewalk.explorer import controls, model_charts, reading
 from ropewalk.explorer.reading import Request
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'")
+testing = pytest.importorskip(
+    "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
+)
 transformers = pytest.importorskip("transformers")
 PAGE = Path(controls.__file__).with_name("page.py")
 HAN = re.compile("[\u4e00-\u9fff]")
@@ -26,15 +30,24 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "rope-llama"
     torch.manual_seed(5)
     config = transformers.LlamaConfig(
-        vocab_size=300, hidden_size=24, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=6, max_position_embeddings=64, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(path)
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
     inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=300,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     inner.train_from_iterator([TYPED], trainer)
     transformers.PreTrainedTokenizerFast(tokenizer_object=inner).save_pretrained(path)
@@ -42,15 +55,22 @@ def folder(tmp_path_factory):
 
 
 def by_transformers(folder, request):
-    """Tokens, losses in float64 and attention [layers, H, S, S] of transformers with its own scaling."""
+    """Tokens, losses in float64 and attention [layers, H, S, S] of transformers with its own
+    scaling.
+    """
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
     if request.method != "none":
         config.rope_parameters = {
-            "rope_type": request.method, "factor": request.factor, "original_max_position_embeddings": 64, "rope_theta": 10000.0,
-        }  # fmt: skip
+            "rope_type": request.method,
+            "factor": request.factor,
+            "original_max_position_embeddings": 64,
+            "rope_theta": 10000.0,
+        }
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32
+    ).eval()
     key = reading.text_of(reading.load(str(folder)), request)
     words = tokenizer.decode(key.tokens)
     positions = list(range(len(key.tokens)))
@@ -58,16 +78,28 @@ def by_transformers(folder, request):
     positions[middle:] = [place + request.gap for place in positions[middle:]]
     with torch.no_grad():
         out = model(
-            key.tokens[None], position_ids=torch.tensor([positions]), attention_mask=torch.ones(1, len(positions)),
+            key.tokens[None],
+            position_ids=torch.tensor([positions]),
+            attention_mask=torch.ones(1, len(positions)),
             output_attentions=True,
-        )  # fmt: skip
+        )
     chances = out.logits[0].double().log_softmax(-1)
     losses = [-float(chances[place, key.tokens[place + 1]]) for place in range(len(key.tokens) - 1)]
-    return words, positions, np.array(losses), torch.stack([each[0] for each in out.attentions]).numpy()
+    return (
+        words,
+        positions,
+        np.array(losses),
+        torch.stack([each[0] for each in out.attentions]).numpy(),
+    )
 
 
 @pytest.mark.parametrize(
-    "request_", [ASKED, Request("none", 1.0, "python", tokens=117, gap=0), Request("linear", 2.0, "own", TYPED)]
+    "request_",
+    [
+        ASKED,
+        Request("none", 1.0, "python", tokens=117, gap=0),
+        Request("linear", 2.0, "own", TYPED),
+    ],
 )
 def test_a_reading_is_that_of_transformers(folder, request_):
     found = reading.read(reading.load(str(folder)), request_)
@@ -95,7 +127,9 @@ def test_a_model_is_left_as_it_was_and_stays_loaded(folder, monkeypatch):
     model = reading.load(str(folder))
     before = reading.read(model, plain)
     reading.read(model, ASKED)
-    monkeypatch.setattr(reading, "_READINGS", type(reading._READINGS)("readings of this test", entries=1))
+    monkeypatch.setattr(
+        reading, "_READINGS", type(reading._READINGS)("readings of this test", entries=1)
+    )
     np.testing.assert_array_equal(reading.read(model, plain).losses, before.losses)
     assert reading.load(str(folder)) is model
     assert reading._MODELS.most_entries == 1
@@ -103,7 +137,11 @@ def test_a_model_is_left_as_it_was_and_stays_loaded(folder, monkeypatch):
 
 def test_layers_are_reported_one_by_one(folder):
     seen = []
-    reading.read(reading.load(str(folder)), Request("ntk", 3.0, "own", TYPED, tokens=108), lambda *done: seen.append(done))
+    reading.read(
+        reading.load(str(folder)),
+        Request("ntk", 3.0, "own", TYPED, tokens=108),
+        lambda *done: seen.append(done),
+    )
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -130,7 +168,9 @@ def test_losses_are_means_of_equal_parts():
 
 def opened(**link):
     app = testing.AppTest.from_file(str(PAGE), default_timeout=60)
-    for name, text in ({"view": "model", "model.text": "own", "model.tokens": "130"} | link).items():
+    for name, text in (
+        {"view": "model", "model.text": "own", "model.tokens": "130"} | link
+    ).items():
         app.query_params[name] = text
     app.run()
     assert [error.value for error in app.exception] == []
@@ -155,8 +195,16 @@ def test_the_view_shows_the_figures_before_and_after(folder, monkeypatch, langua
         _, positions, losses, _ = by_transformers(folder, request)
         assert loss[column] == f"{losses.mean():.3f}"
         assert last[column] == f"{positions[-1]:,}"
-        assert key[column] == f"{np.exp(-losses[-reading.read(reading.load(str(folder)), request).answer :].sum()):.1%}"
-    words = [app.text_input[0].label, *(each.value for each in app.caption), key[0], *(each.label for each in app.slider)]
+        assert (
+            key[column]
+            == f"{np.exp(-losses[-reading.read(reading.load(str(folder)), request).answer :].sum()):.1%}"
+        )
+    words = [
+        app.text_input[0].label,
+        *(each.value for each in app.caption),
+        key[0],
+        *(each.label for each in app.slider),
+    ]
     assert all(bool(HAN.search(word)) == (language == "zh") for word in words)
     app.select_slider(key="model.factor").set_value(8.0).run()
     assert table(app)[0][2] == "yarn 8x"
@@ -175,15 +223,33 @@ def test_without_a_scaling_the_text_is_read_once(folder, monkeypatch):
     monkeypatch.setenv("ROPEWALK_LOCAL", "1")
     monkeypatch.setenv("ROPEWALK_MODEL", str(folder))
     requests, read = [], reading._read
-    monkeypatch.setattr(reading, "_read", lambda model, request, report: requests.append(request) or read(model, request, report))
-    opened(**{"model.method": "none", "model.factor": "4", "model.text": "python", "model.tokens": "121"})
+    monkeypatch.setattr(
+        reading,
+        "_read",
+        lambda model, request, report: requests.append(request) or read(model, request, report),
+    )
+    opened(
+        **{
+            "model.method": "none",
+            "model.factor": "4",
+            "model.text": "python",
+            "model.tokens": "121",
+        }
+    )
     assert [(request.method, request.factor) for request in requests] == [("none", 1.0)]
 
 
 def test_a_hosted_page_reads_no_path(folder, monkeypatch):
     monkeypatch.delenv("ROPEWALK_LOCAL", raising=False)
     monkeypatch.delenv("ROPEWALK_MODEL", raising=False)
-    app = opened(**{"model.tokens": "300", "model.text": "filler", "model_path": str(folder), "model": str(folder)})
+    app = opened(
+        **{
+            "model.tokens": "300",
+            "model.text": "filler",
+            "model_path": str(folder),
+            "model": str(folder),
+        }
+    )
     assert not app.text_input
     assert "ropewalk explore" in app.info[0].value
     assert "tiny" in next(each.value for each in app.markdown if "·" in each.value)

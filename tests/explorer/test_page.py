@@ -1,4 +1,6 @@
-"""The page under streamlit's own test runner: every control, every view, both languages, bad input, links, presets, report."""
+"""The page under streamlit's own test runner: every control, every view, both languages, bad input,
+links, presets, report.
+"""
 
 import base64
 import json
@@ -15,7 +17,9 @@ from ropewalk.explorer import controls, panels
 from ropewalk.explorer.program import program
 from ropewalk.explorer.state import layers_of
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'")
+testing = pytest.importorskip(
+    "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
+)
 PAGE = Path(controls.__file__).with_name("page.py")
 # the view of a model has its own tests
 VIEWS = [view for view in controls.VIEWS if view not in ("story", "report", "model")]
@@ -42,7 +46,9 @@ def alive(app):
 
 def link(app) -> dict[str, str]:
     """What the address says beside the first view of free play."""
-    found = {name: text if isinstance(text, str) else text[0] for name, text in app.query_params.items()}
+    found = {
+        name: text if isinstance(text, str) else text[0] for name, text in app.query_params.items()
+    }
     return {name: text for name, text in found.items() if (name, text) != ("view", "clocks")}
 
 
@@ -64,13 +70,25 @@ def change(widget) -> None:
     elif kind == "Slider":
         widget.set_value(widget.value + 1)
     else:
-        widget.set_value({"en": "zh", "zh": "en"}.get(widget.value) or VIEWS[VIEWS.index(widget.value) + 1])
+        widget.set_value(
+            {"en": "zh", "zh": "en"}.get(widget.value) or VIEWS[VIEWS.index(widget.value) + 1]
+        )
 
 
 def keyed(app) -> dict:
     """Every widget that holds a value of the page, by name."""
-    kinds = (app.selectbox, app.select_slider, app.slider, app.checkbox, app.number_input, app.text_input, app.radio)
-    return {widget.key: widget for kind in kinds for widget in kind if widget.key in controls.controls()}
+    kinds = (
+        app.selectbox,
+        app.select_slider,
+        app.slider,
+        app.checkbox,
+        app.number_input,
+        app.text_input,
+        app.radio,
+    )
+    return {
+        widget.key: widget for kind in kinds for widget in kind if widget.key in controls.controls()
+    }
 
 
 def test_the_first_page_is_whole(page):
@@ -83,7 +101,16 @@ def test_the_first_page_is_whole(page):
 def test_every_control_but_those_of_scalings_changes_the_link(page):
     app = page(view="plane", compare="1", b__scaling="default")
     names = list(keyed(app))
-    assert {"position", "pair", "trained", "a.head_dim", "b.theta", "b.precision", "a.rotary_dim", "language"} <= set(names)
+    assert {
+        "position",
+        "pair",
+        "trained",
+        "a.head_dim",
+        "b.theta",
+        "b.precision",
+        "a.rotary_dim",
+        "language",
+    } <= set(names)
     for name in names:
         before = link(app)
         change(keyed(app)[name])
@@ -117,15 +144,23 @@ def test_every_field_of_a_scaling_has_a_control_that_works(page, scaling):
 def test_every_view_in_every_language(page, view, language):
     app = page(view=view, language=language, compare="1", a__scaling="xpos")
     assert not app.error
-    words = [app.subheader[0].value, app.checkbox(key="compare").label, *(caption.value for caption in app.caption)]
+    words = [
+        app.subheader[0].value,
+        app.checkbox(key="compare").label,
+        *(caption.value for caption in app.caption),
+    ]
     assert all(bool(HAN.search(word)) == (language == "zh") for word in words)
     assert len(app.metric) == (0 if view == "code" else 8)
 
 
 def test_precision_tells_the_memory_of_a_full_table(page):
     app = page(view="precision", served="1000", a__head_dim="48")
-    # cos and sin, 1024 positions (1000 rounded up to a power of two) x 24 pairs, 4 bytes each, and the 8-byte steps of the phases
-    assert any(re.search(rf"^\| full \| {2 * 1024 * 24 * 4 + 24 * 8:,} \|$", text.value, re.MULTILINE) for text in app.markdown)
+    # cos and sin, 1024 positions (1000 rounded up to a power of two) x 24 pairs, 4 bytes each, and
+    # the 8-byte steps of the phases
+    assert any(
+        re.search(rf"^\| full \| {2 * 1024 * 24 * 4 + 24 * 8:,} \|$", text.value, re.MULTILINE)
+        for text in app.markdown
+    )
 
 
 def test_a_scaling_added_later_has_its_controls(page, monkeypatch):
@@ -138,11 +173,22 @@ def test_a_link_restores_the_page(page):
     first = page(view="code")
     for name, value in {"a.scaling": "yarn", "compare": True}.items():
         keyed(first)[name].set_value(value).run()
-    for name in ("a.yarn.factor", "a.yarn.mscale", "served", "position", "b.yarn.truncate", "language"):
+    for name in (
+        "a.yarn.factor",
+        "a.yarn.mscale",
+        "served",
+        "position",
+        "b.yarn.truncate",
+        "language",
+    ):
         change(keyed(first)[name])
         alive(first.run())
     second = page(**link(first))
-    assert second.code[0].value == first.code[0].value == program(second.session_state["values"]).rstrip()
+    assert (
+        second.code[0].value
+        == first.code[0].value
+        == program(second.session_state["values"]).rstrip()
+    )
     assert link(second) == link(first)
     assert {name: widget.value for name, widget in keyed(second).items()} == {
         name: widget.value for name, widget in keyed(first).items()
@@ -169,13 +215,20 @@ def test_values_that_exclude_each_other_say_so_and_can_be_changed_back(page):
         (b"{not json", "must be JSON"),
         (b'{"model_type": "llama", "rope_theta": Infinity}', "must be finite"),
         (b" " * (1 << 20) + b"{}", "must be at most 1048576 bytes"),
-        (json.dumps({"model_type": "llama", "head_dim": 4096, "max_position_embeddings": 64}).encode(), "head_dim"),
+        (
+            json.dumps(
+                {"model_type": "llama", "head_dim": 4096, "max_position_embeddings": 64}
+            ).encode(),
+            "head_dim",
+        ),
         (b'{"<script>alert(1)</script>": 1}', "rope_parameters"),
     ],
 )
 def test_a_bad_config_is_told_and_the_page_goes_on(page, data, says):
     app = page(a__theta="500")
-    alive(app.file_uploader(key="upload").set_value(("config.json", data, "application/json")).run())
+    alive(
+        app.file_uploader(key="upload").set_value(("config.json", data, "application/json")).run()
+    )
     assert says in app.error[0].value
     assert app.select_slider(key="a.theta").value == 500.0
     alive(app.select_slider(key="a.theta").set_value(1000.0).run())
@@ -184,10 +237,14 @@ def test_a_bad_config_is_told_and_the_page_goes_on(page, data, says):
 
 def test_a_good_config_after_a_bad_one_clears_the_message(page):
     app = page()
-    alive(app.file_uploader(key="upload").set_value(("config.json", b"[]", "application/json")).run())
+    alive(
+        app.file_uploader(key="upload").set_value(("config.json", b"[]", "application/json")).run()
+    )
     assert app.error
     good = json.dumps(EXAMPLES["gpt-oss-20b"]).encode()
-    alive(app.file_uploader(key="upload").set_value(("config.json", good, "application/json")).run())
+    alive(
+        app.file_uploader(key="upload").set_value(("config.json", good, "application/json")).run()
+    )
     assert not app.error
     assert link(app) == controls.to_link(controls.defaults() | layers_of(good)["full_attention"])
 

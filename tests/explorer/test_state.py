@@ -1,4 +1,6 @@
-"""The page's values: a link restores them, configs fill them, and the program they print makes the same specs."""
+"""The page's values: a link restores them, configs fill them, and the program they print makes the
+same specs.
+"""
 
 import json
 import math
@@ -18,12 +20,16 @@ from ropewalk.explorer.state import layers_of, limited, spec_of, stretched, valu
 from ropewalk.frequencies import Clipped, Dynamic, Learnable, Linear, LongRope, Scaling, Yarn
 from ropewalk.interop.config.hf import from_hf
 
-LAYERS = [(name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)]
+LAYERS = [
+    (name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)
+]
 EVERY_SCALING = list(SCALINGS)
 
 
 def through_a_link(values):
-    return controls.from_link(dict(parse_qsl(urlencode(controls.to_link(values)), keep_blank_values=True)))
+    return controls.from_link(
+        dict(parse_qsl(urlencode(controls.to_link(values)), keep_blank_values=True))
+    )
 
 
 def changed(name: str, control: controls.Control):
@@ -36,7 +42,11 @@ def changed(name: str, control: controls.Control):
         return tuple(value * 1.5 for value in control.default)
     if name.endswith(("fraction", "weight", "share")):
         return 0.5
-    return 1.25 if control.kind == "optional number" else control.default * 2 + (control.kind == "integer")
+    return (
+        1.25
+        if control.kind == "optional number"
+        else control.default * 2 + (control.kind == "integer")
+    )
 
 
 @pytest.mark.parametrize(("name", "layer"), LAYERS)
@@ -71,7 +81,9 @@ def test_every_field_of_every_scaling_is_set_and_restored(name):
 
 def test_a_new_scaling_brings_its_controls(monkeypatch):
     monkeypatch.setitem(SCALINGS, "slower", Slower)
-    values = controls.from_link({"a.scaling": "slower", "a.slower.by": "2.5", "a.slower.softly": "1"})
+    values = controls.from_link(
+        {"a.scaling": "slower", "a.slower.by": "2.5", "a.slower.softly": "1"}
+    )
     assert spec_of(values).scaling == Slower(by=2.5, softly=True)
     assert spec_of(values).frequencies().radians[0] == pytest.approx(0.4)
 
@@ -92,11 +104,21 @@ class Slower(Scaling):
 @pytest.mark.parametrize(
     "spec",
     [
-        RopeSpec(12, 500.0, Yarn(factor=3.0, attention_factor=1.5), layout="interleaved", layout_out="half", rotary_dim=10),
+        RopeSpec(
+            12,
+            500.0,
+            Yarn(factor=3.0, attention_factor=1.5),
+            layout="interleaved",
+            layout_out="half",
+            rotary_dim=10,
+        ),
         RopeSpec(14, rotary_start=4, magnitude_on="q", precision="hf", extra_softmax_factor=1.7),
         RopeSpec(14, axes=chunked([3, 2, 2])),
         RopeSpec(64, scaling=Clipped(inner=Yarn(), pairs=7)),
-        RopeSpec(10, scaling=LongRope((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 2.0, 3.5, 4.0, 5.0), 64, factor=8.0)),
+        RopeSpec(
+            10,
+            scaling=LongRope((1.0, 1.1, 1.2, 1.3, 1.4), (1.0, 2.0, 3.5, 4.0, 5.0), 64, factor=8.0),
+        ),
     ],
 )
 def test_values_and_spec_are_two_forms_of_one_thing(spec):
@@ -129,27 +151,46 @@ def test_a_bad_link_is_refused_by_the_name_of_what_is_bad(name, text):
 
 
 def test_what_a_link_may_not_mean_is_refused_by_the_spec():
-    for bad in ({"a.theta": "-1"}, {"a.scaling": "yarn", "a.yarn.beta_fast": "0.5"}, {"a.head_dim": "7"}):
+    for bad in (
+        {"a.theta": "-1"},
+        {"a.scaling": "yarn", "a.yarn.beta_fast": "0.5"},
+        {"a.head_dim": "7"},
+    ):
         with pytest.raises(RopeError):
             spec_of(controls.from_link(bad))
 
 
 def test_unknown_names_in_a_link_are_let_be():
-    assert controls.from_link({"embed": "true", "a.yarn": "1", "c.theta": "3"}) == controls.defaults()
+    assert (
+        controls.from_link({"embed": "true", "a.yarn": "1", "c.theta": "3"}) == controls.defaults()
+    )
 
 
 def test_a_link_says_only_what_is_in_use():
     values = controls.defaults() | {"a.linear.factor": 3.0, "b.theta": 7.0}
     assert controls.to_link(values) == {}
     assert controls.to_link(values | {"a.scaling": "linear", "compare": True}) == {
-        "compare": "1", "a.scaling": "linear", "a.linear.factor": "3", "b.theta": "7",
-    }  # fmt: skip
+        "compare": "1",
+        "a.scaling": "linear",
+        "a.linear.factor": "3",
+        "b.theta": "7",
+    }
 
 
 def test_what_hangs_on_others_comes_into_range():
-    values = controls.defaults() | {"a.rotary_dim": 96, "a.rotary_start": 40, "position": 9000, "pair": 60}
+    values = controls.defaults() | {
+        "a.rotary_dim": 96,
+        "a.rotary_start": 40,
+        "position": 9000,
+        "pair": 60,
+    }
     settled = limited(values | {"a.head_dim": 20, "served": 100})
-    assert (settled["a.rotary_start"], settled["a.rotary_dim"], settled["position"], settled["pair"]) == (18, 2, 99, 0)
+    assert (
+        settled["a.rotary_start"],
+        settled["a.rotary_dim"],
+        settled["position"],
+        settled["pair"],
+    ) == (18, 2, 99, 0)
     assert limited(controls.defaults()) == controls.defaults()
 
 
@@ -171,7 +212,10 @@ def test_a_list_stretches_over_the_pairs():
 def test_every_preset_survives_another_head(head_dim):
     for config in EXAMPLES.values():
         for loaded in layers_of(config).values():
-            assert spec_of(limited(controls.defaults() | loaded | {"a.head_dim": head_dim})).pairs == head_dim // 2
+            assert (
+                spec_of(limited(controls.defaults() | loaded | {"a.head_dim": head_dim})).pairs
+                == head_dim // 2
+            )
 
 
 @pytest.mark.parametrize(
@@ -183,8 +227,12 @@ def test_every_preset_survives_another_head(head_dim):
         b"\xff",
         b"{" * 100,
         b" " * (1 << 20) + b"{}",
-        json.dumps({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": -1}).encode(),
-        json.dumps({"model_type": "llama", "head_dim": 4096, "max_position_embeddings": 64}).encode(),
+        json.dumps(
+            {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "rope_theta": -1}
+        ).encode(),
+        json.dumps(
+            {"model_type": "llama", "head_dim": 4096, "max_position_embeddings": 64}
+        ).encode(),
         json.dumps({"model_type": "bert", "position_embedding_type": "absolute"}).encode(),
         b'{"model_type": "llama", "head_dim": 64}',
     ],
@@ -196,7 +244,12 @@ def test_a_config_that_is_none_is_refused(data):
 
 @pytest.mark.parametrize(
     "scaling",
-    [Clipped(inner=Yarn(factor=4.0)), Clipped(inner=Dynamic()), Clipped(inner=Clipped(pairs=3)), Learnable(Linear(2.0))],
+    [
+        Clipped(inner=Yarn(factor=4.0)),
+        Clipped(inner=Dynamic()),
+        Clipped(inner=Clipped(pairs=3)),
+        Learnable(Linear(2.0)),
+    ],
 )
 def test_an_inner_scaling_that_the_page_has_no_controls_for_is_refused(scaling):
     with pytest.raises(RopeError, match="with its defaults, to be shown here"):
@@ -205,7 +258,13 @@ def test_an_inner_scaling_that_the_page_has_no_controls_for_is_refused(scaling):
 
 def test_a_config_with_cope_over_yarn_is_refused():
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
-    config = {"model_type": "llama", "head_dim": 64, "max_position_embeddings": 16_384, "rope_theta": 1e4, "use_cope": True}
+    config = {
+        "model_type": "llama",
+        "head_dim": 64,
+        "max_position_embeddings": 16_384,
+        "rope_theta": 1e4,
+        "use_cope": True,
+    }
     assert layers_of(config)["full_attention"]["a.clipped.inner"] == "default"
     with pytest.raises(RopeError, match="inner"):
         layers_of(config | {"rope_scaling": scaled})
@@ -221,7 +280,8 @@ def ran(code, monkeypatch, drawn):
     monkeypatch.setattr(plots, "draw", lambda name, view: drawn.append((name, view)))
     monkeypatch.setattr(plots, "save", lambda figure, path: path)
     space = {}
-    exec(compile(code, "program", "exec"), space)  # noqa: S102 - the page printed it, and running it is the test
+    # the page printed it, and running it is the test
+    exec(compile(code, "program", "exec"), space)  # noqa: S102
     return space
 
 
@@ -229,7 +289,11 @@ CASES = [{"a.scaling": name, "a.head_dim": 10} for name in SCALINGS]
 CASES += [layers_of(EXAMPLES[name])[layer] | {"compare": True} for name, layer in LAYERS]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(filter(None, (case["a.scaling"], str(case["a.head_dim"])))))
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: "-".join(filter(None, (case["a.scaling"], str(case["a.head_dim"])))),
+)
 def test_the_program_makes_what_the_page_shows(case, monkeypatch):
     values = limited(controls.defaults() | {"position": 1001} | case)
     drawn = []
@@ -244,7 +308,9 @@ def test_the_program_makes_what_the_page_shows(case, monkeypatch):
     size = float(found.magnitude)
     if found.growth is not None:
         size = size * np.exp((1001 - found.center) * found.growth.numpy())
-    np.testing.assert_allclose(space["cos"].detach().flatten(), np.cos(1001 * found.radians.numpy()) * size, atol=2e-6)
+    np.testing.assert_allclose(
+        space["cos"].detach().flatten(), np.cos(1001 * found.radians.numpy()) * size, atol=2e-6
+    )
 
 
 def test_the_program_writes_its_pictures(tmp_path, monkeypatch):
@@ -252,7 +318,8 @@ def test_the_program_writes_its_pictures(tmp_path, monkeypatch):
     exec(compile(program(controls.defaults() | {"a.head_dim": 10}), "program", "exec"), {})  # noqa: S102
     written = sorted(path.name for path in tmp_path.iterdir())
     assert written == sorted(
-        f"spec_a-{name}.png" for name in ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precision")
+        f"spec_a-{name}.png"
+        for name in ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precision")
     )
     assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
 

@@ -1,4 +1,6 @@
-"""The story under streamlit's test runner: every step in both languages, quickly; its remedies, its exports, the hosted form."""
+"""The story under streamlit's test runner: every step in both languages, quickly; its remedies, its
+exports, the hosted form.
+"""
 
 import io
 import re
@@ -20,7 +22,9 @@ from ropewalk.plots.look import Look
 from ropewalk.plots.motion import dials_of
 from ropewalk.plots.numerals import short
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'")
+testing = pytest.importorskip(
+    "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
+)
 PAGE = Path(controls.__file__).with_name("page.py")
 SPACE = Path(__file__).parents[2] / "examples" / "space"
 HAN = re.compile("[\u4e00-\u9fff]")
@@ -40,7 +44,9 @@ def test_the_first_page_asks_and_yarn_answers():
     app = opened()
     assert "trained on 4,096 tokens and now reads 16,384" in app.subheader[0].value
     assert app.warning[0].value.startswith("18 of 64 pairs")
-    next(group for group in app.get("button_group") if group.key == "a.scaling").set_value("yarn").run()
+    next(group for group in app.get("button_group") if group.key == "a.scaling").set_value(
+        "yarn"
+    ).run()
     assert app.success[0].value == "yarn: no pair reaches an angle that training did not show."
     values = app.session_state["values"]
     assert (values["a.yarn.factor"], values["a.yarn.original_length"]) == (4.0, 4096)
@@ -98,7 +104,11 @@ def test_engines_are_told_in_both_languages():
 
 
 def test_the_wave_holds_the_position_and_whole_turns():
-    for spec, pair, position in ((RopeSpec(8), 0, 900), (RopeSpec(8, scaling=Ntk(4.0)), 3, 15), (RopeSpec(4), 1, 0)):
+    for spec, pair, position in (
+        (RopeSpec(8), 0, 900),
+        (RopeSpec(8, scaling=Ntk(4.0)), 3, 15),
+        (RopeSpec(4), 1, 0),
+    ):
         rows = story_charts.wave(spec, pair, position, 1024, ENGLISH)["data"]["values"]
         xs = [row["x"] for row in rows if row["of"] == "cos"]
         assert min(xs) <= position <= max(xs)
@@ -142,7 +152,9 @@ def test_a_pair_that_stands_still_is_slowed_without_end():
     app = opened(step="remedies", a__scaling="given", a__head_dim="4", a__given__radians="0,0.005")
     slowed = {metric.label: metric.value for metric in app.metric}
     assert slowed["Fastest pair, slowed by"] == "∞"
-    assert slowed["Slowest pair, slowed by"] == "2x"  # the second of two pairs turns by 0.01 unscaled
+    assert (
+        slowed["Slowest pair, slowed by"] == "2x"
+    )  # the second of two pairs turns by 0.01 unscaled
 
 
 def test_a_scaling_is_fitted_where_it_has_the_fields():
@@ -179,5 +191,7 @@ def test_numbers_are_short(number, text):
 
 
 def test_the_hosted_form_is_one_file_and_its_requirements():
-    assert (SPACE / "requirements.txt").read_text(encoding="utf-8").split() == ["ropewalk[explorer,hf]"]
+    assert (SPACE / "requirements.txt").read_text(encoding="utf-8").split() == [
+        "ropewalk[explorer,hf]"
+    ]
     assert opened(SPACE / "app.py").subheader[0].value.startswith("A model was trained")

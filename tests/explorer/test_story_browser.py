@@ -1,4 +1,6 @@
-"""The story in a real browser, step by step in both languages: no text lies on another; the screenshots are those of the docs."""
+"""The story in a real browser, step by step in both languages: no text lies on another; the
+screenshots are those of the docs.
+"""
 
 import pytest
 from geometry import cut, overlaps
@@ -16,11 +18,25 @@ LLAMA = (
 
 def drawn(browser, step: str) -> None:
     """Wait until a step and its pictures are there."""
-    browser.wait(f"(new URLSearchParams(location.search).get('step') || 'question') === '{step}'", f"the step {step}")
+    browser.wait(
+        f"(new URLSearchParams(location.search).get('step') || 'question') === '{step}'",
+        f"the step {step}",
+    )
     browser.settle()
-    shown = {"question": "img", "engines": "table"}.get(step, "[data-testid=stVegaLiteChart] svg text")
-    browser.wait(f"document.querySelector('[data-testid=stMain]').querySelector('{shown}') !== null", f"the picture of {step}")
-    assert browser.js("document.querySelectorAll('[data-testid=stException], [data-testid=stAlertContentError]').length") == 0
+    shown = {"question": "img", "engines": "table"}.get(
+        step, "[data-testid=stVegaLiteChart] svg text"
+    )
+    browser.wait(
+        f"document.querySelector('[data-testid=stMain]').querySelector('{shown}') !== null",
+        f"the picture of {step}",
+    )
+    assert (
+        browser.js(
+            "document.querySelectorAll('[data-testid=stException], "
+            "[data-testid=stAlertContentError]').length"
+        )
+        == 0
+    )
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -34,29 +50,46 @@ def test_the_whole_story_without_overlapping_texts(browser, server, pictures, la
         if step == "question":
             # the answer: press yarn
             browser.js("document.querySelectorAll('.st-key-a-scaling button')[1].click()")
-            browser.wait("document.querySelector('[data-testid=stAlertContentSuccess]') !== null", "the remedy")
+            browser.wait(
+                "document.querySelector('[data-testid=stAlertContentSuccess]') !== null",
+                "the remedy",
+            )
             browser.wait("location.search.includes('a.yarn.factor=4')", "the factor in the link")
         if step != STEPS[-1]:
             browser.click(".st-key-next button")
     browser.click(".st-key-play button")
     browser.wait("new URLSearchParams(location.search).get('view') === 'ladder'", "free play")
     browser.settle()
-    browser.wait("document.querySelectorAll('[data-testid=stVegaLiteChart] svg text').length > 20", "the charts")
+    browser.wait(
+        "document.querySelectorAll('[data-testid=stVegaLiteChart] svg text').length > 20",
+        "the charts",
+    )
     assert "a.scaling=yarn" in browser.link()
     assert overlaps(browser) == []
     assert cut(browser) == []
 
 
-@pytest.mark.parametrize("query", [f"view=clocks&{LLAMA}", f"view=ladder&compare=1&{LLAMA}", f"step=pairs&{LLAMA}"])
+@pytest.mark.parametrize(
+    "query", [f"view=clocks&{LLAMA}", f"view=ladder&compare=1&{LLAMA}", f"step=pairs&{LLAMA}"]
+)
 def test_long_wavelengths_do_not_collide(browser, server, query):
     # the slowest pair of Llama 3.1 takes 20,473,564 tokens for a turn
     browser.open(f"{server}/?{query}")
-    browser.wait("document.querySelector('[data-testid=stMain]').querySelector('img, svg text') !== null", "a picture")
+    browser.wait(
+        "document.querySelector('[data-testid=stMain]').querySelector('img, svg text') !== null",
+        "a picture",
+    )
     assert overlaps(browser) == []
 
 
 def test_a_narrow_screen_shows_the_first_step_whole(browser, server, pictures):
-    browser.send("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    browser.send(
+        "Emulation.setDeviceMetricsOverride",
+        width=390,
+        height=844,
+        deviceScaleFactor=1,
+        mobile=True,
+    )
     browser.open(server)
     drawn(browser, "question")
     assert browser.js("document.documentElement.scrollWidth") <= 390

@@ -1,4 +1,6 @@
-"""Attention on a CUDA device against the float64 definition: fused softmax, FlexAttention, and linear attention's kernels."""
+"""Attention on a CUDA device against the float64 definition: fused softmax, FlexAttention, and
+linear attention's kernels.
+"""
 
 import copy
 import sys
@@ -33,11 +35,15 @@ def rules(kind):
     return {"causal": kind == "causal"}, {}
 
 
-@pytest.mark.parametrize(("backend", "encoding"), [("sdpa", "rope"), ("sdpa", "alibi"), ("flex", "rope")])
+@pytest.mark.parametrize(
+    ("backend", "encoding"), [("sdpa", "rope"), ("sdpa", "alibi"), ("flex", "rope")]
+)
 @pytest.mark.parametrize("kind", ["causal", "window", "padding", "documents", "bidirectional"])
 def test_every_backend_equals_the_definition_with_gradients(backend, encoding, kind):
     options, call = rules(kind)
-    exact = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **{"causal": True} | options).double()
+    exact = Attention(
+        MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, encoding=encoding, **{"causal": True} | options
+    ).double()
     layer = copy.deepcopy(exact).float().cuda()
     layer.backend = backend
     x = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64, requires_grad=True)
@@ -53,7 +59,10 @@ def test_every_backend_equals_the_definition_with_gradients(backend, encoding, k
 
 def test_a_long_sequence_with_a_window_takes_flex_attention_by_itself():
     layer = Attention(MODEL_DIM, HEADS, KV_HEADS, HEAD_DIM, window=5).cuda()
-    chosen = [layer.backend_for(torch.zeros(1, tokens, MODEL_DIM, device="cuda"))[0] for tokens in (SEQ, 2048)]
+    chosen = [
+        layer.backend_for(torch.zeros(1, tokens, MODEL_DIM, device="cuda"))[0]
+        for tokens in (SEQ, 2048)
+    ]
     assert chosen == ["sdpa", "flex"]
 
 
@@ -68,7 +77,9 @@ def test_flex_attention_of_many_lengths_windows_and_offsets_is_compiled_few_time
                 cache = KVCache()
                 pieces = [layer(piece, cache=cache).out for piece in x.split(1500, dim=1)]
                 layer.backend = "sdpa"
-                torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x).out, atol=3e-4, rtol=1e-3)
+                torch.testing.assert_close(
+                    torch.cat(pieces, dim=1), layer(x).out, atol=3e-4, rtol=1e-3
+                )
                 layer.backend = "flex"
 
 

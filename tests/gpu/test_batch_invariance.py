@@ -1,4 +1,6 @@
-"""The same token at the same position gives the same bits whatever its neighbours, the memory order and the configuration."""
+"""The same token at the same position gives the same bits whatever its neighbours, the memory order
+and the configuration.
+"""
 
 import pytest
 import torch
@@ -23,15 +25,24 @@ def test_a_token_has_the_same_bits_in_every_call(dtype, seed):
 def test_the_fused_kernel_gives_the_same_bits_for_any_number_of_tokens(dtype, normed):
     spec, generator = rw.RopeSpec(128), torch.Generator("cuda").manual_seed(1)
     make = lambda *sizes: torch.randn(*sizes, generator=generator, device="cuda").to(dtype)
-    qkv, positions = make(3000, 48 * 128), torch.randint(0, 100_000, (3000,), generator=generator, device="cuda")
+    qkv, positions = (
+        make(3000, 48 * 128),
+        torch.randint(0, 100_000, (3000,), generator=generator, device="cuda"),
+    )
     norm = QKNorm(make(128), make(128)) if normed else None
     results = []
     for tokens in (3000, 600, 90, 1):
         cache = KVSlots(make(tokens, 8, 128), make(tokens, 8, 128))
         slots = torch.arange(tokens, device="cuda")
         q = qk_norm_rope(
-            qkv[:tokens], spec=spec, positions=positions[:tokens], heads=(32, 8), norm=norm, cache=cache, slots=slots
-        )  # fmt: skip
+            qkv[:tokens],
+            spec=spec,
+            positions=positions[:tokens],
+            heads=(32, 8),
+            norm=norm,
+            cache=cache,
+            slots=slots,
+        )
         results.append((q, cache.k))
     whole_q, whole_k = results[0]
     for q, k in results[1:]:

@@ -1,4 +1,6 @@
-"""Generation on a CUDA device: the captured decode step gives the tokens of the plain path, with less work on the host."""
+"""Generation on a CUDA device: the captured decode step gives the tokens of the plain path, with
+less work on the host.
+"""
 
 import numpy as np
 import pytest
@@ -26,7 +28,9 @@ OPTIONS = {
     "window": {"window": 20},
     "layers without positions": {"layer_types": ("full", "nope", "full")},
     "yarn": {"encoding": rw.RopeSpec(32, scaling=rw.frequencies.Yarn(64, 4.0))},
-    "part of the head, interleaved": {"encoding": rw.RopeSpec(32, rotary_dim=16, layout="interleaved")},
+    "part of the head, interleaved": {
+        "encoding": rw.RopeSpec(32, rotary_dim=16, layout="interleaved")
+    },
     "untied": {"tie_embeddings": False},
 }
 
@@ -45,7 +49,9 @@ def test_the_same_tokens_as_the_plain_path(options, rows):
     padding[rows // 2, :13] = False
     plain = model.generate(prompt, 48, padding=padding, graph=False)
     assert torch.equal(model.generate(prompt, 48, padding=padding, graph=True), plain)
-    assert torch.equal(model.generate(prompt, 48, padding=padding, graph=True), plain)  # a second call reuses the graph
+    assert torch.equal(
+        model.generate(prompt, 48, padding=padding, graph=True), plain
+    )  # a second call reuses the graph
 
 
 def test_stop_tokens_and_streams():
@@ -53,7 +59,9 @@ def test_stop_tokens_and_streams():
     stop = int(model.generate(prompt, 30, graph=False)[0, 20])
     plain = model.generate(prompt, 30, stop=stop, pad=7, graph=False)
     assert torch.equal(model.generate(prompt, 30, stop=np.int64(stop), pad=7, graph=True), plain)
-    streamed = torch.stack([token.clone() for token in model.stream(prompt, 30, stop=stop, pad=7)], dim=1)
+    streamed = torch.stack(
+        [token.clone() for token in model.stream(prompt, 30, stop=stop, pad=7)], dim=1
+    )
     assert torch.equal(torch.cat((prompt, streamed), dim=1), plain)
 
 
@@ -61,13 +69,18 @@ def test_two_streams_at_the_same_time():
     model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
     together = list(zip(*(model.stream(prompt, 30) for prompt in prompts), strict=True))
     for prompt, tokens in zip(prompts, zip(*together, strict=True), strict=True):
-        assert torch.equal(model.generate(prompt, 30, graph=False)[:, 9:], torch.stack(tokens, dim=1))
+        assert torch.equal(
+            model.generate(prompt, 30, graph=False)[:, 9:], torch.stack(tokens, dim=1)
+        )
 
 
 def test_generations_on_two_cuda_streams():
     model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
     plain = [model.generate(prompt, 30, graph=False) for prompt in prompts]
-    streams, large = [torch.cuda.Stream() for _ in prompts], torch.zeros(16384, 16384, device="cuda")
+    streams, large = (
+        [torch.cuda.Stream() for _ in prompts],
+        torch.zeros(16384, 16384, device="cuda"),
+    )
     for stream, prompt in zip(streams, prompts, strict=True):  # captures a step for each stream
         with torch.cuda.stream(stream):
             model.generate(prompt, 30, graph=True)
@@ -75,7 +88,8 @@ def test_generations_on_two_cuda_streams():
     found = []
     for stream, prompt in zip(streams, prompts, strict=True):
         with torch.cuda.stream(stream):
-            large @ large  # takes long enough that the first has not begun when the second is started
+            # takes long enough that the first has not begun when the second is started
+            large @ large
             found.append(model.generate(prompt, 30, graph=True))
     torch.cuda.synchronize()
     assert torch.equal(found[0], plain[0])
@@ -84,7 +98,10 @@ def test_generations_on_two_cuda_streams():
 
 def test_sampling_with_a_seed_repeats():
     model, prompt = make(), torch.randint(0, 499, (2, 9), device="cuda")
-    sampled = [model.generate(prompt, 20, temperature=1.0, top_k=20, seed=4, graph=graph) for graph in (True, True, False)]
+    sampled = [
+        model.generate(prompt, 20, temperature=1.0, top_k=20, seed=4, graph=graph)
+        for graph in (True, True, False)
+    ]
     assert torch.equal(sampled[0], sampled[1])
     assert torch.equal(sampled[0], sampled[2])
 
@@ -97,8 +114,12 @@ def test_changed_weights_are_used():
     after = model.generate(prompt, 20, graph=True)
     assert not torch.equal(before, after)
     assert torch.equal(after, model.generate(prompt, 20, graph=False))
-    model.lm_head = torch.nn.Linear(96, 499, bias=False).cuda()  # other memory: the graph is captured anew
-    assert torch.equal(model.generate(prompt, 20, graph=True), model.generate(prompt, 20, graph=False))
+    model.lm_head = torch.nn.Linear(
+        96, 499, bias=False
+    ).cuda()  # other memory: the graph is captured anew
+    assert torch.equal(
+        model.generate(prompt, 20, graph=True), model.generate(prompt, 20, graph=False)
+    )
 
 
 def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():

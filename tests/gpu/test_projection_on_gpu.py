@@ -1,4 +1,6 @@
-"""A Decoder on a CUDA device projects, norms and rotates by the fused kernels; its loss and gradients stay right."""
+"""A Decoder on a CUDA device projects, norms and rotates by the fused kernels; its loss and
+gradients stay right.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,14 @@ from ropewalk.models import Decoder, DecoderConfig, decoder_attention
 from ropewalk.spec import RopeSpec
 
 pytestmark = pytest.mark.gpu
-SIZES = {"vocab_size": 97, "hidden_size": 256, "intermediate_size": 128, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4}
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 256,
+    "intermediate_size": 128,
+    "num_layers": 2,
+    "num_heads": 8,
+    "num_kv_heads": 4,
+}
 OPTIONS = {"plain": {}, "head norm": {"qk_norm": True}, "biases": {"qkv_bias": True}}
 
 
@@ -28,12 +37,16 @@ def loss_and_gradients(model, tokens, **arguments):
 def calls(monkeypatch):
     """A list that grows with every launch of the kernel for many tokens."""
     launched = []
-    monkeypatch.setattr(launch, "run", lambda *args, run=launch.run: (launched.append(1), run(*args))[1])
+    monkeypatch.setattr(
+        launch, "run", lambda *args, run=launch.run: (launched.append(1), run(*args))[1]
+    )
     return launched
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str
+)
 def test_loss_and_gradients(options, dtype, tolerance, calls, monkeypatch):
     monkeypatch.setattr(forms, "is_faster", lambda *args: True)
     tokens = torch.randint(0, 97, (2, 1100), device="cuda")
@@ -69,7 +82,9 @@ def test_a_prompt_with_a_cache_and_padding(calls, monkeypatch):
 def test_norms_that_a_user_put_in_place_are_computed(tokens):
     model = model_of({"qk_norm": True}, torch.float32).eval()
     for layer in model.layers:
-        layer.self_attn.q_norm, layer.self_attn.k_norm = (torch.nn.LayerNorm(64, device="cuda") for _ in range(2))
+        layer.self_attn.q_norm, layer.self_attn.k_norm = (
+            torch.nn.LayerNorm(64, device="cuda") for _ in range(2)
+        )
         torch.nn.init.normal_(layer.self_attn.q_norm.weight)
     prompt = torch.randint(0, 97, (1, tokens), device="cuda")
     with torch.no_grad():

@@ -1,4 +1,6 @@
-"""The public API on a CUDA device against the float64 definition: every feature, no synchronisation, graph-safe."""
+"""The public API on a CUDA device against the float64 definition: every feature, no
+synchronisation, graph-safe.
+"""
 
 import itertools
 
@@ -13,14 +15,23 @@ from ropewalk.kernels.request import align
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 ULP = {torch.float32: 4 * 2**-24, torch.bfloat16: 1.05 * 2**-8, torch.float16: 1.05 * 2**-11}
-ORDERS = {"bshd": (-3, (2, 7, 3, 10)), "bhsd": (-2, (2, 3, 7, 10)), "sbhd": (-4, (7, 2, 3, 10)), "thd": (-3, (7, 3, 10))}
+ORDERS = {
+    "bshd": (-3, (2, 7, 3, 10)),
+    "bhsd": (-2, (2, 3, 7, 10)),
+    "sbhd": (-4, (7, 2, 3, 10)),
+    "thd": (-3, (7, 3, 10)),
+}
 
 
 def turned_by_definition(x, spec, positions, seq_dim, *, key=False, length=None):
-    """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small positions only."""
+    """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small
+    positions only.
+    """
     found = spec.ladder_frequencies(length)
     where = torch.as_tensor(positions).cpu()
-    coordinates = where[..., None] if spec.num_axes == 1 else where[list(spec.axis_of_pair)].movedim(0, -1)
+    coordinates = (
+        where[..., None] if spec.num_axes == 1 else where[list(spec.axis_of_pair)].movedim(0, -1)
+    )
     radians = found.radians if found.radians.ndim == 1 else found.radians[:, None]
     size = torch.as_tensor(found.magnitude, dtype=torch.float64)
     size = size[:, None, None] if size.ndim else size
@@ -58,7 +69,10 @@ def test_head_dims_lengths_and_grouped_heads(head_dim, seq, order, seq_dim):
     heads, kv_heads = 6, 2
     spec = rw.RopeSpec(head_dim=head_dim)
     shape = lambda h: (3, seq, h, head_dim) if order == "bshd" else (3, h, seq, head_dim)
-    q, k = torch.randn(shape(heads), device=CUDA).bfloat16(), torch.randn(shape(kv_heads), device=CUDA).bfloat16()
+    q, k = (
+        torch.randn(shape(heads), device=CUDA).bfloat16(),
+        torch.randn(shape(kv_heads), device=CUDA).bfloat16(),
+    )
     positions = torch.randint(0, 5000, (3, seq), device=CUDA)
     got_q, got_k = rw.Rope(spec)(q, k, positions, seq_dim=seq_dim)
     assert_near(got_q, turned_by_definition(q, spec, positions, seq_dim), torch.bfloat16)
@@ -80,7 +94,10 @@ def test_head_dims_lengths_and_grouped_heads(head_dim, seq, order, seq_dim):
 )
 @pytest.mark.parametrize("inplace", [False, True])
 def test_specs(spec, inplace):
-    q, k = torch.randn(2, 3, 7, spec.head_dim, device=CUDA), torch.randn(2, 1, 7, spec.head_dim, device=CUDA)
+    q, k = (
+        torch.randn(2, 3, 7, spec.head_dim, device=CUDA),
+        torch.randn(2, 1, 7, spec.head_dim, device=CUDA),
+    )
     shape = (2, 7) if spec.num_axes == 1 else (spec.num_axes, 2, 7)
     positions = torch.randint(0, 300, shape, device=CUDA)
     exact_q = turned_by_definition(q, spec, positions, -2)
@@ -98,7 +115,9 @@ def test_specs(spec, inplace):
     [
         frequencies.Dynamic(factor=2.0, original_length=16),
         frequencies.DynamicYarn(original_length=16),
-        frequencies.LongRope(short_factor=(1.0,) * 8, long_factor=(1.5,) * 8, original_length=16, factor=4.0),
+        frequencies.LongRope(
+            short_factor=(1.0,) * 8, long_factor=(1.5,) * 8, original_length=16, factor=4.0
+        ),
     ],
     ids=lambda s: s.name,
 )
@@ -107,15 +126,28 @@ def test_frequencies_follow_each_rows_own_length(scaling):
     x = torch.randn(2, 3, 40, 16, device=CUDA)
     positions = torch.stack([torch.arange(40), torch.arange(40) // 4]).to(CUDA)
     length = torch.tensor([40, 10])
-    assert_near(rw.Rope(spec).rotate(x, positions), turned_by_definition(x, spec, positions, -2, length=length), torch.float32)
+    assert_near(
+        rw.Rope(spec).rotate(x, positions),
+        turned_by_definition(x, spec, positions, -2, length=length),
+        torch.float32,
+    )
 
 
-@pytest.mark.parametrize(("position", "limit"), [(10**7, 2e-7), (-(10**7), 2e-7), (2**31, 2e-7), (2**36, 2e-7), (2**40, 5e-7)])
+@pytest.mark.parametrize(
+    ("position", "limit"),
+    [(10**7, 2e-7), (-(10**7), 2e-7), (2**31, 2e-7), (2**36, 2e-7), (2**40, 5e-7)],
+)
 def test_far_positions_follow_the_published_formula(position, limit):
     mpmath = pytest.importorskip("mpmath")
     spec, x = rw.RopeSpec(head_dim=16), torch.zeros(1, 1, 1, 16, device=CUDA)
     x[..., :8] = 1.0
-    got = rw.Rope(spec).rotate(x, torch.tensor([position], device=CUDA))[0, 0, 0].cpu().double().tolist()
+    got = (
+        rw.Rope(spec)
+        .rotate(x, torch.tensor([position], device=CUDA))[0, 0, 0]
+        .cpu()
+        .double()
+        .tolist()
+    )
     with mpmath.workdps(60):
         angles = [position * mpmath.mpf(10_000) ** (-mpmath.mpf(i) / 8) for i in range(8)]
         exact = [float(f(angle)) for f in (mpmath.cos, mpmath.sin) for angle in angles]
@@ -133,10 +165,16 @@ def test_views_of_one_buffer_and_expanded_and_empty():
     assert_near(q, exact, torch.float32)
     assert torch.equal(qkv[:, :, 4], untouched)
     wide = torch.randn(1, 1, 7, 10, device=CUDA).expand(2, 3, 7, 10)
-    assert_near(rope.rotate(wide), turned_by_definition(wide, spec, torch.arange(7), -2), torch.float32)
+    assert_near(
+        rope.rotate(wide), turned_by_definition(wide, spec, torch.arange(7), -2), torch.float32
+    )
     assert rope.rotate(torch.empty(2, 3, 0, 10, device=CUDA)).shape == (2, 3, 0, 10)
-    odd = torch.randn(2 * 3 * 7 * 10 + 1, device=CUDA).bfloat16()[1:].view(2, 3, 7, 10)  # not 16-byte aligned
-    assert_near(rope.rotate(odd), turned_by_definition(odd, spec, torch.arange(7), -2), torch.bfloat16)
+    odd = (
+        torch.randn(2 * 3 * 7 * 10 + 1, device=CUDA).bfloat16()[1:].view(2, 3, 7, 10)
+    )  # not 16-byte aligned
+    assert_near(
+        rope.rotate(odd), turned_by_definition(odd, spec, torch.arange(7), -2), torch.bfloat16
+    )
     with pytest.raises(rw.RopeError, match="device"):
         rope.rotate(q, torch.arange(7), seq_dim=-3)
 
@@ -160,8 +198,12 @@ def test_more_than_two_to_the_31_elements():
     got = rw.Rope(spec).rotate(x, seq_dim=-3)
     for token, head in ((-1, -1), (5, 3)):
         position = torch.tensor([token % x.shape[1]])
-        exact = turned_by_definition(x[:, token % x.shape[1] :][:, :1, head : head + 1 or None], spec, position, -3)
-        assert_near(got[:, token % x.shape[1] :][:, :1, head : head + 1 or None], exact, torch.bfloat16)
+        exact = turned_by_definition(
+            x[:, token % x.shape[1] :][:, :1, head : head + 1 or None], spec, position, -3
+        )
+        assert_near(
+            got[:, token % x.shape[1] :][:, :1, head : head + 1 or None], exact, torch.bfloat16
+        )
     assert got.count_nonzero() <= 256
 
 
@@ -175,7 +217,10 @@ def test_gradient_is_the_opposite_turn():
     torch.testing.assert_close(k.grad, k.detach(), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("scaling", "inplace"), list(itertools.product([None, frequencies.Dynamic(2.0, 16)], [False, True])))
+@pytest.mark.parametrize(
+    ("scaling", "inplace"),
+    list(itertools.product([None, frequencies.Dynamic(2.0, 16)], [False, True])),
+)
 def test_no_call_waits_for_the_device_and_graphs_replay(scaling, inplace):
     spec = rw.RopeSpec(head_dim=16, scaling=scaling or frequencies.Default())
     rope, x = rw.Rope(spec), torch.randn(2, 3, 40, 16, device=CUDA)
@@ -206,7 +251,9 @@ def test_compiled_equals_eager_and_does_not_recompile():
         return graph
 
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q, k, p: rope(q, k, p), fullgraph=True, dynamic=True, backend=count)
+    compiled = torch.compile(
+        lambda q, k, p: rope(q, k, p), fullgraph=True, dynamic=True, backend=count
+    )
     for seq in (5, 9, 33):
         q, k = torch.randn(2, 3, seq, 16, device=CUDA), torch.randn(2, 1, seq, 16, device=CUDA)
         positions = torch.randint(0, 99, (2, seq), device=CUDA)

@@ -55,13 +55,27 @@ NO_OBJECT = ("yarn", 5, True, [], [1], ["rope_type"], 1.5, "")
 
 #: any config, whether its rope needs the key or not -> what no config may say
 CONFIG: dict[str, tuple] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads"), NO_COUNT),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "no_rope_layer_interval"), NO_COUNT),
-    **dict.fromkeys(("head_dim", "attention_head_dim", "kv_channels", "qk_rope_head_dim", "global_head_dim"), NO_HEAD),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), NO_LENGTH),
-    **dict.fromkeys(("max_sequence_length", "model_max_length", "original_max_position_embeddings"), NO_LENGTH),
+    **dict.fromkeys(
+        ("hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads"), NO_COUNT
+    ),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "no_rope_layer_interval"), NO_COUNT
+    ),
+    **dict.fromkeys(
+        ("head_dim", "attention_head_dim", "kv_channels", "qk_rope_head_dim", "global_head_dim"),
+        NO_HEAD,
+    ),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"), NO_LENGTH
+    ),
+    **dict.fromkeys(
+        ("max_sequence_length", "model_max_length", "original_max_position_embeddings"), NO_LENGTH
+    ),
     **dict.fromkeys(("rope_theta", "rotary_emb_base"), (*NO_THETA, None)),
-    **dict.fromkeys(("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "compress_rope_theta"), NO_THETA),
+    **dict.fromkeys(
+        ("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "compress_rope_theta"),
+        NO_THETA,
+    ),
     **dict.fromkeys(("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction"), NO_FRACTION),
     "rotary_dim": NO_HEAD,
     "rope_interleave": NO_FLAG,
@@ -107,7 +121,11 @@ OWN: dict[str, dict[str, tuple]] = {
     "linear": {"factor": (0.5, None, "absent", 1e31)},
     "dynamic": {"factor": (0.5, None, "absent", 2**21)},
     "yarn": {"factor": (0.5, 1e31), "beta_slow": (1e6,), "beta_fast": (1e-6,)},
-    "llama3": {"factor": (0.5, None, "absent"), "low_freq_factor": (None, "absent"), "high_freq_factor": (None, "absent", 1e-6)},
+    "llama3": {
+        "factor": (0.5, None, "absent"),
+        "low_freq_factor": (None, "absent"),
+        "high_freq_factor": (None, "absent", 1e-6),
+    },
     "longrope": {"short_factor": (None, "absent"), "long_factor": (None, "absent")},
     "proportional": {"factor": (0.5, 1e31)},
 }
@@ -126,7 +144,12 @@ def spoil(draw: random.Random, config: dict) -> tuple[str, ...]:
             named |= "model_type" in config
     ropes = [rope for rope in (config.get("rope_parameters"), config.get("rope_scaling")) if rope]
     ropes = [inner for rope in ropes for inner in (layers_of(rope) or [rope])]
-    ways = [spoil_config, spoil_config, *(4 * [spoil_rope] if ropes else []), *([add_unknown] if ropes else [])]
+    ways = [
+        spoil_config,
+        spoil_config,
+        *(4 * [spoil_rope] if ropes else []),
+        *([add_unknown] if ropes else []),
+    ]
     ways += [contradict] if ropes else []
     names = draw.choice(ways)(draw, config, ropes)
     if named and names == ("position_embedding_type",):
@@ -150,7 +173,9 @@ def spoil_config(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[
 
 
 def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
-    """Spoil a key of a rope: one that it has, one that its rope_type requires, or an optional one; return the names."""
+    """Spoil a key of a rope: one that it has, one that its rope_type requires, or an optional one;
+    return the names.
+    """
     rope = draw.choice(ropes)
     name = rope.get("rope_type") or rope.get("type") or "default"
     name = "longrope" if "short_factor" in rope else name
@@ -162,11 +187,19 @@ def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
         present = [key for key in ROPE if rope.get(key) is not None]
         key = draw.choice(present if present and draw.random() < 0.5 else [*ROPE])
         value = copy.deepcopy(draw.choice(ROPE[key]))
-        lists = [each for each in ("short_factor", "long_factor", "mrope_section") if each == key and rope.get(each)]
+        lists = [
+            each
+            for each in ("short_factor", "long_factor", "mrope_section")
+            if each == key and rope.get(each)
+        ]
         if lists and draw.random() < 0.5:
             value = spoiled_list(draw, rope[key])
     if value in ("absent", None) and key != "rope_theta":
-        for each in (rope, config.get("rope_parameters"), config.get("rope_scaling")):  # both spellings may be given
+        for each in (
+            rope,
+            config.get("rope_parameters"),
+            config.get("rope_scaling"),
+        ):  # both spellings may be given
             (each or {}).pop(key, None)
     if value != "absent":
         rope[key] = value
@@ -178,7 +211,16 @@ def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
 def spoiled_list(draw: random.Random, values: list) -> Any:
     place = draw.randrange(len(values))
     wrong = draw.choice([0, -1.0, NAN, INF, "x", None, True, [1.0]])
-    return draw.choice([values[:-1], [*values, 1.0], [*values[:place], wrong, *values[place + 1 :]], {}, "abc", 2.0])
+    return draw.choice(
+        [
+            values[:-1],
+            [*values, 1.0],
+            [*values[:place], wrong, *values[place + 1 :]],
+            {},
+            "abc",
+            2.0,
+        ]
+    )
 
 
 def add_unknown(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[str, ...]:
@@ -186,9 +228,22 @@ def add_unknown(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[s
     rope = draw.choice(ropes)
     known = draw.choice([*ROPE])
     place = draw.randrange(len(known))
-    typos = [known[:place] + known[place + 1 :], known[:place] + draw.choice(LAST_LETTERS) + known[place:], known.upper(),
-             known[: place] + known[place : place + 2][::-1] + known[place + 2 :], "ntk_alpha", "colour", "rope_dim"]  # fmt: skip
-    key = draw.choice([typo for typo in typos if typo and typo not in ROPE and typo not in ("interleaved", "finetuned")])
+    typos = [
+        known[:place] + known[place + 1 :],
+        known[:place] + draw.choice(LAST_LETTERS) + known[place:],
+        known.upper(),
+        known[:place] + known[place : place + 2][::-1] + known[place + 2 :],
+        "ntk_alpha",
+        "colour",
+        "rope_dim",
+    ]
+    key = draw.choice(
+        [
+            typo
+            for typo in typos
+            if typo and typo not in ROPE and typo not in ("interleaved", "finetuned")
+        ]
+    )
     rope[key] = draw.choice([1.0, 4, "yarn", True, [1.0], 8192, rope.get(known) or 2.0])
     return (key,)
 
@@ -197,7 +252,9 @@ def contradict(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
     """Write two keys that contradict each other, or a scaling without its name; return the names."""
     rope = draw.choice(ropes)
     name = rope.get("rope_type") or rope.get("type") or "default"
-    other = draw.choice([each for each in ("linear", "llama3", "proportional", "dynamic") if each != name])
+    other = draw.choice(
+        [each for each in ("linear", "llama3", "proportional", "dynamic") if each != name]
+    )
     if name not in ("default", "proportional", "mrope") and draw.random() < 0.3:
         for each in (rope, config.get("rope_parameters"), config.get("rope_scaling")):
             for key in ("rope_type", "type") if each else ():

@@ -20,11 +20,23 @@ GIVEN = {
     "yarn": {"beta_fast": 3.0, "beta_slow": 0.5}, "longrope": {"long_factor": LONG},
 }  # fmt: skip
 MODELS = {
-    "llama": {}, "qwen2": {}, "qwen3": {"head_dim": 12}, "phi3": {"original_max_position_embeddings": TRAINED},
-    "gemma3_text": {"head_dim": 12, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32},
-}  # fmt: skip
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 12},
+    "phi3": {"original_max_position_embeddings": TRAINED},
+    "gemma3_text": {
+        "head_dim": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 32,
+    },
+}
 PHI3_TAKES = ("ntk", "longrope", "dynamic_yarn")
-CASES = [(family, kind) for family in MODELS for kind in kinds() if family != "phi3" or kind in PHI3_TAKES]
+CASES = [
+    (family, kind)
+    for family in MODELS
+    for kind in kinds()
+    if family != "phi3" or kind in PHI3_TAKES
+]
 every = pytest.mark.parametrize(("family", "kind"), CASES)
 
 

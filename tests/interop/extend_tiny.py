@@ -1,4 +1,6 @@
-"""A tiny unscaled model of nearly every text family of the installed transformers, and the angles that its forward uses."""
+"""A tiny unscaled model of nearly every text family of the installed transformers, and the angles
+that its forward uses.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,62 @@ from ropewalk.interop.config.families import family_of
 TRAINED = 64
 #: keys that every config accepts
 SIZES = {
-    "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-    "intermediate_size": 32, "max_position_embeddings": TRAINED, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": TRAINED,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 #: keys that are set only where the class has them as integers
 MORE = {
-    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_experts_per_tok": 2,
-    "num_experts_per_token": 2, "moe_k": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
-    "num_shared_experts": 1, "moe_num_shared_experts": 1, "first_k_dense_replace": 1, "shared_expert_intermediate_size": 16,
-    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "kv_channels": 16,
-    "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_d_head": 32, "mamba_expand": 2, "mamba_num_heads": 4,
-    "mamba_head_dim": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16, "sliding_window": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 61,
-    "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "embedding_size": 64, "intermediate_size_mlp": 32,
-    "head_dim": 16, "global_head_dim": 16,
-}  # fmt: skip
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "moe_num_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_k": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "shared_expert_intermediate_size": 16,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "kv_channels": 16,
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_head": 32,
+    "mamba_expand": 2,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "sliding_window": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 61,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 4,
+    "embedding_size": 64,
+    "intermediate_size_mlp": 32,
+    "head_dim": 16,
+    "global_head_dim": 16,
+}
 #: what the rules do not find
 OWN: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": 4},
@@ -49,7 +92,9 @@ SECTIONS = {8: [4, 2, 2], 4: [2, 1, 1]}
 
 
 def families() -> tuple[str, ...]:
-    """Return the model types whose defaults have a rope for text, and that an auto class builds; slow, as all are imported."""
+    """Return the model types whose defaults have a rope for text, and that an auto class builds;
+    slow, as all are imported.
+    """
     built = {*AutoModelForCausalLM._model_mapping, *AutoModel._model_mapping}
     found = []
     for name in CONFIG_MAPPING:
@@ -67,13 +112,21 @@ def unscaled(rope: dict[str, Any]) -> dict[str, Any]:
     nested = {key: unscaled(value) for key, value in rope.items() if isinstance(value, dict)}
     if nested or not rope:
         return nested
-    kept = {key: rope[key] for key in ("partial_rotary_factor", "llama_4_scaling_beta", "mrope_section") if key in rope}
-    trained = {"original_max_position_embeddings": TRAINED} if "llama_4_scaling_beta" in rope else {}
+    kept = {
+        key: rope[key]
+        for key in ("partial_rotary_factor", "llama_4_scaling_beta", "mrope_section")
+        if key in rope
+    }
+    trained = (
+        {"original_max_position_embeddings": TRAINED} if "llama_4_scaling_beta" in rope else {}
+    )
     return {**kept, **trained, "rope_type": "default", "rope_theta": rope.get("rope_theta", 1e4)}
 
 
 def tiny(family: str, **changed: Any) -> PreTrainedModel:
-    """Return a new seeded model with random weights; raises an error if the rules above give no consistent config."""
+    """Return a new seeded model with random weights; raises an error if the rules above give no
+    consistent config.
+    """
     return copy.deepcopy(_built(family)) if not changed else _build(family, **changed)
 
 
@@ -94,11 +147,16 @@ def _build(family: str, **changed: Any) -> PreTrainedModel:
         keys.pop("head_dim", None)
     if defaults.get("layer_types"):
         types = [*dict.fromkeys(defaults["layer_types"])]
-        keys |= {"num_hidden_layers": max(2, len(types)), "layer_types": (2 * types)[: max(2, len(types))]}
+        keys |= {
+            "num_hidden_layers": max(2, len(types)),
+            "layer_types": (2 * types)[: max(2, len(types))],
+        }
     keys["rope_parameters"] = rope = unscaled(defaults["rope_parameters"])
     if "mrope_section" in rope or family_of(family).sections:
         keys |= {"head_dim": 32} if rope.get("partial_rotary_factor") == 0.25 else {}
-        rope["mrope_section"] = SECTIONS[int(keys.get("head_dim", 16) * rope.get("partial_rotary_factor", 1)) // 2]
+        rope["mrope_section"] = SECTIONS[
+            int(keys.get("head_dim", 16) * rope.get("partial_rotary_factor", 1)) // 2
+        ]
     config = kind(**{**keys, **OWN.get(family, {}), **changed})
     maker = AutoModelForCausalLM if kind in AutoModelForCausalLM._model_mapping else AutoModel
     with torch.device("meta"):
@@ -113,8 +171,11 @@ def has_frequencies(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def angles_in_forward(model: nn.Module, last: int) -> dict[tuple[str, str | None], tuple[Tensor, float]]:
-    """Return {(module, layer type): (sorted radians of the pairs at position 1, magnitude)} of a forward's rotary modules.
+def angles_in_forward(
+    model: nn.Module, last: int
+) -> dict[tuple[str, str | None], tuple[Tensor, float]]:
+    """Return {(module, layer type): (sorted radians of the pairs at position 1, magnitude)} of a
+    forward's rotary modules.
 
     `last` is the position of the last token, which sets the length.
     """
@@ -127,7 +188,10 @@ def angles_in_forward(model: nn.Module, last: int) -> dict[tuple[str, str | None
         cos, sin = (table.double().flatten(0, -3)[0, 1] for table in (cos, sin))
         pairs = getattr(module, f"{layer_type}_inv_freq" if layer_type else "inv_freq").numel()
         angles = torch.atan2(sin, cos).sort().values
-        found[names[module], layer_type] = angles[:: angles.numel() // pairs], torch.hypot(cos, sin).max().item()
+        found[names[module], layer_type] = (
+            angles[:: angles.numel() // pairs],
+            torch.hypot(cos, sin).max().item(),
+        )
 
     names = {module: name for name, module in model.named_modules() if has_frequencies(module)}
     handles = [module.register_forward_hook(record, with_kwargs=True) for module in names]
@@ -141,6 +205,8 @@ def angles_in_forward(model: nn.Module, last: int) -> dict[tuple[str, str | None
 
 
 def theta_of(angles: Tensor) -> float:
-    """Return the base of an unscaled ladder, from its slowest pair: that pair is theta^(-(d - 2) / d)."""
+    """Return the base of an unscaled ladder, from its slowest pair: that pair is theta^(-(d - 2) /
+    d).
+    """
     dim = 2 * angles.numel()
     return angles[0].item() ** (-dim / (dim - 2))

@@ -1,8 +1,10 @@
-"""Patch a tiny model of each family and compare it with itself unpatched; `python tests/interop/family_walk.py --out FILE`.
+"""Patch a tiny model of each family and compare it with itself unpatched;
+`python tests/interop/family_walk.py --out FILE`.
 
 A row has the family, the class, a verdict and its reason:
 
-equal        outputs, gradients and greedy tokens are those of the unpatched model, and they depend on the rotation
+equal        outputs, gradients and greedy tokens are those of the unpatched model, and they depend
+             on the rotation
 no rotation  patch says that the model does not rotate
 refused      patch says why it does not support the model, which stays unchanged
 not built    no tiny model of the family was built or run
@@ -31,7 +33,10 @@ from tiny_configs import model_class, tiny_config
 from tiny_inputs import inputs_for, part_of, tokens
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
+from transformers.models.auto.configuration_auto import (
+    CONFIG_MAPPING_NAMES,
+    model_type_to_module_name,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropewalk import RopeError
@@ -54,7 +59,11 @@ BATCH = 40
 def families() -> list[str]:
     """Return each model_type with a causal language model, or whose code names rotary positions."""
     folder = Path(transformers.__file__).parent / "models"
-    rotary = {path.parent.name for path in folder.glob("*/modeling_*.py") if re.search(r"rotary|rotate_half", path.read_text())}
+    rotary = {
+        path.parent.name
+        for path in folder.glob("*/modeling_*.py")
+        if re.search(r"rotary|rotate_half", path.read_text())
+    }
     return [
         name
         for name in sorted(CONFIG_MAPPING_NAMES)
@@ -93,7 +102,11 @@ def compare(family: str) -> dict[str, Any]:
     try:
         unpatch(patch(model))
     except RopeError as error:
-        return {**row, "verdict": "no rotation" if NO_ROTATION in str(error) else "refused", "reason": str(error)}
+        return {
+            **row,
+            "verdict": "no rotation" if NO_ROTATION in str(error) else "refused",
+            "reason": str(error),
+        }
     except Exception as error:  # any failure is a row
         return {**row, "verdict": "crash", "reason": _short(error)}
     try:
@@ -104,18 +117,25 @@ def compare(family: str) -> dict[str, Any]:
 
 
 def _verdict(model: PreTrainedModel, given: dict[str, Any], plain: list[Tensor]) -> dict[str, Any]:
-    """Return the verdict on a patched model, compared with the unpatched outputs, and the measured differences."""
+    """Return the verdict on a patched model, compared with the unpatched outputs, and the measured
+    differences.
+    """
     slopes, generated = _gradients(model, plain), _generated(model)
     try:
         with patched(model):
             ours = _run(model, given)
-            measured = {"outputs": _gap(ours, plain), "gradients": _gap(_gradients(model, ours), slopes, least=1e-4)}
+            measured = {
+                "outputs": _gap(ours, plain),
+                "gradients": _gap(_gradients(model, ours), slopes, least=1e-4),
+            }
             again = _generated(model)
             with without_rotation(), torch.no_grad():
                 noticed = _gap(_run(model, given), plain)
     except Exception as error:  # any failure is a row
         return {"verdict": "crash", "reason": _short(error)}
-    same = again is None if generated is None else again is not None and torch.equal(generated, again)
+    same = (
+        again is None if generated is None else again is not None and torch.equal(generated, again)
+    )
     measured = {name: float(f"{value:.1g}") for name, value in measured.items()}
     measured["tokens"] = None if generated is None else generated.shape[-1]
     if not same or measured["outputs"] > NEAR or measured["gradients"] > GRADIENTS_NEAR:
@@ -132,10 +152,15 @@ def _first_run(model: PreTrainedModel) -> tuple[dict[str, Any], list[Tensor]]:
         except UNFIT as error:
             reasons.append(_short(error))
             continue
-        if any(each.requires_grad for each in found) and all(each.isfinite().all() for each in found):
+        if any(each.requires_grad for each in found) and all(
+            each.isfinite().all() for each in found
+        ):
             return given, found
         reasons.append("random weights give no finite outputs")
-    raise LookupError("; ".join(dict.fromkeys(reasons)) or f"takes {', '.join(inspect.signature(model.forward).parameters)}")
+    raise LookupError(
+        "; ".join(dict.fromkeys(reasons))
+        or f"takes {', '.join(inspect.signature(model.forward).parameters)}"
+    )
 
 
 def _run(model: PreTrainedModel, given: dict[str, Any]) -> list[Tensor]:
@@ -155,15 +180,24 @@ def _tensors(found: Any) -> Iterator[Tensor]:
 def _gradients(model: PreTrainedModel, outputs: list[Tensor]) -> list[Tensor]:
     loss = sum(each.square().mean() for each in outputs if each.requires_grad)
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [each for each in torch.autograd.grad(loss, wanted, allow_unused=True) if each is not None and each.numel()]
+    return [
+        each
+        for each in torch.autograd.grad(loss, wanted, allow_unused=True)
+        if each is not None and each.numel()
+    ]
 
 
 def _gap(ours: list[Tensor], theirs: list[Tensor], least: float = 0.0) -> float:
-    """Return the largest difference relative to the largest entry of each tensor, or to `least` times the largest of all."""
+    """Return the largest difference relative to the largest entry of each tensor, or to `least`
+    times the largest of all.
+    """
     if [each.shape for each in ours] != [each.shape for each in theirs]:
         return float("inf")
     floor = least * max((each.abs().max().item() for each in theirs), default=0.0) + 1e-12
-    gaps = [((a - b).abs().max() / (b.abs().max() + floor)).item() for a, b in zip(ours, theirs, strict=True)]
+    gaps = [
+        ((a - b).abs().max() / (b.abs().max() + floor)).item()
+        for a, b in zip(ours, theirs, strict=True)
+    ]
     return max((float("inf") if gap != gap else gap for gap in gaps), default=0.0)
 
 
@@ -188,7 +222,9 @@ def _generated(model: PreTrainedModel) -> Tensor | None:
 
 @contextmanager
 def without_rotation() -> Iterator[None]:
-    """Context manager: patched functions return their inputs unrotated, which the comparison must notice."""
+    """Context manager: patched functions return their inputs unrotated, which the comparison must
+    notice.
+    """
     call = RotationFunction.__call__
 
     def unrotated(self: RotationFunction, *args: Any, **kwargs: Any) -> Any:
@@ -207,12 +243,16 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def walk(names: list[str], see: Callable[[dict[str, Any]], None] = lambda row: None) -> list[dict[str, Any]]:
+def walk(
+    names: list[str], see: Callable[[dict[str, Any]], None] = lambda row: None
+) -> list[dict[str, Any]]:
     """Return the rows of some families, each batch in a process of its own."""
     rows = []
     for start in range(0, len(names), BATCH):
         command = [sys.executable, "-W", "ignore", __file__, *names[start : start + BATCH]]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             for line in process.stdout:  # type: ignore[union-attr]  # it is a pipe
                 rows.append(json.loads(line))
                 see(rows[-1])
@@ -236,7 +276,10 @@ def main() -> None:
         for name in options.names:
             print(json.dumps(compare(name)), flush=True)
         return
-    rows = walk(families(), lambda row: print(row["family"], row["verdict"], row.get("reason", ""), flush=True))
+    rows = walk(
+        families(),
+        lambda row: print(row["family"], row["verdict"], row.get("reason", ""), flush=True),
+    )
     if options.out is not None:
         facts = {"transformers": transformers.__version__, "torch": torch.__version__}
         options.out.write_text("".join(json.dumps({**row, **facts}) + "\n" for row in rows))

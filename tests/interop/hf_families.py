@@ -11,19 +11,49 @@ import pytest
 import torch
 from installed import HERE, code_of, config_of, rope_of
 
-# Below 125 radians and in whole vectors torch's cos of a number is one value. Past them its last bit depends on the numbers
-# beside it in memory: a family's own table then differs between its two halves.
+# Below 125 radians and in whole vectors torch's cos of a number is one value. Past them its last
+# bit depends on the numbers beside it in memory: a family's own table then differs between its two
+# halves.
 NEAR = torch.cat([torch.arange(24), torch.arange(34, 42)])[None]
 POSITIONS = torch.cat([NEAR[:, :28], torch.tensor([[124, 1000, 2047, 4095]])], dim=1)
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64, "rope_theta": 5e5}  # fmt: skip
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
-DEEPSEEK_YARN = {**YARN, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1}
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 3.0, 5.0, 7.0],
-            "original_max_position_embeddings": 5000, "rope_theta": 1e4}  # fmt: skip
-HEADS = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 6, "intermediate_size": 32}
-MLA = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 1e4,
+}
+DEEPSEEK_YARN = {
+    **YARN,
+    "factor": 40.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [1.0, 3.0, 5.0, 7.0],
+    "original_max_position_embeddings": 5000,
+    "rope_theta": 1e4,
+}
+HEADS = {
+    "hidden_size": 32,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 6,
+    "intermediate_size": 32,
+}
+MLA = {
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+}
 #: sums to the 8 pairs of a head of 16
 SECTIONS = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
 
@@ -50,23 +80,39 @@ class Case:
 
     @property
     def rotary_class(self):
-        found = [name for name in vars(self.code) if name.endswith("RotaryEmbedding") and "Vision" not in name]
+        found = [
+            name
+            for name in vars(self.code)
+            if name.endswith("RotaryEmbedding") and "Vision" not in name
+        ]
         return getattr(self.code, self.rotary or found[0])
 
     def placed(self, positions: torch.Tensor) -> torch.Tensor:
         """[B, S], or three different axes of it."""
-        return torch.stack([positions, positions * 2 + 1, positions // 2 + 3]) if self.axes == 3 else positions
+        return (
+            torch.stack([positions, positions * 2 + 1, positions // 2 + 3])
+            if self.axes == 3
+            else positions
+        )
 
     def rotary_module(self):
         """Return the family's rotary module; skip the test if it cannot be built from the config."""
         config, kind = self.config, self.rotary_class
         takes = inspect.signature(kind.forward).parameters
         if "position_ids" not in takes:
-            pytest.skip(f"{HERE} makes the tables of {self.model_type} from a length, not from positions")
+            pytest.skip(
+                f"{HERE} makes the tables of {self.model_type} from a length, not from positions"
+            )
         if self.layer_type is not None and "layer_type" not in takes:
-            pytest.skip(f"{HERE} has a rotary module for each layer type of {self.model_type}; they are compared in a model")
+            pytest.skip(
+                f"{HERE} has a rotary module for each layer type of {self.model_type}; they "
+                "are compared in a model"
+            )
         if "config" not in inspect.signature(kind).parameters:
-            pytest.skip(f"{HERE} builds the rotary module of {self.model_type} from numbers, not from its config")
+            pytest.skip(
+                f"{HERE} builds the rotary module of {self.model_type} from numbers, not from "
+                "its config"
+            )
         return kind(config)
 
     def table(self, positions: torch.Tensor = POSITIONS) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +122,10 @@ class Case:
             return made
         # before v5 the layers put the axes together
         sections = rope_of(self.config)["mrope_section"] * 2
-        return tuple(torch.cat([part[i % 3] for i, part in enumerate(each.split(sections, -1))], -1) for each in made)
+        return tuple(
+            torch.cat([part[i % 3] for i, part in enumerate(each.split(sections, -1))], -1)
+            for each in made
+        )
 
     def made(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and sin as the rotary module returns them."""
@@ -88,8 +137,12 @@ class Case:
         """Return q and k [B, H, S, D] after the family's own apply function."""
         code = self.code
         cos, sin = self.table()
-        if not hasattr(code, "apply_rotary_pos_emb") and hasattr(code, "apply_multimodal_rotary_pos_emb"):  # transformers 4
-            return code.apply_multimodal_rotary_pos_emb(q, k, *self.made(POSITIONS), rope_of(self.config)["mrope_section"])
+        if not hasattr(code, "apply_rotary_pos_emb") and hasattr(
+            code, "apply_multimodal_rotary_pos_emb"
+        ):  # transformers 4
+            return code.apply_multimodal_rotary_pos_emb(
+                q, k, *self.made(POSITIONS), rope_of(self.config)["mrope_section"]
+            )
         if self.style == "single":
             return tuple(code.apply_rotary_pos_emb(x, cos, sin) for x in (q, k))
         if self.style == "complex":
@@ -103,7 +156,10 @@ class Case:
         if self.style == "slice":  # the attention module splits the head itself
             width = cos.shape[-1]
             rotated = code.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin)
-            return tuple(torch.cat([new, old[..., width:]], dim=-1) for new, old in zip(rotated, (q, k), strict=True))
+            return tuple(
+                torch.cat([new, old[..., width:]], dim=-1)
+                for new, old in zip(rotated, (q, k), strict=True)
+            )
         return code.apply_rotary_pos_emb(q, k, cos, sin)
 
 
@@ -115,7 +171,10 @@ CASES = {
     "llama-2": Case("llama", {}),
     "llama-3.1": Case("llama", scaled(LLAMA3)),
     "llama linear": Case("llama", scaled({"rope_type": "linear", "factor": 2.5})),
-    "llama dynamic": Case("llama", {**scaled({"rope_type": "dynamic", "factor": 2.5}), "max_position_embeddings": 1024}),
+    "llama dynamic": Case(
+        "llama",
+        {**scaled({"rope_type": "dynamic", "factor": 2.5}), "max_position_embeddings": 1024},
+    ),
     "llama yarn": Case("llama", scaled(YARN)),
     "llama-4": Case("llama4_text", {**scaled(LLAMA3), "head_dim": 16}, "complex"),
     "arcee": Case("arcee", scaled(YARN)),
@@ -124,20 +183,39 @@ CASES = {
     "qwen3": Case("qwen3", scaled(YARN, head_dim=10)),
     "qwen3-moe": Case("qwen3_moe", {"head_dim": 10}),
     "qwen3-next": Case("qwen3_next", {"head_dim": 16}),
-    "qwen2-vl": Case("qwen2_vl_text", {"rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}}, module="qwen2_vl", axes=3),
-    "qwen2.5-vl": Case("qwen2_5_vl_text", {"rope_parameters": SECTIONS}, module="qwen2_5_vl", axes=3),
+    "qwen2-vl": Case(
+        "qwen2_vl_text",
+        {"rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}},
+        module="qwen2_vl",
+        axes=3,
+    ),
+    "qwen2.5-vl": Case(
+        "qwen2_5_vl_text", {"rope_parameters": SECTIONS}, module="qwen2_5_vl", axes=3
+    ),
     "qwen3-vl": Case("qwen3_vl_text", {"rope_parameters": SECTIONS, "head_dim": 16}, axes=3),
     "qwen3.5": Case(
         "qwen3_5_text",
-        {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}, "head_dim": 16},
+        {
+            "rope_parameters": {
+                **SECTIONS,
+                "mrope_section": [2, 1, 1],
+                "partial_rotary_factor": 0.5,
+            },
+            "head_dim": 16,
+        },
         axes=3,
     ),
     "deepseek-v2": Case("deepseek_v2", {**MLA, **scaled(DEEPSEEK_YARN)}, "complex"),
     "deepseek-v3": Case("deepseek_v3", {**MLA, **scaled(DEEPSEEK_YARN)}, "deinterleave"),
     "deepseek-v3 half": Case("deepseek_v3", {**MLA, "rope_interleave": False}),
-    "deepseek-v4 main": Case("deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5}, "single", layer_type="main"),
+    "deepseek-v4 main": Case(
+        "deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5}, "single", layer_type="main"
+    ),
     "deepseek-v4 compress": Case(
-        "deepseek_v4", {"head_dim": 16, "partial_rotary_factor": 0.5, **scaled(YARN)}, "single", layer_type="compress"
+        "deepseek_v4",
+        {"head_dim": 16, "partial_rotary_factor": 0.5, **scaled(YARN)},
+        "single",
+        layer_type="compress",
     ),
     "longcat-flash": Case("longcat_flash", {**MLA, "head_dim": 8}, "deinterleave"),
     "glm4-moe-lite": Case("glm4_moe_lite", {**MLA, **scaled(DEEPSEEK_YARN)}, "deinterleave"),
@@ -146,7 +224,10 @@ CASES = {
     "phi-3": Case(
         "phi3",
         {
-            "rope_scaling": {"type": "longrope", **{k: LONGROPE[k] for k in ("short_factor", "long_factor")}},
+            "rope_scaling": {
+                "type": "longrope",
+                **{k: LONGROPE[k] for k in ("short_factor", "long_factor")},
+            },
             "original_max_position_embeddings": 5000,
             "max_position_embeddings": 9000,
             "partial_rotary_factor": 0.5,
@@ -201,9 +282,15 @@ CASES = {
     "glm-4": Case("glm4", {"head_dim": 16}),
     "glm-4 moe": Case("glm4_moe", {"head_dim": 16}),
     "glm-4v": Case(
-        "glm4v_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}}, axes=3
+        "glm4v_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}},
+        axes=3,
     ),
-    "glm-4v moe": Case("glm4v_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1]}, "head_dim": 16}, axes=3),
+    "glm-4v moe": Case(
+        "glm4v_moe_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [2, 1, 1]}, "head_dim": 16},
+        axes=3,
+    ),
     "cohere": Case("cohere", {}),
     "cohere-2": Case("cohere2", {}),
     "nemotron": Case("nemotron", {}),
@@ -211,14 +298,22 @@ CASES = {
     "olmo-2": Case("olmo2", {}),
     "olmo-3 full": Case("olmo3", {"rope_scaling": dict(YARN)}, layer_type="full_attention"),
     "olmo-3 sliding": Case("olmo3", {"rope_scaling": dict(YARN)}, layer_type="sliding_attention"),
-    "gpt-oss": Case("gpt_oss", {"head_dim": 16, **scaled({**YARN, "factor": 32.0, "truncate": False})}),
+    "gpt-oss": Case(
+        "gpt_oss", {"head_dim": 16, **scaled({**YARN, "factor": 32.0, "truncate": False})}
+    ),
     "minimax": Case("minimax", {}),
     "minimax-m2": Case("minimax_m2", {"head_dim": 16, "rotary_dim": 8}),
     "modernbert full": Case(
-        "modernbert", {"global_rope_theta": 2e5}, rotary="ModernBertRotaryEmbedding", layer_type="full_attention"
+        "modernbert",
+        {"global_rope_theta": 2e5},
+        rotary="ModernBertRotaryEmbedding",
+        layer_type="full_attention",
     ),
     "modernbert sliding": Case(
-        "modernbert", {"local_rope_theta": 2e4}, rotary="ModernBertRotaryEmbedding", layer_type="sliding_attention"
+        "modernbert",
+        {"local_rope_theta": 2e4},
+        rotary="ModernBertRotaryEmbedding",
+        layer_type="sliding_attention",
     ),
     "smollm3": Case("smollm3", {"pad_token_id": 0}),
     "granite": Case("granite", {}),
@@ -234,7 +329,10 @@ CASES = {
     ),
     "ernie-4.5": Case("ernie4_5", {"head_dim": 16}),
     "ernie-4.5-vl": Case(
-        "ernie4_5_vl_moe_text", {"rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2]}}, module="ernie4_5_vl_moe", axes=3
+        "ernie4_5_vl_moe_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [3, 3, 2]}},
+        module="ernie4_5_vl_moe",
+        axes=3,
     ),
     "exaone-4": Case("exaone4", {}),
     "seed-oss": Case("seed_oss", {"head_dim": 16}),
@@ -244,7 +342,15 @@ CASES = {
     "phimoe": Case(
         "phimoe",
         {
-            **scaled({**LONGROPE, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.2, "long_mscale": 1.2}),
+            **scaled(
+                {
+                    **LONGROPE,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [2.0] * 8,
+                    "short_mscale": 1.2,
+                    "long_mscale": 1.2,
+                }
+            ),
             "max_position_embeddings": 6000,
         },
     ),

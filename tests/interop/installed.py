@@ -1,4 +1,6 @@
-"""What the installed transformers has: its spelling of a rope and its families; what it lacks is skipped by name."""
+"""What the installed transformers has: its spelling of a rope and its families; what it lacks is
+skipped by name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 #: `rope_parameters` in one object; before, `rope_theta` and `rope_scaling`
 V5 = hasattr(LlamaConfig(), "rope_parameters")
-#: configs name the type of every layer; before, a pattern said it, and models with windows had caches of their own
+#: configs name the type of every layer; before, a pattern said it, and models with windows had
+#: caches of their own
 LAYER_TYPES = hasattr(Gemma3TextConfig(), "layer_types")
 HERE = f"transformers {transformers.__version__}"
 #: what older config classes call these keys
@@ -37,9 +40,15 @@ def skip_old_cache(family: str) -> None:
 
 def skip_old_yarn() -> None:
     """Skip YaRN if this release takes its factor from two lengths, or knows no truncate."""
-    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512, "rope_theta": 1e4}
+    rope = {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 512,
+        "rope_theta": 1e4,
+    }
     plain, other = (
-        config_of("llama", max_position_embeddings=2048, rope_parameters={**rope, "factor": each}) for each in (2.0, 3.0)
+        config_of("llama", max_position_embeddings=2048, rope_parameters={**rope, "factor": each})
+        for each in (2.0, 3.0)
     )
     if ROPE_INIT_FUNCTIONS["yarn"](plain, None)[1] == ROPE_INIT_FUNCTIONS["yarn"](other, None)[1]:
         pytest.skip(f"{HERE} does not read the factor of yarn")
@@ -60,7 +69,9 @@ def code_of(folder: str) -> ModuleType:
 
 
 def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return config keys in the spelling before v5: `rope_parameters` as `rope_theta`, `rope_scaling` and keys beside them."""
+    """Return config keys in the spelling before v5: `rope_parameters` as `rope_theta`,
+    `rope_scaling` and keys beside them.
+    """
     if "layer_types" in keys and not LAYER_TYPES:
         keys = {**keys, "sliding_window_pattern": 2}
     rope = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
@@ -78,9 +89,17 @@ def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
             pytest.skip(f"{HERE} has no {name} for {model_type}")
         rope = {"type": name, **{key: rope[key] for key in takes[name]}}
     names = OLD_NAMES.get(model_type, {})
-    return {**keys, **{names.get(key, key): value for key, value in beside.items()}, "rope_scaling": rope or None}
+    return {
+        **keys,
+        **{names.get(key, key): value for key, value in beside.items()},
+        "rope_scaling": rope or None,
+    }
 
 
 def rope_of(config: PretrainedConfig) -> dict[str, Any]:
     """Return the keys of a config's rope in either spelling."""
-    return config.rope_parameters if V5 else {"rope_theta": config.rope_theta, **(config.rope_scaling or {})}
+    return (
+        config.rope_parameters
+        if V5
+        else {"rope_theta": config.rope_theta, **(config.rope_scaling or {})}
+    )

@@ -1,4 +1,6 @@
-"""What torch.compile makes of a patched model: one graph, the numbers of the eager model. Run by test_patch.py."""
+"""What torch.compile makes of a patched model: one graph, the numbers of the eager model. Run by
+test_patch.py.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_gradients_through_the_graph():
     model = patch(copy.deepcopy(model_of("llama")))
     wanted = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    grads = [torch.autograd.grad(outputs(each).square().mean(), wanted) for each in (compiled, model)]
+    grads = [
+        torch.autograd.grad(outputs(each).square().mean(), wanted) for each in (compiled, model)
+    ]
     for mine, other in zip(*grads, strict=True):
         assert_close(mine, other, rtol=1e-4, atol=1e-5)
 

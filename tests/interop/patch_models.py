@@ -16,14 +16,34 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 VOCAB = 61
 SIZES = {
-    "vocab_size": VOCAB, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 2,
-    "intermediate_size": 40, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-EXPERTS = {"num_experts": 3, "num_local_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+EXPERTS = {
+    "num_experts": 3,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+}
 DEEPSEEK = {
-    **MLA, "num_key_value_heads": 3, "n_routed_experts": 4, "moe_intermediate_size": 20, "n_group": 2, "topk_group": 1,
-    "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_shared_experts": 1,
-}  # fmt: skip
+    **MLA,
+    "num_key_value_heads": 3,
+    "n_routed_experts": 4,
+    "moe_intermediate_size": 20,
+    "n_group": 2,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
 TWO_KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 
 #: family -> (model_type, keys of its config beside SIZES)
@@ -31,7 +51,10 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-3.1": ("llama", scaled(LLAMA3, max_position_embeddings=4096)),
     "llama yarn": ("llama", scaled(YARN)),
-    "llama-4": ("llama4_text", {**EXPERTS, "head_dim": 16, "no_rope_layers": [1, 0], "intermediate_size_mlp": 40}),
+    "llama-4": (
+        "llama4_text",
+        {**EXPERTS, "head_dim": 16, "no_rope_layers": [1, 0], "intermediate_size_mlp": 40},
+    ),
     "mistral": ("mistral", {"sliding_window": 6, "head_dim": 10}),
     "mixtral": ("mixtral", EXPERTS),
     "qwen2": ("qwen2", {}),
@@ -40,7 +63,10 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "head_dim": 14}),
     "gemma": ("gemma", {"head_dim": 10}),
     "gemma-2": ("gemma2", {"head_dim": 10, "sliding_window": 6}),
-    "gemma-3": ("gemma3_text", {"head_dim": 10, **TWO_KINDS, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    "gemma-3": (
+        "gemma3_text",
+        {"head_dim": 10, **TWO_KINDS, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
     "phi": ("phi", {"num_key_value_heads": 3}),
     "phi-3": (
         "phi3",
@@ -55,10 +81,20 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gpt-neox": ("gpt_neox", {"rotary_pct": 0.5}),
-    "gpt-j": ("gptj", {"n_embd": 48, "n_head": 3, "n_layer": 2, "rotary_dim": 8, "n_positions": 4096}),
+    "gpt-j": (
+        "gptj",
+        {"n_embd": 48, "n_head": 3, "n_layer": 2, "rotary_dim": 8, "n_positions": 4096},
+    ),
     "codegen": (
         "codegen",
-        {"n_embd": 64, "n_head": 4, "n_layer": 2, "rotary_dim": 8, "n_positions": 4096, "num_attention_heads": 4},
+        {
+            "n_embd": 64,
+            "n_head": 4,
+            "n_layer": 2,
+            "rotary_dim": 8,
+            "n_positions": 4096,
+            "num_attention_heads": 4,
+        },
     ),
     "stablelm": ("stablelm", {}),
     "falcon": ("falcon", {"alibi": False}),
@@ -70,7 +106,15 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo-2": ("olmo2", {}),
     "deepseek-v2": ("deepseek_v2", {**DEEPSEEK, **scaled(DEEPSEEK_YARN), "topk_method": "greedy"}),
     "deepseek-v3": ("deepseek_v3", {**DEEPSEEK, **scaled(DEEPSEEK_YARN)}),
-    "gpt-oss": ("gpt_oss", {**EXPERTS, **TWO_KINDS, "head_dim": 16, **scaled({**YARN, "factor": 32.0, "truncate": False})}),
+    "gpt-oss": (
+        "gpt_oss",
+        {
+            **EXPERTS,
+            **TWO_KINDS,
+            "head_dim": 16,
+            **scaled({**YARN, "factor": 32.0, "truncate": False}),
+        },
+    ),
     "granite": ("granite", {}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
     "starcoder2": ("starcoder2", {}),
@@ -80,7 +124,10 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: encoders: they see the whole sequence and generate nothing
 MASKED: dict[str, tuple[str, dict[str, Any]]] = {
-    "modernbert": ("modernbert", {"layer_types": ["full_attention", "sliding_attention"], "local_attention": 6}),
+    "modernbert": (
+        "modernbert",
+        {"layer_types": ["full_attention", "sliding_attention"], "local_attention": 6},
+    ),
     "roformer": ("roformer", {"embedding_size": 48, "rotary_value": False}),
     "roformer value": ("roformer", {"embedding_size": 48, "rotary_value": True}),
 }
@@ -104,7 +151,9 @@ def model_of(family: str) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed_positions" not in name:
-                parameter.normal_(0, 0.3)  # far from the tiny default: a wrong rotation must change the outputs
+                parameter.normal_(
+                    0, 0.3
+                )  # far from the tiny default: a wrong rotation must change the outputs
     return model
 
 
@@ -141,5 +190,12 @@ class InFloat64(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         wide = lambda value: torch.float64 if value is torch.float32 else value
-        args, kwargs = [wide(value) for value in args], {name: wide(value) for name, value in (kwargs or {}).items()}
-        return torch.Tensor.double(*args) if function is torch.Tensor.float else function(*args, **kwargs)
+        args, kwargs = (
+            [wide(value) for value in args],
+            {name: wide(value) for name, value in (kwargs or {}).items()},
+        )
+        return (
+            torch.Tensor.double(*args)
+            if function is torch.Tensor.float
+            else function(*args, **kwargs)
+        )

@@ -16,13 +16,16 @@ def rotary_modules(model: nn.Module) -> list[nn.Module]:
     found = [
         module
         for module in model.modules()
-        if hasattr(module, "config") and any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
+        if hasattr(module, "config")
+        and any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False))
     ]
     return list({(type(module), id(module.config)): module for module in found}.values())
 
 
 def spec_verdicts(model: nn.Module) -> dict[str, str]:
-    """Return the verdict on each rotary module, as it is and built from the defaults of its config class, and why."""
+    """Return the verdict on each rotary module, as it is and built from the defaults of its config
+    class, and why.
+    """
     verdicts = {}
     for module in rotary_modules(model):
         name = type(module).__name__
@@ -36,7 +39,9 @@ def spec_verdicts(model: nn.Module) -> dict[str, str]:
 
 
 def spec_verdict(module: nn.Module) -> str:
-    """Return whether from_hf(config) has the frequencies and the magnitude of a rotary module, or why it has not."""
+    """Return whether from_hf(config) has the frequencies and the magnitude of a rotary module, or
+    why it has not.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about keys that are not read
@@ -49,16 +54,28 @@ def spec_verdict(module: nn.Module) -> str:
             continue
         layer_type = name.removesuffix("inv_freq").removesuffix("_")
         candidates = [rotated[layer_type]] if layer_type in rotated else list(rotated.values())
-        if not any(_are_those_of(spec, module, name.removesuffix("inv_freq")) for spec in candidates):
-            # MusicFlamingo rotates by timestamps; its config has these frequencies beside the language model's
+        if not any(
+            _are_those_of(spec, module, name.removesuffix("inv_freq")) for spec in candidates
+        ):
+            # MusicFlamingo rotates by timestamps; its config has these frequencies beside the
+            # language model's
             is_text = module.config.get_text_config() is module.config
-            return f"wrong: {name}" if is_text else "another part: from_hf reads the config of the language model"
+            return (
+                f"wrong: {name}"
+                if is_text
+                else "another part: from_hf reads the config of the language model"
+            )
     return "equal"
 
 
 def _are_those_of(spec: RopeSpec, module: Any, prefix: str) -> bool:
-    """Return whether a spec has the frequencies, in any order of the axes, and the magnitude that a module keeps."""
+    """Return whether a spec has the frequencies, in any order of the axes, and the magnitude that a
+    module keeps.
+    """
     own, frequencies = getattr(module, f"{prefix}inv_freq"), spec.ladder_frequencies()
     ours = frequencies.radians.reshape(-1).to(own.dtype)
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)
-    return torch.equal(ours.sort().values, own.sort().values) and abs(float(frequencies.magnitude) - scaling) < 1e-6 * scaling
+    return (
+        torch.equal(ours.sort().values, own.sort().values)
+        and abs(float(frequencies.magnitude) - scaling) < 1e-6 * scaling
+    )

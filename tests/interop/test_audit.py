@@ -1,4 +1,5 @@
-"""Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not from our own output.
+"""Each engine's numbers by hand: the disagreements that users ran into, from the formulas and not
+from our own output.
 
 tests/interop/test_engine_runs.py compares the same rules with what the engines computed.
 """
@@ -21,7 +22,13 @@ from ropewalk.interop.engines.readers import ENGINES, REFERENCE
 from ropewalk.interop.engines.runs import RUNS, SINCE
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
-BASE = {"model_type": "llama", "hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "rope_theta": 1e6}
+BASE = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+}
 MINIMIND = {
     **BASE,
     "head_dim": 96,
@@ -32,22 +39,47 @@ MINIMIND = {
     },
 }  # fmt: skip
 PHI = {
-    "model_type": "phi3", "hidden_size": 80, "num_attention_heads": 8, "rope_theta": 1e4,
-    "max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
-    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0]},
-}  # fmt: skip
-DYNAMIC = {**BASE, "max_position_embeddings": 4096, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    "model_type": "phi3",
+    "hidden_size": 80,
+    "num_attention_heads": 8,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 131072,
+    "original_max_position_embeddings": 4096,
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0] * 5,
+        "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0],
+    },
+}
+DYNAMIC = {
+    **BASE,
+    "max_position_embeddings": 4096,
+    "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+}
 QWEN_VL = {
-    "model_type": "qwen2_vl", "hidden_size": 512, "num_attention_heads": 4, "rope_theta": 1e6,
-    "max_position_embeddings": 131072, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-}  # fmt: skip
+    "model_type": "qwen2_vl",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 131072,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}
 QWEN_VL_YARN = {
     **QWEN_VL,
     "rope_scaling": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "mrope_section": [16, 24, 24],
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32768,
+        "mrope_section": [16, 24, 24],
     },
-}  # fmt: skip
-CONFIGS = {"minimind": MINIMIND, "phi": PHI, "dynamic": DYNAMIC, "qwen_vl": QWEN_VL, "qwen_vl_yarn": QWEN_VL_YARN}
+}
+CONFIGS = {
+    "minimind": MINIMIND,
+    "phi": PHI,
+    "dynamic": DYNAMIC,
+    "qwen_vl": QWEN_VL,
+    "qwen_vl_yarn": QWEN_VL_YARN,
+}
 
 
 def one(config, engine, **how):
@@ -64,7 +96,10 @@ def ladder(dim, theta):
 
 
 def band(dim, theta, length, fast=32, slow=1):
-    return tuple(dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta)) for turns in (fast, slow))
+    return tuple(
+        dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (fast, slow)
+    )
 
 
 def yarn(dim, theta, factor, low, high):
@@ -77,16 +112,30 @@ def yarn(dim, theta, factor, low, high):
     [
         {"rope_type": "linear", "factor": 3.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "mscale": 0.7, "mscale_all_dim": 1.0},
-        {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": 1024},
         {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 1024,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+        },
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [3.0] * 8,
+            "original_max_position_embeddings": 1024,
+        },
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 512,
         },
         {"rope_type": "dynamic", "factor": 2.0},
     ],
     ids=lambda rope: rope["rope_type"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("length", [1000, 5000])
 def test_the_reference_is_transformers_itself(rope, length):
     keys = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096}
@@ -99,15 +148,30 @@ def test_the_reference_is_transformers_itself(rope, length):
 
 @needs_v5("has no rope_parameters by layer type")
 def test_the_reference_does_not_read_truncate_beside_layer_types():
-    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e4, "truncate": False}
+    rope = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        "rope_theta": 1e4,
+        "truncate": False,
+    }
     config = Gemma3TextConfig(
-        hidden_size=64, num_attention_heads=4, head_dim=32, max_position_embeddings=2048, num_hidden_layers=6,
-        rope_parameters={"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
-    )  # fmt: skip
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=32,
+        max_position_embeddings=2048,
+        num_hidden_layers=6,
+        rope_parameters={
+            "full_attention": rope,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
     radians, _ = ROPE_INIT_FUNCTIONS["yarn"](config, layer_type="full_attention")
     found = {f.engine: f for f in audit(config).findings if f.layer_type == "full_attention"}
     np.testing.assert_allclose(found["hf"].radians, radians.double().numpy(), rtol=1e-6)
-    np.testing.assert_allclose(found["vllm"].radians, yarn(32, 1e4, 4.0, *np.maximum(band(32, 1e4, 512), 0)), rtol=1e-9)
+    np.testing.assert_allclose(
+        found["vllm"].radians, yarn(32, 1e4, 4.0, *np.maximum(band(32, 1e4, 512), 0)), rtol=1e-9
+    )
     assert found["vllm"].difference.first_pair is not None
 
 
@@ -128,7 +192,9 @@ def test_vllm_reads_attention_factor():
 
 
 def test_the_sources_and_the_runs_are_named():
-    named = {engine: " ".join(r.reference for r in one(MINIMIND, engine).rules) for engine in OTHERS}
+    named = {
+        engine: " ".join(r.reference for r in one(MINIMIND, engine).rules) for engine in OTHERS
+    }
     assert "yarn.py" in named["sglang"]
     assert "rope_utils.py" in named["mlx-lm"]
     assert "llama.cpp#17945" in named["llama.cpp"]
@@ -163,15 +229,28 @@ def test_the_sources_and_the_runs_are_named():
             {"hf": m(16, 0.5) / m(16, 0.8), "llama.cpp": m(16) / m(16, 0.8)},
         ),
         # one key alone counts in mlx-lm only
-        ({"mscale": 0.5}, "llama", {"hf": m(16), "vllm": m(16), "sglang": m(16), "mlx-lm": m(16, 0.5), "llama.cpp": m(16)}),
+        (
+            {"mscale": 0.5},
+            "llama",
+            {"hf": m(16), "vllm": m(16), "sglang": m(16), "mlx-lm": m(16, 0.5), "llama.cpp": m(16)},
+        ),
         # a key of SGLang alone multiplies
-        ({"attn_factor": 0.5}, "llama", {"hf": m(16), "vllm": m(16), "sglang": 0.5 * m(16), "mlx-lm": m(16)}),
+        (
+            {"attn_factor": 0.5},
+            "llama",
+            {"hf": m(16), "vllm": m(16), "sglang": 0.5 * m(16), "mlx-lm": m(16)},
+        ),
         ({}, "llama", dict.fromkeys(ENGINES, m(16))),
     ],
-)  # fmt: skip
+)
 def test_magnitudes_of_yarn(extra, model_type, expected):
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048, **extra}
-    config = {**BASE, "model_type": model_type, "max_position_embeddings": 32768, "rope_scaling": rope}
+    config = {
+        **BASE,
+        "model_type": model_type,
+        "max_position_embeddings": 32768,
+        "rope_scaling": rope,
+    }
     for engine, magnitude in expected.items():
         finding = one(config, engine)
         assert finding.magnitude == pytest.approx(magnitude), engine
@@ -183,9 +262,18 @@ def test_magnitudes_of_yarn(extra, model_type, expected):
 @pytest.mark.parametrize(("weight", "others"), [(0.707, 1.0), (1.0, 1.0)])
 def test_deepseek_agrees_everywhere(weight, others):
     rope = {
-        "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": weight, "mscale_all_dim": weight,
-    }  # fmt: skip
-    config = {"model_type": "deepseek_v3", "qk_rope_head_dim": 64, "rope_theta": 1e4, "max_position_embeddings": 163840}
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "mscale": weight,
+        "mscale_all_dim": weight,
+    }
+    config = {
+        "model_type": "deepseek_v3",
+        "qk_rope_head_dim": 64,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 163840,
+    }
     for finding in audit({**config, "rope_scaling": rope}).findings:
         assert finding.magnitude == pytest.approx(others), finding.engine
         assert finding.agrees, finding.engine
@@ -194,7 +282,11 @@ def test_deepseek_agrees_everywhere(weight, others):
 def test_mrope_with_yarn_gets_the_band_of_four_times_the_length_in_vllm():
     assert band(128, 1e6, 32768) == pytest.approx((23.6, 39.7), abs=0.05)
     assert band(128, 1e6, 4 * 32768) == pytest.approx((30.0, 46.1), abs=0.05)
-    expected = {"hf": yarn(128, 1e6, 4.0, 23, 40), "vllm": yarn(128, 1e6, 4.0, 30, 47), "llama.cpp": yarn(128, 1e6, 4.0, 23, 40)}
+    expected = {
+        "hf": yarn(128, 1e6, 4.0, 23, 40),
+        "vllm": yarn(128, 1e6, 4.0, 30, 47),
+        "llama.cpp": yarn(128, 1e6, 4.0, 23, 40),
+    }
     for engine, radians in expected.items():
         np.testing.assert_allclose(one(QWEN_VL_YARN, engine).radians, radians, rtol=1e-9)
     finding = one(QWEN_VL_YARN, "vllm")
@@ -206,7 +298,9 @@ def test_mrope_with_yarn_gets_the_band_of_four_times_the_length_in_vllm():
     assert finding.difference.until_half_turn == next(p for p in range(10**6) if p * gap > math.pi)
     # as a text model the same config is read alike
     text = {**BASE, "max_position_embeddings": 131072}
-    text["rope_scaling"] = {k: v for k, v in QWEN_VL_YARN["rope_scaling"].items() if k != "mrope_section"}
+    text["rope_scaling"] = {
+        k: v for k, v in QWEN_VL_YARN["rope_scaling"].items() if k != "mrope_section"
+    }
     assert one(text, "vllm").agrees
 
 
@@ -216,7 +310,12 @@ def test_mlx_does_not_use_the_axes():
     finding = one(QWEN_VL, "mlx-lm")
     assert finding.axis_of_pair == (0,) * 64
     found = finding.difference
-    assert (found.first_pair, found.pairs, found.tokens, found.temperature) == (16, 48, "image", 1.0)
+    assert (found.first_pair, found.pairs, found.tokens, found.temperature) == (
+        16,
+        48,
+        "image",
+        1.0,
+    )
     fastest = ladder(128, 1e6)[16]
     assert found.until_tenth == next(p for p in range(10**6) if p * fastest > 0.1)
     worst = max(abs(np.exp(1j * w * d) - 1) for d in range(1, 33) for w in ladder(128, 1e6)[16:])
@@ -229,10 +328,22 @@ SHORT, LONG = (1.0,) * 5, (1.0, 2.0, 4.0, 8.0, 16.0)
 @pytest.mark.parametrize(
     ("length", "max_model_len", "expected"),
     [
-        (4096, 131072, {"hf": SHORT, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG}),
-        (4096, 4096, {"hf": SHORT, "vllm": SHORT, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": SHORT}),
+        (
+            4096,
+            131072,
+            {"hf": SHORT, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG},
+        ),
+        (
+            4096,
+            4096,
+            {"hf": SHORT, "vllm": SHORT, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": SHORT},
+        ),
         # transformers counts tokens, SGLang asks for a position past the length: one token later
-        (4097, 131072, {"hf": LONG, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG}),
+        (
+            4097,
+            131072,
+            {"hf": LONG, "vllm": LONG, "sglang": SHORT, "mlx-lm": LONG, "llama.cpp": LONG},
+        ),
         (4098, 131072, dict.fromkeys(ENGINES, LONG)),
     ],
 )
@@ -262,12 +373,22 @@ def test_longrope_magnitudes_that_are_asked_for():
         finding = one(asked, engine, length=9000, max_model_len=131072)
         assert finding.magnitude == pytest.approx(by_length)
         assert any(rule.about == "attention_factor" for rule in finding.rules)
-    by_key = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "short_mscale": 1.1, "long_mscale": 1.2}}
-    for engine, magnitude in {"hf": by_length, "vllm": 1.2, "sglang": 1.2, "mlx-lm": by_length}.items():
+    by_key = {
+        **PHI,
+        "rope_scaling": {**PHI["rope_scaling"], "short_mscale": 1.1, "long_mscale": 1.2},
+    }
+    for engine, magnitude in {
+        "hf": by_length,
+        "vllm": 1.2,
+        "sglang": 1.2,
+        "mlx-lm": by_length,
+    }.items():
         finding = one(by_key, engine, length=9000, max_model_len=131072)
         assert finding.magnitude == pytest.approx(magnitude), engine
         if engine in ("vllm", "sglang"):
-            assert any("1.2, from a key of its own" in str(rule) for rule in finding.rules), finding.rules
+            assert any("1.2, from a key of its own" in str(rule) for rule in finding.rules), (
+                finding.rules
+            )
 
 
 @pytest.mark.parametrize("length", [3000, 6000, 16384])
@@ -291,7 +412,9 @@ def test_dynamic_ntk_is_frozen_in_servers(length):
 def test_vllm_starts_a_longrope_for_the_trained_length_by_default():
     plain = ladder(10, 1e4)
     np.testing.assert_allclose(one(PHI, "vllm", length=9000).radians, plain / SHORT, rtol=1e-12)
-    np.testing.assert_allclose(one(PHI, "vllm", length=9000, max_model_len=131072).radians, plain / LONG, rtol=1e-12)
+    np.testing.assert_allclose(
+        one(PHI, "vllm", length=9000, max_model_len=131072).radians, plain / LONG, rtol=1e-12
+    )
 
 
 def test_a_partial_rope_that_transformers_ignores_is_obeyed_by_vllm():
@@ -303,10 +426,24 @@ def test_a_partial_rope_that_transformers_ignores_is_obeyed_by_vllm():
 
 
 def test_a_band_that_is_not_rounded_is_rounded_by_two_engines():
-    rope = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}
-    config = {**BASE, "head_dim": 64, "rope_theta": 150000.0, "max_position_embeddings": 131072, "rope_scaling": rope}
+    rope = {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    }
+    config = {
+        **BASE,
+        "head_dim": 64,
+        "rope_theta": 150000.0,
+        "max_position_embeddings": 131072,
+        "rope_scaling": rope,
+    }
     low, high = band(64, 150000.0, 4096)
-    exact, rounded = yarn(64, 150000.0, 32.0, low, high), yarn(64, 150000.0, 32.0, math.floor(low), math.ceil(high))
+    exact, rounded = (
+        yarn(64, 150000.0, 32.0, low, high),
+        yarn(64, 150000.0, 32.0, math.floor(low), math.ceil(high)),
+    )
     for engine in ENGINES:
         radians = rounded if engine in ("mlx-lm", "llama.cpp") else exact
         finding = one(config, engine)
@@ -317,8 +454,12 @@ def test_a_band_that_is_not_rounded_is_rounded_by_two_engines():
 def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
     config = {**BASE, "head_dim": 10, "rope_theta": 100.0, "max_position_embeddings": 200}
     config["rope_scaling"] = {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50, "attention_factor": 1.3, "truncate": False,
-    }  # fmt: skip
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 50,
+        "attention_factor": 1.3,
+        "truncate": False,
+    }
     hf, mlx = (one(config, engine, length=40) for engine in ("hf", "mlx-lm"))
 
     def rotation(radians, size, distance):
@@ -328,12 +469,18 @@ def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
             blocks[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = size**2 * np.array([[c, -s], [s, c]])
         return blocks
 
-    gaps = [rotation(mlx.radians, mlx.magnitude, d) - rotation(hf.radians, hf.magnitude, d) for d in range(1, 41)]
+    gaps = [
+        rotation(mlx.radians, mlx.magnitude, d) - rotation(hf.radians, hf.magnitude, d)
+        for d in range(1, 41)
+    ]
     assert mlx.difference.score_worst == pytest.approx(max(np.linalg.norm(gap, 2) for gap in gaps))
     singular = [np.linalg.svd(gap, compute_uv=False) for gap in gaps]
     assert mlx.difference.score_mean == pytest.approx(np.mean(singular))
     at = mlx.difference.first_pair
-    assert (mlx.difference.reference_radians, mlx.difference.engine_radians) == (hf.radians[at], mlx.radians[at])
+    assert (mlx.difference.reference_radians, mlx.difference.engine_radians) == (
+        hf.radians[at],
+        mlx.radians[at],
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,12 +490,15 @@ def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
         {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
         },
     ],
     ids=lambda rope: "default" if rope is None else rope["rope_type"],
-)  # fmt: skip
+)
 def test_engines_agree_on_the_rest(rope):
     config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
     assert audit(config).disagreements == ()
@@ -356,11 +506,19 @@ def test_engines_agree_on_the_rest(rope):
 
 
 def test_servers_do_not_slow_a_proportional_rope():
-    rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 4.0, "rope_theta": 1e6}
+    rope = {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.5,
+        "factor": 4.0,
+        "rope_theta": 1e6,
+    }
     config = {
-        "model_type": "gemma4_text", "head_dim": 128, "global_head_dim": 128, "max_position_embeddings": 32768,
+        "model_type": "gemma4_text",
+        "head_dim": 128,
+        "global_head_dim": 128,
+        "max_position_embeddings": 32768,
         "rope_parameters": {"full_attention": rope},
-    }  # fmt: skip
+    }
     radians = np.where(np.arange(64) < 32, ladder(128, 1e6), 0)
     for engine in ("vllm", "sglang", "llama.cpp"):
         np.testing.assert_allclose(one(config, engine).radians, radians, err_msg=engine)
@@ -369,19 +527,29 @@ def test_servers_do_not_slow_a_proportional_rope():
 
 
 ERNIE = {
-    "model_type": "ernie4_5_vl_moe_text", "hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 4096,
-}  # fmt: skip
+    "model_type": "ernie4_5_vl_moe_text",
+    "hidden_size": 256,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 4096,
+}
 
 
 @pytest.mark.parametrize(
-    ("config", "unknown"), [(ERNIE, OTHERS), ({**MINIMIND, "model_type": "new"}, OTHERS)], ids=["ernie", "new"]
+    ("config", "unknown"),
+    [(ERNIE, OTHERS), ({**MINIMIND, "model_type": "new"}, OTHERS)],
+    ids=["ernie", "new"],
 )
 def test_what_was_not_read_is_not_known(config, unknown):
     result = audit(config)
     assert [f.engine for f in result.findings if f.problem] == unknown
     for finding in (f for f in result.findings if f.problem):
         assert finding.problem.startswith("not known")
-        assert (finding.radians, finding.magnitude, finding.difference, finding.agrees) == ((), None, None, False)
+        assert (finding.radians, finding.magnitude, finding.difference, finding.agrees) == (
+            (),
+            None,
+            None,
+            False,
+        )
         assert finding not in result.disagreements
 
 

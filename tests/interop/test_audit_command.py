@@ -9,12 +9,20 @@ import pytest
 import command_line
 
 CONFIG = {
-    "model_type": "qwen3", "hidden_size": 768, "num_attention_heads": 8, "head_dim": 96, "rope_theta": 1e6,
+    "model_type": "qwen3",
+    "hidden_size": 768,
+    "num_attention_heads": 8,
+    "head_dim": 96,
+    "rope_theta": 1e6,
     "max_position_embeddings": 32768,
     "rope_scaling": {
-        "rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "attention_factor": 1.0, "truncate": False,
+        "rope_type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 2048,
+        "attention_factor": 1.0,
+        "truncate": False,
     },
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -33,9 +41,15 @@ def test_a_verdict_comes_first_then_one_table(call):
     code, out, err = call(CONFIG)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].startswith("2 of 5 engines agree; SGLang differs in attention_factor: logits x 1.63; mlx-lm ")
+    assert lines[0].startswith(
+        "2 of 5 engines agree; SGLang differs in attention_factor: logits x 1.63; mlx-lm "
+    )
     assert [line[0] for line in lines].count("┏") == 1
-    rows = {line.split("│")[2].strip(): line for line in lines if line.startswith("│") and line.split("│")[2].strip()}
+    rows = {
+        line.split("│")[2].strip(): line
+        for line in lines
+        if line.startswith("│") and line.split("│")[2].strip()
+    }
     assert "reference" in rows["transformers"]
     assert "x 1.631" in rows["SGLang"]
     assert "the same" in rows["vLLM"]
@@ -54,10 +68,17 @@ def test_details_have_the_magnitudes_and_the_source_of_every_rule(call):
 
 
 def test_where_engines_agree_no_column_is_empty(call):
-    out = call({key: value for key, value in CONFIG.items() if key != "rope_scaling"})[1].splitlines()
+    out = call({key: value for key, value in CONFIG.items() if key != "rope_scaling"})[
+        1
+    ].splitlines()
     assert out[0] == "All 5 engines agree."
     header = next(line for line in out if line.startswith("┃"))
-    assert [cell.strip() for cell in header.strip("┃").split("┃")] == ["tokens", "engine", "result", "known by"]
+    assert [cell.strip() for cell in header.strip("┃").split("┃")] == [
+        "tokens",
+        "engine",
+        "result",
+        "known by",
+    ]
 
 
 def test_json_is_one_object(call):
@@ -72,7 +93,11 @@ def test_json_is_one_object(call):
 
 
 def test_what_is_not_known_and_what_is_not_read_are_shown(call):
-    config = {**CONFIG, "model_type": "new", "rope_scaling": {"type": "dynamic", "alpha": 10.0, "finetuned": True}}
+    config = {
+        **CONFIG,
+        "model_type": "new",
+        "rope_scaling": {"type": "dynamic", "alpha": 10.0, "finetuned": True},
+    }
     code, out, _ = call(config)
     assert code == 0
     assert "not known" in out

@@ -13,10 +13,21 @@ from ropewalk.interop.engines.matrix import FAMILIES, Row
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
-    "model_type": "llama", "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "head_dim": 8,
-    "max_position_embeddings": 64, "rope_theta": 1e4,
-}  # fmt: skip
-ROPE = {"radians": [1.0, 0.1, 0.01, 0.001], "magnitude": 1.0, "axis": [0] * 4, "layout": "half", "width": 8}
+    "model_type": "llama",
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rope_theta": 1e4,
+}
+ROPE = {
+    "radians": [1.0, 0.1, 0.01, 0.001],
+    "magnitude": 1.0,
+    "axis": [0] * 4,
+    "layout": "half",
+    "width": 8,
+}
 
 
 @pytest.fixture
@@ -35,22 +46,37 @@ def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
     assert json.loads(json.dumps([row.config for row in first])) == [row.config for row in first]
 
 
-@pytest.mark.parametrize(("change", "rope", "kind"), [
-    ({}, ROPE, "right"),
-    ({}, {**ROPE, "magnitude": 1.1}, "wrong"),
-    ({}, {**ROPE, "radians": [1.0, 0.1, 0.01, 0.0011]}, "wrong"),
-    ({}, None, "wrong"),
-    ({}, "TypeError: an error of the engine", "wrong"),
-    ({}, "ValueError: no weights: transformers cannot build this model", "not run"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, "TypeError: an error", "right error"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
-    ({"model_type": "new"}, ROPE, "not known"),
-    ({"rope_theta": -1.0}, ROPE, "refused"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "rope", "kind"),
+    [
+        ({}, ROPE, "right"),
+        ({}, {**ROPE, "magnitude": 1.1}, "wrong"),
+        ({}, {**ROPE, "radians": [1.0, 0.1, 0.01, 0.0011]}, "wrong"),
+        ({}, None, "wrong"),
+        ({}, "TypeError: an error of the engine", "wrong"),
+        ({}, "ValueError: no weights: transformers cannot build this model", "not run"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}},
+            "TypeError: an error",
+            "right error",
+        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": None}}, ROPE, "wrong"),
+        ({"model_type": "new"}, ROPE, "not known"),
+        ({"rope_theta": -1.0}, ROPE, "refused"),
+    ],
+)
 def test_a_cell_is_judged_by_what_the_engine_did(tools, change, rope, kind):
     row = Row("one", {**CONFIG, **change}, 64)
-    result = {"error": rope} if isinstance(rope, str) else {"layers": [0 if rope else None], "ropes": [rope] if rope else []}
-    output = {"engine": "vllm", "version": "0", "results": [{"name": "one", "length": 64, "max_model_len": None, **result}]}
+    result = (
+        {"error": rope}
+        if isinstance(rope, str)
+        else {"layers": [0 if rope else None], "ropes": [rope] if rope else []}
+    )
+    output = {
+        "engine": "vllm",
+        "version": "0",
+        "results": [{"name": "one", "length": 64, "max_model_len": None, **result}],
+    }
     assert [found for found, _ in tools[1].compare([row], output)] == [kind]
 
 
@@ -69,7 +95,12 @@ def _findings(row):
 
 
 def test_the_page_says_what_was_counted():
-    lines = [json.loads(line) for line in (ROOT / "results" / "engine_draws.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (ROOT / "results" / "engine_draws.jsonl")
+        .read_text(encoding="utf-8")
+        .splitlines()
+    ]
     last = [line for line in lines if line["seed"] == lines[-1]["seed"]]
     kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
     cells = sum(line[kind] for line in last for kind in kinds)

@@ -1,4 +1,6 @@
-"""Keys of a rope that are null: absent for some engines, an error or a value for others. Seen in runs of every engine."""
+"""Keys of a rope that are null: absent for some engines, an error or a value for others. Seen in
+runs of every engine.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,39 @@ from ropewalk.interop.config.hf import from_hf
 from ropewalk.interop.engines.audit import audit
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1, "intermediate_size": 32,
-    "vocab_size": 20, "max_position_embeddings": 2048, "rope_theta": 5e4,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 20,
+    "max_position_embeddings": 2048,
+    "rope_theta": 5e4,
+}
 TRAINED = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "factor": 4.0, TRAINED: 512}
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, TRAINED: 512}
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "factor": 4.0, TRAINED: 512}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    TRAINED: 512,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "factor": 4.0,
+    TRAINED: 512,
+}
 LATENT = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16}
 VISION = {"model_type": "qwen2_vl_text"}
 
 
 def refusing(model, scaling, key):
-    """The engines that do not start if a key of the scaling is null, in either spelling; all others compute something."""
+    """The engines that do not start if a key of the scaling is null, in either spelling; all others
+    compute something.
+    """
     found = []
     for name in ("rope_scaling", "rope_parameters"):
         rope = {**scaling, key: None, **({"rope_theta": 5e4} if name == "rope_parameters" else {})}
@@ -35,27 +57,40 @@ def refusing(model, scaling, key):
     return found
 
 
-@pytest.mark.parametrize(("model", "scaling", "key", "expected"), [
-    ({}, YARN, "attention_factor", set()),
-    ({}, YARN, "truncate", set()),
-    ({}, YARN, "mscale", {"mlx-lm"}),
-    ({}, YARN, "mscale_all_dim", {"mlx-lm"}),
-    ({}, {**YARN, "factor": 1.0}, "mscale", set()),
-    ({}, YARN, "attn_factor", {"sglang"}),
-    ({}, YARN, "beta_fast", {"vllm", "sglang", "mlx-lm"}),
-    ({}, YARN, "beta_slow", {"vllm", "sglang", "mlx-lm"}),
-    ({}, YARN, TRAINED, {"hf", "vllm", "sglang", "mlx-lm", "llama.cpp"}),
-    ({}, LLAMA3, TRAINED, {"hf", "vllm", "sglang", "mlx-lm", "llama.cpp"}),
-    ({"model_type": "qwen3", "head_dim": 16}, LLAMA3, TRAINED, {"hf", "vllm", "sglang", "mlx-lm"}),
-    ({TRAINED: 512}, LONGROPE, TRAINED, {"mlx-lm"}),
-    ({"model_type": "qwen3", "head_dim": 16, TRAINED: 512}, LONGROPE, TRAINED, {"sglang", "mlx-lm"}),
-    ({}, {"rope_type": "default"}, "factor", {"sglang"}),
-    (LATENT, YARN, "mscale", {"vllm", "sglang", "mlx-lm"}),
-    (LATENT, YARN, "mscale_all_dim", {"vllm", "sglang", "mlx-lm"}),
-    (LATENT, YARN, "beta_slow", {"vllm", "sglang", "mlx-lm"}),
-    (LATENT, YARN, "attn_factor", {"sglang"}),
-    (VISION, {**YARN, "mrope_section": [2, 3, 3]}, "mscale", {"sglang", "mlx-lm"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "scaling", "key", "expected"),
+    [
+        ({}, YARN, "attention_factor", set()),
+        ({}, YARN, "truncate", set()),
+        ({}, YARN, "mscale", {"mlx-lm"}),
+        ({}, YARN, "mscale_all_dim", {"mlx-lm"}),
+        ({}, {**YARN, "factor": 1.0}, "mscale", set()),
+        ({}, YARN, "attn_factor", {"sglang"}),
+        ({}, YARN, "beta_fast", {"vllm", "sglang", "mlx-lm"}),
+        ({}, YARN, "beta_slow", {"vllm", "sglang", "mlx-lm"}),
+        ({}, YARN, TRAINED, {"hf", "vllm", "sglang", "mlx-lm", "llama.cpp"}),
+        ({}, LLAMA3, TRAINED, {"hf", "vllm", "sglang", "mlx-lm", "llama.cpp"}),
+        (
+            {"model_type": "qwen3", "head_dim": 16},
+            LLAMA3,
+            TRAINED,
+            {"hf", "vllm", "sglang", "mlx-lm"},
+        ),
+        ({TRAINED: 512}, LONGROPE, TRAINED, {"mlx-lm"}),
+        (
+            {"model_type": "qwen3", "head_dim": 16, TRAINED: 512},
+            LONGROPE,
+            TRAINED,
+            {"sglang", "mlx-lm"},
+        ),
+        ({}, {"rope_type": "default"}, "factor", {"sglang"}),
+        (LATENT, YARN, "mscale", {"vllm", "sglang", "mlx-lm"}),
+        (LATENT, YARN, "mscale_all_dim", {"vllm", "sglang", "mlx-lm"}),
+        (LATENT, YARN, "beta_slow", {"vllm", "sglang", "mlx-lm"}),
+        (LATENT, YARN, "attn_factor", {"sglang"}),
+        (VISION, {**YARN, "mrope_section": [2, 3, 3]}, "mscale", {"sglang", "mlx-lm"}),
+    ],
+)
 def test_engines_that_refuse_a_key_that_is_null(model, scaling, key, expected):
     v4, v5 = refusing(model, scaling, key)
     assert v4 == expected
@@ -64,9 +99,17 @@ def test_engines_that_refuse_a_key_that_is_null(model, scaling, key, expected):
 
 
 def test_a_null_truncate_is_false_in_transformers():
-    config = {**SIZES, "model_type": "llama", "rope_parameters": {**YARN, "rope_theta": 5e4, "truncate": None}}
-    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](AutoConfig.for_model(**copy.deepcopy(config)), device=None)
-    assert from_hf(config).ladder_frequencies().radians.tolist() == pytest.approx(theirs.tolist(), rel=1e-6)
+    config = {
+        **SIZES,
+        "model_type": "llama",
+        "rope_parameters": {**YARN, "rope_theta": 5e4, "truncate": None},
+    }
+    theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](
+        AutoConfig.for_model(**copy.deepcopy(config)), device=None
+    )
+    assert from_hf(config).ladder_frequencies().radians.tolist() == pytest.approx(
+        theirs.tolist(), rel=1e-6
+    )
     rounded = {**config, "rope_parameters": {**config["rope_parameters"], "truncate": True}}
     assert from_hf(config).scaling != from_hf(rounded).scaling
 
@@ -74,7 +117,13 @@ def test_a_null_truncate_is_false_in_transformers():
 @pytest.mark.parametrize("truncate", [None, False])
 def test_transformers_rounds_the_band_of_families_with_a_rope_for_each_layer_type(truncate):
     scaling = {**YARN, "truncate": truncate}
-    config = {**SIZES, "model_type": "gemma3_text", "head_dim": 16, "layer_types": ["full_attention"], "rope_scaling": scaling}
+    config = {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "layer_types": ["full_attention"],
+        "rope_scaling": scaling,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     theirs = model.model.rotary_emb.full_attention_inv_freq.tolist()
     (finding,) = (each for each in audit(config).of("hf") if each.layer_type == "full_attention")
@@ -82,8 +131,18 @@ def test_transformers_rounds_the_band_of_families_with_a_rope_for_each_layer_typ
 
 
 def test_a_null_in_a_scaling_that_transformers_does_not_read_is_no_error():
-    scaling = {"type": "llama3", **{key: value for key, value in LLAMA3.items() if key != "rope_type"}, TRAINED: None}
-    config = {**SIZES, "model_type": "gemma3_text", "head_dim": 16, "layer_types": ["full_attention"], "rope_scaling": scaling}
+    scaling = {
+        "type": "llama3",
+        **{key: value for key, value in LLAMA3.items() if key != "rope_type"},
+        TRAINED: None,
+    }
+    config = {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "layer_types": ["full_attention"],
+        "rope_scaling": scaling,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     theirs = model.model.rotary_emb.full_attention_inv_freq.tolist()
     (finding,) = (each for each in audit(config).of("hf") if each.layer_type == "full_attention")
@@ -96,14 +155,27 @@ def test_a_null_in_a_scaling_that_transformers_does_not_read_is_no_error():
 
 @pytest.mark.parametrize("place", ["rope", "config"])
 def test_what_a_null_fraction_does_is_not_known(place):
-    config = {**SIZES, "model_type": "glm4", "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}
+    config = {
+        **SIZES,
+        "model_type": "glm4",
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+    }
     (config if place == "config" else config["rope_parameters"])["partial_rotary_factor"] = None
-    assert {finding.problem for finding in audit(config).findings} == {"not known: partial_rotary_factor is null; remove the key"}
+    assert {finding.problem for finding in audit(config).findings} == {
+        "not known: partial_rotary_factor is null; remove the key"
+    }
 
 
 @pytest.mark.parametrize(("length", "runs"), [(512, True), (600, False), (2048, False)])
 def test_the_table_of_a_longrope_in_ministral_3_ends_at_the_trained_length(length, runs):
     """Seen in a run: SGLang's model passes the trained length on as the served one."""
     rope = {key: value for key, value in LONGROPE.items() if key != TRAINED}
-    config = {**SIZES, "model_type": "ministral3", "head_dim": 16, TRAINED: 512, "rope_scaling": rope}
+    config = {
+        **SIZES,
+        "model_type": "ministral3",
+        "head_dim": 16,
+        TRAINED: 512,
+        "rope_scaling": rope,
+    }
     assert (audit(config, length=length).of("sglang")[0].problem is None) == runs

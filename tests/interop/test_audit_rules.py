@@ -1,4 +1,6 @@
-"""Rules of `audit` that only unusual configs reach: what was seen in runs of the engines, and transformers' own code."""
+"""Rules of `audit` that only unusual configs reach: what was seen in runs of the engines, and
+transformers' own code.
+"""
 
 import copy
 import warnings
@@ -15,9 +17,16 @@ from ropewalk.interop.engines.read_transformers import OWN_CODE
 from ropewalk.interop.extend import extend
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1, "intermediate_size": 32,
-    "vocab_size": 20, "head_dim": 16, "max_position_embeddings": 2048, "rope_theta": 5e4,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 32,
+    "vocab_size": 20,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "rope_theta": 5e4,
+}
 LINEAR = {"type": "linear", "factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
@@ -29,13 +38,25 @@ def one(config, engine, **served):
 
 @pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0}, YARN])
 def test_a_clipped_scaling_is_compared_at_the_lengths_of_what_it_clips(rope):
-    plain, clipped = (audit({"model_type": "llama", **SIZES, "rope_scaling": rope, "use_cope": cope}) for cope in (False, True))
-    assert {finding.length for finding in clipped.findings} == {finding.length for finding in plain.findings}
+    plain, clipped = (
+        audit({"model_type": "llama", **SIZES, "rope_scaling": rope, "use_cope": cope})
+        for cope in (False, True)
+    )
+    assert {finding.length for finding in clipped.findings} == {
+        finding.length for finding in plain.findings
+    }
 
 
-@pytest.mark.parametrize(("rope", "slower"), [(LINEAR, 1.0), ({**LINEAR, "rope_type": "linear"}, 4.0)])
+@pytest.mark.parametrize(
+    ("rope", "slower"), [(LINEAR, 1.0), ({**LINEAR, "rope_type": "linear"}, 4.0)]
+)
 def test_gemma_3_reads_a_scaling_by_its_rope_type_alone(rope, slower):
-    config = {**SIZES, "model_type": "gemma3_text", "rope_scaling": rope, "layer_types": ["full_attention"]}
+    config = {
+        **SIZES,
+        "model_type": "gemma3_text",
+        "rope_scaling": rope,
+        "layer_types": ["full_attention"],
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     theirs = model.model.rotary_emb.full_attention_inv_freq.tolist()
     assert theirs[0] == 1.0 / slower
@@ -52,10 +73,17 @@ def test_a_scaled_partial_rope_fails_where_whole_heads_rotate(model_type):
     assert one(config, "hf").problem.startswith("refused")
 
 
-@pytest.mark.parametrize(("engine", "scaling", "longest"), [
-    ("vllm", None, 2048), ("vllm", {**LINEAR, "rope_type": "linear"}, 8192), ("vllm", YARN, 2048),
-    ("sglang", None, 2048), ("sglang", {**LINEAR, "rope_type": "linear"}, 8192), ("sglang", YARN, 2048),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "scaling", "longest"),
+    [
+        ("vllm", None, 2048),
+        ("vllm", {**LINEAR, "rope_type": "linear"}, 8192),
+        ("vllm", YARN, 2048),
+        ("sglang", None, 2048),
+        ("sglang", {**LINEAR, "rope_type": "linear"}, 8192),
+        ("sglang", YARN, 2048),
+    ],
+)
 def test_servers_refuse_a_longer_limit_than_the_config_serves(engine, scaling, longest):
     config = {**SIZES, "model_type": "llama", "rope_scaling": scaling}
     assert one(config, engine, length=10, max_model_len=longest).problem is None
@@ -74,18 +102,34 @@ def test_the_converter_of_llama_cpp_has_its_own_default_of_theta(model_type):
 GEMMA_3 = {**SIZES, "model_type": "gemma3_text", "layer_types": ["full_attention"]}
 
 
-@pytest.mark.parametrize(("config", "multiplied", "refusing"), [
-    ({**SIZES, "model_type": "llama"}, "vLLM and SGLang multiply", []),
-    (GEMMA_3, "", ["VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
-    ({**GEMMA_3, "model_type": "olmo3"}, "vLLM and SGLang multiply", []),
-    ({**GEMMA_3, "model_type": "olmo3", "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}},
-     "vLLM multiplies", ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("config", "multiplied", "refusing"),
+    [
+        ({**SIZES, "model_type": "llama"}, "vLLM and SGLang multiply", []),
+        (
+            GEMMA_3,
+            "",
+            ["VLLM_ALLOW_LONG_MAX_MODEL_LEN", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"],
+        ),
+        ({**GEMMA_3, "model_type": "olmo3"}, "vLLM and SGLang multiply", []),
+        (
+            {
+                **GEMMA_3,
+                "model_type": "olmo3",
+                "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}},
+            },
+            "vLLM multiplies",
+            ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"],
+        ),
+    ],
+)
 def test_extend_says_which_engines_multiply_the_served_length(config, multiplied, refusing):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the same lines, about engines that differ
         first, *others = extend(dict(config), "linear", factor=4).notes
-    assert first == "max_position_embeddings stays the trained length" + (f": {multiplied} it by factor" if multiplied else "")
+    assert first == "max_position_embeddings stays the trained length" + (
+        f": {multiplied} it by factor" if multiplied else ""
+    )
     assert [note.split("set ")[1].split("=")[0] for note in others] == refusing
 
 
@@ -96,40 +140,80 @@ def test_families_without_code_in_transformers_are_not_known():
     assert found.of("vllm")[0].agrees
 
 
-LAYERS = {**SIZES, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+LAYERS = {
+    **SIZES,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
 SLIDING = {"rope_type": "default", "rope_theta": 1e4}
 
 
 def test_a_trained_length_beside_ropes_by_layer_type_is_not_read():
     full = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e4}
-    config = {**LAYERS, "model_type": "olmo3", "original_max_position_embeddings": 512,
-              "rope_parameters": {"full_attention": full, "sliding_attention": SLIDING}}  # fmt: skip
+    config = {
+        **LAYERS,
+        "model_type": "olmo3",
+        "original_max_position_embeddings": 512,
+        "rope_parameters": {"full_attention": full, "sliding_attention": SLIDING},
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
-    assert one(config, "hf").radians == pytest.approx(model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6)
-    inside = {**config, "rope_parameters": {"full_attention": {**full, "original_max_position_embeddings": 512}}}
+    assert one(config, "hf").radians == pytest.approx(
+        model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6
+    )
+    inside = {
+        **config,
+        "rope_parameters": {"full_attention": {**full, "original_max_position_embeddings": 512}},
+    }
     assert one(inside, "hf").radians != one(config, "hf").radians
 
 
 def test_gemma_4_needs_the_trained_length_in_its_rope():
-    full = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    full = {
+        "rope_type": "llama3",
+        "rope_theta": 5e4,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     ropes = {"full_attention": full, "sliding_attention": SLIDING}
-    config = {**LAYERS, "model_type": "gemma4_text", "global_head_dim": 16, "rope_parameters": ropes}
+    config = {
+        **LAYERS,
+        "model_type": "gemma4_text",
+        "global_head_dim": 16,
+        "rope_parameters": ropes,
+    }
     with pytest.raises(KeyError, match="original_max_position_embeddings"):
         AutoConfig.for_model(**copy.deepcopy(config))
     for engine in ("hf", "vllm", "sglang"):
-        assert all("original_max_position_embeddings" in finding.problem for finding in audit(config).of(engine)), engine
+        assert all(
+            "original_max_position_embeddings" in finding.problem
+            for finding in audit(config).of(engine)
+        ), engine
 
 
 def test_a_partial_rope_whose_scaling_is_not_read_rotates_whole_heads():
     scaling = {"type": "linear", "factor": 4.0}
-    config = {**LAYERS, "model_type": "olmo3", "rope_scaling": scaling, "partial_rotary_factor": 0.5}
+    config = {
+        **LAYERS,
+        "model_type": "olmo3",
+        "rope_scaling": scaling,
+        "partial_rotary_factor": 0.5,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     model(torch.zeros(1, 3, dtype=torch.long))
-    assert one(config, "hf").radians == pytest.approx(model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6)
+    assert one(config, "hf").radians == pytest.approx(
+        model.model.rotary_emb.full_attention_inv_freq.tolist(), rel=1e-6
+    )
 
 
 def test_no_layer_type_runs_in_an_engine_that_refuses_another():
-    config = {**LAYERS, "model_type": "gemma3_text", "rope_scaling": YARN, "partial_rotary_factor": 0.5}
+    config = {
+        **LAYERS,
+        "model_type": "gemma3_text",
+        "rope_scaling": YARN,
+        "partial_rotary_factor": 0.5,
+    }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copy.deepcopy(config)))
     with pytest.raises(RuntimeError):
         model(torch.zeros(1, 3, dtype=torch.long))
@@ -137,12 +221,25 @@ def test_no_layer_type_runs_in_an_engine_that_refuses_another():
     assert all(finding.radians == () for finding in audit(config).of("hf"))
 
 
-@pytest.mark.parametrize(("keys", "reason"), [
-    ({"model_type": "phi3", "rope_scaling": {"rope_type": "default", "factor": 3.0}}, "without original_max_position"),
-    ({"model_type": "phi3", "rope_scaling": {"rope_type": "default"}, "original_max_position_embeddings": 512,
-      "rope_theta": None}, "without rope_theta"),
-    ({"model_type": "nemotron", "head_dim": 32}, "hidden_size / num_attention_heads"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (
+            {"model_type": "phi3", "rope_scaling": {"rope_type": "default", "factor": 3.0}},
+            "without original_max_position",
+        ),
+        (
+            {
+                "model_type": "phi3",
+                "rope_scaling": {"rope_type": "default"},
+                "original_max_position_embeddings": 512,
+                "rope_theta": None,
+            },
+            "without rope_theta",
+        ),
+        ({"model_type": "nemotron", "head_dim": 32}, "hidden_size / num_attention_heads"),
+    ],
+)
 def test_configs_that_llama_cpp_does_not_convert_or_load(keys, reason):
     """Seen in runs: the converter or the loader fails."""
     config = {key: value for key, value in {**SIZES, **keys}.items() if value is not None}
@@ -151,7 +248,14 @@ def test_configs_that_llama_cpp_does_not_convert_or_load(keys, reason):
 
 def test_llama_cpp_reads_the_betas_of_ministral_3_alone():
     """Seen in a run of Ministral 3 with beta_slow 4: the frequencies are those of the config."""
-    rope = {**YARN, "beta_slow": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1, "rope_theta": 5e4}
+    rope = {
+        **YARN,
+        "beta_slow": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+        "rope_theta": 5e4,
+    }
     for model_type, same in (("ministral3", True), ("llama", False)):
         config = {**SIZES, "model_type": model_type, "rope_parameters": rope}
         assert (one(config, "llama.cpp").radians == one(config, "hf").radians) == same, model_type
@@ -160,36 +264,105 @@ def test_llama_cpp_reads_the_betas_of_ministral_3_alone():
 def test_llama_cpp_has_no_scaling_of_sliding_layers():
     """Seen in a run of Gemma 4 with linear scaling of its sliding layers."""
     full = {"rope_type": "proportional", "rope_theta": 5e4, "partial_rotary_factor": 0.25}
-    ropes = {"full_attention": full, "sliding_attention": {**SLIDING, **LINEAR, "rope_type": "linear"}}
-    config = {**LAYERS, "model_type": "gemma4_text", "global_head_dim": 16, "rope_parameters": ropes}
-    (finding,) = (each for each in audit(config).of("llama.cpp") if each.layer_type == "sliding_attention")
+    ropes = {
+        "full_attention": full,
+        "sliding_attention": {**SLIDING, **LINEAR, "rope_type": "linear"},
+    }
+    config = {
+        **LAYERS,
+        "model_type": "gemma4_text",
+        "global_head_dim": 16,
+        "rope_parameters": ropes,
+    }
+    (finding,) = (
+        each for each in audit(config).of("llama.cpp") if each.layer_type == "sliding_attention"
+    )
     assert finding.radians[0] == 1.0
 
 
 LINEAR_V5 = {"rope_type": "linear", "rope_theta": 5e4, "factor": 4.0}
-LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 512}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 512,
+}
 
 
-@pytest.mark.parametrize(("engine", "keys", "seen"), [
-    ("vllm", {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}}, "write 2.0, not 2"),
-    ("sglang", {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}}, "write 2.0, not 2"),
-    ("vllm", {"model_type": "olmo2", "rope_parameters": {**LINEAR_V5, "factor": 4}}, (5e4 ** (-1 / 8) / 4, 1.0)),
-    ("sglang", {"model_type": "granitemoe", "rope_parameters": LINEAR_V5}, (5e4 ** (-1 / 8), 1.0)),
-    ("sglang", {"model_type": "exaone4", "head_dim": 32, "rope_parameters": LINEAR_V5}, (1e6 ** (-1 / 8) / 4, 1.0)),
-    ("sglang", {"model_type": "cohere2", "head_dim": 32, "rope_parameters": LINEAR_V5}, (5e4 ** (-1 / 8) / 4, 1.0)),
-    ("sglang", {"model_type": "gemma4_text", "global_head_dim": 16, "rope_scaling": LINEAR}, (1e4 ** (-1 / 8), 1.0)),
-    ("sglang", {"model_type": "dots1", "rope_scaling": LINEAR}, (5e4 ** (-1 / 8) / 4, 1.0)),
-    ("mlx-lm", {"model_type": "phi", "head_dim": 64, "rope_parameters": {**LINEAR_V5, "partial_rotary_factor": 0.5}},
-     "25 dimensions would rotate"),
-    ("mlx-lm", {"model_type": "llama", "rope_scaling": {**LONGROPE, "long_mscale": 1.4}}, (5e4 ** (-1 / 8) / 2, (11 / 9) ** 0.5)),
-    ("llama.cpp", {"model_type": "helium"}, "does not convert helium"),
-    ("llama.cpp", {"model_type": "bitnet"}, "does not convert bitnet"),
-    ("llama.cpp", {"model_type": "cohere2", "rotary_pct": 1.0, "partial_rotary_factor": 0.5, "rope_scaling": LINEAR},
-     (5e4 ** (-1 / 8), 1.0)),
-    ("llama.cpp", {"model_type": "cohere2", "rotary_pct": 1.0, "head_dim": 32}, "hidden_size / num_attention_heads"),
-    ("mlx-lm", {"model_type": "cohere2", "head_dim": 32}, "hidden_size / num_attention_heads"),
-    ("mlx-lm", {"model_type": "helium", "head_dim": None}, "head_dim must be given"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "keys", "seen"),
+    [
+        (
+            "vllm",
+            {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}},
+            "write 2.0, not 2",
+        ),
+        (
+            "sglang",
+            {"model_type": "llama", "rope_parameters": {**LINEAR_V5, "factor": 4}},
+            "write 2.0, not 2",
+        ),
+        (
+            "vllm",
+            {"model_type": "olmo2", "rope_parameters": {**LINEAR_V5, "factor": 4}},
+            (5e4 ** (-1 / 8) / 4, 1.0),
+        ),
+        (
+            "sglang",
+            {"model_type": "granitemoe", "rope_parameters": LINEAR_V5},
+            (5e4 ** (-1 / 8), 1.0),
+        ),
+        (
+            "sglang",
+            {"model_type": "exaone4", "head_dim": 32, "rope_parameters": LINEAR_V5},
+            (1e6 ** (-1 / 8) / 4, 1.0),
+        ),
+        (
+            "sglang",
+            {"model_type": "cohere2", "head_dim": 32, "rope_parameters": LINEAR_V5},
+            (5e4 ** (-1 / 8) / 4, 1.0),
+        ),
+        (
+            "sglang",
+            {"model_type": "gemma4_text", "global_head_dim": 16, "rope_scaling": LINEAR},
+            (1e4 ** (-1 / 8), 1.0),
+        ),
+        ("sglang", {"model_type": "dots1", "rope_scaling": LINEAR}, (5e4 ** (-1 / 8) / 4, 1.0)),
+        (
+            "mlx-lm",
+            {
+                "model_type": "phi",
+                "head_dim": 64,
+                "rope_parameters": {**LINEAR_V5, "partial_rotary_factor": 0.5},
+            },
+            "25 dimensions would rotate",
+        ),
+        (
+            "mlx-lm",
+            {"model_type": "llama", "rope_scaling": {**LONGROPE, "long_mscale": 1.4}},
+            (5e4 ** (-1 / 8) / 2, (11 / 9) ** 0.5),
+        ),
+        ("llama.cpp", {"model_type": "helium"}, "does not convert helium"),
+        ("llama.cpp", {"model_type": "bitnet"}, "does not convert bitnet"),
+        (
+            "llama.cpp",
+            {
+                "model_type": "cohere2",
+                "rotary_pct": 1.0,
+                "partial_rotary_factor": 0.5,
+                "rope_scaling": LINEAR,
+            },
+            (5e4 ** (-1 / 8), 1.0),
+        ),
+        (
+            "llama.cpp",
+            {"model_type": "cohere2", "rotary_pct": 1.0, "head_dim": 32},
+            "hidden_size / num_attention_heads",
+        ),
+        ("mlx-lm", {"model_type": "cohere2", "head_dim": 32}, "hidden_size / num_attention_heads"),
+        ("mlx-lm", {"model_type": "helium", "head_dim": None}, "head_dim must be given"),
+    ],
+)
 def test_what_engines_were_seen_to_do_with_unusual_configs(engine, keys, seen):
     """The second frequency and the magnitude that were read back, or why the engine did not start."""
     finding = audit({**SIZES, **keys}).of(engine)[-1]
@@ -201,7 +374,11 @@ def test_what_engines_were_seen_to_do_with_unusual_configs(engine, keys, seen):
 
 @pytest.mark.parametrize(("engine", "longest"), [("vllm", 8192), ("sglang", 8192)])
 def test_a_factor_beside_an_unscaled_rope_multiplies_the_served_length(engine, longest):
-    config = {**SIZES, "model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "factor": 4.0}}
+    config = {
+        **SIZES,
+        "model_type": "llama",
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e4, "factor": 4.0},
+    }
     assert one(config, engine, length=10, max_model_len=longest).problem is None
     assert one(config, engine, length=10, max_model_len=longest + 1).problem is not None
 
@@ -224,20 +401,36 @@ def test_vllm_refuses_a_type_that_is_not_that_of_the_class(kind, runs):
 
 
 def test_vllm_rotates_whole_heads_of_gpt_oss():
-    config = {**SIZES, "model_type": "gpt_oss", "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0}}
+    config = {
+        **SIZES,
+        "model_type": "gpt_oss",
+        "rope_scaling": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0},
+    }
     part, whole = ({**config, "partial_rotary_factor": fraction} for fraction in (0.5, 1.0))
     assert audit(part).of("vllm")[0].radians == audit(whole).of("vllm")[0].radians
 
 
-NARROW = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 512}
+NARROW = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 512,
+}
 
 
-@pytest.mark.parametrize(("engine", "keys", "runs"), [
-    ("sglang", {"model_type": "hunyuan_v1_dense"}, False), ("sglang", {"model_type": "qwen3"}, False),
-    ("sglang", {"model_type": "exaone4", "head_dim": 32}, False), ("sglang", {"model_type": "llama"}, True),
-    ("sglang", {"model_type": "stablelm"}, True), ("mlx-lm", {"model_type": "llama"}, False),
-    ("mlx-lm", {"model_type": "gemma3_text"}, False), ("vllm", {"model_type": "qwen3"}, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "keys", "runs"),
+    [
+        ("sglang", {"model_type": "hunyuan_v1_dense"}, False),
+        ("sglang", {"model_type": "qwen3"}, False),
+        ("sglang", {"model_type": "exaone4", "head_dim": 32}, False),
+        ("sglang", {"model_type": "llama"}, True),
+        ("sglang", {"model_type": "stablelm"}, True),
+        ("mlx-lm", {"model_type": "llama"}, False),
+        ("mlx-lm", {"model_type": "gemma3_text"}, False),
+        ("vllm", {"model_type": "qwen3"}, True),
+    ],
+)
 def test_factors_of_longrope_that_do_not_fit_the_pairs_that_rotate(engine, keys, runs):
     """Seen in runs: an error wherever the fraction of the head is not read and the factors are."""
     config = {**SIZES, "partial_rotary_factor": 0.5, "rope_scaling": NARROW, **keys}
@@ -248,32 +441,59 @@ def test_factors_of_longrope_that_do_not_fit_the_pairs_that_rotate(engine, keys,
 
 @pytest.mark.parametrize(("name", "theta"), [("type", 1e4), ("rope_type", 5e6)])
 def test_the_theta_of_qwen_3_vl_that_llama_cpp_uses_where_it_is_missing(name, theta):
-    """Seen in runs: transformers 4.57 refuses a scaling named by `type`, and the converter then has no default."""
+    """Seen in runs: transformers 4.57 refuses a scaling named by `type`, and the converter then has
+    no default.
+    """
     config = {key: value for key, value in SIZES.items() if key != "rope_theta"}
     rope = {name: "linear", "factor": 4.0, "mrope_section": [4, 2, 2]}
-    finding = audit({**config, "model_type": "qwen3_vl_text", "rope_scaling": rope}).of("llama.cpp")[0]
+    finding = audit({**config, "model_type": "qwen3_vl_text", "rope_scaling": rope}).of(
+        "llama.cpp"
+    )[0]
     assert finding.radians[1] == pytest.approx(theta ** (-1 / 8) / 4)
 
 
 def test_llama_cpp_reads_the_trained_length_in_the_rope_of_phi_3():
-    """Seen in a run: transformers reads the one beside the rope alone, and 4096 where there is none."""
-    config = {**SIZES, "model_type": "phi3", "max_position_embeddings": 8192, "rope_scaling": {
-        "type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 2048,
-    }}  # fmt: skip
-    found = {engine: one(config, engine, length=8192, max_model_len=8192).magnitude for engine in ("hf", "llama.cpp")}
+    """Seen in a run: transformers reads the one beside the rope alone, and 4096 where there is
+    none.
+    """
+    config = {
+        **SIZES,
+        "model_type": "phi3",
+        "max_position_embeddings": 8192,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0] * 8,
+            "long_factor": [2.0] * 8,
+            "original_max_position_embeddings": 2048,
+        },
+    }
+    found = {
+        engine: one(config, engine, length=8192, max_model_len=8192).magnitude
+        for engine in ("hf", "llama.cpp")
+    }
     assert found == pytest.approx({"hf": (1 + 1 / 12) ** 0.5, "llama.cpp": (1 + 2 / 11) ** 0.5})
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text"])
 def test_a_key_beside_the_layer_types_changes_no_finding(model_type):
-    ropes = {"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_theta": 1e4},
+    }
     ropes["sliding_attention"]["rope_type"] = "default"
-    config = {"model_type": model_type, "head_dim": 16, "global_head_dim": 16, "max_position_embeddings": 512}
+    config = {
+        "model_type": model_type,
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "max_position_embeddings": 512,
+    }
     stray = audit({**config, "rope_parameters": {**ropes, "rope_theta": 1e6}})
     assert stray.findings == audit({**config, "rope_parameters": ropes}).findings
     assert any("rope_theta: not read beside layer types" in text for text in stray.warnings)
 
 
 def test_a_model_of_diffusers_is_refused():
-    with pytest.raises(RopeError, match="_class_name: must not be in the config: none of these engines"):
+    with pytest.raises(
+        RopeError, match="_class_name: must not be in the config: none of these engines"
+    ):
         audit({"_class_name": "FluxTransformer2DModel", "max_position_embeddings": 512})

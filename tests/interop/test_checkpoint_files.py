@@ -1,4 +1,6 @@
-"""Rules of the files of a checkpoint: pieces of tensors, alignment, names of attention parts, and where a target may be."""
+"""Rules of the files of a checkpoint: pieces of tensors, alignment, names of attention parts, and
+where a target may be.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 
 def written(path, **tensors):
     """A folder with these tensors."""
-    write_folder(path, [(name, tuple(x.shape), x.dtype, lambda x=x: x) for name, x in tensors.items()])
+    write_folder(
+        path, [(name, tuple(x.shape), x.dtype, lambda x=x: x) for name, x in tensors.items()]
+    )
     return open_folder(path)
 
 
 def test_a_piece_has_eight_mebibytes_at_most(tmp_path):
-    folder = written(tmp_path / "a", big=torch.zeros(20, 1 << 20, dtype=torch.uint8), small=torch.zeros(1000, 3))
+    folder = written(
+        tmp_path / "a", big=torch.zeros(20, 1 << 20, dtype=torch.uint8), small=torch.zeros(1000, 3)
+    )
     assert [len(piece) for piece in folder.pieces("big")] == [8, 8, 4]
     assert [len(piece) for piece in folder.pieces("small")] == [1000]
 
@@ -34,7 +40,9 @@ def test_a_piece_has_one_group_of_rows_at_least(tmp_path, monkeypatch):
     monkeypatch.setattr("ropewalk.interop.checkpoint.safetensors_file.PIECE_BYTES", 100)
     folder = written(tmp_path / "a", x=torch.arange(140.0).view(35, 4))  # 16 bytes a row
     assert [len(piece) for piece in folder.pieces("x", rows=7)] == [7] * 5
-    assert torch.equal(torch.cat(list(folder.pieces("x", 30, 99))), torch.arange(120.0, 140).view(5, 4))
+    assert torch.equal(
+        torch.cat(list(folder.pieces("x", 30, 99))), torch.arange(120.0, 140).view(5, 4)
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (3, 0)])
@@ -81,7 +89,10 @@ def test_no_file_descriptor_stays_open(tmp_path):
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("encoder.layer.0.attention.self.query.weight", ("encoder.layer.0.attention.self", "query", "weight")),
+        (
+            "encoder.layer.0.attention.self.query.weight",
+            ("encoder.layer.0.attention.self", "query", "weight"),
+        ),
         ("attn.key.bias", ("attn", "key", "bias")),
         ("memory.layer.0.query.weight", None),
         ("query.weight", None),
@@ -94,16 +105,26 @@ def test_the_words_query_and_key_count_only_inside_an_attention(name, parts):
 
 
 def test_a_roformer_is_converted_by_the_words_query_and_key(tmp_path):
-    config = {"model_type": "roformer", "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = {
+        "model_type": "roformer",
+        "hidden_size": 12,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+    }
     path = "roformer.encoder.layer.0.attention.self"
     rows = torch.arange(144.0).view(12, 12)
     (tmp_path / "a").mkdir()
-    save_file({f"{path}.{part}.weight": rows.clone() for part in ("query", "key", "value")}, tmp_path / "a" / "x.safetensors")
+    save_file(
+        {f"{path}.{part}.weight": rows.clone() for part in ("query", "key", "value")},
+        tmp_path / "a" / "x.safetensors",
+    )
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
     found = load_file(tmp_path / "b" / "x.safetensors")
     for part in ("query", "key"):  # row 2i of a head goes to i, row 2i + 1 to i + 3
-        assert torch.equal(found[f"{path}.{part}.weight"], rows[[0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]])
+        assert torch.equal(
+            found[f"{path}.{part}.weight"], rows[[0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]]
+        )
     assert torch.equal(found[f"{path}.value.weight"], rows)
 
 
@@ -115,14 +136,21 @@ def test_a_target_that_is_around_or_inside_the_source_is_refused(tmp_path, place
     save_file({name: torch.zeros(12, 12) for name in names}, tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
     (tmp_path / "link").symlink_to(tmp_path / "a")
-    with pytest.raises(RopeError, match="must not be the source folder, inside it, or a parent of it"):
+    with pytest.raises(
+        RopeError, match="must not be the source folder, inside it, or a parent of it"
+    ):
         convert_checkpoint(tmp_path / "a", tmp_path / place, "half", "interleaved")
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 def test_who_waits_for_a_folder_says_so(tmp_path, monkeypatch):
     said, entered = threading.Event(), threading.Event()
-    monkeypatch.setattr(folders.logger, "warning", lambda text, folder: said.set() if folder == tmp_path else None)
+    monkeypatch.setattr(
+        folders.logger, "warning", lambda text, folder: said.set() if folder == tmp_path else None
+    )
 
     def wait() -> None:
         with alone_in(tmp_path):

@@ -17,27 +17,44 @@ GOOD = '"head_dim": 16, "rope_theta": 10000.0'
 HOSTILE = {
     "nan": ('{"head_dim": 16, "rope_theta": NaN}', "rope_theta"),
     "infinity": ('{"head_dim": 16, "rope_theta": Infinity}', "rope_theta"),
-    "minus infinity in a list": ('{"head_dim": 16, "rope_scaling": {"short_factor": [1, [-Infinity]]}}', "short_factor"),
+    "minus infinity in a list": (
+        ('{"head_dim": 16, "rope_scaling": {"short_factor": [1, [-Infinity]]}}'),
+        "short_factor",
+    ),
     "overflowing float": ('{"head_dim": 16, "rope_theta": 1e999}', "rope_theta"),
     "overflowing float in a key that no rope has": (f'{{{GOOD}, "note": [1, -1e999]}}', "note"),
     "duplicate keys": ('{"head_dim": 16, "rope_theta": 1.0, "rope_theta": 2.0}', "rope_theta"),
-    "duplicate keys, deep": ('{"head_dim": 16, "rope_scaling": {"factor": 1, "factor": 2}}', "factor"),
+    "duplicate keys, deep": (
+        '{"head_dim": 16, "rope_scaling": {"factor": 1, "factor": 2}}',
+        "factor",
+    ),
     "deep lists": ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "config"),
     "deep objects": ('{"a":' * 65 + "1" + "}" * 65, "config"),
     "too large": ('{"a": "' + "x" * (1 << 20) + '"}', "config"),
     "long integer": ('{"head_dim": ' + "9" * 500_000 + "}", "config"),
     "huge head": ('{"head_dim": 1099511627776, "rope_theta": 10000.0}', "head_dim"),
-    "huge layer count": (f'{{{GOOD}, "model_type": "smollm3", "num_hidden_layers": 1000000000000}}', "num_hidden_layers"),
-    "huge section": (f'{{{GOOD}, "rope_scaling": {{"mrope_section": [1099511627776, 1, 1]}}}}', "mrope_section[0]"),
-    "huge length": (f'{{{GOOD}, "rope_scaling": {{"rope_type": "dynamic", "factor": 2.0}}, "max_position_embeddings": {10**30}}}',
-                    "max_position_embeddings"),
+    "huge layer count": (
+        f'{{{GOOD}, "model_type": "smollm3", "num_hidden_layers": 1000000000000}}',
+        "num_hidden_layers",
+    ),
+    "huge section": (
+        f'{{{GOOD}, "rope_scaling": {{"mrope_section": [1099511627776, 1, 1]}}}}',
+        "mrope_section[0]",
+    ),
+    "huge length": (
+        (
+            f'{{{GOOD}, "rope_scaling": {{"rope_type": "dynamic", "factor": 2.0}}, '
+            f'"max_position_embeddings": {10**30}}}'
+        ),
+        "max_position_embeddings",
+    ),
     "not an object": ("[1, 2]", "config"),
     "empty": ("", "config"),
     "cut off": ('{"head_dim": 16,', "config"),
     "code": ("__import__('os')", "config"),
     "bad utf-8": (b'{"a": "\xff"}', "config"),
     "null bytes": (b"\x00" * 64, "config"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -113,7 +130,12 @@ def test_what_is_no_config_is_refused():
 def test_a_text_part_without_a_type_has_that_of_the_model():
     """The theta of the family is used, then; a type of the part itself takes precedence."""
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
-    assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128, "model_type": "llama"}}).theta == 1e4
+    assert (
+        from_hf(
+            {"model_type": "qwen3_vl", "text_config": {"head_dim": 128, "model_type": "llama"}}
+        ).theta
+        == 1e4
+    )
 
 
 def test_a_dict_that_is_a_part_of_itself_is_refused():

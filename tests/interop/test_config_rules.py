@@ -1,4 +1,6 @@
-"""Rules of reading and writing a config: which key takes precedence, what `explain` lists, and the exact keys of `to_hf`."""
+"""Rules of reading and writing a config: which key takes precedence, what `explain` lists, and the
+exact keys of `to_hf`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from ropewalk.interop.config.keys import FRACTION_KEYS
 from ropewalk.interop.config.values import section_sizes
 from ropewalk.interop.extend.model import extend
 
-LATENT = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 4096}
+LATENT = {
+    "model_type": "deepseek_v3",
+    "qk_rope_head_dim": 16,
+    "rope_theta": 1e4,
+    "max_position_embeddings": 4096,
+}
 
 
 @pytest.mark.parametrize("value", [0, -0.5, 1.5, True])
@@ -26,13 +33,17 @@ def test_an_impossible_fraction_is_refused_where_no_fraction_is_read(key, value)
 
 
 def test_a_huge_section_is_refused_before_it_is_counted_out():
-    with pytest.raises(RopeError, match=r"mrope_section\[1\]: must be an integer from 1 to \d{3,6};"):
+    with pytest.raises(
+        RopeError, match=r"mrope_section\[1\]: must be an integer from 1 to \d{3,6};"
+    ):
         section_sizes("mrope_section", [4, 2**40])
 
 
 @pytest.mark.parametrize("where", ["rope_parameters", "rope_scaling"])
 def test_an_unknown_key_of_a_rope_is_not_taken_for_a_layer_type(where):
-    assert "must not be in a rope: nothing reads it" in str(refused({**LLAMA, where: {**YARN, "colour": 1}}, "colour"))
+    assert "must not be in a rope: nothing reads it" in str(
+        refused({**LLAMA, where: {**YARN, "colour": 1}}, "colour")
+    )
 
 
 def test_an_unknown_key_inside_the_rope_of_a_layer_type_is_not_taken_for_a_layer_type():
@@ -43,15 +54,18 @@ def test_an_unknown_key_inside_the_rope_of_a_layer_type_is_not_taken_for_a_layer
 
 def test_a_null_theta_is_read_where_the_code_then_rotates_nothing():
     rope = {"rope_type": "default", "rope_theta": None}
-    assert from_hf({"model_type": "olmo_hybrid", "head_dim": 8, "rope_parameters": rope}, per_layer=True) == {
-        "full_attention": None
-    }
+    assert from_hf(
+        {"model_type": "olmo_hybrid", "head_dim": 8, "rope_parameters": rope}, per_layer=True
+    ) == {"full_attention": None}
     refused({**LLAMA, "rope_parameters": rope}, "rope_theta")
 
 
 def test_both_spellings_of_interleaved_sections_are_read():
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}
-    specs = [from_hf({"head_dim": 16, "rope_parameters": {**rope, key: True}}) for key in ("interleaved", "mrope_interleaved")]
+    specs = [
+        from_hf({"head_dim": 16, "rope_parameters": {**rope, key: True}})
+        for key in ("interleaved", "mrope_interleaved")
+    ]
     # time, height and width in turn, and the rest is time
     assert [spec.axes.axis_of_pair for spec in specs] == [(0, 1, 2, 0, 1, 2, 0, 0)] * 2
     refused({"head_dim": 16, "rope_parameters": {**rope, "half": True}}, "half")
@@ -60,7 +74,10 @@ def test_both_spellings_of_interleaved_sections_are_read():
 def test_the_fraction_in_the_rope_takes_precedence():
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     config = {"model_type": "gpt_neox", "head_dim": 16, "rope_parameters": rope, "rotary_pct": 0.25}
-    with pytest.warns(UserWarning, match=r"rope_parameters.partial_rotary_factor is 0.5, config.rotary_pct is 0.25; the former"):
+    with pytest.warns(
+        UserWarning,
+        match=r"rope_parameters.partial_rotary_factor is 0.5, config.rotary_pct is 0.25; the former",
+    ):
         assert from_hf(config).rotary_dim == 8
 
 
@@ -90,7 +107,14 @@ def test_only_values_of_the_config_and_defaults_of_the_code_are_listed():
     assert found.keys() == {"rope_type", "theta", "head_dim", "factor", "original_length", "layout"}
     assert found["factor"] == {"value": 4.0, "source": "rope_scaling.factor"}
     assert found["theta"] == {"value": 1e4, "source": "default of llama"}
-    minimind = entries({"model_type": "minimind", "head_dim": 16, "max_position_embeddings": 4096, "rope_scaling": YARN})
+    minimind = entries(
+        {
+            "model_type": "minimind",
+            "head_dim": 16,
+            "max_position_embeddings": 4096,
+            "rope_scaling": YARN,
+        }
+    )
     assert minimind["attention_factor"] == {"value": 1.0, "source": "default of minimind"}
 
 
@@ -107,7 +131,12 @@ def test_a_temperature_is_listed_with_its_layers():
 
 
 def test_the_specs_of_layers_are_read_without_warnings():
-    config = {**LLAMA, "num_hidden_layers": 2, "rope_theta": 1e4, "rope_scaling": {**YARN, "attn_factor": 0.9}}
+    config = {
+        **LLAMA,
+        "num_hidden_layers": 2,
+        "rope_theta": 1e4,
+        "rope_scaling": {**YARN, "attn_factor": 0.9},
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, second = layer_specs(config)
@@ -125,7 +154,11 @@ def test_a_part_of_a_config_is_written_in_place():
 
 KEYS = {
     "default, 4": (RopeSpec(16), 4, {"head_dim": 16, "rope_theta": 1e4, "rope_scaling": None}),
-    "default, 5": (RopeSpec(16), 5, {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "default, 5": (
+        RopeSpec(16),
+        5,
+        {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
     "a part, 4": (
         RopeSpec(16, rotary_dim=4),
         4,
@@ -137,11 +170,18 @@ KEYS = {
         {
             "head_dim": 16,
             "max_position_embeddings": 4096,
-            "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                                "truncate": True, "original_max_position_embeddings": 1024},
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": True,
+                "original_max_position_embeddings": 1024,
+            },
         },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", KEYS)

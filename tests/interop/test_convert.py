@@ -1,4 +1,6 @@
-"""A converted checkpoint computes the same under code that pairs the other way, and there and back is the same bytes."""
+"""A converted checkpoint computes the same under code that pairs the other way, and there and back
+is the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def saved(tmp_path):
 
 
 def neighbours(rotary_dim, size):
-    """For each dimension of the half layout, where it stands when partners are neighbours: written from the definition."""
+    """For each dimension of the half layout, where it stands when partners are neighbours: written
+    from the definition.
+    """
     where = list(range(size))
     for pair in range(rotary_dim // 2):
         where[pair], where[pair + rotary_dim // 2] = 2 * pair, 2 * pair + 1
@@ -60,7 +64,9 @@ def files_of(folder):
 
 
 @samples
-def test_the_other_code_computes_the_same_from_converted_weights(name, saved, tmp_path, monkeypatch):
+def test_the_other_code_computes_the_same_from_converted_weights(
+    name, saved, tmp_path, monkeypatch
+):
     model, folder, rotary_dim = saved(name)
     wanted = logits(model)
     report = convert_checkpoint(folder, tmp_path / "other", "half", "interleaved")
@@ -81,7 +87,10 @@ def test_there_and_back_is_the_same_bytes(name, saved, tmp_path):
     convert_checkpoint(tmp_path / "there", tmp_path / "back", "interleaved", "half")
     assert files_of(tmp_path / "back") == files_of(folder)
     there = files_of(tmp_path / "there")
-    assert json.loads(there.pop("pair_layout.json")) == {"layout": "interleaved", "original_layout": "half"}
+    assert json.loads(there.pop("pair_layout.json")) == {
+        "layout": "interleaved",
+        "original_layout": "half",
+    }
     assert there.keys() == files_of(folder).keys()
     changed = {each for each, data in there.items() if data != files_of(folder)[each]}
     assert changed
@@ -96,12 +105,17 @@ def test_latent_attention_follows_its_flag(tmp_path):
     convert_checkpoint(tmp_path / "interleaved", tmp_path / "half", "interleaved", "half")
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "half").eval()
     assert other.config.rope_interleave is False
-    assert not torch.equal(other.model.layers[0].self_attn.q_b_proj.weight, model.model.layers[0].self_attn.q_b_proj.weight)
+    assert not torch.equal(
+        other.model.layers[0].self_attn.q_b_proj.weight,
+        model.model.layers[0].self_attn.q_b_proj.weight,
+    )
     torch.testing.assert_close(logits(other), logits(model))
 
 
 def test_a_family_that_pairs_neighbours_is_converted_to_halves(tmp_path):
-    """Cohere pairs neighbours; the same numbers in halves are what `x[..., 0::2], x[..., 1::2]` makes of each head."""
+    """Cohere pairs neighbours; the same numbers in halves are what `x[..., 0::2], x[..., 1::2]`
+    makes of each head.
+    """
     model = build("cohere", use_qk_norm=True)
     model.save_pretrained(tmp_path / "a")
     report = convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
@@ -117,11 +131,15 @@ def test_a_family_that_pairs_neighbours_is_converted_to_halves(tmp_path):
 
 # peft warns that a bias cannot be merged here, and takes its one axis for a shard
 @pytest.mark.filterwarnings("ignore:`lora_bias=True` was passed", "ignore:Adapter 'default'")
-@pytest.mark.parametrize(("option", "tensor"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")])
+@pytest.mark.parametrize(
+    ("option", "tensor"), [("use_dora", "lora_magnitude_vector"), ("lora_bias", "lora_B.bias")]
+)
 def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch, option, tensor):
     peft = pytest.importorskip("peft")
     model, folder, rotary_dim = saved("llama")
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], **{option: True}))
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=3, target_modules=["q_proj", "k_proj", "v_proj"], **{option: True})
+    )
     with torch.no_grad():
         for key, weight in adapted.named_parameters():
             if "lora_B" in key or "magnitude" in key:
@@ -129,9 +147,13 @@ def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch, opt
     wanted = logits(adapted.eval())
     adapted.save_pretrained(tmp_path / "adapter")
     convert_checkpoint(folder, tmp_path / "base2", "half", "interleaved")
-    report = convert_checkpoint(tmp_path / "adapter", tmp_path / "adapter2", "half", "interleaved", config=folder)
+    report = convert_checkpoint(
+        tmp_path / "adapter", tmp_path / "adapter2", "half", "interleaved", config=folder
+    )
     assert {key.rsplit(".layers.", 1)[1][2:] for key in report.converted} == {
-        f"self_attn.{module}.{part}" for module in ("q_proj", "k_proj") for part in ("lora_B.weight", tensor)
+        f"self_attn.{module}.{part}"
+        for module in ("q_proj", "k_proj")
+        for part in ("lora_B.weight", tensor)
     }
     other = AutoModelForCausalLM.from_pretrained(tmp_path / "base2")
     pairing_neighbours(other, monkeypatch, rotary_dim)
@@ -145,12 +167,19 @@ def test_metas_own_names_and_params(tmp_path):
     q = torch.arange(2 * 6 * 3.0).view(12, 3)
     (tmp_path / "meta").mkdir()
     names = ("wq", "wk", "wv", "wo")
-    save_file({f"layers.0.attention.{name}.weight": q.clone() for name in names}, tmp_path / "meta" / "x.safetensors")
-    (tmp_path / "meta" / "params.json").write_text(json.dumps({"dim": 12, "n_heads": 2, "n_layers": 1, "norm_eps": 1e-5}))
+    save_file(
+        {f"layers.0.attention.{name}.weight": q.clone() for name in names},
+        tmp_path / "meta" / "x.safetensors",
+    )
+    (tmp_path / "meta" / "params.json").write_text(
+        json.dumps({"dim": 12, "n_heads": 2, "n_layers": 1, "norm_eps": 1e-5})
+    )
     convert_checkpoint(tmp_path / "meta", tmp_path / "half", "interleaved", "half")
     found = load_file(tmp_path / "half" / "x.safetensors")
     # row 2i of a head goes to i, row 2i + 1 to i + 3
-    assert torch.equal(found["layers.0.attention.wq.weight"], q[[0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]])
+    assert torch.equal(
+        found["layers.0.attention.wq.weight"], q[[0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11]]
+    )
     assert torch.equal(found["layers.0.attention.wv.weight"], q)
 
 
@@ -159,7 +188,10 @@ def test_a_dry_run_writes_nothing_and_says_the_same(tmp_path, saved):
     planned = convert_checkpoint(folder, None, "half", "interleaved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half"]
     done: list[int] = []
-    assert convert_checkpoint(folder, tmp_path / "b", "half", "interleaved", progress=done.append) == planned
+    assert (
+        convert_checkpoint(folder, tmp_path / "b", "half", "interleaved", progress=done.append)
+        == planned
+    )
     assert sum(done) == planned.bytes
     # per layer: q_proj, k_proj, q_norm, k_norm
     assert len(planned.converted) == 2 * 4
@@ -172,7 +204,12 @@ def test_other_weights_are_left_out_by_name(tmp_path, saved):
     (folder / "original").mkdir()
     (folder / "outside.json").symlink_to("/etc/hostname")
     report = convert_checkpoint(folder, tmp_path / "b", "half", "interleaved")
-    assert set(report.left_out) == {"pytorch_model.bin", "consolidated.safetensors", "original", "outside.json"}
+    assert set(report.left_out) == {
+        "pytorch_model.bin",
+        "consolidated.safetensors",
+        "original",
+        "outside.json",
+    }
     assert set(report.left_out).isdisjoint(files_of(tmp_path / "b"))
     assert "tokenizer.json" in files_of(tmp_path / "b")
     assert set(report.files) == {path.name for path in (tmp_path / "b").iterdir()}
@@ -193,10 +230,22 @@ Q = "model.layers.0.self_attn.q_proj"
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda t: {**t, f"{Q}.weight": t[f"{Q}.weight"][:-1].clone()}, r"q_proj.weight: must have num_heads \* head_dim = 48"),
-        (lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)}, "converting 'qweight' of q_proj is not supported"),
-        (lambda t: {**t, "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(96, 48)}, "call ropewalk.layout.convert_qkv"),
-        (lambda t: {**t, "model.layers.0.self_attn.q_norm.weight": torch.ones(5)}, "must have head_dim = 12 entries"),
+        (
+            lambda t: {**t, f"{Q}.weight": t[f"{Q}.weight"][:-1].clone()},
+            r"q_proj.weight: must have num_heads \* head_dim = 48",
+        ),
+        (
+            lambda t: {**t, f"{Q}.qweight": torch.zeros(6, 48)},
+            "converting 'qweight' of q_proj is not supported",
+        ),
+        (
+            lambda t: {**t, "model.layers.0.self_attn.qkv_proj.weight": torch.zeros(96, 48)},
+            "call ropewalk.layout.convert_qkv",
+        ),
+        (
+            lambda t: {**t, "model.layers.0.self_attn.q_norm.weight": torch.ones(5)},
+            "must have head_dim = 12 entries",
+        ),
         (lambda t: {"model.embed.weight": torch.ones(3)}, "must hold q and k projections"),
     ],
 )
@@ -210,7 +259,10 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path, saved, change, says
 
 def test_a_scale_of_the_whole_tensor_and_another_tower_stay(tmp_path, saved):
     _, folder, _ = saved("llama")
-    eye = {"vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(7, 5), f"{Q}.weight_scale": torch.ones(1)}
+    eye = {
+        "vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(7, 5),
+        f"{Q}.weight_scale": torch.ones(1),
+    }
     tampered(folder, lambda tensors: {**tensors, **eye})
     report = convert_checkpoint(folder, tmp_path / "b", "half", "interleaved")
     assert set(eye) <= set(report.copied)
@@ -242,18 +294,36 @@ def test_rotary_values_are_refused(tmp_path, saved):
     _, folder, _ = saved("llama")
     config = json.loads((folder / "config.json").read_text())
     with pytest.raises(RopeError, match="rotary_value"):
-        convert_checkpoint(folder, None, "half", "interleaved", config={**config, "rotary_value": True})
+        convert_checkpoint(
+            folder, None, "half", "interleaved", config={**config, "rotary_value": True}
+        )
 
 
 def big_checkpoint(path, megabytes):
     """A Llama folder of about that size, half of it one tensor and a quarter of it q and k."""
-    config = {"model_type": "llama", "hidden_size": 1024, "num_attention_heads": 8, "rope_theta": 1e4}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "num_attention_heads": 8,
+        "rope_theta": 1e4,
+    }
     part = torch.randn(1024, 1024).bfloat16()
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
-    keys = [f"model.layers.{layer}.self_attn.{name}.weight" for layer in range(megabytes // 16) for name in names]
+    keys = [
+        f"model.layers.{layer}.self_attn.{name}.weight"
+        for layer in range(megabytes // 16)
+        for name in names
+    ]
     tensors = [(key, (1024, 1024), torch.bfloat16, lambda: part) for key in keys]
     words = megabytes << 8
-    tensors.append(("model.embed_tokens.weight", (words, 1024), torch.bfloat16, lambda: part[:1].expand(words, -1)))
+    tensors.append(
+        (
+            "model.embed_tokens.weight",
+            (words, 1024),
+            torch.bfloat16,
+            lambda: part[:1].expand(words, -1),
+        )
+    )
     write_folder(path, tensors, config, max_shard_bytes=megabytes << 18)
 
 
@@ -261,7 +331,9 @@ def script(text, *arguments):
     """What a script prints, in a process of its own."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", text, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120).stdout.split()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True, timeout=120
+    ).stdout.split()
 
 
 KILLED = """
@@ -292,7 +364,10 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path):
     assert "nothing" in script(KILLED, tmp_path / "a", tmp_path / "b")
     if not (tmp_path / "b").exists():
         # what the last killed run left is recognised and cleared
-        assert sorted(path.name for path in tmp_path.iterdir()) == [partial_path(tmp_path / "b").name, "a"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [
+            partial_path(tmp_path / "b").name,
+            "a",
+        ]
         convert_checkpoint(tmp_path / "a", tmp_path / "b", "half", "interleaved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     convert_checkpoint(tmp_path / "b", tmp_path / "c", "interleaved", "half")

@@ -1,4 +1,6 @@
-"""`ropewalk convert` and `ropewalk extend`: what they write, what they print, and one line for every refusal."""
+"""`ropewalk convert` and `ropewalk extend`: what they write, what they print, and one line for
+every refusal.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def test_which_tells_the_layout_with_evidence(call, folder):
     [
         (LAYOUTS, "target: must be given"),
         (("{tmp}/b",), "--from: must be one of half, interleaved; got nothing"),
-        (("{tmp}/b", "--from", "half", "--to", "x"), "--to: must be one of half, interleaved; got 'x'"),
+        (
+            ("{tmp}/b", "--from", "half", "--to", "x"),
+            "--to: must be one of half, interleaved; got 'x'",
+        ),
         (("{tmp}/b", "--from", "half", "--to", "half"), "--to: must differ from --from"),
         (("{tmp}/half", *LAYOUTS), "target_folder: must not be the source folder"),
     ],
@@ -93,7 +98,17 @@ SCALED = "rope_parameters" if V5 else "rope_scaling"
 
 
 def test_extend_writes_a_config_that_transformers_reads(call, folder, tmp_path):
-    code, out, _ = call("extend", folder, "yarn", "--factor", "4", "--set", "beta_fast=16", "--out", tmp_path / "new.json")
+    code, out, _ = call(
+        "extend",
+        folder,
+        "yarn",
+        "--factor",
+        "4",
+        "--set",
+        "beta_fast=16",
+        "--out",
+        tmp_path / "new.json",
+    )
     assert code == 0
     assert SCALED in out
     config = json.loads((tmp_path / "new.json").read_text())
@@ -101,7 +116,10 @@ def test_extend_writes_a_config_that_transformers_reads(call, folder, tmp_path):
     assert (spec.scaling.name, spec.scaling.factor, spec.scaling.beta_fast) == ("yarn", 4.0, 16.0)
     assert spec.scaling.original_length == SMALL["max_position_embeddings"]
     untouched = json.loads((folder / "config.json").read_text())
-    assert {key for key in config if config[key] != untouched[key]} == {SCALED, "max_position_embeddings"}
+    assert {key for key in config if config[key] != untouched[key]} == {
+        SCALED,
+        "max_position_embeddings",
+    }
     assert sorted(path.name for path in tmp_path.iterdir()) == ["half", "new.json"]
 
 
@@ -117,20 +135,44 @@ def test_extend_prints_json(call, folder):
     ("arguments", "says"),
     [
         (("yarn", "--factor", "0.5"), "ropewalk: --factor: must be >= 1"),
-        (("dynamic_yarn", "--factor", "2"), "kind: must be one of linear, ntk, dynamic, yarn, longrope, llama3; got"),
-        (("longrope", "--factor", "2"), "--set: must give longrope its factors, one per pair: --set long_factor="),
+        (
+            ("dynamic_yarn", "--factor", "2"),
+            "kind: must be one of linear, ntk, dynamic, yarn, longrope, llama3; got",
+        ),
+        (
+            ("longrope", "--factor", "2"),
+            "--set: must give longrope its factors, one per pair: --set long_factor=",
+        ),
         (("yarn", "--factor", "2", "--set", "factor=2"), "; use --factor; got 'factor=2'"),
         (("yarn", "--factor", "2", "--set", "original_length=2"), "; use --original-length; got"),
         (("yarn", "--factor", "2", "--set", "overwrite=true"), "; use --overwrite; got"),
         (("yarn", "--factor", "2", "--set", "layer_types=2"), "; use --layer-type; got"),
-        (("yarn", "--factor", "2", "--set", "kind=3"), "--set: must be name=JSON with a name that yarn has (attention_factor,"),
-        (("yarn", "--factor", "2", "--set", "model=3"), "--set: must be name=JSON with a name that yarn has (attention_factor,"),
-        (("yarn", "--factor", "2", "--set", "beta_fast=NaN"), "--set: must be name=JSON with finite numbers"),
-        (("yarn", "--factor", "2", "--set", 'beta_fast=1,"x":2'), "--set: must be name=JSON with finite numbers"),
-        (("yarn", "--factor", "2", "--layer-type", "nope"), "--layer-type: must be one of full_attention; got 'nope'"),
+        (
+            ("yarn", "--factor", "2", "--set", "kind=3"),
+            "--set: must be name=JSON with a name that yarn has (attention_factor,",
+        ),
+        (
+            ("yarn", "--factor", "2", "--set", "model=3"),
+            "--set: must be name=JSON with a name that yarn has (attention_factor,",
+        ),
+        (
+            ("yarn", "--factor", "2", "--set", "beta_fast=NaN"),
+            "--set: must be name=JSON with finite numbers",
+        ),
+        (
+            ("yarn", "--factor", "2", "--set", 'beta_fast=1,"x":2'),
+            "--set: must be name=JSON with finite numbers",
+        ),
+        (
+            ("yarn", "--factor", "2", "--layer-type", "nope"),
+            "--layer-type: must be one of full_attention; got 'nope'",
+        ),
         (("xpos", "--factor", "2"), "kind: must be one of"),
         (("yarn", "--factor", "2", "--set", "beta_fast"), "--set: must be name=JSON"),
-        (("yarn", "--factor", "2", "--out", "{tmp}/half/config.json"), "--out: must be a file that does not exist"),
+        (
+            ("yarn", "--factor", "2", "--out", "{tmp}/half/config.json"),
+            "--out: must be a file that does not exist",
+        ),
     ],
 )
 def test_a_refusal_of_extend_is_one_line(call, folder, tmp_path, arguments, says):
@@ -141,8 +183,13 @@ def test_a_refusal_of_extend_is_one_line(call, folder, tmp_path, arguments, says
 
 
 def test_an_existing_scaling_is_replaced_only_if_asked(call, tmp_path):
-    config = {"model_type": "llama", "head_dim": 12, "max_position_embeddings": 64, "rope_theta": 1e4,
-              "rope_scaling": {"rope_type": "linear", "factor": 2.0}}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "head_dim": 12,
+        "max_position_embeddings": 64,
+        "rope_theta": 1e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     code, _, err = call("extend", tmp_path, "yarn", "--factor", "4")
     assert code == 2
@@ -151,9 +198,18 @@ def test_an_existing_scaling_is_replaced_only_if_asked(call, tmp_path):
 
 
 def test_a_config_that_its_family_would_not_load_is_refused(call, tmp_path):
-    text = {"hidden_size": 256, "num_attention_heads": 2, "max_position_embeddings": 128, "rope_theta": 5e5}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ernie4_5_vl_moe", "text_config": text}))
-    code, out, err = call("extend", tmp_path, "yarn", "--factor", "4", "--out", tmp_path / "new.json")
+    text = {
+        "hidden_size": 256,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 128,
+        "rope_theta": 5e5,
+    }
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "ernie4_5_vl_moe", "text_config": text})
+    )
+    code, out, err = call(
+        "extend", tmp_path, "yarn", "--factor", "4", "--out", tmp_path / "new.json"
+    )
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "kind: must be ntk for ernie4_5_vl_moe_text" in err
     assert not (tmp_path / "new.json").exists()

@@ -14,17 +14,29 @@ import ropewalk as rw
 from ropewalk import RopeError
 from ropewalk.interop.checkpoint import convert_checkpoint, which_layout
 
-CONFIG = {"model_type": "llama", "hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 2, "rope_theta": 1e4}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 12,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "rope_theta": 1e4,
+}
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 def named(layers=2, parts=PARTS, prefix="model.layers"):
-    return {f"{prefix}.{layer}.self_attn.{part}.weight": torch.randn(12, 12) for layer in range(layers) for part in parts}
+    return {
+        f"{prefix}.{layer}.self_attn.{part}.weight": torch.randn(12, 12)
+        for layer in range(layers)
+        for part in parts
+    }
 
 
 def folder(path, tensors, **config):
     path.mkdir(parents=True)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path / "model.safetensors")
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, path / "model.safetensors"
+    )
     (path / "config.json").write_text(json.dumps(CONFIG | config))
     return path
 
@@ -37,26 +49,72 @@ LAYER_0, LAYER_1 = (f"model.layers.{layer}.self_attn" for layer in range(2))
     ("tensors", "config", "says"),
     [
         ({f"{LAYER_0}.q_norm.weight": torch.ones(6)}, {}, f"{LAYER_0}: must hold a q projection"),
-        (named(parts=("q_proj", "kv_proj", "o_proj")), {}, f"{LAYER_0}.kv_proj.weight: must be a known part of attention"),
+        (
+            named(parts=("q_proj", "kv_proj", "o_proj")),
+            {},
+            f"{LAYER_0}.kv_proj.weight: must be a known part of attention",
+        ),
         (named(parts=("q_proj", "v_proj", "o_proj")), {}, f"{LAYER_0}: must hold a k projection"),
         (named(parts=("q_proj", "k_proj", "o_proj")), {}, f"{LAYER_0}: must hold a v projection"),
-        (named(1) | {"model.layers.1.attn.c_attn.weight": torch.ones(9, 9)}, {}, "model.layers.1: must hold q and k projections"),
-        (named(1) | {"model.layers.1.mlp.up.weight": torch.randn(36, 12)}, {}, "model.layers.1: must hold q and k projections"),
-        (named() | {f"{LAYER_1}.q_conv1d.weight": torch.randn(12, 1, 4)}, {}, f"{LAYER_1}.q_conv1d.weight: must be a known part"),
-        (named() | named(1, prefix="model.trunk"), {}, "model.trunk.0.self_attn: must be in a numbered layer"),
+        (
+            named(1) | {"model.layers.1.attn.c_attn.weight": torch.ones(9, 9)},
+            {},
+            "model.layers.1: must hold q and k projections",
+        ),
+        (
+            named(1) | {"model.layers.1.mlp.up.weight": torch.randn(36, 12)},
+            {},
+            "model.layers.1: must hold q and k projections",
+        ),
+        (
+            named() | {f"{LAYER_1}.q_conv1d.weight": torch.randn(12, 1, 4)},
+            {},
+            f"{LAYER_1}.q_conv1d.weight: must be a known part",
+        ),
+        (
+            named() | named(1, prefix="model.trunk"),
+            {},
+            "model.trunk.0.self_attn: must be in a numbered layer",
+        ),
         # a layer that the config calls linear and that looks like any other
-        (named(), LINEAR, f"{LAYER_1}: must not hold a softmax attention, because layer_types declares layer 1"),
-        (named() | {f"{LAYER_0}.k_norm.weight": torch.ones(9)}, {}, "k_norm.weight: must have head_dim = 6 entries"),
-        (named() | {f"{LAYER_0}.q_proj.SCB": torch.ones(12)}, {}, "q_proj.SCB: must be a plain weight or bias"),
-        (named() | {f"{LAYER_0}.q_proj.weight_scale_inv": torch.ones(2, 1)}, {}, "weight_scale_inv: must be a plain weight"),
-        (named() | {f"{LAYER_0}.q_proj_scale": torch.ones(12)}, {}, "q_proj_scale: must be a known part of attention"),
-        (named() | {f"{LAYER_0}.kv_a_proj_with_mqa.weight": torch.ones(12, 12)}, {}, "must come with kv_lora_rank"),
+        (
+            named(),
+            LINEAR,
+            f"{LAYER_1}: must not hold a softmax attention, because layer_types declares layer 1",
+        ),
+        (
+            named() | {f"{LAYER_0}.k_norm.weight": torch.ones(9)},
+            {},
+            "k_norm.weight: must have head_dim = 6 entries",
+        ),
+        (
+            named() | {f"{LAYER_0}.q_proj.SCB": torch.ones(12)},
+            {},
+            "q_proj.SCB: must be a plain weight or bias",
+        ),
+        (
+            named() | {f"{LAYER_0}.q_proj.weight_scale_inv": torch.ones(2, 1)},
+            {},
+            "weight_scale_inv: must be a plain weight",
+        ),
+        (
+            named() | {f"{LAYER_0}.q_proj_scale": torch.ones(12)},
+            {},
+            "q_proj_scale: must be a known part of attention",
+        ),
+        (
+            named() | {f"{LAYER_0}.kv_a_proj_with_mqa.weight": torch.ones(12, 12)},
+            {},
+            "must come with kv_lora_rank",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
-)  # fmt: skip
+)
 def test_a_part_that_is_not_understood_is_named(tmp_path, tensors, config, says):
     with pytest.raises(RopeError) as refused:
-        convert_checkpoint(folder(tmp_path / "a", tensors, **config), tmp_path / "b", "half", "interleaved")
+        convert_checkpoint(
+            folder(tmp_path / "a", tensors, **config), tmp_path / "b", "half", "interleaved"
+        )
     assert says in str(refused.value)
     assert not (tmp_path / "b").exists()
 
@@ -66,25 +124,39 @@ def test_declared_linear_layers_and_other_towers_stay(tmp_path):
     tensors = {name: value for name, value in linear if ".0." in name}
     tensors |= {f"model.layers.1.linear_attn.{part}.weight": torch.randn(12, 12) for part in PARTS}
     tensors |= {"model.vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(5, 7)}
-    report = convert_checkpoint(folder(tmp_path / "a", tensors, **LINEAR), tmp_path / "b", "half", "interleaved")
+    report = convert_checkpoint(
+        folder(tmp_path / "a", tensors, **LINEAR), tmp_path / "b", "half", "interleaved"
+    )
     assert set(report.converted) == {f"{LAYER_0}.q_proj.weight", f"{LAYER_0}.k_proj.weight"}
     after = load_file(tmp_path / "b" / "model.safetensors")
-    assert all(torch.equal(after[name], value) for name, value in tensors.items() if name not in report.converted)
+    assert all(
+        torch.equal(after[name], value)
+        for name, value in tensors.items()
+        if name not in report.converted
+    )
 
 
 def test_a_layer_that_the_config_declares_unrotated_may_hold_any_tensors(tmp_path):
     """Without the declaration the same layer is refused by its name."""
     tensors = named(1) | {"model.layers.1.mixer.in_proj.weight": torch.randn(12, 12)}
-    report = convert_checkpoint(folder(tmp_path / "a", tensors, **LINEAR), tmp_path / "b", "half", "interleaved")
+    report = convert_checkpoint(
+        folder(tmp_path / "a", tensors, **LINEAR), tmp_path / "b", "half", "interleaved"
+    )
     assert set(report.converted) == {f"{LAYER_0}.q_proj.weight", f"{LAYER_0}.k_proj.weight"}
     with pytest.raises(RopeError, match=r"model\.layers\.1: must hold q and k projections"):
         convert_checkpoint(folder(tmp_path / "c", tensors), tmp_path / "d", "half", "interleaved")
 
 
 def test_any_tensor_taken_away_is_noticed(tmp_path):
-    """Of a whole layer's q, k, v and norms, no part can be missing without an error, and no name can be unknown."""
+    """Of a whole layer's q, k, v and norms, no part can be missing without an error, and no name
+    can be unknown.
+    """
     draw = random.Random(1)
-    norms = {f"model.layers.{i}.self_attn.{n}.weight": torch.ones(6) for i in range(2) for n in ("q_norm", "k_norm")}
+    norms = {
+        f"model.layers.{i}.self_attn.{n}.weight": torch.ones(6)
+        for i in range(2)
+        for n in ("q_norm", "k_norm")
+    }
     whole = named() | norms
     for number in range(12):
         name = draw.choice([name for name in whole if "norm" not in name and "o_proj" not in name])
@@ -97,7 +169,9 @@ def test_any_tensor_taken_away_is_noticed(tmp_path):
 
 def test_a_folder_is_not_converted_twice_the_same_way(tmp_path):
     convert_checkpoint(folder(tmp_path / "a", named()), tmp_path / "b", "half", "interleaved")
-    with pytest.raises(RopeError, match=r"source_layout: must be 'interleaved', because pair_layout\.json says so"):
+    with pytest.raises(
+        RopeError, match=r"source_layout: must be 'interleaved', because pair_layout\.json says so"
+    ):
         convert_checkpoint(tmp_path / "b", tmp_path / "c", "half", "interleaved")
     convert_checkpoint(tmp_path / "b", tmp_path / "c", "interleaved", "half")
     assert not (tmp_path / "c" / "pair_layout.json").exists()
@@ -106,16 +180,24 @@ def test_a_folder_is_not_converted_twice_the_same_way(tmp_path):
 
 def test_a_flag_of_the_config_is_believed_and_kept(tmp_path):
     build("deepseek_v3", **LATENT).save_pretrained(tmp_path / "a")
-    with pytest.raises(RopeError, match=r"source_layout: must be 'interleaved', because rope_interleave in config\.json says so"):
+    with pytest.raises(
+        RopeError,
+        match=r"source_layout: must be 'interleaved', because rope_interleave in config\.json says so",
+    ):
         convert_checkpoint(tmp_path / "a", tmp_path / "b", "half", "interleaved")
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
     assert not (tmp_path / "b" / "pair_layout.json").exists()
     assert which_layout(tmp_path / "b").layout == "half"
     # the same model inside another
     config = json.loads((tmp_path / "a" / "config.json").read_text())
-    (tmp_path / "a" / "config.json").write_text(json.dumps({"model_type": "kimi_vl", "text_config": config}))
+    (tmp_path / "a" / "config.json").write_text(
+        json.dumps({"model_type": "kimi_vl", "text_config": config})
+    )
     convert_checkpoint(tmp_path / "a", tmp_path / "c", "interleaved", "half")
-    assert json.loads((tmp_path / "c" / "config.json").read_text())["text_config"]["rope_interleave"] is False
+    assert (
+        json.loads((tmp_path / "c" / "config.json").read_text())["text_config"]["rope_interleave"]
+        is False
+    )
 
 
 def test_a_flag_that_the_models_code_does_not_read_states_nothing(tmp_path):
@@ -135,11 +217,16 @@ def test_the_new_layout_is_stated_with_what_was_before(tmp_path):
     assert "before the conversion: the code of llama" in lines[2]
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"layout": "neox", "original_layout": "half"}', '{"layout": 1e999}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"layout": "neox", "original_layout": "half"}', '{"layout": 1e999}']
+)
 def test_a_record_that_says_nothing_is_refused(tmp_path, text):
     path = folder(tmp_path / "a", named())
     (path / "pair_layout.json").write_text(text)
-    for call in (lambda: which_layout(path), lambda: convert_checkpoint(path, None, "half", "interleaved")):
+    for call in (
+        lambda: which_layout(path),
+        lambda: convert_checkpoint(path, None, "half", "interleaved"),
+    ):
         with pytest.raises(RopeError):
             call()
 
@@ -157,7 +244,10 @@ def test_a_converted_folder_is_not_loaded_as_if_it_were_not(tmp_path):
     model = rw.Decoder(rw.DecoderConfig(31, 24, 32, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "a")
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "half", "interleaved")
-    with pytest.raises(RopeError, match=r"pair_layout\.json: must state the half layout of a llama; convert the folder back"):
+    with pytest.raises(
+        RopeError,
+        match=r"pair_layout\.json: must state the half layout of a llama; convert the folder back",
+    ):
         rw.load(tmp_path / "b")
     convert_checkpoint(tmp_path / "b", tmp_path / "c", "interleaved", "half")
     tokens = torch.arange(7)[None]
@@ -166,13 +256,19 @@ def test_a_converted_folder_is_not_loaded_as_if_it_were_not(tmp_path):
 
 @pytest.mark.parametrize("prefix", ["mtp.layers", "gravity.layers"])
 def test_layers_beside_those_of_the_config_are_converted_too(tmp_path, prefix):
-    """Layers that predict further tokens are numbered anew, and "gravity" contains the name of a tower, "vit"."""
+    """Layers that predict further tokens are numbered anew, and "gravity" contains the name of a
+    tower, "vit".
+    """
     tensors, types = named() | named(1, prefix=prefix), ["full_attention", "full_attention"]
     if prefix == "mtp.layers":
-        tensors = {name: value for name, value in tensors.items() if not name.startswith("model.layers.0.")}
+        tensors = {
+            name: value for name, value in tensors.items() if not name.startswith("model.layers.0.")
+        }
         tensors["model.layers.0.linear_attn.in_proj.weight"] = torch.randn(12, 12)
         types[0] = "linear_attention"
-    done = convert_checkpoint(folder(tmp_path / "a", tensors, layer_types=types), tmp_path / "b", "half", "interleaved")
+    done = convert_checkpoint(
+        folder(tmp_path / "a", tensors, layer_types=types), tmp_path / "b", "half", "interleaved"
+    )
     assert f"{prefix}.0.self_attn.q_proj.weight" in done.converted
     found = load_file(tmp_path / "b" / "model.safetensors")
     order = [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]  # two heads of six dims: pairs become neighbours

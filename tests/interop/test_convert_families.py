@@ -1,4 +1,6 @@
-"""A family is converted so that code with the other pair layout computes the same, or it is refused by name."""
+"""A family is converted so that code with the other pair layout computes the same, or it is refused
+by name.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def assert_converted_rightly(model_type, keys, folder):
     target = "half" if source == "interleaved" else "interleaved"
     convert_checkpoint(folder / "a", folder / "b", source, target)
     # both are read from files: transformers does not restore every model that it saves
-    model, other = (type(model).from_pretrained(folder / each, **run_options(model.config)).eval() for each in "ab")
+    model, other = (
+        type(model).from_pretrained(folder / each, **run_options(model.config)).eval()
+        for each in "ab"
+    )
     wanted = outputs(model)
     assert (outputs(other) - wanted).abs().max() > 1e-3  # its own code pairs otherwise
     with taking_the_other_layout(other, specs, target):

@@ -1,4 +1,6 @@
-"""Image and video models: specs from the configs of diffusers, compared with its own tables where it is installed."""
+"""Image and video models: specs from the configs of diffusers, compared with its own tables where
+it is installed.
+"""
 
 import json
 
@@ -15,9 +17,19 @@ CASES = [
     ("FluxTransformer2DModel", {}, (16, 56, 56), 1e4),
     ("FluxTransformer2DModel", {"axes_dims_rope": [4, 6, 10]}, (4, 6, 10), 1e4),
     ("Flux2Transformer2DModel", {}, (32, 32, 32, 32), 2000.0),
-    ("Flux2Transformer2DModel", {"axes_dims_rope": [4, 6, 2, 4], "rope_theta": 300}, (4, 6, 2, 4), 300.0),
+    (
+        "Flux2Transformer2DModel",
+        {"axes_dims_rope": [4, 6, 2, 4], "rope_theta": 300},
+        (4, 6, 2, 4),
+        300.0,
+    ),
     ("HunyuanVideoTransformer3DModel", {}, (16, 56, 56), 256.0),
-    ("HunyuanVideoTransformer3DModel", {"rope_axes_dim": [4, 6, 8], "rope_theta": 100.0}, (4, 6, 8), 100.0),
+    (
+        "HunyuanVideoTransformer3DModel",
+        {"rope_axes_dim": [4, 6, 8], "rope_theta": 100.0},
+        (4, 6, 8),
+        100.0,
+    ),
     ("QwenImageTransformer2DModel", {}, (16, 56, 56), 1e4),
     ("WanTransformer3DModel", {"attention_head_dim": 128}, (44, 42, 42), 1e4),
     ("WanTransformer3DModel", {"attention_head_dim": 20}, (8, 6, 6), 1e4),
@@ -37,7 +49,9 @@ def test_reads_dims_and_theta(name, config, dims, theta, tmp_path):
     expected = [theta ** (-2 * i / dim) for dim in dims for i in range(dim // 2)]
     exact = name not in FLOAT32
     found = spec.ladder_frequencies().radians
-    assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-14 if exact else 1e-6, atol=0)
+    assert_close(
+        found, torch.tensor(expected, dtype=torch.float64), rtol=1e-14 if exact else 1e-6, atol=0
+    )
     assert torch.equal(found, found.float().double()) == (not exact)
     assert rw.explain(path).as_dict()["full_attention"]["theta"]["value"] == theta
 
@@ -47,7 +61,9 @@ def test_every_class_is_covered():
 
 
 def tables(spec, positions):
-    """cos and sin [tokens, head_dim], each entry twice, as diffusers repeats them for interleaved pairs."""
+    """cos and sin [tokens, head_dim], each entry twice, as diffusers repeats them for interleaved
+    pairs.
+    """
     return tuple(table[0] for table in rw.Rope(spec).cos_sin_hf(positions))
 
 
@@ -56,7 +72,9 @@ def spec_of(name, **config):
 
 
 class TestAgainstDiffusers:
-    models = staticmethod(lambda name: pytest.importorskip(f"diffusers.models.transformers.transformer_{name}"))
+    models = staticmethod(
+        lambda name: pytest.importorskip(f"diffusers.models.transformers.transformer_{name}")
+    )
 
     def assert_tables(self, ours, theirs, bound=1e-7):
         for mine, other in zip(ours, theirs, strict=True):
@@ -82,7 +100,9 @@ class TestAgainstDiffusers:
         pipeline = pytest.importorskip("diffusers.pipelines.flux2.pipeline_flux2").Flux2Pipeline
         text = pipeline._prepare_text_ids(torch.zeros(1, 3, 1))[0]
         image = pipeline._prepare_latent_ids(torch.zeros(1, 1, 2, 4))[0]
-        references = pipeline._prepare_image_ids([torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 1, 2)])[0]
+        references = pipeline._prepare_image_ids(
+            [torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 1, 2)]
+        )[0]
         ids = torch.cat([text, image, references])
         positions = rw.positions.flux2(2, 4, text=3, references=[(2, 3), (1, 2)])
         assert torch.equal(positions[:, 0].T, ids)
@@ -92,17 +112,24 @@ class TestAgainstDiffusers:
         theirs = self.models("wan").WanRotaryPosEmbed(128, (1, 2, 2), 1024)
         positions = rw.positions.grid(3, 2, 4)
         latents = torch.zeros(1, 1, 3, 4, 8)
-        self.assert_tables(tables(spec_of("WanTransformer3DModel", attention_head_dim=128), positions), theirs(latents))
+        self.assert_tables(
+            tables(spec_of("WanTransformer3DModel", attention_head_dim=128), positions),
+            theirs(latents),
+        )
 
     def test_hunyuan_video(self):
         theirs = self.models("hunyuan_video").HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])
         positions = rw.positions.grid(3, 2, 4)
         spec = spec_of("HunyuanVideoTransformer3DModel")
-        self.assert_tables(tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6)  # their angles are float32
+        self.assert_tables(
+            tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6
+        )  # their angles are float32
 
     @pytest.mark.parametrize("images", [[(1, 3, 4)], [(1, 4, 6), (2, 3, 3), (1, 9, 2)]])
     def test_qwen_image(self, images):
-        theirs = self.models("qwenimage").QwenEmbedRope(theta=10000, axes_dim=[16, 56, 56], scale_rope=True)
+        theirs = self.models("qwenimage").QwenEmbedRope(
+            theta=10000, axes_dim=[16, 56, 56], scale_rope=True
+        )
         image, text = theirs([images], torch.device("cpu"), max_txt_seq_len=5)
         ours = rw.positions.qwen_image(images, text=5)
         rope = rw.Rope(spec_of("QwenImageTransformer2DModel"))
@@ -117,8 +144,14 @@ class TestAgainstDiffusers:
         ({"_class_name": "UNet2DConditionModel"}, "_class_name"),
         ({"_class_name": ["FluxTransformer2DModel"]}, "_class_name"),
         ({"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 56]}, "axes_dims_rope"),
-        ({"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 55, 57]}, "axes_dims_rope"),
-        ({"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 56, 0]}, "axes_dims_rope"),
+        (
+            {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 55, 57]},
+            "axes_dims_rope",
+        ),
+        (
+            {"_class_name": "FluxTransformer2DModel", "axes_dims_rope": [16, 56, 0]},
+            "axes_dims_rope",
+        ),
         ({"_class_name": "FluxTransformer2DModel", "axes_dims_rope": "16"}, "axes_dims_rope"),
         ({"_class_name": "Flux2Transformer2DModel", "rope_theta": -1}, "rope_theta"),
         ({"_class_name": "WanTransformer3DModel", "attention_head_dim": 5}, "attention_head_dim"),

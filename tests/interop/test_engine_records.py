@@ -1,4 +1,6 @@
-"""How runs of engines become records: ropes that are compared, the files that are written, and the rows that are run."""
+"""How runs of engines become records: ropes that are compared, the files that are written, and the
+rows that are run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ ROWS = {row.id: row for row in rows()}
 def rope(theta: float, magnitude: float = 1.0) -> dict:
     """A rope of 64 dimensions as a runner reads it back."""
     radians = [theta ** (-pair / 32) for pair in range(32)]
-    return {"radians": radians, "magnitude": magnitude, "axis": [0] * 32, "layout": "half", "width": 64}
+    return {
+        "radians": radians,
+        "magnitude": magnitude,
+        "axis": [0] * 32,
+        "layout": "half",
+        "width": 64,
+    }
 
 
 def layer_rope(radians=(1.0, 0.5), magnitude=1.0, axis=(0, 0)) -> LayerRope:
@@ -32,39 +40,49 @@ def layer_rope(radians=(1.0, 0.5), magnitude=1.0, axis=(0, 0)) -> LayerRope:
 
 
 def test_pairs_at_the_end_that_stand_still_are_left_out():
-    assert layer_rope((1.0, 0.0, 0.5, 1e-30, 0.0), axis=(0, 0, 1, 2, 2)) == LayerRope((1.0, 0.0, 0.5), 1.0, (0, 0, 1), "half")
+    assert layer_rope((1.0, 0.0, 0.5, 1e-30, 0.0), axis=(0, 0, 1, 2, 2)) == LayerRope(
+        (1.0, 0.0, 0.5), 1.0, (0, 0, 1), "half"
+    )
     assert layer_rope((0.0, 0.0)).radians == ()
 
 
 def test_the_table_of_a_spec_has_plain_numbers():
-    spec = RopeSpec(head_dim=4, theta=100.0, scaling=Yarn(original_length=64, factor=4.0, attention_factor=1.5))
+    spec = RopeSpec(
+        head_dim=4, theta=100.0, scaling=Yarn(original_length=64, factor=4.0, attention_factor=1.5)
+    )
     found = LayerRope.of_spec(spec, 10)
     assert json.loads(json.dumps(asdict(found)))["magnitude"] == 1.5
     assert [type(each) for each in found.radians] == [float, float]
 
 
-@pytest.mark.parametrize(("theirs", "expected"), [
-    (layer_rope(), "same"),
-    (layer_rope((1.0, 0.5 * (1 + 1e-5))), "same"),
-    (layer_rope((1.0, 0.5 * (1 + 3e-5))), "pairs"),
-    (layer_rope((1.0,), axis=(0,)), "pairs"),
-    (layer_rope(axis=(0, 1)), "pairs"),
-    (layer_rope(magnitude=1 + 1e-5), "same"),
-    (layer_rope(magnitude=1 + 3e-5), "magnitude"),
-    (layer_rope((1.0,), 2.0, (0,)), "pairs and magnitude"),
-    (None, "rotated"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (layer_rope(), "same"),
+        (layer_rope((1.0, 0.5 * (1 + 1e-5))), "same"),
+        (layer_rope((1.0, 0.5 * (1 + 3e-5))), "pairs"),
+        (layer_rope((1.0,), axis=(0,)), "pairs"),
+        (layer_rope(axis=(0, 1)), "pairs"),
+        (layer_rope(magnitude=1 + 1e-5), "same"),
+        (layer_rope(magnitude=1 + 3e-5), "magnitude"),
+        (layer_rope((1.0,), 2.0, (0,)), "pairs and magnitude"),
+        (None, "rotated"),
+    ],
+)
 def test_float32_rounding_is_no_difference_and_more_is_one(theirs, expected):
     assert verdict(layer_rope(), theirs) == expected
     assert verdict(None, None) == "same"
 
 
-@pytest.mark.parametrize(("keys", "expected"), [
-    ({"layer_types": ["sliding", "full"]}, {"full": 1, "sliding": 0}),
-    ({"layer_types": ["sliding"]}, {"full": 0, "sliding": 0}),
-    ({}, {"full": 0, "sliding": 0, NO_ROPE: 3}),
-    ({"no_rope_layers": [1, 0, 1, 0]}, {"full": 0, NO_ROPE: 1}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"layer_types": ["sliding", "full"]}, {"full": 1, "sliding": 0}),
+        ({"layer_types": ["sliding"]}, {"full": 0, "sliding": 0}),
+        ({}, {"full": 0, "sliding": 0, NO_ROPE: 3}),
+        ({"no_rope_layers": [1, 0, 1, 0]}, {"full": 0, NO_ROPE: 1}),
+    ],
+)
 def test_a_layer_type_is_measured_in_its_first_layer(keys, expected):
     assert layer_of_type({"model_type": "llama", **keys}, list(expected)) == expected
 
@@ -74,24 +92,39 @@ ERROR = f"no such head: {'x' * 146}"
 
 
 def outputs() -> list[dict]:
-    """What a run of every engine might write: a rope that two read otherwise, a layer without rope, an error, an unknown row."""
+    """What a run of every engine might write: a rope that two read otherwise, a layer without rope,
+    an error, an unknown row.
+    """
     found = []
     for engine in ENGINES:
         llama = rope(2e4 if engine == "mlx-lm" else 1e4, 1.5 if engine == "vllm" else 1.0)
         results = [
             {"name": "llama-2, v4", "length": 4096, "layers": [0, 0], "ropes": [llama]},
-            {"name": "smollm3, v4", "length": 65536, "layers": [0, 0, 0, None], "ropes": [rope(5e6)]},
+            {
+                "name": "smollm3, v4",
+                "length": 65536,
+                "layers": [0, 0, 0, None],
+                "ropes": [rope(5e6)],
+            },
             {"name": "gemma-3, v4", "length": 32768, "error": f"{ERROR}...\nat line 5"},
             {"name": "no such row", "length": 1, "layers": [], "ropes": []},
         ]
         name = "transformers" if engine == "hf" else engine
-        found.append({"engine": name, "version": "9.1", "results": [{**each, "max_model_len": None} for each in results]})
+        found.append(
+            {
+                "engine": name,
+                "version": "9.1",
+                "results": [{**each, "max_model_len": None} for each in results],
+            }
+        )
     return found
 
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Run the command in a folder, with the module's own file there too, because runs.py is written beside it."""
+    """Run the command in a folder, with the module's own file there too, because runs.py is written
+    beside it.
+    """
     monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
 
     def run(*options):
@@ -116,30 +149,50 @@ def test_runs_are_written_as_verdicts_tables_and_a_module(call, tmp_path):
         ("gemma-3, v4", "sliding_attention", "error"),
     ]
     assert of_vllm[0] == {
-        "engine": "vLLM", "version": "9.1", "date": "2026-12", "config": "llama-2, v4", "length": 4096, "max_model_len": None,
-        "layer_type": "full_attention", "verdict": "magnitude", "first_pair": None, "magnitude": 1.5, "spec_magnitude": 1.0,
+        "engine": "vLLM",
+        "version": "9.1",
+        "date": "2026-12",
+        "config": "llama-2, v4",
+        "length": 4096,
+        "max_model_len": None,
+        "layer_type": "full_attention",
+        "verdict": "magnitude",
+        "first_pair": None,
+        "magnitude": 1.5,
+        "spec_magnitude": 1.0,
         "layout": "half",
-    }  # fmt: skip
+    }
     assert of_vllm[3]["error"] == ERROR
-    assert [line["verdict"] for line in lines if line["engine"] == "transformers"] == ["same"] * 3 + ["error"] * 2
+    assert [line["verdict"] for line in lines if line["engine"] == "transformers"] == [
+        "same"
+    ] * 3 + ["error"] * 2
     slower = next(line for line in lines if line["engine"] == "mlx-lm")
     assert (slower["verdict"], slower["first_pair"], slower["magnitude"]) == ("pairs", 1, 1.0)
     tables = json.loads((tmp_path / "engine_tables.json").read_text())
     error = dict.fromkeys(("full_attention", "sliding_attention"), ERROR)
     assert [values[:2] for values in tables["ropes"]] == [
-        [rope(1e4)["radians"], 1.0], [rope(5e6)["radians"], 1.0], [rope(1e4)["radians"], 1.5], [rope(2e4)["radians"], 1.0],
-    ]  # fmt: skip
+        [rope(1e4)["radians"], 1.0],
+        [rope(5e6)["radians"], 1.0],
+        [rope(1e4)["radians"], 1.5],
+        [rope(2e4)["radians"], 1.0],
+    ]
     assert list(tables["engines"]) == list(ENGINES)
     call("rows", tmp_path / "rows.json")
     given = json.dumps(json.loads((tmp_path / "rows.json").read_text()), sort_keys=True)
     assert tables["rows_digest"] == hashlib.sha256(given.encode()).hexdigest()
     for engine, first in (("hf", 0), ("vllm", 2), ("sglang", 0)):
-        assert tables["engines"][engine] == {"version": "9.1", "date": "2026-12", "rows": {
-            "llama-2, v4 at 4096": {"full_attention": first},
-            "smollm3, v4 at 65536": {"full_attention": 1, NO_ROPE: None},
-            "gemma-3, v4 at 32768": error,
-        }}, engine  # fmt: skip
-    families = "".join(f'    "{name}": ("default",),\n' for name in ("gemma3_text", "llama", "smollm3"))
+        assert tables["engines"][engine] == {
+            "version": "9.1",
+            "date": "2026-12",
+            "rows": {
+                "llama-2, v4 at 4096": {"full_attention": first},
+                "smollm3, v4 at 65536": {"full_attention": 1, NO_ROPE: None},
+                "gemma-3, v4 at 32768": error,
+            },
+        }, engine
+    families = "".join(
+        f'    "{name}": ("default",),\n' for name in ("gemma3_text", "llama", "smollm3")
+    )
     module = (tmp_path / "runs.py").read_text()
     assert f"= {{\n{families}}}\n" in module
     assert all(f'    "{engine}": ("9.1", "2026-12"),\n' in module for engine in ENGINES)
@@ -147,10 +200,15 @@ def test_runs_are_written_as_verdicts_tables_and_a_module(call, tmp_path):
 
 def test_the_rows_for_runners_are_those_of_the_matrix(call, tmp_path):
     call("rows", tmp_path / "rows.json")
-    assert json.loads((tmp_path / "rows.json").read_text()) == [asdict(row) for row in ROWS.values()]
+    assert json.loads((tmp_path / "rows.json").read_text()) == [
+        asdict(row) for row in ROWS.values()
+    ]
 
 
-@pytest.mark.parametrize(("options", "missing"), [([], "command"), (["write", "--results", ".", "--date", "2026-12"], "outputs")])
+@pytest.mark.parametrize(
+    ("options", "missing"),
+    [([], "command"), (["write", "--results", ".", "--date", "2026-12"], "outputs")],
+)
 def test_the_command_says_what_is_missing(call, capsys, options, missing):
     with pytest.raises(SystemExit) as stopped:
         call(*options)
@@ -166,11 +224,31 @@ def test_the_help_has_the_commands_on_lines_of_their_own(call, capsys):
 
 #: sizes of a model, which kernels of engines take if they are powers of two
 SIZES = (
-    "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "head_dim", "global_head_dim",
-    "sliding_window", "num_experts", "num_local_experts", "moe_intermediate_size", "n_routed_experts", "qk_rope_head_dim",
-    "qk_nope_head_dim", "v_head_dim", "kv_lora_rank", "q_lora_rank", "embed_dim", "num_heads", "out_hidden_size",
-    "query_pre_attn_scalar", "shared_expert_intermediate_size", "vocab_size_per_layer_input", "num_position_embeddings",
-)  # fmt: skip
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "vocab_size",
+    "head_dim",
+    "global_head_dim",
+    "sliding_window",
+    "num_experts",
+    "num_local_experts",
+    "moe_intermediate_size",
+    "n_routed_experts",
+    "qk_rope_head_dim",
+    "qk_nope_head_dim",
+    "v_head_dim",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "embed_dim",
+    "num_heads",
+    "out_hidden_size",
+    "query_pre_attn_scalar",
+    "shared_expert_intermediate_size",
+    "vocab_size_per_layer_input",
+    "num_position_embeddings",
+)
 
 
 def test_no_engine_refuses_a_small_model_for_its_sizes():
@@ -179,7 +257,9 @@ def test_no_engine_refuses_a_small_model_for_its_sizes():
         sizes = {key: config[key] for key in SIZES if config.get(key) is not None}
         assert {key: size for key, size in sizes.items() if size & (size - 1)} == {}
         layers = config.get("num_hidden_layers")
-        assert all(len(config[key]) == layers for key in ("layer_types", "no_rope_layers") if key in config), config
+        assert all(
+            len(config[key]) == layers for key in ("layer_types", "no_rope_layers") if key in config
+        ), config
         if {"num_experts", "num_local_experts"} <= config.keys():
             assert config["num_experts"] == config["num_local_experts"]  # two names of one number
 
@@ -187,7 +267,9 @@ def test_no_engine_refuses_a_small_model_for_its_sizes():
 def test_layers_without_rope_are_those_that_the_interval_names():
     facts = FAMILIES["smollm3"][1]
     interval = facts["no_rope_layer_interval"]
-    assert facts["no_rope_layers"] == [int((layer + 1) % interval != 0) for layer in range(facts["num_hidden_layers"])]
+    assert facts["no_rope_layers"] == [
+        int((layer + 1) % interval != 0) for layer in range(facts["num_hidden_layers"])
+    ]
 
 
 def test_every_config_is_run_at_the_length_that_it_serves():
@@ -200,5 +282,12 @@ def test_every_config_is_run_at_the_length_that_it_serves():
 
 
 def test_the_rope_of_hunyuan_is_that_of_its_checkpoints():
-    expected = {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "type": "dynamic"}
+    expected = {
+        "alpha": 1000.0,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 1.0,
+        "mscale": 1.0,
+        "type": "dynamic",
+    }
     assert ROWS["hunyuan, v4 at 32768"].config["rope_scaling"] == expected

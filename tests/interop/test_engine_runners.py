@@ -1,4 +1,6 @@
-"""The light runners, where their engines are installed, and the arithmetic that reads a rope back from rotated unit vectors."""
+"""The light runners, where their engines are installed, and the arithmetic that reads a rope back
+from rotated unit vectors.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +44,28 @@ def matrix(probe, size, radians, layouts, magnitude=1.0):
     return made
 
 
-@pytest.mark.parametrize("layouts", [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half")])
+@pytest.mark.parametrize(
+    "layouts", [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half")]
+)
 @pytest.mark.parametrize(("size", "magnitude"), [(10, 1.0), (14, 1.3)])
 def test_a_rotation_is_read_back(probe, layouts, size, magnitude):
     radians = [1.0, 0.3, 0.02, 1e-4, 1e-7]
     found = probe.rope_of_matrices([matrix(probe, size, radians, layouts, magnitude)])
     assert found["radians"] == pytest.approx(radians, rel=1e-6)
-    assert (found["layout"], found["layout_out"], found["width"], found["axis"]) == (*layouts, 10, [0] * 5)
+    assert (found["layout"], found["layout_out"], found["width"], found["axis"]) == (
+        *layouts,
+        10,
+        [0] * 5,
+    )
     assert found["magnitude"] == pytest.approx(magnitude)
 
 
 def test_axes_are_read_back_and_what_is_no_rotation_is_refused(probe):
     radians = np.array([1.0, 0.5, 0.1])
-    steps = [matrix(probe, 6, np.where(np.array([0, 2, 1]) == axis, radians, 0), ("half", "half")) for axis in range(3)]
+    steps = [
+        matrix(probe, 6, np.where(np.array([0, 2, 1]) == axis, radians, 0), ("half", "half"))
+        for axis in range(3)
+    ]
     assert probe.rope_of_matrices(steps)["axis"] == [0, 2, 1]
     assert probe.rope_of_matrices([np.eye(6)]) is None
     with pytest.raises(ValueError, match="not a rotation"):
@@ -75,8 +86,15 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
     if version != ran["version"]:
         pytest.skip(f"{package} {version} is installed, {ran['version']} was recorded")
     some = {row.id: row for row in rows() if row.name in NAMES}
-    found = [{"name": row.name, "length": row.length, "max_model_len": row.max_model_len, **runner.measure(vars(row))}
-             for row in some.values()]  # fmt: skip
+    found = [
+        {
+            "name": row.name,
+            "length": row.length,
+            "max_model_len": row.max_model_len,
+            **runner.measure(vars(row)),
+        }
+        for row in some.values()
+    ]
     assert len(some) == len(NAMES)
     for row, layer_type, rope in cells({"results": found}, some):
         recorded = ran["rows"][row.id][layer_type]
@@ -89,19 +107,24 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(("engine", "packages", "folders", "reason"), [
-    ("vllm", "", "", "vllm is not installed"),
-    ("vllm", "vllm", "", None),
-    ("mlx-lm", "mlx_lm", "", None),
-    ("onnxruntime", "onnx", "", "onnxruntime is not installed"),
-    ("onnxruntime", "onnxruntime", "", "onnx is not installed"),
-    ("onnxruntime", "onnxruntime onnx", "", None),
-    ("llama.cpp", "xllamacpp", "", "LLAMA_CPP and WEIGHTS must name"),
-    ("llama.cpp", "xllamacpp", "WEIGHTS", "LLAMA_CPP and WEIGHTS must name"),
-    ("llama.cpp", "xllamacpp", "WEIGHTS LLAMA_CPP", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("engine", "packages", "folders", "reason"),
+    [
+        ("vllm", "", "", "vllm is not installed"),
+        ("vllm", "vllm", "", None),
+        ("mlx-lm", "mlx_lm", "", None),
+        ("onnxruntime", "onnx", "", "onnxruntime is not installed"),
+        ("onnxruntime", "onnxruntime", "", "onnx is not installed"),
+        ("onnxruntime", "onnxruntime onnx", "", None),
+        ("llama.cpp", "xllamacpp", "", "LLAMA_CPP and WEIGHTS must name"),
+        ("llama.cpp", "xllamacpp", "WEIGHTS", "LLAMA_CPP and WEIGHTS must name"),
+        ("llama.cpp", "xllamacpp", "WEIGHTS LLAMA_CPP", None),
+    ],
+)
 def test_what_an_engine_misses_is_named(monkeypatch, engine, packages, folders, reason):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name in packages.split() else None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name if name in packages.split() else None
+    )
     for name in ("LLAMA_CPP", "WEIGHTS"):
         monkeypatch.delenv(name, raising=False)
         if name in folders.split():
@@ -110,10 +133,13 @@ def test_what_an_engine_misses_is_named(monkeypatch, engine, packages, folders, 
     assert found is None if reason is None else found.startswith(reason)
 
 
-@pytest.mark.parametrize(("script", "last"), [
-    ("raise SystemExit('first\\nno such engine')", "no such engine"),
-    ("pass", "no message"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("raise SystemExit('first\\nno such engine')", "no such engine"),
+        ("pass", "no message"),
+    ],
+)
 def test_a_runner_that_fails_or_writes_nothing_is_told(monkeypatch, tmp_path, script, last):
     (tmp_path / "broken.py").write_text(script, encoding="utf-8")
     monkeypatch.setattr(installed, "RUNNERS", tmp_path)
@@ -126,5 +152,7 @@ def test_an_engine_that_takes_too_long_is_named(monkeypatch, tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     monkeypatch.setattr(installed, "RUNNERS", tmp_path)
     monkeypatch.setitem(installed.SCRIPTS, "slow", ("slow.py", "time"))
-    with pytest.raises(RopeError, match=r"engine: must run to its end within 0\.2 seconds; got 'slow'"):
+    with pytest.raises(
+        RopeError, match=r"engine: must run to its end within 0\.2 seconds; got 'slow'"
+    ):
         installed.run("slow", [], timeout=0.2)

@@ -1,4 +1,6 @@
-"""What `audit` says is what the engines computed: its rules against the ropes that were read back from runs of every engine."""
+"""What `audit` says is what the engines computed: its rules against the ropes that were read back
+from runs of every engine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import LayerRope, specs_of, verdict
 from ropewalk.interop.engines.readers import ENGINES, TITLES
-from ropewalk.interop.engines.record import TABLES, VERDICTS, read_releases, recorded_rope, rows_digest, runs_module
+from ropewalk.interop.engines.record import (
+    TABLES,
+    VERDICTS,
+    read_releases,
+    recorded_rope,
+    rows_digest,
+    runs_module,
+)
 from ropewalk.interop.engines.runs import FAMILIES, RUNS, SINCE
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -72,7 +81,9 @@ def test_a_wrong_number_is_seen():
 
 
 def test_the_record_is_that_of_these_configs():
-    """A row that is changed must be run again; results/engine_tables.json has the digest of the rows that were run."""
+    """A row that is changed must be run again; results/engine_tables.json has the digest of the
+    rows that were run.
+    """
     assert RECORD["rows_digest"] == rows_digest(ROWS.values())
 
 
@@ -90,36 +101,58 @@ def test_onnx_runtime_computes_every_spec_that_it_is_given():
         specs = specs_of(ROWS[name].config)
         for layer_type, rope in found.items():
             if isinstance(rope, str):
-                assert isinstance(specs, RopeError) or any(spec.needs_length for spec in specs.values() if spec is not None), name
+                assert isinstance(specs, RopeError) or any(
+                    spec.needs_length for spec in specs.values() if spec is not None
+                ), name
             elif rope is None:
                 assert specs[layer_type] is None, name
             else:
                 spec = specs[layer_type]
-                assert verdict(LayerRope.of_spec(spec, ROWS[name].length), recorded_rope(RECORD, rope)) == "same", name
+                assert (
+                    verdict(LayerRope.of_spec(spec, ROWS[name].length), recorded_rope(RECORD, rope))
+                    == "same"
+                ), name
                 same += 1
     assert same > 300
 
 
 def test_the_committed_files_belong_together():
-    lines = [json.loads(line) for line in (RESULTS / VERDICTS).read_text(encoding="utf-8").splitlines()]
+    lines = [
+        json.loads(line) for line in (RESULTS / VERDICTS).read_text(encoding="utf-8").splitlines()
+    ]
     recorded = {
         (TITLES[engine], name, layer_type)
-        for engine, ran in RECORD["engines"].items() for name, found in ran["rows"].items() for layer_type in found
-    }  # fmt: skip
+        for engine, ran in RECORD["engines"].items()
+        for name, found in ran["rows"].items()
+        for layer_type in found
+    }
     ids = {(row.name, row.length, row.max_model_len): row.id for row in ROWS.values()}
-    told = {(line["engine"], ids[line["config"], line["length"], line["max_model_len"]], line["layer_type"]) for line in lines}
+    told = {
+        (
+            line["engine"],
+            ids[line["config"], line["length"], line["max_model_len"]],
+            line["layer_type"],
+        )
+        for line in lines
+    }
     assert told == recorded
     module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
     text = runs_module(RECORD, read_releases(RESULTS))
     assert module.read_text(encoding="utf-8") == text
-    written = [ast.literal_eval(node.value) for node in ast.parse(text).body if isinstance(node, ast.AnnAssign)]
+    written = [
+        ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.AnnAssign)
+    ]
     assert written == [FAMILIES, RUNS, SINCE]
 
 
 def test_a_scaling_that_one_engine_did_not_run_is_not_written():
     record = copy.deepcopy(RECORD)
     rows = record["engines"]["vllm"]["rows"]
-    for row_id in [row_id for row_id in rows if ROWS[row_id].config.get("model_type") == "qwen3_moe"]:
+    for row_id in [
+        row_id for row_id in rows if ROWS[row_id].config.get("model_type") == "qwen3_moe"
+    ]:
         del rows[row_id]
     assert '"qwen3_moe": ("yarn",)' in runs_module(RECORD)
     assert '"qwen3_moe"' not in runs_module(record)

@@ -1,4 +1,6 @@
-"""An extended model computes the scaled frequencies at once, saves them so that they load again, and can be put back."""
+"""An extended model computes the scaled frequencies at once, saves them so that they load again,
+and can be put back.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ import warnings
 import pytest
 import torch
 from checkpoint_samples import LATENT, SMALL, build, logits
-from extend_models import FACTOR, GIVEN, LONG, PHI3_TAKES, TRAINED, built, every, fresh, lengthen, rotary
+from extend_models import (
+    FACTOR,
+    GIVEN,
+    LONG,
+    PHI3_TAKES,
+    TRAINED,
+    built,
+    every,
+    fresh,
+    lengthen,
+    rotary,
+)
 from installed import HERE, V5, needs_v5, rope_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -29,7 +42,9 @@ EVERYONE = {"vLLM", "SGLang", "mlx-lm", "llama.cpp"}
 
 
 def frequencies(model, length):
-    """The module's own frequencies and magnitude of full attention after a forward of that many tokens."""
+    """The module's own frequencies and magnitude of full attention after a forward of that many
+    tokens.
+    """
     module = rotary(model)
     prefix = "full_attention_" if hasattr(module, "full_attention_inv_freq") else ""
     layer = ("full_attention",) if prefix else ()
@@ -39,9 +54,19 @@ def frequencies(model, length):
 
 def defined(kind, theta, length):
     """Frequencies and magnitude by the published formula, in 50 digits."""
-    fields = {"factor": FACTOR, "original_length": TRAINED, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True,
-              "attention_factor": None, "mscale": None, "mscale_all_dim": None, "low_freq_factor": 1.0,
-              "short_factor": [1.0] * len(LONG), **GIVEN[kind]}  # fmt: skip
+    fields = {
+        "factor": FACTOR,
+        "original_length": TRAINED,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": True,
+        "attention_factor": None,
+        "mscale": None,
+        "mscale_all_dim": None,
+        "low_freq_factor": 1.0,
+        "short_factor": [1.0] * len(LONG),
+        **GIVEN[kind],
+    }
     radians, magnitude = frequency_oracle.ORACLE[kind](2 * len(LONG), theta, length, fields)
     return torch.tensor([float(each) for each in radians]), float(magnitude)
 
@@ -80,7 +105,11 @@ def test_a_saved_model_loads_with_the_same_logits(family, kind, tmp_path):
 @every
 def test_undo_restores_every_bit(family, kind):
     model = fresh(family)
-    before, config, state = logits(model, start=150), model.config.to_dict(), set(vars(rotary(model)))
+    before, config, state = (
+        logits(model, start=150),
+        model.config.to_dict(),
+        set(vars(rotary(model))),
+    )
     report = lengthen(model, kind)
     logits(model, start=150)  # some ropes remember what they computed
     report.undo()
@@ -130,7 +159,10 @@ def test_gemma_keeps_its_local_layers():
     report = lengthen(model, "linear")
     assert list(report.specs) == ["full_attention"]
     assert torch.equal(rotary(model).sliding_attention_inv_freq, local)
-    assert model.config.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 10000.0}
+    assert model.config.rope_parameters["sliding_attention"] == {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+    }
     lengthen(model, "linear", layer_types=["sliding_attention"])
     torch.testing.assert_close(rotary(model).sliding_attention_inv_freq, local / FACTOR)
     assert model.config.rope_parameters["full_attention"]["rope_type"] == "default"
@@ -147,7 +179,13 @@ def test_phi3_takes_longrope_alone(kind):
 
 # configs without a model
 
-V4 = {"model_type": "llama", "hidden_size": 48, "num_attention_heads": 4, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+V4 = {
+    "model_type": "llama",
+    "hidden_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": TRAINED,
+    "rope_theta": 1e4,
+}
 V5_KEYS = {**{key: value for key, value in V4.items() if key != "rope_theta"},
            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
 HF_KINDS = [kind for kind in kinds() if kind != "dynamic_yarn"]
@@ -183,7 +221,11 @@ def test_a_config_object_is_extended_and_undone():
     config = AutoConfig.for_model("llama", **SMALL)
     before = config.to_dict()
     report = lengthen(config, "yarn")
-    other = build("llama", rope_parameters=rope_of(config), max_position_embeddings=config.max_position_embeddings)
+    other = build(
+        "llama",
+        rope_parameters=rope_of(config),
+        max_position_embeddings=config.max_position_embeddings,
+    )
     model = fresh("llama")
     lengthen(model, "yarn")
     assert torch.equal(logits(model, start=99), logits(other, start=99))
@@ -192,7 +234,11 @@ def test_a_config_object_is_extended_and_undone():
 
 
 def test_the_text_part_of_a_larger_config_is_the_one_that_changes():
-    config = {"model_type": "gemma3", "vision_config": {"hidden_size": 7}, "text_config": {**V4, "model_type": "llama"}}
+    config = {
+        "model_type": "gemma3",
+        "vision_config": {"hidden_size": 7},
+        "text_config": {**V4, "model_type": "llama"},
+    }
     lengthen(config, "linear")
     assert config["text_config"]["rope_scaling"] == {"rope_type": "linear", "factor": FACTOR}
     assert config["vision_config"] == {"hidden_size": 7}
@@ -200,8 +246,13 @@ def test_the_text_part_of_a_larger_config_is_the_one_that_changes():
 
 
 def test_old_gemma_configs_scale_their_global_base():
-    config = {"model_type": "gemma3_text", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e6,
-              "rope_local_base_freq": 1e4}  # fmt: skip
+    config = {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "max_position_embeddings": TRAINED,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    }
     lengthen(config, "ntk")
     found = from_hf(config, per_layer=True)
     assert found["full_attention"].theta == pytest.approx(1e6 * FACTOR ** (12 / 10))
@@ -231,7 +282,12 @@ def test_a_scaled_config_is_refused_unless_told_to_overwrite():
     ("kind", "options", "engines", "says"),
     [
         ("yarn", {"attention_factor": 1.0}, EVERYONE - {"vLLM"}, "attention_factor"),
-        ("yarn", {"attention_factor": 1.0}, EVERYONE - {"vLLM"}, f"logits x {(0.1 * math.log(FACTOR) + 1) ** 2:.4g}"),
+        (
+            "yarn",
+            {"attention_factor": 1.0},
+            EVERYONE - {"vLLM"},
+            f"logits x {(0.1 * math.log(FACTOR) + 1) ** 2:.4g}",
+        ),
         ("yarn", {"truncate": False}, {"mlx-lm", "llama.cpp"}, "truncate: not"),
         ("yarn", {"mscale": 1.0, "mscale_all_dim": 0.5}, {"llama.cpp"}, "mscale"),
         ("dynamic", {}, {"vLLM", "SGLang", "llama.cpp"}, "dynamic NTK"),
@@ -247,7 +303,11 @@ def test_a_disagreement_between_engines_is_told(kind, options, engines, says):
 
 
 def test_axes_and_a_band_are_told_together():
-    config = {**V4, "model_type": "qwen2_vl_text", "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]}}
+    config = {
+        **V4,
+        "model_type": "qwen2_vl_text",
+        "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
+    }
     told = lengthen(config, "yarn").disagreements
     assert [text.split(" at ")[0] for text in told] == ["vLLM", "mlx-lm"]
     assert "the band is computed for four times the trained length" in told[0]
@@ -265,7 +325,12 @@ def test_a_layer_type_that_stays_is_not_told_of():
         "full_attention": {"rope_theta": 1e6},
         "sliding_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
     }
-    config = {"model_type": "gemma3_text", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_parameters": ropes}
+    config = {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "max_position_embeddings": TRAINED,
+        "rope_parameters": ropes,
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = extend(config, "linear", factor=FACTOR)
@@ -276,9 +341,17 @@ def test_a_layer_type_that_stays_is_not_told_of():
 
 def test_a_search_asks_the_engines_once(monkeypatch):
     asked, longest = [], lambda factors: -sum(factors)
-    monkeypatch.setattr(extend_keys, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs))
+    monkeypatch.setattr(
+        extend_keys, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs)
+    )
     with pytest.warns(UserWarning, match="factors"):
-        extend(copy.deepcopy(V4), "longrope", factor=FACTOR, search=longest, search_options={"rounds": 2, "population": 8})
+        extend(
+            copy.deepcopy(V4),
+            "longrope",
+            factor=FACTOR,
+            search=longest,
+            search_options={"rounds": 2, "population": 8},
+        )
     assert len(asked) == 1
 
 
@@ -313,12 +386,18 @@ def test_what_makes_no_sense_is_refused_by_name(arguments, field):
 
 
 def test_what_has_no_scalable_rope_is_refused():
-    gpt2 = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=9))
+    gpt2 = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("gpt2", n_embd=8, n_head=2, n_layer=1, vocab_size=9)
+    )
     for thing in (gpt2, torch.nn.Linear(2, 2), 3):
         with pytest.raises(RopeError, match="model"):
             extend(thing, "linear", factor=2)
     with pytest.raises(RopeError, match="no max_position_embeddings"):
-        extend({key: value for key, value in V4.items() if key != "max_position_embeddings"}, "yarn", factor=2)
+        extend(
+            {key: value for key, value in V4.items() if key != "max_position_embeddings"},
+            "yarn",
+            factor=2,
+        )
 
 
 @needs_v5("has no rope_parameters by layer type")
@@ -349,7 +428,13 @@ def test_a_search_sees_the_model_under_the_factors_it_judges():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        report = extend(model, "longrope", factor=FACTOR, search=loss, search_options={"rounds": 3, "population": 10})
+        report = extend(
+            model,
+            "longrope",
+            factor=FACTOR,
+            search=loss,
+            search_options={"rounds": 3, "population": 10},
+        )
     assert report.specs["full_attention"].scaling.long_factor == min(seen, key=seen.__getitem__)
     assert len(seen) > 10
     extend(model, None)

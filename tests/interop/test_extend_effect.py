@@ -1,4 +1,6 @@
-"""After `extend` the forward of a model uses the angles that were asked for; what does not is refused and left as it was."""
+"""After `extend` the forward of a model uses the angles that were asked for; what does not is
+refused and left as it was.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +33,57 @@ COPIES = ("granite_swa", "granitemoe_swa")
 KEYS = ("rope_parameters", "max_position_embeddings", "layer_rope_theta")
 #: kinds that once had no effect, or another one than was asked for
 TROUBLE = {
-    "granite_swa": ("linear", "ntk", "yarn", "dynamic_yarn", "longrope"), "granitemoe_swa": ("dynamic", "llama3"),
-    "phimoe": ("ntk", "linear", "dynamic_yarn"), "ministral3": ("linear", "ntk", "yarn"), "zaya": ("linear",),
-}  # fmt: skip
+    "granite_swa": ("linear", "ntk", "yarn", "dynamic_yarn", "longrope"),
+    "granitemoe_swa": ("dynamic", "llama3"),
+    "phimoe": ("ntk", "linear", "dynamic_yarn"),
+    "ministral3": ("linear", "ntk", "yarn"),
+    "zaya": ("linear",),
+}
 SOME = (
-    "apertus", "arcee", "aria_text", "bitnet", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "exaone4", "falcon", "gemma2",
-    "gemma3_text", "gemma4_text", "glm4", "glm4v_text", "gpt_neox", "gpt_oss", "granite", "helium", "hunyuan_v1_dense", "lfm2",
-    "llama", "llama4_text", "minimax_m2", "mistral4", "mixtral", "modernbert-decoder", "nemotron", "olmo2", "olmo3",
-    "olmoe", "persimmon", "phi", "phi3", "qwen2_moe", "qwen2_vl_text", "qwen3", "qwen3_next", "qwen3_vl_text", "seed_oss",
-    "smollm3", "stablelm", "starcoder2",
-)  # fmt: skip
+    "apertus",
+    "arcee",
+    "aria_text",
+    "bitnet",
+    "cohere",
+    "cohere2",
+    "deepseek_v3",
+    "ernie4_5",
+    "exaone4",
+    "falcon",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "glm4",
+    "glm4v_text",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "helium",
+    "hunyuan_v1_dense",
+    "lfm2",
+    "llama",
+    "llama4_text",
+    "minimax_m2",
+    "mistral4",
+    "mixtral",
+    "modernbert-decoder",
+    "nemotron",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "persimmon",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "qwen2_vl_text",
+    "qwen3",
+    "qwen3_next",
+    "qwen3_vl_text",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+)
 
 pytestmark = needs_v5("has other families")
 
@@ -49,18 +92,35 @@ def given(kind, pairs):
     """What `extend` is given for a kind."""
     if kind == "dynamic_yarn":
         return {}
-    factors = {"short_factor": [1 + i / 10 for i in range(pairs)], "long_factor": [1 + i / 3 for i in range(pairs)]}
-    return {"factor": FACTOR, **(factors if kind == "longrope" else {}), **({"beta_fast": 3.0} if kind == "yarn" else {})}
+    factors = {
+        "short_factor": [1 + i / 10 for i in range(pairs)],
+        "long_factor": [1 + i / 3 for i in range(pairs)],
+    }
+    return {
+        "factor": FACTOR,
+        **(factors if kind == "longrope" else {}),
+        **({"beta_fast": 3.0} if kind == "yarn" else {}),
+    }
 
 
 def defined(kind, angles, length):
-    """Angles at position 1, sorted, and the magnitude, by the published formula in 50 digits, from the unscaled angles."""
+    """Angles at position 1, sorted, and the magnitude, by the published formula in 50 digits, from
+    the unscaled angles.
+    """
     pairs = angles.numel()
-    defaults = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    defaults = {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": True,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
     absent = dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"))
     fields = {"original_length": TRAINED, **defaults, **absent, **given(kind, pairs)}
     radians, magnitude = frequency_oracle.ORACLE[kind](2 * pairs, theta_of(angles), length, fields)
-    return torch.tensor([float(each) for each in radians], dtype=torch.float64).sort().values, float(magnitude)
+    return torch.tensor(
+        [float(each) for each in radians], dtype=torch.float64
+    ).sort().values, float(magnitude)
 
 
 def quietly(model, kind, pairs, **options):
@@ -70,7 +130,9 @@ def quietly(model, kind, pairs, **options):
 
 
 def check_effect(family, kind):
-    """Extend a tiny model; compare every rotary module that its forward calls. Returns whether it was extended."""
+    """Extend a tiny model; compare every rotary module that its forward calls. Returns whether it
+    was extended.
+    """
     model = tiny(family)
     plain = angles_in_forward(model, LAST[0])
     config = model.config.to_dict()
@@ -87,13 +149,21 @@ def check_effect(family, kind):
             before = plain[name, layer_type][0]
             stays = layer_type is not None and layer_type not in report.specs
             wanted, size = (before, 1.0) if stays else defined(kind, before, last + 1)
-            assert_close(found, wanted, rtol=1e-5, atol=0, msg=lambda text, at=(name, layer_type, last): f"{at}: {text}")
+            assert_close(
+                found,
+                wanted,
+                rtol=1e-5,
+                atol=0,
+                msg=lambda text, at=(name, layer_type, last): f"{at}: {text}",
+            )
             assert magnitude == pytest.approx(size, rel=1e-5)
     return True
 
 
 def test_in_every_family_the_forward_uses_what_was_asked_for(full):
-    """A few families and kinds; with --full, all that have a tiny model that runs here, and every kind."""
+    """A few families and kinds; with --full, all that have a tiny model that runs here, and every
+    kind.
+    """
     draw = random.Random(20260701)
     cases = itertools.product(families() if full else SOME, kinds())
     cases = [*cases] if full else draw.sample([*cases], 8)
@@ -120,13 +190,20 @@ def test_families_that_once_were_extended_without_effect(family):
 @pytest.mark.parametrize("kind", ["ntk", "yarn"])
 def test_a_model_with_copies_of_its_config_is_saved_and_undone(family, kind, tmp_path):
     model = tiny(family)
-    ropes = lambda: [vars(module.config)[key] for module in model.model.modules() if has_frequencies(module) for key in KEYS]
+    ropes = lambda: [
+        vars(module.config)[key]
+        for module in model.model.modules()
+        if has_frequencies(module)
+        for key in KEYS
+    ]
     plain, before = logits(model, start=150), copy.deepcopy(ropes())
     report = quietly(model, kind, 8)
     extended = logits(model, start=150)
     assert (extended - plain).abs().max() > 1e-6
     model.save_pretrained(tmp_path)
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), start=150), extended)
+    assert torch.equal(
+        logits(AutoModelForCausalLM.from_pretrained(tmp_path).eval(), start=150), extended
+    )
     report.undo()
     assert torch.equal(logits(model, start=150), plain)
     assert ropes() == before
@@ -153,7 +230,9 @@ def test_a_theta_for_each_layer_is_written_too():
 
 
 class Drifts(LlamaRotaryEmbedding):
-    """A rotary module whose rebuilt frequencies are wrong in one pair, from a length on, or in their magnitude."""
+    """A rotary module whose rebuilt frequencies are wrong in one pair, from a length on, or in
+    their magnitude.
+    """
 
     pair, relative, beyond, magnitude = 0, 0.0, 0, 1.0
 
@@ -173,7 +252,9 @@ def test_a_module_that_computes_something_else_is_refused_and_restored(drawn):
     """However slow the pair, at whichever length, and be it the magnitude alone."""
     draw = random.Random(drawn)
     wrong = {"pair": draw.randrange(6), "beyond": draw.choice([0, 0, 100])}
-    wrong |= draw.choice([{"relative": draw.choice([-1, 1]) * 10 ** draw.uniform(-4, -1)}, {"magnitude": 1.0001}])
+    wrong |= draw.choice(
+        [{"relative": draw.choice([-1, 1]) * 10 ** draw.uniform(-4, -1)}, {"magnitude": 1.0001}]
+    )
     model = fresh("llama")
     model.model.rotary_emb = type("Drifts", (Drifts,), wrong)(model.config)
     before, config = logits(model, start=150), model.config.to_dict()
@@ -193,7 +274,10 @@ def test_a_module_that_computes_what_was_asked_for_is_not_refused():
 
 def test_a_layer_type_that_no_rotary_module_serves_is_refused():
     model = tiny("gemma3_text", layer_types=["sliding_attention"] * 2, num_hidden_layers=2)
-    with pytest.raises(RopeError, match="layer_types: must be those of the model's rotary modules: sliding_attention"):
+    with pytest.raises(
+        RopeError,
+        match="layer_types: must be those of the model's rotary modules: sliding_attention",
+    ):
         quietly(model, "linear", 8)
 
 
@@ -216,12 +300,24 @@ def test_rounded_frequencies_do_not_stand_in_the_way():
 
 @pytest.mark.filterwarnings("ignore:mlx-lm at:UserWarning")
 def test_another_softmax_factor_needs_a_newly_loaded_model():
-    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32, "mscale": 1.0,
-            "mscale_all_dim": 1.0}  # fmt: skip
+    yarn = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
     model = build("deepseek_v3", **LATENT, rope_parameters=yarn)
     for kind, options in {"linear": {}, "yarn": {"mscale": 1.0, "mscale_all_dim": 1.0}}.items():
         with pytest.raises(RopeError) as error:
             extend(model, kind, factor=4, overwrite=True, **options)
         assert error.value.field == "mscale_all_dim"
-    report = extend(model, "yarn", factor=2, overwrite=True, mscale=1.0, mscale_all_dim=1.0, beta_fast=3.0)
-    assert report.specs["full_attention"].extra_softmax_factor == from_hf(model.config).extra_softmax_factor > 1
+    report = extend(
+        model, "yarn", factor=2, overwrite=True, mscale=1.0, mscale_all_dim=1.0, beta_fast=3.0
+    )
+    assert (
+        report.specs["full_attention"].extra_softmax_factor
+        == from_hf(model.config).extra_softmax_factor
+        > 1
+    )

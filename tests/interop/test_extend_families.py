@@ -1,4 +1,6 @@
-"""What `extend` writes for a family, the family's own code loads and computes; what its code does not load is refused."""
+"""What `extend` writes for a family, the family's own code loads and computes; what its code does
+not load is refused.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ WRITTEN = sorted(kinds().keys() - {"longrope", "dynamic_yarn"})
 ERNIE = CASES["ernie-4.5-vl"]
 #: the name of one case of every family
 FAMILY_CASES = list({case.model_type: name for name, case in CASES.items()}.values())
-new_only = pytest.mark.skipif(not V5, reason="older releases refuse scalings in their config classes")
+new_only = pytest.mark.skipif(
+    not V5, reason="older releases refuse scalings in their config classes"
+)
 
 
 @pytest.mark.sampled(every=3)
@@ -42,13 +46,23 @@ def test_the_familys_code_loads_what_is_written_and_computes_it(name):
     theirs = getattr(module, f"{prefix}inv_freq")
     ours = written.specs.get(case.layer_type or "full_attention")
     if ours is not None:
-        wanted = ours.ladder_frequencies().radians.sort().values.float()  # ernie stores its pairs in another order
+        wanted = (
+            ours.ladder_frequencies().radians.sort().values.float()
+        )  # ernie stores its pairs in another order
         torch.testing.assert_close(theirs.sort().values, wanted, rtol=1e-5, atol=0)
 
 
 def ernie_text(**keys):
-    return {"model_type": "ernie4_5_vl_moe", "text_config": {"hidden_size": 256, "num_attention_heads": 2,
-            "max_position_embeddings": 128, "rope_theta": 5e5, **keys}}  # fmt: skip
+    return {
+        "model_type": "ernie4_5_vl_moe",
+        "text_config": {
+            "hidden_size": 256,
+            "num_attention_heads": 2,
+            "max_position_embeddings": 128,
+            "rope_theta": 5e5,
+            **keys,
+        },
+    }
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WRITTEN if kind != "ntk"])
@@ -62,7 +76,9 @@ def test_a_family_that_loads_no_scaling_is_refused(kind):
 
 @new_only
 def test_a_rotary_module_that_refuses_a_scaling_is_told_and_the_model_stays(monkeypatch):
-    monkeypatch.setitem(FAMILIES, ERNIE.model_type, replace(FAMILIES[ERNIE.model_type], only_default=False))
+    monkeypatch.setitem(
+        FAMILIES, ERNIE.model_type, replace(FAMILIES[ERNIE.model_type], only_default=False)
+    )
 
     class Holder(torch.nn.Module):
         def __init__(self):
@@ -72,7 +88,10 @@ def test_a_rotary_module_that_refuses_a_scaling_is_told_and_the_model_stays(monk
 
     model = Holder()
     before = model.rotary_emb.inv_freq.clone()
-    with pytest.raises(RopeError, match=r"kind: must be a scaling that Ernie4_5_VLMoeTextRotaryEmbedding accepts \(Ernie"):
+    with pytest.raises(
+        RopeError,
+        match=r"kind: must be a scaling that Ernie4_5_VLMoeTextRotaryEmbedding accepts \(Ernie",
+    ):
         extend(model, "linear", factor=4)
     assert torch.equal(model.rotary_emb.inv_freq, before)
     assert model.config.rope_parameters["rope_type"] == "default"

@@ -22,7 +22,9 @@ def test_a_patched_model_follows_and_goes_back(kind):
     plain = logits(model, start=150)
     lengthen(model, kind)
     lengthen(other, kind)
-    torch.testing.assert_close(logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5
+    )
     assert (logits(model, start=150) - plain).abs().max() > 1e-4
     extend(model, None)
     assert torch.equal(logits(model, start=150), plain)
@@ -45,8 +47,12 @@ def test_an_extended_model_may_be_patched_and_stays_extended(family, kind):
 
 
 @pytest.mark.parametrize("patched_first", [False, True])
-def test_a_patched_dynamic_yarn_rotates_by_exact_angles_of_the_sequence_length(patched_first, monkeypatch):
-    """Generation with a cache: every step has the frequencies of its own length, and no table is made."""
+def test_a_patched_dynamic_yarn_rotates_by_exact_angles_of_the_sequence_length(
+    patched_first, monkeypatch
+):
+    """Generation with a cache: every step has the frequencies of its own length, and no table is
+    made.
+    """
     model, asked = fresh("llama"), {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
     prompt = torch.arange(TRAINED - 4)[None] % 31
     if patched_first:
@@ -66,13 +72,17 @@ def test_float_positions_of_a_patched_dynamic_yarn_are_followed_too():
     wanted = rotary(model)(torch.zeros(1), where)
     rotary(model)(torch.zeros(1), where[:, :3])  # leaves other frequencies behind
     patch(model)
-    assert all(torch.equal(a, b) for a, b in zip(rotary(model)(torch.zeros(1), where), wanted, strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(rotary(model)(torch.zeros(1), where), wanted, strict=True)
+    )
 
 
 def test_a_patch_of_an_extended_model_does_not_copy_its_weights(monkeypatch):
     model = fresh("llama")
     lengthen(model, "yarn")
-    monkeypatch.setattr(torch.nn.Parameter, "__deepcopy__", lambda weight, memo: pytest.fail("a weight was copied"))
+    monkeypatch.setattr(
+        torch.nn.Parameter, "__deepcopy__", lambda weight, memo: pytest.fail("a weight was copied")
+    )
     patch(model)
 
 
@@ -82,6 +92,8 @@ def test_a_config_changed_in_a_with_block_counts_after_it():
     with patched(model):
         lengthen(model, "linear")
     lengthen(other, "linear")
-    torch.testing.assert_close(logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        logits(model, start=150), logits(other, start=150), rtol=1e-4, atol=1e-5
+    )
     replacement = vars(rotary(model))["forward"]
     assert {match.rope.backend for match in replacement.matches.values()} == {"reference"}

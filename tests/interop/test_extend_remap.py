@@ -1,4 +1,6 @@
-"""Remappings on loaded transformers models, against the definition computed from the model's own q, k and v."""
+"""Remappings on loaded transformers models, against the definition computed from the model's own q,
+k and v.
+"""
 
 import copy
 import warnings
@@ -7,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from extend_tiny import tiny
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForImageTextToText, DynamicCache, StaticCache
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForImageTextToText,
+    DynamicCache,
+    StaticCache,
+)
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 import ropewalk as rw
@@ -32,7 +41,9 @@ def extend(model, kind, **options):
 
 @pytest.fixture
 def dense(monkeypatch):
-    """An attention function that unrotates q and k, and scores every pair by `dense.distance`, in float64."""
+    """An attention function that unrotates q and k, and scores every pair by `dense.distance`, in
+    float64.
+    """
 
     def attention(module, q, k, v, mask, scaling=None, dropout=0.0, position_ids=None, **kwargs):
         rope, seq = rw.Rope(rw.from_hf(module.config)), q.shape[-2]
@@ -45,7 +56,10 @@ def dense(monkeypatch):
         angles = torch.tensor(distance)[:, None, ..., None] * rope.spec.frequencies().radians
         q, k = (torch.complex(x[..., :half], x[..., half:]) for x in (q, k))
         scores = torch.einsum(
-            "bhic,bhijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles).expand(-1, 4, -1, -1, -1), k.conj()
+            "bhic,bhijc,bhjc->bhij",
+            q,
+            torch.polar(torch.ones_like(angles), angles).expand(-1, 4, -1, -1, -1),
+            k.conj(),
         )
         mask = torch.ones(seq, seq).tril().bool() if mask is None else mask
         weights = (scores.real * scaling).masked_fill(~mask, -1e30).softmax(-1)
@@ -61,12 +75,15 @@ def rule_of(kind):
     options = {name: value for name, value in OPTIONS[kind].items() if name != "log_n_length"}
     rules = {
         "rerope": lambda i, j, window: float(min(i - j, window)),
-        "leaky_rerope": lambda i, j, window, slowdown: float(i - j if i - j < window else window + (i - j - window) / slowdown),
+        "leaky_rerope": lambda i, j, window, slowdown: float(
+            i - j if i - j < window else window + (i - j - window) / slowdown
+        ),
         "self_extend": lambda i, j, group, window: float(
             i - j if i - j < window else i // group + window - window // group - j // group
         ),
         "dca": lambda i, j, chunk, local: float(
-            (i % 4, min(i % 4 + 4, 6), 6)[min(max(i // 4 - j // 4, 0), 2)] - j % 4  # chunk - local = 4; min(2 * 4 - 1, 6) = 6
+            (i % 4, min(i % 4 + 4, 6), 6)[min(max(i // 4 - j // 4, 0), 2)]
+            - j % 4  # chunk - local = 4; min(2 * 4 - 1, 6) = 6
         ),
     }
     return lambda i, j: rules[kind](i, j, **options)
@@ -104,29 +121,43 @@ def test_left_padding_packing_and_caches_give_the_logits_of_each_row_alone(full)
 
 def check_rows_alone(model):
     alone, short = run(model), run(model, TOKENS[:, 4:])
-    padded = torch.cat((TOKENS, torch.cat((torch.zeros(1, 4, dtype=torch.long), TOKENS[:, 4:]), dim=1)))
+    padded = torch.cat(
+        (TOKENS, torch.cat((torch.zeros(1, 4, dtype=torch.long), TOKENS[:, 4:]), dim=1))
+    )
     mask = torch.ones_like(padded)
     mask[1, :4] = 0
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
 
     def close(got, *rows):
         for each, row in zip(got, rows, strict=True):
-            torch.testing.assert_close(each[-row.shape[1] :], row[0, : len(each)], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                each[-row.shape[1] :], row[0, : len(each)], atol=2e-5, rtol=1e-4
+            )
 
     close(run(model, padded, attention_mask=mask, position_ids=positions), alone, short)
-    packed, places = torch.cat((TOKENS, TOKENS[:, 4:]), dim=1), torch.cat((torch.arange(19), torch.arange(15)))[None]
-    close(run(model, packed, position_ids=places, use_cache=False), torch.cat((alone, short), dim=1))
+    packed, places = (
+        torch.cat((TOKENS, TOKENS[:, 4:]), dim=1),
+        torch.cat((torch.arange(19), torch.arange(15)))[None],
+    )
+    close(
+        run(model, packed, position_ids=places, use_cache=False), torch.cat((alone, short), dim=1)
+    )
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=24)):
         parts = [
             run(
-                model, padded[:, start:stop], past_key_values=cache,
-                attention_mask=mask[:, :stop], position_ids=positions[:, start:stop],
+                model,
+                padded[:, start:stop],
+                past_key_values=cache,
+                attention_mask=mask[:, :stop],
+                position_ids=positions[:, start:stop],
             )
             for start, stop in ((0, 9), (9, 11), (11, 12), (12, 13))
-        ]  # fmt: skip
+        ]
         close(torch.cat(parts, dim=1), alone[:, :13], short[:, :9])
     cache = DynamicCache(config=model.config)
-    steps = [run(model, TOKENS[:, a:b], past_key_values=cache) for a, b in ((0, 12), (12, 13), (13, 14))]
+    steps = [
+        run(model, TOKENS[:, a:b], past_key_values=cache) for a, b in ((0, 12), (12, 13), (13, 14))
+    ]
     close(torch.cat(steps, dim=1), alone[:, :14])
 
 
@@ -140,13 +171,23 @@ def test_right_padding_after_cached_tokens_gives_the_logits_of_the_row_alone(kin
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=24)):
         run(model, rows[:, :9], past_key_values=cache)
         found = run(model, rows[:, 9:], past_key_values=cache, attention_mask=mask)
-        torch.testing.assert_close(found[:, :7], alone[:, 9:16].expand(2, -1, -1), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            found[:, :7], alone[:, 9:16].expand(2, -1, -1), atol=2e-5, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ["rerope", "dca"])
 def test_a_model_that_looks_ahead_is_refused(kind):
-    sizes = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = AutoModel.from_config(AutoConfig.for_model("eurobert", **sizes, num_key_value_heads=2, pad_token_id=0)).eval()
+    sizes = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = AutoModel.from_config(
+        AutoConfig.for_model("eurobert", **sizes, num_key_value_heads=2, pad_token_id=0)
+    ).eval()
     before = model(TOKENS).last_hidden_state
     with pytest.raises(RopeError, match="causal"):
         extend(model, kind)
@@ -213,12 +254,25 @@ def test_only_rotated_layers_without_a_window_are_remapped():
     assert set(vars(nope.model.layers[0].self_attn)["_ropewalk_remapped"].specs) == {1}
 
 
-@pytest.mark.parametrize(("family", "changed", "text"), [
-    ("deepseek_v3", {}, "pair layout|whole heads"),
-    ("gpt_oss", {}, "s_aux"),
-    ("qwen2_vl_text", {}, "one axis"),
-    ("qwen2_vl_text", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4]}}, "one axis"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "changed", "text"),
+    [
+        ("deepseek_v3", {}, "pair layout|whole heads"),
+        ("gpt_oss", {}, "s_aux"),
+        ("qwen2_vl_text", {}, "one axis"),
+        (
+            "qwen2_vl_text",
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "mrope_section": [4, 4],
+                }
+            },
+            "one axis",
+        ),
+    ],
+)
 def test_models_that_cannot_be_remapped_are_refused_and_unchanged(family, changed, text):
     model = tiny(family, **changed)
     before = model.config._attn_implementation
@@ -230,7 +284,16 @@ def test_models_that_cannot_be_remapped_are_refused_and_unchanged(family, change
 
 def test_a_config_alone_cannot_be_remapped():
     with pytest.raises(RopeError, match="no config can express it"):
-        rw.extend({"model_type": "llama", "head_dim": 8, "max_position_embeddings": 64, "rope_theta": 1e4}, "dca", factor=4)
+        rw.extend(
+            {
+                "model_type": "llama",
+                "head_dim": 8,
+                "max_position_embeddings": 64,
+                "rope_theta": 1e4,
+            },
+            "dca",
+            factor=4,
+        )
     with pytest.raises(RopeError, match="factor"):
         rw.extend(tiny("llama"), "rerope")
 
@@ -244,7 +307,9 @@ def test_dca_reads_the_sizes_of_a_qwen_config():
         model = tiny("qwen2", dual_chunk_attention_config=sizes)
         assert "DualChunk(chunk=12, local=4, length=16)" in str(rw.extend(model, "dca"))
         model = tiny("qwen2", dual_chunk_attention_config=sizes)
-        assert "DualChunk(chunk=12, local=4, length=16)" in str(rw.extend(model, "dca", backend="math"))
+        assert "DualChunk(chunk=12, local=4, length=16)" in str(
+            rw.extend(model, "dca", backend="math")
+        )
 
 
 @pytest.mark.parametrize("kind", REMAPPINGS)
@@ -263,7 +328,10 @@ def test_a_decoder_is_extended_and_restored(kind):
     assert (extended - plain).abs().max() > 1e-4
     assert model.config.remapping is not None
     caches = model.caches()
-    steps = [model(tokens[:, :9], caches=caches), *(model(tokens[:, i : i + 1], caches=caches) for i in range(9, 19))]
+    steps = [
+        model(tokens[:, :9], caches=caches),
+        *(model(tokens[:, i : i + 1], caches=caches) for i in range(9, 19)),
+    ]
     torch.testing.assert_close(torch.cat(steps, dim=1), extended, atol=1e-4, rtol=1e-4)
     with pytest.raises(RopeError, match="remapping"):
         rw.save(model, "anywhere")
@@ -279,13 +347,35 @@ def test_a_decoder_is_extended_and_restored(kind):
 
 
 def test_each_part_of_a_model_has_its_own_attention_again():
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    vision = {"model_type": "clip_vision_model", **sizes, "image_size": 8, "patch_size": 4, "projection_dim": 16}
-    text = {"model_type": "llama", **sizes, "vocab_size": 61, "max_position_embeddings": 16, "head_dim": 8}
-    config = AutoConfig.for_model("llava", vision_config=vision, text_config=text, image_token_index=60)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    vision = {
+        "model_type": "clip_vision_model",
+        **sizes,
+        "image_size": 8,
+        "patch_size": 4,
+        "projection_dim": 16,
+    }
+    text = {
+        "model_type": "llama",
+        **sizes,
+        "vocab_size": 61,
+        "max_position_embeddings": 16,
+        "head_dim": 8,
+    }
+    config = AutoConfig.for_model(
+        "llava", vision_config=vision, text_config=text, image_token_index=60
+    )
     chosen = {"": "sdpa", "vision_config": "eager", "text_config": "sdpa"}
     model = AutoModelForImageTextToText.from_config(config, attn_implementation=chosen).eval()
-    now = lambda: [each._attn_implementation for each in (model.config, model.config.vision_config, model.config.text_config)]
+    now = lambda: [
+        each._attn_implementation
+        for each in (model.config, model.config.vision_config, model.config.text_config)
+    ]
     assert now() == ["sdpa", "eager", "sdpa"]
     extend(model, "rerope").undo()
     assert now() == ["sdpa", "eager", "sdpa"]

@@ -1,4 +1,6 @@
-"""Rules of `extend`: its report, what its undo notices, which angles it recognises, and the hook for each call's length."""
+"""Rules of `extend`: its report, what its undo notices, which angles it recognises, and the hook
+for each call's length.
+"""
 
 from __future__ import annotations
 
@@ -93,8 +95,16 @@ def test_undo_notices_a_key_that_was_taken_out_of_the_rope():
 
 def test_undo_accepts_further_keys_inside_the_rope_of_a_layer_type():
     """transformers adds keys there itself."""
-    ropes = {name: {"rope_type": "default", "rope_theta": 1e4} for name in ("full_attention", "sliding_attention")}
-    config = {"model_type": "gemma3_text", "head_dim": 16, "max_position_embeddings": 64, "rope_parameters": ropes}
+    ropes = {
+        name: {"rope_type": "default", "rope_theta": 1e4}
+        for name in ("full_attention", "sliding_attention")
+    }
+    config = {
+        "model_type": "gemma3_text",
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rope_parameters": ropes,
+    }
     config["layer_types"] = list(ropes)
     before = copy.deepcopy(config)
     report = lengthen(config, "linear")
@@ -106,18 +116,36 @@ def test_undo_accepts_further_keys_inside_the_rope_of_a_layer_type():
 @pytest.mark.parametrize("name", ["llama-2", "cohere", "gpt-oss", "qwen2-vl"])
 @needs_v5("builds some of these modules from numbers")
 def test_the_angles_of_a_familys_own_module_are_recognised_and_no_others(name):
-    """Tables have an entry for each pair, twice as halves, twice as neighbours, or positions on three axes."""
+    """Tables have an entry for each pair, twice as halves, twice as neighbours, or positions on
+    three axes.
+    """
     case = CASES[name]
     (spec,) = {each for each in from_hf(case.config, per_layer=True).values() if each is not None}
     specs = {"right": spec, "wrong": replace(spec, theta=2 * spec.theta)}
-    assert served_layers("rotary_emb", case.rotary_module(), specs, [8, 64, 65]) == {None: {"right"}}
+    assert served_layers("rotary_emb", case.rotary_module(), specs, [8, 64, 65]) == {
+        None: {"right"}
+    }
 
 
 def yarn_of_transformers(length: int, theta: float = 1e4) -> tuple[torch.Tensor, float]:
-    """inv_freq and magnitude of YaRN in transformers, whose factor is the length over 64, for heads of 16 dimensions."""
-    rope = {"rope_type": "yarn", "factor": max(1.0, length / 64), "original_max_position_embeddings": 64, "rope_theta": theta}
-    keys = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": 64}
-    return ROPE_INIT_FUNCTIONS["yarn"](config_of("llama", **keys, rope_parameters=rope), device=None)
+    """inv_freq and magnitude of YaRN in transformers, whose factor is the length over 64, for heads
+    of 16 dimensions.
+    """
+    rope = {
+        "rope_type": "yarn",
+        "factor": max(1.0, length / 64),
+        "original_max_position_embeddings": 64,
+        "rope_theta": theta,
+    }
+    keys = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+    }
+    return ROPE_INIT_FUNCTIONS["yarn"](
+        config_of("llama", **keys, rope_parameters=rope), device=None
+    )
 
 
 @needs_v5("reads the factor of yarn otherwise")
@@ -144,19 +172,34 @@ def test_the_hook_sets_the_frequencies_of_yarn_for_the_longest_position(length):
 def test_the_hook_sets_the_frequencies_of_the_layer_type_that_is_asked_for():
     rope = {"rope_type": "default", "rope_theta": 1e4}
     types = ["sliding_attention", "full_attention"]
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "layer_types": types}
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "num_hidden_layers": 2,
+        "layer_types": types,
+    }
     config = config_of("gemma3_text", **sizes, rope_parameters={name: dict(rope) for name in types})
     module = CASES["gemma-3 full"].rotary_class(config)
     specs = from_hf(config, per_layer=True)
     # the other layer type comes first, and has another theta
     other = replace(specs["sliding_attention"], scaling=DynamicYarn(64), theta=500.0)
-    hook = LengthHook({"sliding_attention": other, "full_attention": replace(specs["full_attention"], scaling=DynamicYarn(64))})
+    hook = LengthHook(
+        {
+            "sliding_attention": other,
+            "full_attention": replace(specs["full_attention"], scaling=DynamicYarn(64)),
+        }
+    )
     hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "full_attention"})
-    torch.testing.assert_close(module.full_attention_inv_freq, yarn_of_transformers(200)[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        module.full_attention_inv_freq, yarn_of_transformers(200)[0], rtol=1e-6, atol=0
+    )
     unscaled = torch.tensor([1e4 ** (-i / 8) for i in range(8)])
     torch.testing.assert_close(module.sliding_attention_inv_freq, unscaled, rtol=1e-6, atol=0)
     hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "sliding_attention"})
-    torch.testing.assert_close(module.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        module.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0
+    )
     assert module.sliding_attention_attention_scaling == pytest.approx(1 + 0.1 * math.log(200 / 64))
 
 
@@ -171,8 +214,13 @@ def test_a_served_length_that_the_replaced_scaling_raised_is_the_trained_one_aga
     assert scaled["max_position_embeddings"] == 16
 
 
-@pytest.mark.parametrize("make", [lambda: tiny("llama"), lambda: rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))])
-@pytest.mark.parametrize("unused", [{"search": sum}, {"search_options": {"rounds": 1}}, {"overwrite": True}])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: tiny("llama"), lambda: rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))],
+)
+@pytest.mark.parametrize(
+    "unused", [{"search": sum}, {"search_options": {"rounds": 1}}, {"overwrite": True}]
+)
 def test_arguments_without_effect_are_refused(make, unused):
     with pytest.raises(RopeError, match=f"{next(iter(unused))}: must be left out"):
         rw.extend(make(), "rerope", factor=4, **unused)
@@ -190,7 +238,11 @@ def test_more_arguments_without_effect_are_refused():
 
 def test_a_decoder_without_rope_is_told_what_it_lacks():
     with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
-        rw.extend(rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")), "rerope", factor=4)
+        rw.extend(
+            rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")),
+            "rerope",
+            factor=4,
+        )
 
 
 def test_a_remapping_leaves_out_every_layer_with_a_window():

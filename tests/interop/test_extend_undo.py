@@ -15,7 +15,12 @@ from installed import V5
 from ropewalk import RopeError
 from ropewalk.interop.extend.model import extend
 
-CONFIG = {"model_type": "llama", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+CONFIG = {
+    "model_type": "llama",
+    "head_dim": 12,
+    "max_position_embeddings": TRAINED,
+    "rope_theta": 1e4,
+}
 ROPE = "rope_parameters" if V5 else "rope_scaling"
 
 
@@ -137,7 +142,9 @@ def test_a_forward_does_not_count_as_a_change():
 
 
 def test_buffers_with_two_names_and_saved_ones_come_back():
-    """A short text after a long one makes two buffers of a dynamic rope one tensor; whether a buffer is saved stays as it was."""
+    """A short text after a long one makes two buffers of a dynamic rope one tensor; whether a
+    buffer is saved stays as it was.
+    """
     model = fresh("llama")
     lengthen(model, "dynamic")
     model = type(model)(model.config)  # its own rope is dynamic

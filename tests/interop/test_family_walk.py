@@ -1,4 +1,6 @@
-"""Families of the installed transformers, patched and compared with themselves: some of them, and with --full all."""
+"""Families of the installed transformers, patched and compared with themselves: some of them, and
+with --full all.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,30 @@ from torch_release import OLD_TORCH
 
 pytestmark = needs_v5("has other families; test_patch_families compares what it has")
 ROOT = Path(__file__).parents[2]
-ROWS = {row["family"]: row for row in map(json.loads, (ROOT / "results/families.jsonl").read_text().splitlines())}
+ROWS = {
+    row["family"]: row
+    for row in map(json.loads, (ROOT / "results/families.jsonl").read_text().splitlines())
+}
 #: one family for each way of rotating, and one for each verdict
 SAMPLE = (
-    "llama", "deepseek_v3", "qwen2_vl_text", "qwen4_exp_text", "muse_glimmer_assistant", "neomme", "nanochat", "gemma4_vision",
-    "dinov3_vit", "hunyuan_vl_text", "gpt2",
-)  # fmt: skip
+    "llama",
+    "deepseek_v3",
+    "qwen2_vl_text",
+    "qwen4_exp_text",
+    "muse_glimmer_assistant",
+    "neomme",
+    "nanochat",
+    "gemma4_vision",
+    "dinov3_vit",
+    "hunyuan_vl_text",
+    "gpt2",
+)
 LEAST_EQUAL = 175
 
 
 def is_fine(row: dict) -> bool:
-    """Nothing is wrong and nothing crashed; from_hf says the same or refuses; the verdict is the committed one.
+    """Nothing is wrong and nothing crashed; from_hf says the same or refuses; the verdict is the
+    committed one.
 
     transformers cannot build every model with torch 2.6.
     """
@@ -72,7 +87,9 @@ def test_the_comparison_notices_a_wrong_rotation(monkeypatch):
     from ropewalk.interop.patch import functions
 
     run = functions.rotation.run
-    monkeypatch.setattr(functions.rotation, "run", lambda xs, *rest: tuple(1.01 * x for x in run(xs, *rest)))
+    monkeypatch.setattr(
+        functions.rotation, "run", lambda xs, *rest: tuple(1.01 * x for x in run(xs, *rest))
+    )
     assert compare("nanochat")["verdict"] in ("wrong", "refused")  # the trials notice it too
     monkeypatch.undo()
     model = model_of("llama")

@@ -1,4 +1,6 @@
-"""`fit` on a tiny random Llama: its figures equal the written-out definitions, work resumes, and no method beats the choice."""
+"""`fit` on a tiny random Llama: its figures equal the written-out definitions, work resumes, and no
+method beats the choice.
+"""
 
 import copy
 import json
@@ -31,9 +33,16 @@ def encode(text: str) -> list[int]:
 def model():
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3, num_key_value_heads=1,
-        head_dim=8, max_position_embeddings=32, initializer_range=0.4,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=32,
+        initializer_range=0.4,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -53,7 +62,9 @@ def fitted(model, tokens, folder):
 
 
 def true_losses(model, window):
-    """The loss of every token from all logits at once, in float64, by the model without our kernels."""
+    """The loss of every token from all logits at once, in float64, by the model without our
+    kernels.
+    """
     with torch.no_grad():
         logits = model(window[None]).logits[0, :-1].double()
     return F.cross_entropy(logits, window[1:], reduction="none")
@@ -69,14 +80,20 @@ def extended_copy(model, name):
 
 
 def test_fit_measures_every_method_of_extend(fitted):
-    assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds(), *REMAPPINGS} - {"longrope"}
+    assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds(), *REMAPPINGS} - {
+        "longrope"
+    }
     assert not fitted.skipped
 
 
 @pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic_yarn", "self_extend", "dca"])
 def test_losses_by_band_are_those_of_transformers(fitted, model, tokens, name):
     losses = true_losses(extended_copy(model, name), windows_of(tokens, 128, 3)[1])
-    (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 1, 128))
+    (row,) = (
+        r
+        for r in fitted.rows
+        if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 1, 128)
+    )
     expected = [losses[:15].mean(), losses[15:31].mean(), losses[31:63].mean(), losses[63:].mean()]
     np.testing.assert_allclose(row["bands"], [float(each) for each in expected], rtol=1e-4)
     assert bands_of(32, 128) == [(0, 16), (16, 32), (32, 64), (64, 128)]
@@ -87,7 +104,11 @@ def test_the_table_has_mean_and_standard_error_of_the_rows(fitted):
     assert columns[:6] == ["method", "0-16", "16-32", "32-64", "64-128", "LongPPL"]
     assert all(len(each) == len(columns) for each in cells)
     (linear,) = (each for each in cells if each[0] == "linear")
-    far = [row for row in fitted.rows if row["method"] == "linear" and row["metric"] == "text" and row["length"] == 128]
+    far = [
+        row
+        for row in fitted.rows
+        if row["method"] == "linear" and row["metric"] == "text" and row["length"] == 128
+    ]
     last = [row["bands"][-1] for row in far]
     assert linear[4] == f"{np.mean(last):.3f} ± {np.std(last, ddof=1) / 3**0.5:.3f}"
     assert str(fitted).splitlines()[0].startswith("method")
@@ -108,7 +129,9 @@ def test_losses_do_not_depend_on_the_chunks(model, tokens, monkeypatch):
     np.testing.assert_allclose(whole[0], true_losses(model, tokens[:61]), rtol=1e-4)
 
 
-@pytest.mark.parametrize(("length", "context", "stride"), [(41, 8, 3), (43, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)])
+@pytest.mark.parametrize(
+    ("length", "context", "stride"), [(41, 8, 3), (43, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)]
+)
 def test_a_limited_context_is_what_it_says(model, tokens, length, context, stride):
     """Each token with at least `context` tokens before it, and fewer than `context + stride`."""
     window = tokens[:length]
@@ -124,14 +147,19 @@ def test_key_tokens_are_those_that_a_longer_context_helps(model, tokens):
     window = tokens[:100]
     mask = key_tokens(Reader(model), window, 32).mask
     short, long = (limited_losses(Reader(model), window, *each) for each in ((8, 2), (24, 8)))
-    expected = [float(s - f) > 2 and float(f) < 2 and place >= 7 for place, (s, f) in enumerate(zip(short, long, strict=True))]
+    expected = [
+        float(s - f) > 2 and float(f) < 2 and place >= 7
+        for place, (s, f) in enumerate(zip(short, long, strict=True))
+    ]
     assert mask.tolist() == expected
 
 
 def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
     made = make_passkey(encode, 300, 0.5)
     reader, prompt = Reader(model), made.tokens[: -made.answer]
-    said = model.generate(prompt[None], max_new_tokens=made.answer, do_sample=False, eos_token_id=None, pad_token_id=0)
+    said = model.generate(
+        prompt[None], max_new_tokens=made.answer, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     assert bool(reader.says(said, made.answer))
     assert bool(reader.says(made.tokens[None], made.answer)) == bool(said[0].equal(made.tokens))
     wrong = said.clone()
@@ -141,7 +169,15 @@ def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
 
 def test_pass_keys_of_a_fit(model, tokens, tmp_path):
     found = rw.fit(
-        model, 512, trained=256, text=tokens, tokenizer=encode, methods=["linear"], windows=2, passkeys=3, out=tmp_path
+        model,
+        512,
+        trained=256,
+        text=tokens,
+        tokenizer=encode,
+        methods=["linear"],
+        windows=2,
+        passkeys=3,
+        out=tmp_path,
     )
     keys = [row for row in found.rows if row["metric"] == "passkey"]
     assert len(keys) == found.facts["passkeys"] * 2
@@ -154,9 +190,15 @@ def test_work_that_is_done_is_not_done_again(fitted, model, tokens, folder, monk
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:5]) + '\n{"metric": "te')  # stopped while it wrote a row
     before, calls = Reader.losses, []
-    monkeypatch.setattr(Reader, "losses", lambda self, t, first=1: (calls.append(t.shape), before(self, t, first))[1])
+    monkeypatch.setattr(
+        Reader,
+        "losses",
+        lambda self, t, first=1: (calls.append(t.shape), before(self, t, first))[1],
+    )
     again = rw.fit(model, 128, text=tokens, windows=3, out=folder)
-    strip = lambda rows: [{k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows]
+    strip = lambda rows: [
+        {k: v for k, v in row.items() if k not in ("seconds", "memory")} for row in rows
+    ]
     assert strip(again.rows) == strip(fitted.rows)
     calls.clear()
     rw.fit(model, 128, text=tokens, windows=3, out=folder)
@@ -167,22 +209,30 @@ def test_work_that_is_done_is_not_done_again(fitted, model, tokens, folder, monk
 
 
 def rows_for(losses: dict, keys: dict) -> list[dict]:
-    """Rows of methods with the given losses and shares of pass keys beyond and within, for 8 windows and 10 depths."""
+    """Rows of methods with the given losses and shares of pass keys beyond and within, for 8
+    windows and 10 depths.
+    """
     random = np.random.default_rng(4)
     noise, rows = random.normal(0, 0.3, 8), []
     for name, (far, near) in losses.items():
         for window in range(8):
             row = {"metric": "text", "method": name, "window": window}
-            rows.append(row | {"length": 400, "bands": [0, far + noise[window] + random.normal(0, 0.002)]})
+            rows.append(
+                row | {"length": 400, "bands": [0, far + noise[window] + random.normal(0, 0.002)]}
+            )
             rows.append(row | {"length": 100, "loss": near + noise[window]})
         for length, share in zip((90, 380), keys[name], strict=True):
             row = {"metric": "passkey", "method": name, "length": length}
-            rows += [row | {"depth": depth, "found": int(depth < share * 10)} for depth in range(10)]
+            rows += [
+                row | {"depth": depth, "found": int(depth < share * 10)} for depth in range(10)
+            ]
     return rows
 
 
 def test_the_choice_is_judged_by_both_loss_and_pass_keys():
-    """The figures of a real model: static YaRN has the smallest loss but no pass keys within the trained length."""
+    """The figures of a real model: static YaRN has the smallest loss but no pass keys within the
+    trained length.
+    """
     losses = {
         "none": (7.7, 3.5),
         "ntk": (3.79, 3.56),
@@ -190,7 +240,13 @@ def test_the_choice_is_judged_by_both_loss_and_pass_keys():
         "dynamic_yarn": (3.746, 3.5),
         "dynamic": (4.19, 3.5),
     }
-    keys = {"none": (1.0, 0.0), "ntk": (0.9, 0.6), "yarn": (0.0, 0.9), "dynamic_yarn": (1.0, 0.9), "dynamic": (1.0, 0.9)}
+    keys = {
+        "none": (1.0, 0.0),
+        "ntk": (0.9, 0.6),
+        "yarn": (0.0, 0.9),
+        "dynamic_yarn": (1.0, 0.9),
+        "dynamic": (1.0, 0.9),
+    }
     found = decide(scores_of(rows_for(losses, keys), 100, 400), prefer=["ntk", "yarn", "dynamic"])
     assert found.method == "dynamic_yarn"
     assert not found.equal
@@ -231,7 +287,9 @@ def test_no_other_method_beats_the_choice_on_random_rows():
 
 
 def test_a_method_that_was_not_measured_in_full_is_not_chosen():
-    rows = rows_for({"none": (5.0, 3.5), "yarn": (3.0, 3.5)}, {"none": (1.0, 0.0), "yarn": (1.0, 1.0)})
+    rows = rows_for(
+        {"none": (5.0, 3.5), "yarn": (3.0, 3.5)}, {"none": (1.0, 0.0), "yarn": (1.0, 1.0)}
+    )
     assert scores_of(rows[:-1], 100, 400).keys() == {"none"}
 
 
@@ -273,10 +331,16 @@ def test_refusals(model, tokens, tmp_path):
 
 def test_a_decoder_is_measured_too(tokens):
     torch.manual_seed(0)
-    config = rw.DecoderConfig(vocab_size=256, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=3, length=32)
+    config = rw.DecoderConfig(
+        vocab_size=256, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=3, length=32
+    )
     model = rw.Decoder(config).eval()
     found = rw.fit(model, 64, text=tokens, windows=2, methods=["linear", "dynamic_yarn"])
-    (row,) = (r for r in found.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == ("linear", "text", 0, 64))
+    (row,) = (
+        r
+        for r in found.rows
+        if (r["method"], r["metric"], r.get("window"), r["length"]) == ("linear", "text", 0, 64)
+    )
     spec = model.layers[0].self_attn.encoding.rope.spec
     slower = rw.migrate(model, spec.with_(scaling=rw.frequencies.Linear(factor=2.0))).model
     with torch.no_grad():
@@ -285,15 +349,28 @@ def test_a_decoder_is_measured_too(tokens):
 
 
 @pytest.mark.parametrize("name", ["none", "linear", "yarn", "dynamic", "dynamic_yarn", "rerope"])
-def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(fitted, model, tokens, name):
+def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(
+    fitted, model, tokens, name
+):
     window = windows_of(tokens, 128, 3)[2]
-    (row,) = (r for r in fitted.rows if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 2, 32))
-    np.testing.assert_allclose(row["loss"], float(true_losses(extended_copy(model, name), window[:32]).mean()), rtol=1e-4)
-    assert ("seconds" in row) == (name in ("dynamic", "dynamic_yarn", "rerope"))  # read only where it must be
+    (row,) = (
+        r
+        for r in fitted.rows
+        if (r["method"], r["metric"], r.get("window"), r["length"]) == (name, "text", 2, 32)
+    )
+    np.testing.assert_allclose(
+        row["loss"], float(true_losses(extended_copy(model, name), window[:32]).mean()), rtol=1e-4
+    )
+    assert ("seconds" in row) == (
+        name in ("dynamic", "dynamic_yarn", "rerope")
+    )  # read only where it must be
 
 
 def test_without_long_ppl_no_key_tokens_are_looked_for(model, tokens, monkeypatch):
-    monkeypatch.setattr("ropewalk.interop.fit.measure.key_tokens", lambda *_: pytest.fail("key tokens are looked for"))
+    monkeypatch.setattr(
+        "ropewalk.interop.fit.measure.key_tokens",
+        lambda *_: pytest.fail("key tokens are looked for"),
+    )
     found = rw.fit(model, 64, text=tokens, windows=2, methods=["linear"], long_ppl=False)
     columns, cells = found.table()
     assert "LongPPL" not in columns

@@ -1,4 +1,6 @@
-"""How `fit` chooses among measured methods, keeps their rows, and puts them into words: cases worked out by hand."""
+"""How `fit` chooses among measured methods, keeps their rows, and puts them into words: cases
+worked out by hand.
+"""
 
 import json
 import math
@@ -15,16 +17,24 @@ NOISE = np.array([0.3, -0.1, 0.2, -0.4])
 
 
 def scores(far_loss, missed_far, near_loss):
-    """Scores over four windows with the same noise, so that every difference of losses counts, and ten pass keys."""
+    """Scores over four windows with the same noise, so that every difference of losses counts, and
+    ten pass keys.
+    """
     keys = np.array([1.0] * missed_far + [0.0] * (10 - missed_far))
-    values = {"far_loss": far_loss + NOISE, "far_keys": keys, "near_loss": near_loss + NOISE, "near_keys": np.zeros(10)}
+    values = {
+        "far_loss": far_loss + NOISE,
+        "far_keys": keys,
+        "near_loss": near_loss + NOISE,
+        "near_keys": np.zeros(10),
+    }
     return {name: Score(each) for name, each in values.items()}
 
 
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length; the other by 22 % within it; one key is noise
+        # behind by exp(0.1) - 1 = 11 % of perplexity beyond the trained length; the other by 22 %
+        # within it; one key is noise
         (scores(3.6, 0, 3.5), scores(3.5, 1, 3.7)),
         # behind by 22 % of perplexity; the other by half of the pass keys
         (scores(3.7, 0, 3.5), scores(3.5, 5, 3.5)),
@@ -55,19 +65,36 @@ def test_methods_that_beat_each_other_in_a_circle_are_not_equal():
     b = {"far_loss": missed(2), "far_keys": missed(4), "near_keys": missed(0)}
     c = {"far_loss": missed(0), "far_keys": missed(2), "near_keys": missed(4)}
     found = decide({"a": a, "b": b, "c": c})
-    # each is behind in one measure: a by exp(0.4) - 1 = 49 %, b and c by 40 %, of which c finds more far keys
+    # each is behind in one measure: a by exp(0.4) - 1 = 49 %, b and c by 40 %, of which c finds
+    # more far keys
     assert (found.method, found.equal, found.beats) == ("c", (), ("a",))
 
 
 def test_the_reason_has_the_value_and_the_difference_of_each_measure():
     found = decide({"one": scores(3.5, 5, 3.5), "other": scores(4.0, 0, 3.5)})
     loss, keys, near, _ = found.reason.split("; ")
-    assert loss == "loss in the last band 3.500 ± 0.158 (better than other, the next: -0.500 ± 0.000)"
-    assert keys == "pass keys beyond the trained length 50% ± 17% (worse than other, the best: -50% ± 17%)"
-    assert near == "loss within the trained length 3.500 ± 0.158 (no difference to other: +0.000 ± 0.000)"
-    two_windows = {name: {"far_loss": Score(np.array([far, far + 1]))} for name, far in (("one", 3.0), ("other", 3.5))}
-    assert decide(two_windows).reason == "loss in the last band 3.500 ± 0.500 (better than other, the next: -0.500 ± 0.000)"
-    assert decide({"none": scores(3.5, 5, 3.5)}).reason.startswith("loss in the last band 3.500 ± 0.158; pass keys")
+    assert (
+        loss == "loss in the last band 3.500 ± 0.158 (better than other, the next: -0.500 ± 0.000)"
+    )
+    assert (
+        keys
+        == "pass keys beyond the trained length 50% ± 17% (worse than other, the best: -50% ± 17%)"
+    )
+    assert (
+        near
+        == "loss within the trained length 3.500 ± 0.158 (no difference to other: +0.000 ± 0.000)"
+    )
+    two_windows = {
+        name: {"far_loss": Score(np.array([far, far + 1]))}
+        for name, far in (("one", 3.0), ("other", 3.5))
+    }
+    assert (
+        decide(two_windows).reason
+        == "loss in the last band 3.500 ± 0.500 (better than other, the next: -0.500 ± 0.000)"
+    )
+    assert decide({"none": scores(3.5, 5, 3.5)}).reason.startswith(
+        "loss in the last band 3.500 ± 0.158; pass keys"
+    )
 
 
 def text_row(method, window, *bands):
@@ -75,41 +102,67 @@ def text_row(method, window, *bands):
 
 
 def test_the_last_band_counts_of_methods_that_read_most_windows():
-    rows = [text_row("a", 0, 1.0, 2.0, 3.0), *(text_row("b", window, 4.0, 5.0, 6.0 + window) for window in (1, 2))]
+    rows = [
+        text_row("a", 0, 1.0, 2.0, 3.0),
+        *(text_row("b", window, 4.0, 5.0, 6.0 + window) for window in (1, 2)),
+    ]
     found = scores_of(rows, 10, 40)
     assert found.keys() == {"b"}
     assert found["b"]["far_loss"].values.tolist() == [[7.0, 8.0]]
 
 
 def test_one_window_tells_no_methods_apart():
-    found = decide({"yarn": {"far_loss": Score(np.array([2.5]))}, "none": {"far_loss": Score(np.array([3.5]))}})
+    found = decide(
+        {"yarn": {"far_loss": Score(np.array([2.5]))}, "none": {"far_loss": Score(np.array([3.5]))}}
+    )
     assert (found.method, found.equal, found.beats) == ("none", ("yarn",), ())
 
 
 def test_rows_of_one_setting_are_found_again_by_the_same_id():
     # printf '{"seed": 0, "to": 64}' | sha256sum | cut -c 1-12
-    assert Ledger(None, {"seed": 0, "to": 64}).id == Ledger(None, {"to": 64, "seed": 0}).id == "c424107b8d5d"
+    assert (
+        Ledger(None, {"seed": 0, "to": 64}).id
+        == Ledger(None, {"to": 64, "seed": 0}).id
+        == "c424107b8d5d"
+    )
     assert Ledger(None, {"seed": 1, "to": 64}).id != "c424107b8d5d"
 
 
-@pytest.mark.parametrize(("tokens", "text"), [(32768, "32k"), (1024, "1k"), (1025, "1,025"), (2000, "2,000"), (0, "0")])
+@pytest.mark.parametrize(
+    ("tokens", "text"), [(32768, "32k"), (1024, "1k"), (1025, "1,025"), (2000, "2,000"), (0, "0")]
+)
 def test_lengths_are_written_as_people_write_them(tokens, text):
     assert short_length(tokens) == text
 
 
 FACTS = {
-    "trained": 1024, "to": 4096, "bands": [(0, 512), (512, 1024), (1024, 2048), (2048, 4096)], "windows": 2, "passkeys": 8,
-}  # fmt: skip
+    "trained": 1024,
+    "to": 4096,
+    "bands": [(0, 512), (512, 1024), (1024, 2048), (2048, 4096)],
+    "windows": 2,
+    "passkeys": 8,
+}
 BANDS = [[4.0, 3.0, 5.0, 7.0], [4.2, 3.2, 5.2, 7.4]]
 
 
 def text_rows(method, sums, counts, memory=None):
-    """Rows of two windows: bands, the sums of the losses of key tokens and their number; 1.5 and 2.5 seconds."""
+    """Rows of two windows: bands, the sums of the losses of key tokens and their number; 1.5 and
+    2.5 seconds.
+    """
     rows = []
     for window, (bands, total, count) in enumerate(zip(BANDS, sums, counts, strict=True)):
         row = {"metric": "text", "method": method, "window": window}
-        rows.append({**row, "length": 4096, "bands": bands, "key_sum": total, "key_count": count, "seconds": 1.5 + window,
-                     "memory": memory})  # fmt: skip
+        rows.append(
+            {
+                **row,
+                "length": 4096,
+                "bands": bands,
+                "key_sum": total,
+                "key_count": count,
+                "seconds": 1.5 + window,
+                "memory": memory,
+            }
+        )
         rows.append({**row, "length": 1024, "loss": 3.0 + 0.4 * window})
     return rows
 
@@ -117,19 +170,23 @@ def text_rows(method, sums, counts, memory=None):
 def keys(method, found):
     return [
         {"metric": "passkey", "method": method, "length": length, "depth": depth, "found": each}
-        for length, values in found.items() for depth, each in enumerate(values)
-    ]  # fmt: skip
+        for length, values in found.items()
+        for depth, each in enumerate(values)
+    ]
 
 
 def test_the_table_of_rows_worked_out_by_hand():
     rows = [
-        *text_rows("none", [6.0, 2.0], [2, 2]), *keys("none", {972: [1, 0], 1024: [1, 0], 1459: [0, 0], 3891: [1, 0]}),
+        *text_rows("none", [6.0, 2.0], [2, 2]),
+        *keys("none", {972: [1, 0], 1024: [1, 0], 1459: [0, 0], 3891: [1, 0]}),
         *text_rows("yarn", [40.0, 0.0], [4, 0], memory=3 * 10**9),
         *text_rows("ntk", [0.0, 0.0], [0, 0]),
         {"metric": "text", "method": "half done", "window": 0, "length": 1024, "loss": 2.5},
         {"metric": "factors", "method": "longrope", "values": [1.0]},
-    ]  # fmt: skip
-    columns, cells = table(rows, {**FACTS, "methods": ["none", "yarn", "ntk", "half done", "longrope"]})
+    ]
+    columns, cells = table(
+        rows, {**FACTS, "methods": ["none", "yarn", "ntk", "half done", "longrope"]}
+    )
     losses = ["4.100 ± 0.100", "3.100 ± 0.100", "5.100 ± 0.100", "7.200 ± 0.200"]
     assert columns == [
         "method",
@@ -158,14 +215,23 @@ def said(rows, skipped):
 
 
 def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
-    rows = [*text_rows("yarn", [0, 0], [0, 0]), {"metric": "passkey", "method": "yarn", "length": 4096, "depth": 0, "found": 1}]
+    rows = [
+        *text_rows("yarn", [0, 0], [0, 0]),
+        {"metric": "passkey", "method": "yarn", "length": 4096, "depth": 0, "found": 1},
+    ]
     # 7.0 - 3.0 and 7.4 - 3.2: 4.1 with a standard error of 0.1
-    gap = "Its loss in the last band is 4.100 ± 0.100 above that at the trained length; training at the new length lowers it."
+    gap = (
+        "Its loss in the last band is 4.100 ± 0.100 above that at the trained length; training at "
+        "the new length lowers it."
+    )
     first = ["Recommended for 4k: yarn.", "Why: it is."]
     assert said(rows, {"dca": "no heads"}) == [*first, gap, "Not measured: dca (no heads)."]
     of_one_window = [row for row in rows if row.get("window", 0) == 0]
     assert said(of_one_window, {}) == first
-    same = [{**row, "bands": [4.0, 3.0, 5.0, 3.0 + (-1) ** row["window"]]} if "bands" in row else row for row in rows]
+    same = [
+        {**row, "bands": [4.0, 3.0, 5.0, 3.0 + (-1) ** row["window"]]} if "bands" in row else row
+        for row in rows
+    ]
     assert said(same, {}) == first
 
 
@@ -197,7 +263,9 @@ def test_a_method_with_a_loss_that_is_not_finite_has_no_score_and_says_so_in_the
     rows[3]["bands"] = (1.0, loss)
     assert scores_of(rows, 10, 40).keys() == {"none"}
     rows = [{**row, "seconds": 1.0, "memory": None} for row in rows]
-    _, cells = table(rows, {"trained": 10, "to": 40, "bands": [(0, 10), (10, 40)], "methods": ["none", "yarn"]})
+    _, cells = table(
+        rows, {"trained": 10, "to": 40, "bands": [(0, 10), (10, 40)], "methods": ["none", "yarn"]}
+    )
     assert cells[1][1:3] == ["1.000 ± 0.000", "not finite"]
 
 

@@ -1,8 +1,17 @@
-"""The native attention in a transformers model: same losses as torch's attention, and where the model's own stays."""
+"""The native attention in a transformers model: same losses as torch's attention, and where the
+model's own stays.
+"""
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 import ropewalk as rw
 from ropewalk.interop.fit import native_attention as native
@@ -10,12 +19,21 @@ from ropewalk.interop.fit.native_attention import NATIVE_ATTENTION, native_atten
 from ropewalk.interop.fit.reader import Reader
 from ropewalk.kernels.cpu import attention
 
-needs_library = pytest.mark.skipif(not attention.available(), reason="the library has attention for 64-bit ARM only")
+needs_library = pytest.mark.skipif(
+    not attention.available(), reason="the library has attention for 64-bit ARM only"
+)
 TOKENS = torch.randint(96, (2, 70), generator=torch.Generator().manual_seed(1))
 SIZES = {
-    "vocab_size": 96, "hidden_size": 48, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.4,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 48,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+}
 
 
 def make(model=LlamaForCausalLM, config=LlamaConfig, implementation="sdpa", **keys):
@@ -27,7 +45,11 @@ def make(model=LlamaForCausalLM, config=LlamaConfig, implementation="sdpa", **ke
 def calls(monkeypatch):
     """The shapes of the queries that the library computed."""
     shapes, attend = [], attention.attend
-    monkeypatch.setattr(native.attention, "attend", lambda q, *rest: shapes.append(tuple(q.shape)) or attend(q, *rest))
+    monkeypatch.setattr(
+        native.attention,
+        "attend",
+        lambda q, *rest: shapes.append(tuple(q.shape)) or attend(q, *rest),
+    )
     return shapes
 
 
@@ -50,7 +72,9 @@ def test_a_layer_with_a_window_or_a_soft_cap_runs_torchs(calls):
     with torch.no_grad(), native_attention(windowed):
         torch.testing.assert_close(windowed(TOKENS).logits, own)
     assert not calls  # the text is longer than the window, so there is a mask
-    capped = make(Gemma2ForCausalLM, Gemma2Config, implementation="eager", attn_logit_softcapping=5.0)
+    capped = make(
+        Gemma2ForCausalLM, Gemma2Config, implementation="eager", attn_logit_softcapping=5.0
+    )
     with native_attention(capped) as name:
         assert name == "the model's own"
         assert capped.config._attn_implementation == "eager"
@@ -74,7 +98,14 @@ def test_padding_and_decoding_run_torchs(calls):
 @needs_library
 def test_fit_uses_it_and_gives_the_model_back(calls):
     model = make()
-    result = rw.fit(model, to=96, text=torch.arange(400) % 96, methods=["yarn", "self_extend"], windows=2, long_ppl=False)
+    result = rw.fit(
+        model,
+        to=96,
+        text=torch.arange(400) % 96,
+        methods=["yarn", "self_extend"],
+        windows=2,
+        long_ppl=False,
+    )
     assert result.facts["attention"] == "ropewalk"
     assert {shape[2] for shape in calls} >= {96}
     assert model.config._attn_implementation == "sdpa"

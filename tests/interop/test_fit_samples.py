@@ -26,7 +26,10 @@ def test_long_ppl_weights_windows_by_their_key_tokens():
 def letters(text: str, **_) -> dict[str, torch.Tensor]:
     """A tokenizer of one token per letter, as the package `longppl` calls one."""
     starts = torch.arange(len(text))
-    return {"input_ids": torch.tensor([encode(text)]), "offset_mapping": torch.stack((starts, starts + 1), dim=-1)[None]}
+    return {
+        "input_ids": torch.tensor([encode(text)]),
+        "offset_mapping": torch.stack((starts, starts + 1), dim=-1)[None],
+    }
 
 
 @pytest.mark.parametrize("length", [64, 62, 55])
@@ -34,13 +37,25 @@ def test_long_ppl_equals_that_of_its_package(length):
     compute = pytest.importorskip("longppl.longppl").compute_longppl
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3, initializer_range=0.4
+        vocab_size=128,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        initializer_range=0.4,
     )
     model = LlamaForCausalLM(config).eval()
     # the model's own text: it predicts each token from all before it, and worse from a few
-    made = model.generate(torch.tensor([[7]]), max_new_tokens=length - 1, do_sample=True, eos_token_id=None, pad_token_id=0)
+    made = model.generate(
+        torch.tensor([[7]]),
+        max_new_tokens=length - 1,
+        do_sample=True,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     text, window, reader = bytes(made[0].tolist()).decode(), made[0], Reader(model)
-    # the text is within the trained length of 64, so that the long context of both is the whole text
+    # the text is within the trained length of 64, so that the long context of both is the whole
+    # text
     theirs = compute(text, model, model, letters, letters, trunc_len=16, sliding_window=4)
     total, count = key_tokens(reader, window, 64).total(reader.losses(window[None])[0])
     assert count == theirs["n_key_token"] > 2
@@ -64,7 +79,9 @@ def test_a_pass_key_is_stated_once_and_asked_at_the_end(depth):
 
 
 def test_pass_keys_are_asked_within_the_trained_length_and_beyond():
-    assert passkey_lengths(8192, 32768) == [round(0.95 * n) for n in (2048, 4096, 8192, 12288, 16384, 24576, 32768)]
+    assert passkey_lengths(8192, 32768) == [
+        round(0.95 * n) for n in (2048, 4096, 8192, 12288, 16384, 24576, 32768)
+    ]
 
 
 def test_chapters_are_read_in_their_order(tmp_path):
@@ -79,7 +96,9 @@ def test_a_file_is_read_as_it_is(tmp_path):
 
 
 class Copier:
-    """A reader that knows a token if it stood before in the same piece: its loss is then 0.5, else 5."""
+    """A reader that knows a token if it stood before in the same piece: its loss is then 0.5, else
+    5.
+    """
 
     def __init__(self):
         self.calls = []
@@ -87,13 +106,18 @@ class Copier:
     def losses(self, tokens, first=1):
         self.calls.append(tuple(tokens.shape))
         return torch.tensor(
-            [[0.5 if each in row[:place] else 5.0 for place, each in enumerate(row)][first:] for row in tokens.tolist()]
+            [
+                [0.5 if each in row[:place] else 5.0 for place, each in enumerate(row)][first:]
+                for row in tokens.tolist()
+            ]
         )
 
 
 @pytest.mark.parametrize("distance", [7, 8, 9, 10, 23, 24, 27, 31, 32])
 def test_key_tokens_are_repeats_that_only_the_long_context_holds(distance):
-    """A trained length of 32: every token sees 8 or 9 tokens in a short context, and 24 to 31 in a long one."""
+    """A trained length of 32: every token sees 8 or 9 tokens in a short context, and 24 to 31 in a
+    long one.
+    """
     for place in range(distance, 70):
         window = torch.arange(70)
         window[place] = place - distance
@@ -106,7 +130,8 @@ def test_key_tokens_are_repeats_that_only_the_long_context_holds(distance):
 def test_pieces_of_one_length_are_read_in_one_pass():
     reader = Copier()
     limited_losses(reader, torch.arange(41), 8, 3)
-    # tokens 0 to 10, then the ten pieces from token 3, 6, ... 30 on; with one token more, a last piece from token 33 on
+    # tokens 0 to 10, then the ten pieces from token 3, 6, ... 30 on; with one token more, a last
+    # piece from token 33 on
     assert reader.calls == [(1, 11), (10, 11)]
     limited_losses(reader, torch.arange(42), 8, 3)
     assert reader.calls[2:] == [(1, 11), (10, 11), (1, 9)]

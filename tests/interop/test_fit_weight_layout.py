@@ -11,16 +11,25 @@ from ropewalk.kernels.cpu import attention
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embed, self.inner, self.head = nn.Embedding(20, 8), nn.Linear(8, 12), nn.Linear(8, 20, bias=False)
+        self.embed, self.inner, self.head = (
+            nn.Embedding(20, 8),
+            nn.Linear(8, 12),
+            nn.Linear(8, 20, bias=False),
+        )
         self.wide = nn.Linear(12, 8).double()
         self.head.weight = self.embed.weight
 
 
-@pytest.mark.skipif(not attention.available(), reason="weights change their layout on 64-bit ARM only")
+@pytest.mark.skipif(
+    not attention.available(), reason="weights change their layout on 64-bit ARM only"
+)
 def test_linear_layers_keep_their_values_and_get_their_layout_back():
     torch.manual_seed(0)
     model, x = Model(), torch.randn(5, 8)
-    values, pointers = model.inner.weight.detach().clone(), {id(each) for each in model.parameters()}
+    values, pointers = (
+        model.inner.weight.detach().clone(),
+        {id(each) for each in model.parameters()},
+    )
     expected = x.double() @ values.double().T + model.inner.bias.double()
     with weights_by_columns(model):
         assert model.inner.weight.stride() == (1, 12)

@@ -1,4 +1,6 @@
-"""The reader of GGUF files: what it reads, and that a hostile file costs an error, not time or memory."""
+"""The reader of GGUF files: what it reads, and that a hostile file costs an error, not time or
+memory.
+"""
 
 import os
 import resource
@@ -16,12 +18,27 @@ HUGE = 2**63
 
 
 def test_metadata_arrays_and_tensors_are_read(tmp_path):
-    metadata = sizes() | {"flag": True, "words": ["a", "", "β"], "numbers": [1, -2, 3], "halves": [0.5, 1.5], "n": 7, "x": 0.25}
+    metadata = sizes() | {
+        "flag": True,
+        "words": ["a", "", "β"],
+        "numbers": [1, -2, 3],
+        "halves": [0.5, 1.5],
+        "n": 7,
+        "x": 0.25,
+    }
     weight = np.arange(15, dtype=np.float32).reshape(3, 5)
     file = GgufFile(write(tmp_path / "a.gguf", metadata, {"w": weight, "v": weight[0]}))
     assert file.architecture == "llama"
-    assert {key: file.metadata[key] for key in ("flag", "n", "x")} == {"flag": True, "n": 7, "x": 0.25}
-    assert [file.array(key) for key in ("words", "numbers", "halves")] == [["a", "", "β"], [1, -2, 3], [0.5, 1.5]]
+    assert {key: file.metadata[key] for key in ("flag", "n", "x")} == {
+        "flag": True,
+        "n": 7,
+        "x": 0.25,
+    }
+    assert [file.array(key) for key in ("words", "numbers", "halves")] == [
+        ["a", "", "β"],
+        [1, -2, 3],
+        [0.5, 1.5],
+    ]
     assert file.tensors["w"].shape == (3, 5)
     np.testing.assert_array_equal(file.tensor("w"), weight)
     np.testing.assert_array_equal(file.tensor("v"), weight[0])
@@ -30,9 +47,13 @@ def test_metadata_arrays_and_tensors_are_read(tmp_path):
 def test_the_gguf_package_reads_the_samples_the_same_way(tmp_path):
     gguf = pytest.importorskip("gguf")
     weight = np.arange(15, dtype=np.float32).reshape(3, 5)
-    path = write(tmp_path / "a.gguf", sizes() | {"words": ["a", "bc"]}, {"w": weight, "v": weight[0]})
+    path = write(
+        tmp_path / "a.gguf", sizes() | {"words": ["a", "bc"]}, {"w": weight, "v": weight[0]}
+    )
     theirs, ours = gguf.GGUFReader(path), GgufFile(path)
-    assert {key: theirs.fields[key].contents() for key in sizes()} == {key: ours.metadata[key] for key in sizes()}
+    assert {key: theirs.fields[key].contents() for key in sizes()} == {
+        key: ours.metadata[key] for key in sizes()
+    }
     assert theirs.fields["words"].contents() == ours.array("words")
     for each in theirs.tensors:
         np.testing.assert_array_equal(each.data, ours.tensor(each.name))
@@ -53,14 +74,28 @@ HOSTILE = {
     "2^63 pairs": header([], [], counts=(0, HUGE)).ljust(4096, b"\0"),
     "a million pairs": header([], [], counts=(0, 10**6)).ljust(4096, b"\0"),
     "2^63 bytes of key": header([struct.pack("<Q", HUGE)], []).ljust(4096, b"\0"),
-    "2^64-1 bytes of text": header([string("k") + struct.pack("<IQ", STRING, 2**64 - 1)], []).ljust(4096, b"\0"),
-    "text beyond the file": header([string("k") + struct.pack("<IQ", STRING, 10**6)], []).ljust(4096, b"\0"),
-    "2^63 numbers": header([string("k") + struct.pack("<IIQ", ARRAY, UINT32, HUGE)], []).ljust(4096, b"\0"),
-    "2^63 strings": header([string("k") + struct.pack("<IIQ", ARRAY, STRING, HUGE)], []).ljust(4096, b"\0"),
-    "string of 2^63 in an array": header([string("k") + struct.pack("<IIQQ", ARRAY, STRING, 1, HUGE)], []).ljust(4096, b"\0"),
-    "arrays in arrays": header([string("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 300], []).ljust(8192, b"\0"),
+    "2^64-1 bytes of text": header([string("k") + struct.pack("<IQ", STRING, 2**64 - 1)], []).ljust(
+        4096, b"\0"
+    ),
+    "text beyond the file": header([string("k") + struct.pack("<IQ", STRING, 10**6)], []).ljust(
+        4096, b"\0"
+    ),
+    "2^63 numbers": header([string("k") + struct.pack("<IIQ", ARRAY, UINT32, HUGE)], []).ljust(
+        4096, b"\0"
+    ),
+    "2^63 strings": header([string("k") + struct.pack("<IIQ", ARRAY, STRING, HUGE)], []).ljust(
+        4096, b"\0"
+    ),
+    "string of 2^63 in an array": header(
+        [string("k") + struct.pack("<IIQQ", ARRAY, STRING, 1, HUGE)], []
+    ).ljust(4096, b"\0"),
+    "arrays in arrays": header(
+        [string("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 300], []
+    ).ljust(8192, b"\0"),
     "unknown type of value": header([string("k") + struct.pack("<I", 13)], []).ljust(4096, b"\0"),
-    "unknown type of entries": header([string("k") + struct.pack("<IIQ", ARRAY, 99, 1)], []).ljust(4096, b"\0"),
+    "unknown type of entries": header([string("k") + struct.pack("<IIQ", ARRAY, 99, 1)], []).ljust(
+        4096, b"\0"
+    ),
     "a bool of 2": header([string("k") + struct.pack("<IB", 7, 2)], []).ljust(4096, b"\0"),
     "not UTF-8": header([string(b"\xff") + struct.pack("<II", UINT32, 1)], []).ljust(4096, b"\0"),
     "key twice": data_of(pairs=(pair("k", 1), pair("k", 2))),
@@ -97,7 +132,9 @@ def test_a_hostile_file_is_refused_at_once(name, tmp_path):
 
 
 def test_a_truncated_file_is_refused(tmp_path):
-    whole = write(tmp_path / "whole.gguf", sizes() | {"words": ["a", "bc"]}, {"w": np.ones((2, 4))}).read_bytes()
+    whole = write(
+        tmp_path / "whole.gguf", sizes() | {"words": ["a", "bc"]}, {"w": np.ones((2, 4))}
+    ).read_bytes()
     path = tmp_path / "a.gguf"
     for length in range(0, len(whole), 3):
         path.write_bytes(whole[:length])
@@ -108,7 +145,9 @@ def test_a_truncated_file_is_refused(tmp_path):
 
 
 def test_flipped_bytes_never_raise_anything_but_a_rope_error(tmp_path):
-    whole = write(tmp_path / "whole.gguf", sizes() | {"words": ["a", "bc"]}, {"w": np.ones((2, 4))}).read_bytes()
+    whole = write(
+        tmp_path / "whole.gguf", sizes() | {"words": ["a", "bc"]}, {"w": np.ones((2, 4))}
+    ).read_bytes()
     draw, path = np.random.default_rng(0), tmp_path / "a.gguf"
     refused = 0
     for _ in range(200):
@@ -128,7 +167,10 @@ def test_flipped_bytes_never_raise_anything_but_a_rope_error(tmp_path):
 def test_a_gigabyte_of_strings_is_refused_within_seconds(tmp_path):
     """Empty strings are the slowest that a header can hold: they can only be skipped one by one."""
     path = tmp_path / "a.gguf"
-    arrays = [string(f"k{i}") + struct.pack("<IIQ", ARRAY, STRING, 750_000) + b"\0" * 6_000_000 for i in range(3)]
+    arrays = [
+        string(f"k{i}") + struct.pack("<IIQ", ARRAY, STRING, 750_000) + b"\0" * 6_000_000
+        for i in range(3)
+    ]
     path.write_bytes(header(arrays, []))
     os.truncate(path, 1 << 30)  # the rest is a hole, which takes no disk
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -142,7 +184,9 @@ def test_an_error_says_how_many_strings_are_left(tmp_path):
     """1,500,000 strings may be in all arrays together."""
     path = tmp_path / "a.gguf"
     lengths = (400_000, 1_200_000)
-    arrays = [string(f"k{n}") + struct.pack("<IIQ", ARRAY, STRING, n) + b"\0" * 8 * n for n in lengths]
+    arrays = [
+        string(f"k{n}") + struct.pack("<IIQ", ARRAY, STRING, n) + b"\0" * 8 * n for n in lengths
+    ]
     path.write_bytes(header(arrays, []))
     with pytest.raises(RopeError, match="length of k1200000: must be at most 1100000; got 1200000"):
         GgufFile(path)

@@ -16,7 +16,9 @@ def test_layers_of_a_pattern_that_do_not_rotate(tmp_path):
     plain = rw.from_gguf(write(tmp_path / "plain.gguf", sizes("smollm3")))
     assert rw.from_gguf(path, per_layer=True) == {"full_attention": plain, "no_rope": None}
     assert rw.from_gguf(path) == plain
-    assert any("false for layers [3]" in entry.source for entry in read_ropes(GgufFile(path))[1].entries)
+    assert any(
+        "false for layers [3]" in entry.source for entry in read_ropes(GgufFile(path))[1].entries
+    )
     config = hf_config(GgufFile(path))
     assert config["no_rope_layers"] == [1, 1, 1, 0, 1, 1]
     assert rw.from_hf(config, per_layer=True)["no_rope"] is None

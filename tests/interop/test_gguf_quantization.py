@@ -1,4 +1,6 @@
-"""Dequantised weights: against the blocks written out weight by weight, and against the gguf package where it is installed."""
+"""Dequantised weights: against the blocks written out weight by weight, and against the gguf
+package where it is installed.
+"""
 
 import struct
 
@@ -67,7 +69,11 @@ def random_blocks(name: str, count: int) -> np.ndarray:
     """Blocks of random bytes with scales of ordinary size."""
     draw, kind = np.random.default_rng(len(name) + count), TYPES[COMPUTED[name]]
     if name in ("F32", "F16"):
-        return draw.standard_normal((count, 1)).astype("<f4" if name == "F32" else "<f2").view(np.uint8)
+        return (
+            draw.standard_normal((count, 1))
+            .astype("<f4" if name == "F32" else "<f2")
+            .view(np.uint8)
+        )
     blocks = draw.integers(0, 256, (count, kind.bytes), dtype=np.uint8)
     if name == "BF16":
         blocks[:, 1] &= 0xBF  # exponents of finite numbers
@@ -95,10 +101,16 @@ def test_the_gguf_package_computes_the_same_bits(name):
 
 def test_the_gguf_package_has_the_same_types_and_sizes():
     gguf = pytest.importorskip("gguf")
-    theirs = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
-    assert {number: (kind.name, kind.weights, kind.bytes) for number, kind in TYPES.items()}.items() <= theirs.items()
+    theirs = {
+        int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType
+    }
+    assert {
+        number: (kind.name, kind.weights, kind.bytes) for number, kind in TYPES.items()
+    }.items() <= theirs.items()
 
 
 def test_a_type_that_is_not_computed_is_refused_when_it_is_read():
-    with pytest.raises(RopeError, match=r"w: must be of a type that can be dequantised: F32, F16.*got 'IQ4_NL'"):
+    with pytest.raises(
+        RopeError, match=r"w: must be of a type that can be dequantised: F32, F16.*got 'IQ4_NL'"
+    ):
         TYPES[20].dequantize("w", np.zeros(18, np.uint8))

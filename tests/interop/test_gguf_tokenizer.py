@@ -14,10 +14,15 @@ MERGES = ["t h", "th e", "Ġ the", "i n", "1 2", "a b", "ab ab", "! in"]
 def metadata(**changes) -> dict:
     tokens = [*byte_tokens(), *(merge.replace(" ", "") for merge in MERGES), "<s>", "<|end|>"]
     return {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 4], "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": len(tokens) - 2, "tokenizer.ggml.add_bos_token": False, **changes,
-    }  # fmt: skip
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 2) + [3, 4],
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+        "tokenizer.ggml.add_bos_token": False,
+        **changes,
+    }
 
 
 def made(tmp_path, **changes):
@@ -69,9 +74,18 @@ def test_any_token_can_be_the_first(bos, tmp_path):
         ({"tokenizer.ggml.merges": ["the"]}, r"tokenizer\.ggml\.merges"),
         ({"tokenizer.ggml.tokens": ["a", "a"]}, r"tokenizer\.ggml\.tokens: must be unique"),
         ({"tokenizer.ggml.tokens": 5}, r"tokenizer\.ggml\.tokens: must be an array"),
-        ({"tokenizer.ggml.tokens": [1, 2]}, r"tokenizer\.ggml\.tokens: must be an array of strings; got 1"),
-        ({"tokenizer.ggml.merges": [1, 2]}, r"tokenizer\.ggml\.merges: must be an array of strings; got 1"),
-        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 10**6}, r"tokenizer\.ggml\.bos_token_id"),
+        (
+            {"tokenizer.ggml.tokens": [1, 2]},
+            r"tokenizer\.ggml\.tokens: must be an array of strings; got 1",
+        ),
+        (
+            {"tokenizer.ggml.merges": [1, 2]},
+            r"tokenizer\.ggml\.merges: must be an array of strings; got 1",
+        ),
+        (
+            {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 10**6},
+            r"tokenizer\.ggml\.bos_token_id",
+        ),
     ],
 )
 def test_another_tokenizer_is_refused(changes, message, tmp_path):

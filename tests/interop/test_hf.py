@@ -19,33 +19,81 @@ SPELLINGS = {
         {**LLAMA, "rope_theta": 5e5, "rope_scaling": LLAMA3},
         {**LLAMA, "rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
     ),
-    "type": ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
-             {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
-    "rope_scaling null": ({**LLAMA, "rope_theta": 5e5, "rope_scaling": None}, {**LLAMA, "rope_parameters": {"rope_theta": 5e5}}),
-    "both spellings agree": ({**LLAMA, "rope_scaling": YARN, "rope_parameters": YARN}, {**LLAMA, "rope_parameters": YARN}),
-    "rotary_emb_base": ({**LLAMA, "model_type": "gpt_neox", "rotary_emb_base": 777, "rotary_pct": 0.5},
-                        {"head_dim": 16, "rope_theta": 777.0, "partial_rotary_factor": 0.5}),
-    "rotary_emb_fraction": ({"head_dim": 16, "rope_theta": 1e4, "rotary_emb_fraction": 0.25},
-                            {"head_dim": 16, "rope_theta": 1e4, "partial_rotary_factor": 0.25}),
-    "rotary_dim": ({"model_type": "minimax_m2", "head_dim": 16, "rotary_dim": 8},
-                   {"head_dim": 16, "rope_theta": 5e6, "partial_rotary_factor": 0.5}),
-    "minimax text": ({"model_type": "minimax_text_01", "head_dim": 16, "rotary_dim": 8, "rope_theta": 1e7},
-                     {"head_dim": 16, "rope_theta": 1e7, "partial_rotary_factor": 0.5}),
-    "gpt-2 names": ({"n_embd": 64, "n_head": 4, "rope_theta": 1e4}, {"head_dim": 16, "rope_theta": 1e4}),
+    "type": (
+        {**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "rope_scaling null": (
+        {**LLAMA, "rope_theta": 5e5, "rope_scaling": None},
+        {**LLAMA, "rope_parameters": {"rope_theta": 5e5}},
+    ),
+    "both spellings agree": (
+        {**LLAMA, "rope_scaling": YARN, "rope_parameters": YARN},
+        {**LLAMA, "rope_parameters": YARN},
+    ),
+    "rotary_emb_base": (
+        {**LLAMA, "model_type": "gpt_neox", "rotary_emb_base": 777, "rotary_pct": 0.5},
+        {"head_dim": 16, "rope_theta": 777.0, "partial_rotary_factor": 0.5},
+    ),
+    "rotary_emb_fraction": (
+        {"head_dim": 16, "rope_theta": 1e4, "rotary_emb_fraction": 0.25},
+        {"head_dim": 16, "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    ),
+    "rotary_dim": (
+        {"model_type": "minimax_m2", "head_dim": 16, "rotary_dim": 8},
+        {"head_dim": 16, "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    ),
+    "minimax text": (
+        {"model_type": "minimax_text_01", "head_dim": 16, "rotary_dim": 8, "rope_theta": 1e7},
+        {"head_dim": 16, "rope_theta": 1e7, "partial_rotary_factor": 0.5},
+    ),
+    "gpt-2 names": (
+        {"n_embd": 64, "n_head": 4, "rope_theta": 1e4},
+        {"head_dim": 16, "rope_theta": 1e4},
+    ),
     "null head_dim": ({**LLAMA, "head_dim": None}, LLAMA),
-    "text_config": ({"model_type": "llava", "text_config": LLAMA, "vision_config": {"hidden_size": 3}}, LLAMA),
+    "text_config": (
+        {"model_type": "llava", "text_config": LLAMA, "vision_config": {"hidden_size": 3}},
+        LLAMA,
+    ),
     "thinker": ({"model_type": "qwen2_5_omni", "thinker_config": {"text_config": LLAMA}}, LLAMA),
-    "mrope": ({"head_dim": 16, "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]}},
-              {"model_type": "qwen2_vl", "head_dim": 16,
-               "rope_scaling": {"rope_type": "default", "type": "mrope", "mrope_section": [4, 2, 2]}}),
-    "factor from lengths": ({**LLAMA, "rope_scaling": {**YARN, "factor": None}}, {**LLAMA, "rope_scaling": YARN}),
-    "root length": ({**LLAMA, "original_max_position_embeddings": 1024, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-                    {**LLAMA, "rope_scaling": YARN}),
-    "seq_length": ({"head_dim": 16, "seq_length": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-                   {"head_dim": 16, "max_position_embeddings": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}}),
-    "minimind off": ({**LLAMA, "model_type": "minimind", "inference_rope_scaling": False, "rope_scaling": None},
-                     {"head_dim": 16, "rope_theta": 1e6}),
-}  # fmt: skip
+    "mrope": (
+        {
+            "head_dim": 16,
+            "rope_theta": 1e6,
+            "rope_scaling": {"type": "mrope", "mrope_section": [4, 2, 2]},
+        },
+        {
+            "model_type": "qwen2_vl",
+            "head_dim": 16,
+            "rope_scaling": {"rope_type": "default", "type": "mrope", "mrope_section": [4, 2, 2]},
+        },
+    ),
+    "factor from lengths": (
+        {**LLAMA, "rope_scaling": {**YARN, "factor": None}},
+        {**LLAMA, "rope_scaling": YARN},
+    ),
+    "root length": (
+        {
+            **LLAMA,
+            "original_max_position_embeddings": 1024,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+        },
+        {**LLAMA, "rope_scaling": YARN},
+    ),
+    "seq_length": (
+        {"head_dim": 16, "seq_length": 4096, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {
+            "head_dim": 16,
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "dynamic", "factor": 2.0},
+        },
+    ),
+    "minimind off": (
+        {**LLAMA, "model_type": "minimind", "inference_rope_scaling": False, "rope_scaling": None},
+        {"head_dim": 16, "rope_theta": 1e6},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
@@ -61,8 +109,18 @@ def test_legacy_phi3_su_and_yarn_are_longrope():
     wanted = from_hf({**phi3, "rope_scaling": {"rope_type": "longrope", **lists}})
     for name in ("su", "yarn"):
         assert from_hf({**phi3, "rope_scaling": {"type": name, **lists}}) == wanted
-    assert wanted.scaling == LongRope(tuple([1.0] * 8), tuple([2.0] * 8), original_length=1024, factor=4.0)
-    assert from_hf({**LLAMA, "rope_scaling": {"type": "su", **lists, "original_max_position_embeddings": 1024}}) == wanted
+    assert wanted.scaling == LongRope(
+        tuple([1.0] * 8), tuple([2.0] * 8), original_length=1024, factor=4.0
+    )
+    assert (
+        from_hf(
+            {
+                **LLAMA,
+                "rope_scaling": {"type": "su", **lists, "original_max_position_embeddings": 1024},
+            }
+        )
+        == wanted
+    )
 
 
 def test_hunyuan_alpha_is_static_ntk():
@@ -75,18 +133,30 @@ def test_hunyuan_alpha_is_static_ntk():
         "mscale": 1.0,
         "mscale_all_dim": 1.0,
     }
-    assert from_hf({**LLAMA, "model_type": "hunyuan_v1_dense", "rope_scaling": rope}).scaling == Ntk(50.0)
+    assert from_hf(
+        {**LLAMA, "model_type": "hunyuan_v1_dense", "rope_scaling": rope}
+    ).scaling == Ntk(50.0)
     with pytest.warns(UserWarning, match="alpha"):
-        assert from_hf({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}).scaling == Dynamic(2.0, 4096)
+        assert from_hf(
+            {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}
+        ).scaling == Dynamic(2.0, 4096)
     # a model type that is not known may be such a model
     assert from_hf({**LLAMA, "model_type": "tomorrow", "rope_scaling": rope}).scaling == Ntk(50.0)
 
 
 def test_the_callers_dict_is_left_alone():
     """W2."""
-    for config in ({**LLAMA, "rope_scaling": {"type": "su", **{k: v for k, v in LONGROPE.items() if k != "rope_type"}}},
-                   {**LLAMA, "rope_parameters": {**YARN, "type": "yarn"}},
-                   {"model_type": "gemma3_text", **{k: v for k, v in LLAMA.items() if k != "model_type"}}):  # fmt: skip
+    for config in (
+        {
+            **LLAMA,
+            "rope_scaling": {
+                "type": "su",
+                **{k: v for k, v in LONGROPE.items() if k != "rope_type"},
+            },
+        },
+        {**LLAMA, "rope_parameters": {**YARN, "type": "yarn"}},
+        {"model_type": "gemma3_text", **{k: v for k, v in LLAMA.items() if k != "model_type"}},
+    ):
         before = copy.deepcopy(config)
         from_hf(config, per_layer=True)
         explain(config)
@@ -96,8 +166,11 @@ def test_the_callers_dict_is_left_alone():
 def test_truncate_counts_per_layer_type():
     """W13: transformers looks for it one level too high."""
     full, sliding = {**YARN, "truncate": False}, YARN
-    config = {**LLAMA, "layer_types": ["full_attention", "sliding_attention"],
-              "rope_parameters": {"full_attention": full, "sliding_attention": sliding}}  # fmt: skip
+    config = {
+        **LLAMA,
+        "layer_types": ["full_attention", "sliding_attention"],
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+    }
     found = from_hf(config, per_layer=True)
     assert found["full_attention"].scaling == Yarn(factor=4.0, original_length=1024, truncate=False)
     assert found["sliding_attention"].scaling == Yarn(factor=4.0, original_length=1024)
@@ -105,17 +178,31 @@ def test_truncate_counts_per_layer_type():
 
 def test_the_length_beside_the_rope_wins_and_the_theta_inside_it():
     with pytest.warns(UserWarning, match="the former is used"):
-        assert from_hf({**LLAMA, "original_max_position_embeddings": 512, "rope_scaling": YARN}).scaling.original_length == 512
+        assert (
+            from_hf(
+                {**LLAMA, "original_max_position_embeddings": 512, "rope_scaling": YARN}
+            ).scaling.original_length
+            == 512
+        )
     with pytest.warns(UserWarning, match="the former is used"):
-        assert from_hf({**LLAMA, "rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}).theta == 1e6
+        assert (
+            from_hf({**LLAMA, "rope_parameters": {"rope_theta": 1e6}, "rope_theta": 1e4}).theta
+            == 1e6
+        )
 
 
 def test_partial_rotary_counts_over_the_slice():
-    """Item 33: exponents and pairs both belong to the slice, and Llama's unscaled rope has no slice."""
-    found = from_hf({"head_dim": 20, "rope_theta": 1e4, "partial_rotary_factor": 0.4}, precision="exact")
+    """Item 33: exponents and pairs both belong to the slice, and Llama's unscaled rope has no
+    slice.
+    """
+    found = from_hf(
+        {"head_dim": 20, "rope_theta": 1e4, "partial_rotary_factor": 0.4}, precision="exact"
+    )
     assert (found.rotary_dim, found.rotary_start) == (8, 0)
     wanted = [1e4 ** (-2 * i / 8) for i in range(4)]
-    assert_close(found.frequencies().radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0)
+    assert_close(
+        found.frequencies().radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0
+    )
     with pytest.warns(UserWarning, match="partial_rotary_factor"):
         assert from_hf({**LLAMA, "partial_rotary_factor": 0.5}).rotary_dim == 16
 
@@ -130,11 +217,23 @@ def test_gemma3_scales_its_full_layers_alone_and_modernbert_both():
     """Item 35."""
     rope = {"rope_type": "linear", "factor": 8.0}
     gemma = from_hf(
-        {**LLAMA, "model_type": "gemma3_text", "head_dim": 16, "rope_scaling": rope, "rope_theta": 2e6}, per_layer=True
+        {
+            **LLAMA,
+            "model_type": "gemma3_text",
+            "head_dim": 16,
+            "rope_scaling": rope,
+            "rope_theta": 2e6,
+        },
+        per_layer=True,
     )
-    assert gemma["full_attention"] == RopeSpec(16, theta=2e6, scaling=Linear(8.0), precision="hf_frequencies")
+    assert gemma["full_attention"] == RopeSpec(
+        16, theta=2e6, scaling=Linear(8.0), precision="hf_frequencies"
+    )
     assert gemma["sliding_attention"] == RopeSpec(16, theta=1e4, precision="hf_frequencies")
-    bert = from_hf({**LLAMA, "model_type": "modernbert", "rope_scaling": rope, "local_rope_theta": 3e4}, per_layer=True)
+    bert = from_hf(
+        {**LLAMA, "model_type": "modernbert", "rope_scaling": rope, "local_rope_theta": 3e4},
+        per_layer=True,
+    )
     assert {name: (spec.theta, spec.scaling) for name, spec in bert.items()} == {
         "full_attention": (1.6e5, Linear(8.0)),
         "sliding_attention": (3e4, Linear(8.0)),
@@ -148,13 +247,29 @@ def test_per_layer_knows_the_layers_that_stand_still():
     still = from_hf(cohere, per_layer=True)
     assert still["full_attention"] is None
     assert still["sliding_attention"] == from_hf(cohere)
-    assert from_hf({**cohere, "layer_types": ["sliding_attention", "full_attention"]}, per_layer=True) == still
-    exaone = {**LLAMA, "model_type": "exaone4", "layer_types": ["full_attention"], "sliding_window": None}
+    assert (
+        from_hf({**cohere, "layer_types": ["sliding_attention", "full_attention"]}, per_layer=True)
+        == still
+    )
+    exaone = {
+        **LLAMA,
+        "model_type": "exaone4",
+        "layer_types": ["full_attention"],
+        "sliding_window": None,
+    }
     assert from_hf(exaone, per_layer=True)["full_attention"] is not None
-    nested = {**LLAMA, "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}}}
-    assert from_hf(nested, per_layer=True) == {"full_attention": None, "sliding_attention": from_hf(LLAMA)}
+    nested = {
+        **LLAMA,
+        "rope_parameters": {"full_attention": None, "sliding_attention": {"rope_theta": 1e4}},
+    }
+    assert from_hf(nested, per_layer=True) == {
+        "full_attention": None,
+        "sliding_attention": from_hf(LLAMA),
+    }
     refused({**LLAMA, "layer_types": ["a"], "rope_parameters": {"a": None}}, "rope_parameters")
-    mixed = from_hf({**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, per_layer=True)
+    mixed = from_hf(
+        {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, per_layer=True
+    )
     assert mixed == {"linear_attention": None, "full_attention": from_hf(LLAMA)}
 
 
@@ -163,9 +278,15 @@ def test_no_rope_layers_of_llama4_and_smollm3():
     smol = from_hf({**shape, "model_type": "smollm3"}, per_layer=True)
     assert list(smol) == ["full_attention", "no_rope"]
     assert smol["no_rope"] is None
-    all_turn = from_hf({**shape, "model_type": "smollm3", "no_rope_layers": [1, 1, 1, 1]}, per_layer=True)
+    all_turn = from_hf(
+        {**shape, "model_type": "smollm3", "no_rope_layers": [1, 1, 1, 1]}, per_layer=True
+    )
     assert list(all_turn) == ["full_attention"]
-    llama4 = {**shape, "model_type": "llama4_text", "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}
+    llama4 = {
+        **shape,
+        "model_type": "llama4_text",
+        "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+    }
     found = from_hf(llama4, per_layer=True)
     assert found["full_attention"] is None
     assert found["chunked_attention"] == from_hf(llama4)
@@ -174,11 +295,22 @@ def test_no_rope_layers_of_llama4_and_smollm3():
 
 
 def test_gemma4_heads_differ_by_layer_type():
-    rope = {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}  # fmt: skip
+    rope = {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
     for own in ({"global_head_dim": 32}, {"per_layer_config": {"1": {"head_dim": 32}}}):
-        config = {"model_type": "gemma4_text", "head_dim": 16, "rope_parameters": rope,
-                  "layer_types": ["sliding_attention", "full_attention"], **own}  # fmt: skip
+        config = {
+            "model_type": "gemma4_text",
+            "head_dim": 16,
+            "rope_parameters": rope,
+            "layer_types": ["sliding_attention", "full_attention"],
+            **own,
+        }
         found = from_hf(config, per_layer=True)
         assert found["sliding_attention"].head_dim == 16
         assert found["full_attention"].head_dim == 32
@@ -189,15 +321,34 @@ def test_gemma4_heads_differ_by_layer_type():
     ("rope", "model_type", "wanted"),
     [
         ({"mrope_section": [4, 2, 2]}, "unknown", axes.chunked([4, 2, 2])),
-        ({"mrope_section": [4, 2, 2], "mrope_interleaved": True}, "unknown", axes.interleaved([4, 2, 2])),
+        (
+            {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
+            "unknown",
+            axes.interleaved([4, 2, 2]),
+        ),
         ({"mrope_section": [4, 2, 2]}, "qwen3_vl_text", axes.interleaved([4, 2, 2])),
         ({"mrope_section": [3, 3, 2]}, "ernie4_5_vl_moe_text", axes.ernie([3, 3, 2])),
-        ({"type": "xdrope", "factor": 1.0, "xdrope_section": [2.0, 2.0, 4.0]}, "unknown", axes.chunked([2, 2, 4])),
+        (
+            {"type": "xdrope", "factor": 1.0, "xdrope_section": [2.0, 2.0, 4.0]},
+            "unknown",
+            axes.chunked([2, 2, 4]),
+        ),
     ],
 )
 def test_sections_become_an_axis_map(rope, model_type, wanted):
     """Item 36."""
-    assert from_hf({**LLAMA, "model_type": model_type, "head_dim": 16, "rope_theta": 1e4, "rope_scaling": rope}).axes == wanted
+    assert (
+        from_hf(
+            {
+                **LLAMA,
+                "model_type": model_type,
+                "head_dim": 16,
+                "rope_theta": 1e4,
+                "rope_scaling": rope,
+            }
+        ).axes
+        == wanted
+    )
 
 
 def test_precision_is_a_choice():
@@ -217,25 +368,37 @@ def test_explain_says_where_each_value_came_from():
     assert values["theta"] == {"value": 5e5, "source": "config.rope_theta"}
     assert values["rope_type"] == {"value": "llama3", "source": "rope_scaling.type"}
     assert values["head_dim"] == {"value": 16, "source": "hidden_size / num_attention_heads"}
-    assert values["original_length"] == {"value": 512, "source": "rope_scaling.original_max_position_embeddings"}
+    assert values["original_length"] == {
+        "value": 512,
+        "source": "rope_scaling.original_max_position_embeddings",
+    }
     assert values["layout"] == {"value": "half", "source": "code of llama"}
     shown = str(found)
     assert all(name in shown and value["source"] in shown for name, value in values.items())
 
 
-@pytest.mark.parametrize(("digits", "shown"), [(22, "'" + "9" * 22 + "'"), (23, "'" + "9" * 20 + "...")])
+@pytest.mark.parametrize(
+    ("digits", "shown"), [(22, "'" + "9" * 22 + "'"), (23, "'" + "9" * 20 + "...")]
+)
 def test_explain_shows_values_of_24_characters_whole(digits, shown):
-    assert f" {shown} " in str(Explanation(None, (Entry("full_attention", "name", "9" * digits, "here"),)))
+    assert f" {shown} " in str(
+        Explanation(None, (Entry("full_attention", "name", "9" * digits, "here"),))
+    )
 
 
 def test_explain_admits_what_it_assumes():
     values = explain({"head_dim": 16, "rope_theta": 1e4}).as_dict()["full_attention"]
     assert values["layout"]["source"].startswith("assumed")
     assert explain({**LLAMA}).as_dict()["full_attention"]["theta"]["source"] == "default of llama"
-    assert explain({**LLAMA, "model_type": "cohere2"}).as_dict()["full_attention"]["rope"]["value"] is None
+    assert (
+        explain({**LLAMA, "model_type": "cohere2"}).as_dict()["full_attention"]["rope"]["value"]
+        is None
+    )
 
 
 def test_an_unknown_family_reads_the_standard_keys():
-    found = from_hf({"model_type": "tomorrow", "head_dim": 16, "rope_theta": 1e4, "rope_interleave": True})
+    found = from_hf(
+        {"model_type": "tomorrow", "head_dim": 16, "rope_theta": 1e4, "rope_interleave": True}
+    )
     assert (found.layout, found.layout_out, found.scaling) == ("interleaved", "half", Default())
     assert from_hf({"model_type": "tomorrow", "head_dim": 16, "rope_theta": 1e4}).layout == "half"

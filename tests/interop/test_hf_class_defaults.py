@@ -1,4 +1,6 @@
-"""Values that a config.json leaves to its class, or that the class replaces: a dict reads as the class makes of it."""
+"""Values that a config.json leaves to its class, or that the class replaces: a dict reads as the
+class makes of it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from ropewalk.spec import RopeSpec
 
 pytestmark = needs_v5("leaves the rope to the model")
 
-SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 4}
+SIZES = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 4,
+}
 SIZES |= {"max_position_embeddings": 8192}
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 KEY = "original_max_position_embeddings"
@@ -31,12 +38,20 @@ def ours(keys: dict, model_type: str) -> dict:
         return from_hf({**copy.deepcopy(keys), "model_type": model_type}, per_layer=True)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, family in FAMILIES.items() if family.layer_thetas))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, family in FAMILIES.items() if family.layer_thetas)
+)
 @pytest.mark.parametrize("given", ["every key", "no key"])
 def test_each_layer_type_has_the_theta_of_its_class(name, given):
     """Before v5, each layer type had a key of its own; OLMo 3 reads none for its sliding layers."""
     keys = dict(SIZES) | {"head_dim": 16}
-    thetas = ("rope_theta", "rope_local_base_freq", "global_rope_theta", "local_rope_theta", "compress_rope_theta")
+    thetas = (
+        "rope_theta",
+        "rope_local_base_freq",
+        "global_rope_theta",
+        "local_rope_theta",
+        "compress_rope_theta",
+    )
     if given == "every key":
         keys |= {key: 1234.0 + i for i, key in enumerate(thetas)}
     theirs = config_of(name, **copy.deepcopy(keys)).rope_parameters
@@ -47,10 +62,28 @@ def test_each_layer_type_has_the_theta_of_its_class(name, given):
 
 #: families whose class spells its rope otherwise, or does not take the sizes of this test
 OTHER_CLASSES = {
-    "beam", "codegen", "cohere2_moe", "cohere_compass_text", "esm", "falcon", "gemma4_text", "gemma4_unified_text", "glmasr",
-    "gptj", "laguna", "mellum", "mimo_v2_flash", "qwen2_vl", "qwen2_5_vl", "roformer", "t5gemma", "zamba2",
-}  # fmt: skip
-WITH_ONE_THETA = {name for name, family in FAMILIES.items() if not family.layer_thetas and not family.refused}
+    "beam",
+    "codegen",
+    "cohere2_moe",
+    "cohere_compass_text",
+    "esm",
+    "falcon",
+    "gemma4_text",
+    "gemma4_unified_text",
+    "glmasr",
+    "gptj",
+    "laguna",
+    "mellum",
+    "mimo_v2_flash",
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "roformer",
+    "t5gemma",
+    "zamba2",
+}
+WITH_ONE_THETA = {
+    name for name, family in FAMILIES.items() if not family.layer_thetas and not family.refused
+}
 
 
 @pytest.mark.parametrize("name", sorted(WITH_ONE_THETA - OTHER_CLASSES))
@@ -60,7 +93,9 @@ def test_a_rope_without_a_theta_has_that_of_its_class(name):
     keys = {**SIZES, "head_dim": head_dim, "rope_parameters": {"rope_type": "default"}}
     keys |= {"position_embedding_type": "rope"} if name == "granitemoehybrid" else {}
     theirs = config_of(name, **copy.deepcopy(keys)).rope_parameters
-    assert {spec.theta for spec in ours(keys, name).values() if spec is not None} == {theirs["rope_theta"]}
+    assert {spec.theta for spec in ours(keys, name).values() if spec is not None} == {
+        theirs["rope_theta"]
+    }
 
 
 def read_by_the_class(name: str, keys: dict) -> tuple[float, float]:
@@ -103,20 +138,29 @@ def test_what_is_written_for_gpt_neox_is_read_by_its_class(name):
     config = {**SIZES, "model_type": name}
     keys = config_change(config, "ntk", factor=4.0).keys
     dim = 4 if name == "gpt_neox" else 16
-    assert read_by_the_class(name, {**config, **keys})[0] == pytest.approx(1e4 * 4 ** (dim / (dim - 2)))
+    assert read_by_the_class(name, {**config, **keys})[0] == pytest.approx(
+        1e4 * 4 ** (dim / (dim - 2))
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("spelling", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "granite", "starcoder2", "gemma2", "phi3", "phi4_multimodal"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "mistral", "qwen2", "granite", "starcoder2", "gemma2", "phi3", "phi4_multimodal"],
+)
 def test_the_trained_length_is_that_of_the_class(name, spelling, place):
     """Beside the rope before inside it; Phi-3's classes have a default beside it."""
     inside, beside = PLACES[place]
-    rope = {"rope_type": "longrope", **FACTORS, "rope_theta": 1e4, "factor": 2.0} | ({KEY: inside} if inside else {})
+    rope = {"rope_type": "longrope", **FACTORS, "rope_theta": 1e4, "factor": 2.0} | (
+        {KEY: inside} if inside else {}
+    )
     keys = {**SIZES, "head_dim": 16, spelling: rope} | ({KEY: beside} if beside else {})
     config = config_of(name, **copy.deepcopy(keys))
     config.standardize_rope_params()  # as the model does before it computes
-    assert {spec.scaling.original_length for spec in ours(keys, name).values()} == {config.rope_parameters[KEY]}
+    assert {spec.scaling.original_length for spec in ours(keys, name).values()} == {
+        config.rope_parameters[KEY]
+    }
 
 
 @pytest.mark.parametrize("name", ["phi3", "phi4_multimodal"])
@@ -127,10 +171,15 @@ def test_a_trained_length_that_is_written_is_read_by_the_class(name, version):
     written = to_hf(spec, version=version, model_type=name)
     theirs = config_of(**{**SIZES, **written}).rope_parameters
     assert (theirs[KEY], theirs["rope_type"]) == (256, "longrope")
-    assert (theirs["short_factor"], theirs["long_factor"]) == (FACTORS["short_factor"], FACTORS["long_factor"])
+    assert (theirs["short_factor"], theirs["long_factor"]) == (
+        FACTORS["short_factor"],
+        FACTORS["long_factor"],
+    )
 
 
-@pytest.mark.parametrize("rope", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}])
+@pytest.mark.parametrize(
+    "rope", [{}, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}]
+)
 def test_an_extended_config_has_the_trained_length_that_was_asked_for(rope):
     config = {**SIZES, "model_type": "phi3", **rope}
     options = {key: tuple(value) for key, value in FACTORS.items()}

@@ -39,16 +39,34 @@ EXPRESSIBLE = {
     "default": Default(),
     "linear": Linear(2.5),
     "dynamic": Dynamic(3.0, original_length=777),
-    "yarn": Yarn(factor=4.0, original_length=1000, beta_fast=30.0, truncate=False, mscale=1.0, mscale_all_dim=0.5),
-    "longrope": LongRope((1.0,) * PAIRS, (2.5,) * PAIRS, original_length=1000, factor=4.0, attention_factor=1.25),
+    "yarn": Yarn(
+        factor=4.0,
+        original_length=1000,
+        beta_fast=30.0,
+        truncate=False,
+        mscale=1.0,
+        mscale_all_dim=0.5,
+    ),
+    "longrope": LongRope(
+        (1.0,) * PAIRS, (2.5,) * PAIRS, original_length=1000, factor=4.0, attention_factor=1.25
+    ),
     "llama3": Llama3(8.0, low_freq_factor=1.0, high_freq_factor=3.0, original_length=512),
     "proportional": Proportional(2.0, fraction=0.25),
     "clipped": Clipped(Yarn(factor=4.0, original_length=1000), soft=False),
 }
 INEXPRESSIBLE = (
-    Ntk(2.0), NtkByParts(2.0), DynamicYarn(), LinearFrequencies(), Riflex(), XPos(), Given((1.0,) * PAIRS), Learnable(),
-    Learned(alpha=(0.1,) * PAIRS), Clipped(pairs=3), Clipped(Ntk(2.0)),
-)  # fmt: skip
+    Ntk(2.0),
+    NtkByParts(2.0),
+    DynamicYarn(),
+    LinearFrequencies(),
+    Riflex(),
+    XPos(),
+    Given((1.0,) * PAIRS),
+    Learnable(),
+    Learned(alpha=(0.1,) * PAIRS),
+    Clipped(pairs=3),
+    Clipped(Ntk(2.0)),
+)
 
 
 def test_every_scaling_is_either_written_or_refused():
@@ -90,7 +108,10 @@ def test_a_slice_survives_the_fraction(rotary_dim):
 
 @pytest.mark.parametrize(("rotary_dim", "fraction"), [(8, 0.5), (4, 0.25), (12, 0.75)])
 def test_a_fraction_that_is_exact_is_written_as_it_is(rotary_dim, fraction):
-    assert to_hf(RopeSpec(16, rotary_dim=rotary_dim))["rope_parameters"]["partial_rotary_factor"] == fraction
+    assert (
+        to_hf(RopeSpec(16, rotary_dim=rotary_dim))["rope_parameters"]["partial_rotary_factor"]
+        == fraction
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,15 +136,29 @@ def test_a_family_carries_what_no_key_says(spec, model_type):
 
 
 def test_deepseek_carries_its_softmax_factor():
-    given = {"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_theta": 1e4, "max_position_embeddings": 4096,
-             "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
-                              "original_max_position_embeddings": 4096}}  # fmt: skip
+    given = {
+        "model_type": "deepseek_v3",
+        "qk_rope_head_dim": 16,
+        "rope_theta": 1e4,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096,
+        },
+    }
     spec = from_hf(given)
     assert spec.extra_softmax_factor > 1
     assert from_hf(to_hf(spec, model_type="deepseek_v3")) == spec
 
 
-LATENT = [name for name in FAMILIES if name in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[name](), "qk_rope_head_dim")]
+LATENT = [
+    name
+    for name in FAMILIES
+    if name in CONFIG_MAPPING and hasattr(CONFIG_MAPPING[name](), "qk_rope_head_dim")
+]
 
 
 @pytest.mark.parametrize("model_type", [name for name in LATENT if not FAMILIES[name].at_end])

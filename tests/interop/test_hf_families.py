@@ -1,4 +1,6 @@
-"""Every family's q and k, as its own code rotates them: pairing errors hide in cos and sin, so q and k are compared."""
+"""Every family's q and k, as its own code rotates them: pairing errors hide in cos and sin, so q
+and k are compared.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ ROUNDING = 5e-6
 
 
 def spec_of(case: Case) -> RopeSpec:
-    if case.model_type == "deepseek_v3" and rope_of(case.config).get("factor"):  # it is not the ratio of the lengths
+    if case.model_type == "deepseek_v3" and rope_of(case.config).get(
+        "factor"
+    ):  # it is not the ratio of the lengths
         skip_old_yarn()
     if case.layer_type is not None:
         return from_hf(case.config, per_layer=True, precision="hf")[case.layer_type]
@@ -54,9 +58,13 @@ def case(request) -> Case:
 
 def test_frequencies_are_those_of_the_model_bit_for_bit(case):
     spec, module = spec_of(case), case.rotary_module()
-    theirs = getattr(module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq")
+    theirs = getattr(
+        module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq"
+    )
     ours = spec.ladder_frequencies().radians
-    if case.model_type.startswith("ernie4_5_vl"):  # stored height first, then width; the rotation is compared below
+    if case.model_type.startswith(
+        "ernie4_5_vl"
+    ):  # stored height first, then width; the rotation is compared below
         ours, theirs = ours.sort().values, theirs.sort().values
     assert torch.equal(ours.to(torch.float32), theirs)
 
@@ -66,7 +74,11 @@ def test_cos_and_sin_are_those_of_the_model_bit_for_bit(case):
     for positions, slack in ((NEAR, 0), (POSITIONS, 2**-23)):
         # torch.polar takes cos and sin from a routine of its own
         slack = 2**-23 if case.style == "complex" else slack
-        for ours, theirs in zip(Rope(spec).cos_sin(positions_of(case, spec, positions)), case.table(positions), strict=True):
+        for ours, theirs in zip(
+            Rope(spec).cos_sin(positions_of(case, spec, positions)),
+            case.table(positions),
+            strict=True,
+        ):
             theirs = one_per_pair(theirs, spec.pairs, slack)
             assert_close(ours.expand_as(theirs), theirs, rtol=0, atol=slack)
 
@@ -74,16 +86,23 @@ def test_cos_and_sin_are_those_of_the_model_bit_for_bit(case):
 def test_the_doubled_table_is_what_the_model_passes_around(case):
     spec = spec_of(case)
     theirs = case.table(NEAR)
-    doubled_as_paired = spec.layout == "half" or torch.equal(theirs[0][..., ::2], theirs[0][..., 1::2])
+    doubled_as_paired = spec.layout == "half" or torch.equal(
+        theirs[0][..., ::2], theirs[0][..., 1::2]
+    )
     if case.style == "complex" or theirs[0].shape[-1] == spec.pairs or not doubled_as_paired:
         return
-    for mine, other in zip(Rope(spec).cos_sin_hf(positions_of(case, spec, NEAR)), theirs, strict=True):
+    for mine, other in zip(
+        Rope(spec).cos_sin_hf(positions_of(case, spec, NEAR)), theirs, strict=True
+    ):
         assert torch.equal(mine.expand_as(other), other)
 
 
 def test_rotated_q_and_k_are_those_of_the_model(case):
     spec = spec_of(case)
-    q, k = torch.randn(1, 3, POSITIONS.shape[-1], spec.head_dim), torch.randn(1, 1, POSITIONS.shape[-1], spec.head_dim)
+    q, k = (
+        torch.randn(1, 3, POSITIONS.shape[-1], spec.head_dim),
+        torch.randn(1, 1, POSITIONS.shape[-1], spec.head_dim),
+    )
     rotated = Rope(spec)(q, k, positions_of(case, spec))
     for ours, theirs in zip(rotated, case.rotated(q, k), strict=True):
         assert_close(ours, theirs, rtol=0, atol=ROUNDING)
@@ -93,8 +112,14 @@ def test_rotated_q_and_k_are_those_of_the_model(case):
 def test_a_saved_config_reads_as_the_object_does(case, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(case.config.to_json_string(use_diff=False))
-    assert from_hf(path, per_layer=True) == from_hf(tmp_path, per_layer=True) == from_hf(case.config, per_layer=True)
-    assert from_hf(json.loads(path.read_text()), per_layer=True) == from_hf(str(path), per_layer=True)
+    assert (
+        from_hf(path, per_layer=True)
+        == from_hf(tmp_path, per_layer=True)
+        == from_hf(case.config, per_layer=True)
+    )
+    assert from_hf(json.loads(path.read_text()), per_layer=True) == from_hf(
+        str(path), per_layer=True
+    )
 
 
 def test_at_least_thirty_families_are_compared():
@@ -103,46 +128,91 @@ def test_at_least_thirty_families_are_compared():
 
 
 #: rows without a modeling file in transformers, or whose rotation is compared by a test of its own
-ELSEWHERE = {"kimi_k2", "minimind", "minimax_m1", "minimax_text_01", "roformer", "gptj", "codegen", "nanochat",
-             "dinov3_vit", "eomt_dinov3", "sapiens2"}  # fmt: skip
+ELSEWHERE = {
+    "kimi_k2",
+    "minimind",
+    "minimax_m1",
+    "minimax_text_01",
+    "roformer",
+    "gptj",
+    "codegen",
+    "nanochat",
+    "dinov3_vit",
+    "eomt_dinov3",
+    "sapiens2",
+}
 FOLDERS = {
-    "modernbert-decoder": "modernbert_decoder", "mllama_text_model": "mllama", "emu3_text_model": "emu3",
-    **dict.fromkeys(("blt_global_transformer", "blt_local_decoder", "blt_local_encoder", "blt_patcher"), "blt"),
-}  # fmt: skip
+    "modernbert-decoder": "modernbert_decoder",
+    "mllama_text_model": "mllama",
+    "emu3_text_model": "emu3",
+    **dict.fromkeys(
+        ("blt_global_transformer", "blt_local_decoder", "blt_local_encoder", "blt_patcher"), "blt"
+    ),
+}
 #: rows whose tables have one column a pair
 OTHER_TABLES = {"esm", "idefics", "phimoe"}
 UNDOUBLED = {"gpt_oss", "openai_privacy_filter", "deepseek_v4"}
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - {"llama4_text", "deepseek_v2"}))
+@pytest.mark.parametrize(
+    "name", sorted(FAMILIES.keys() - ELSEWHERE - {"llama4_text", "deepseek_v2"})
+)
 def test_the_layout_of_every_row_is_that_of_its_code(name):
     """A quarter turn sends each member of a pair to the place of the other."""
     folder = FOLDERS.get(name, name.removesuffix("_text"))
     code = code_of(folder)
-    names = ("apply_rotary_pos_emb_interleave", "apply_multimodal_rotary_pos_emb", "apply_rotary_pos_emb")
+    names = (
+        "apply_rotary_pos_emb_interleave",
+        "apply_multimodal_rotary_pos_emb",
+        "apply_rotary_pos_emb",
+    )
     rotate = next(getattr(code, each) for each in names if hasattr(code, each))
     x = torch.arange(1.0, 9.0).reshape(1, 1, 1, 8)
     cos, sin = torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
     doubled = (cos, sin) if name in UNDOUBLED else (cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
     arguments = inspect.signature(rotate).parameters
-    if "mrope_section" in arguments:  # before v5: the tables of three axes, and who listens to which
+    if (
+        "mrope_section" in arguments
+    ):  # before v5: the tables of three axes, and who listens to which
         doubled = (*(each.expand(3, 1, 1, -1) for each in doubled), [2, 1, 1])
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
     rotated = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
-    assert torch.equal(rotated, reference.rotate(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out))
+    assert torch.equal(
+        rotated, reference.rotate(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out)
+    )
 
 
 #: keys a config.json may leave to its class
-LEFT_TO_THE_CLASS = ("rope_parameters", "rope_scaling", "head_dim", "rotary_dim", "rope_theta", "per_layer_config")
+LEFT_TO_THE_CLASS = (
+    "rope_parameters",
+    "rope_scaling",
+    "head_dim",
+    "rotary_dim",
+    "rope_theta",
+    "per_layer_config",
+)
 #: classes whose defaults do not fit together, or that name no head at all
 OTHER_DEFAULTS = {"cohere", "falcon_h1", "olmo3", "persimmon", "qwen3_vl_moe_text", "qwen3_vl_text"}
 #: what makes models rotate whose defaults do not
-ROTATING = {"granitemoehybrid": {"position_embedding_type": "rope"}, "zamba2": {"use_mem_rope": True}}
-UNFIT = {"glm4_moe", "glm4v_text", "glm_image_text", "glm4v_moe_text", "qwen3_omni_moe_text", "blt", "esm"}
+ROTATING = {
+    "granitemoehybrid": {"position_embedding_type": "rope"},
+    "zamba2": {"use_mem_rope": True},
+}
+UNFIT = {
+    "glm4_moe",
+    "glm4v_text",
+    "glm_image_text",
+    "glm4v_moe_text",
+    "qwen3_omni_moe_text",
+    "blt",
+    "esm",
+}
 
 
-@pytest.mark.filterwarnings("ignore:config.rotary_dim = 64 is ignored")  # the class of MiniMax-M3 has it and its code ignores it
+@pytest.mark.filterwarnings(
+    "ignore:config.rotary_dim = 64 is ignored"
+)  # the class of MiniMax-M3 has it and its code ignores it
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - UNFIT))
 def test_the_defaults_of_every_row_are_those_of_its_config_class(name):
     if not V5 and name in OTHER_DEFAULTS:
@@ -157,14 +227,18 @@ def test_the_defaults_of_every_row_are_those_of_its_config_class(name):
         assert from_hf(bare, per_layer=True) == from_hf(whole, per_layer=True)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - {"ernie4_5_vl_moe_text", "esm"}))
+@pytest.mark.parametrize(
+    "name", sorted(FAMILIES.keys() - ELSEWHERE - {"ernie4_5_vl_moe_text", "esm"})
+)
 def test_a_row_says_whether_the_unscaled_rope_reads_partial_rotary_factor(name):
     folder = FOLDERS.get(name, name.removesuffix("_text"))
     code = code_of(folder)
     rope = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
     config = SimpleNamespace(head_dim=16, rope_parameters={**rope, "layer": rope})
     if not V5:
-        pytest.skip(f"{HERE} has one unscaled rope for all families, and it reads partial_rotary_factor")
+        pytest.skip(
+            f"{HERE} has one unscaled rope for all families, and it reads partial_rotary_factor"
+        )
     made = [
         found
         for key, found in vars(code).items()
@@ -178,25 +252,43 @@ def test_a_row_says_whether_the_unscaled_rope_reads_partial_rotary_factor(name):
 def test_gptj_turns_neighbours_of_its_first_dimensions(rotary_dim):
     from transformers.models.gptj import modeling_gptj as code
 
-    spec = from_hf({"model_type": "gptj", "n_embd": 32, "n_head": 2, "rotary_dim": rotary_dim, "n_positions": 64}, precision="hf")
+    spec = from_hf(
+        {
+            "model_type": "gptj",
+            "n_embd": 32,
+            "n_head": 2,
+            "rotary_dim": rotary_dim,
+            "n_positions": 64,
+        },
+        precision="hf",
+    )
     assert (spec.rotary_dim, spec.head_dim, spec.layout) == (rotary_dim, 16, "interleaved")
     table = code.create_sinusoidal_positions(64, rotary_dim)[None, :9]
     sin, cos = table.chunk(2, dim=-1)
     for ours, theirs in zip(Rope(spec).cos_sin(torch.arange(9)[None]), (cos, sin), strict=True):
         assert torch.equal(ours, theirs)
     q = torch.randn(1, 9, 3, 16)
-    theirs = torch.cat([code.apply_rotary_pos_emb(q[..., :rotary_dim], sin, cos), q[..., rotary_dim:]], dim=-1)
-    assert_close(Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING)
+    theirs = torch.cat(
+        [code.apply_rotary_pos_emb(q[..., :rotary_dim], sin, cos), q[..., rotary_dim:]], dim=-1
+    )
+    assert_close(
+        Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING
+    )
 
 
 def test_codegen_turns_as_gptj_does():
     from transformers.models.codegen import modeling_codegen as code
 
-    spec = from_hf({"model_type": "codegen", "n_embd": 32, "n_head": 2, "rotary_dim": 8, "n_positions": 64}, precision="hf")
+    spec = from_hf(
+        {"model_type": "codegen", "n_embd": 32, "n_head": 2, "rotary_dim": 8, "n_positions": 64},
+        precision="hf",
+    )
     sin, cos = code.create_sinusoidal_positions(64, 8)[None, :9].chunk(2, dim=-1)
     q = torch.randn(1, 9, 3, 16)
     theirs = torch.cat([code.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], dim=-1)
-    assert_close(Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING)
+    assert_close(
+        Rope(spec).rotate(q, torch.arange(9)[None], seq_dim=-3), theirs, rtol=0, atol=ROUNDING
+    )
 
 
 def test_roformer_turns_neighbours_with_an_exact_table():
@@ -211,22 +303,39 @@ def test_roformer_turns_neighbours_with_an_exact_table():
     else:
         table._init_weight()
     q, k = torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16)
-    theirs = code.RoFormerSelfAttention.apply_rotary_position_embeddings(table.weight[None, None, :9], q, k)
+    theirs = code.RoFormerSelfAttention.apply_rotary_position_embeddings(
+        table.weight[None, None, :9], q, k
+    )
     for mine, other in zip(Rope(from_hf(config, precision="exact"))(q, k), theirs, strict=True):
         assert_close(mine, other, rtol=0, atol=1e-6)
 
 
 def test_minimind_follows_its_formula():
     """theta 1e6, half-split; YaRN with attention factor 1 unless the config says otherwise."""
-    shape = {"model_type": "minimind", "hidden_size": 96, "num_attention_heads": 2, "max_position_embeddings": 32768}
+    shape = {
+        "model_type": "minimind",
+        "hidden_size": 96,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32768,
+    }
     plain = from_hf(shape, precision="exact")
     wanted = torch.tensor([1e6 ** (-2 * i / 48) for i in range(24)], dtype=torch.float64)
     assert_close(plain.frequencies().radians, wanted, rtol=1e-15, atol=0)
-    scaling = {"type": "yarn", "factor": 16, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
+    scaling = {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 2048,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    }
     found = from_hf({**shape, "rope_scaling": scaling}, precision="exact").frequencies()
-    low, high = (48 * math.log(2048 / (beta * 2 * math.pi)) / (2 * math.log(1e6)) for beta in (32, 1))
+    low, high = (
+        48 * math.log(2048 / (beta * 2 * math.pi)) / (2 * math.log(1e6)) for beta in (32, 1)
+    )
     low, high = max(math.floor(low), 0), min(math.ceil(high), 23)
-    blend = torch.tensor([min(max((i - low) / (high - low), 0), 1) for i in range(24)], dtype=torch.float64)
+    blend = torch.tensor(
+        [min(max((i - low) / (high - low), 0), 1) for i in range(24)], dtype=torch.float64
+    )
     assert_close(found.radians, wanted * (1 - blend) + wanted / 16 * blend, rtol=1e-14, atol=0)
     assert found.magnitude == 1.0
 

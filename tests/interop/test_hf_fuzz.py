@@ -1,4 +1,6 @@
-"""Random configs that must be read, and random configs with one field spoiled that must be refused by its name."""
+"""Random configs that must be read, and random configs with one field spoiled that must be refused
+by its name.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ SEED = 20210420
 
 @pytest.mark.slow
 def test_random_configs(full):
-    """Valid: none refused, none wrong. Spoiled: none accepted, none refused under another name. With --full, 10,000 of each."""
+    """Valid: none refused, none wrong. Spoiled: none accepted, none refused under another name.
+    With --full, 10,000 of each.
+    """
     count = 10_000 if full else 600
     script = Path(__file__).with_name("config_fuzz.py")
     environment = {**os.environ, "PYTHONPATH": str(Path(ropewalk.__file__).parents[1])}
     command = [sys.executable, str(script), str(count), str(SEED)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    run = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert run.returncode == 0, run.stderr[-2000:]
     assert run.stdout.split()[:4] == [str(count), "valid", "and", str(count)]

@@ -21,18 +21,34 @@ def random_rope(draw: random.Random, rope_type: str, pairs: int) -> dict:
     rope = {"rope_type": rope_type, "rope_theta": draw.choice([1e4, 5e5, 1e6, 123457.0])}
     if rope_type == "yarn":
         rope |= {"factor": factor, "original_max_position_embeddings": draw.choice([64, 512, 4096])}
-        optional = {"beta_fast": draw.uniform(8, 64), "beta_slow": draw.uniform(0.5, 4), "truncate": draw.random() < 0.5,
-                    "attention_factor": draw.uniform(0.5, 2), "mscale": 1.0, "mscale_all_dim": 0.707}  # fmt: skip
+        optional = {
+            "beta_fast": draw.uniform(8, 64),
+            "beta_slow": draw.uniform(0.5, 4),
+            "truncate": draw.random() < 0.5,
+            "attention_factor": draw.uniform(0.5, 2),
+            "mscale": 1.0,
+            "mscale_all_dim": 0.707,
+        }
         return rope | {key: value for key, value in optional.items() if draw.random() < 0.5}
     if rope_type == "longrope":
-        rope |= {key: [draw.uniform(1, 9) for _ in range(pairs)] for key in ("short_factor", "long_factor")}
+        rope |= {
+            key: [draw.uniform(1, 9) for _ in range(pairs)]
+            for key in ("short_factor", "long_factor")
+        }
         length = draw.choice([64, 512])
         # before v5 the two lengths say it
-        return rope | {"factor": factor if V5 else LONGEST / length, "original_max_position_embeddings": length}
+        return rope | {
+            "factor": factor if V5 else LONGEST / length,
+            "original_max_position_embeddings": length,
+        }
     if rope_type == "llama3":
         low = draw.uniform(0.5, 2)
-        return rope | {"factor": factor, "low_freq_factor": low, "high_freq_factor": low + draw.uniform(0.5, 4),
-                       "original_max_position_embeddings": draw.choice([64, 512])}  # fmt: skip
+        return rope | {
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": low + draw.uniform(0.5, 4),
+            "original_max_position_embeddings": draw.choice([64, 512]),
+        }
     return rope | {"factor": factor}
 
 
@@ -48,10 +64,15 @@ def test_every_rope_type_is_bit_equal_to_transformers(rope_type, length):
         fraction = draw.choice([1.0, 0.5]) if head_dim % 4 == 0 and rope_type != "longrope" else 1.0
         rope |= {"partial_rotary_factor": fraction} if rope_type != "default" else {}
         config = config_of(
-            "llama", hidden_size=4 * head_dim, head_dim=head_dim, num_attention_heads=4, max_position_embeddings=LONGEST,
+            "llama",
+            hidden_size=4 * head_dim,
+            head_dim=head_dim,
+            num_attention_heads=4,
+            max_position_embeddings=LONGEST,
             rope_parameters=rope,
-        )  # fmt: skip
-        # a tensor, as models pass it: of a Python int transformers makes the dynamic base in another precision
+        )
+        # a tensor, as models pass it: of a Python int transformers makes the dynamic base in
+        # another precision
         reached = None if length is None else torch.tensor(length)
         theirs, magnitude = ROPE_INIT_FUNCTIONS[rope_type](config, device=None, seq_len=reached)
         found = from_hf(config, precision="hf").frequencies(length)
@@ -59,15 +80,45 @@ def test_every_rope_type_is_bit_equal_to_transformers(rope_type, length):
         assert found.magnitude == pytest.approx(magnitude, rel=1e-15)
 
 
-#: pair -> radians, five digits, as transformers' own tests have them for a head of 128, theta 1e4, trained on 2048
+#: pair -> radians, five digits, as transformers' own tests have them for a head of 128, theta 1e4,
+#: trained on 2048
 SNAPSHOTS = {
     "default": ({}, None, {0: 1.0, 1: 8.6596e-01, 17: 8.6596e-02, 40: 3.1623e-03, 63: 1.1548e-04}),
-    "dynamic": ({"factor": 10.0}, 16384, {1: 8.0931e-01, 16: 3.3872e-02, 31: 1.4176e-03, 63: 1.6265e-06}),
-    "yarn": ({"factor": 10.0, "beta_fast": 32, "beta_slow": 1}, None,
-             {16: 1.0e-01, 17: 8.3479e-02, 30: 6.6143e-03, 40: 4.3007e-04, 41: 2.7384e-04, 63: 1.1548e-05}),
-    "llama3": ({"factor": 10.0, "original_max_position_embeddings": 2048, "low_freq_factor": 1, "high_freq_factor": 4}, None,
-               {30: 1.3335e-02, 31: 1.0730e-02, 36: 1.9675e-03, 40: 3.4539e-04, 41: 2.7384e-04, 63: 1.1548e-05}),
-}  # fmt: skip
+    "dynamic": (
+        {"factor": 10.0},
+        16384,
+        {1: 8.0931e-01, 16: 3.3872e-02, 31: 1.4176e-03, 63: 1.6265e-06},
+    ),
+    "yarn": (
+        {"factor": 10.0, "beta_fast": 32, "beta_slow": 1},
+        None,
+        {
+            16: 1.0e-01,
+            17: 8.3479e-02,
+            30: 6.6143e-03,
+            40: 4.3007e-04,
+            41: 2.7384e-04,
+            63: 1.1548e-05,
+        },
+    ),
+    "llama3": (
+        {
+            "factor": 10.0,
+            "original_max_position_embeddings": 2048,
+            "low_freq_factor": 1,
+            "high_freq_factor": 4,
+        },
+        None,
+        {
+            30: 1.3335e-02,
+            31: 1.0730e-02,
+            36: 1.9675e-03,
+            40: 3.4539e-04,
+            41: 2.7384e-04,
+            63: 1.1548e-05,
+        },
+    ),
+}
 
 
 @pytest.mark.parametrize("rope_type", SNAPSHOTS)
@@ -75,7 +126,10 @@ SNAPSHOTS = {
 def test_snapshots_of_transformers_hold(rope_type, precision):
     keys, length, wanted = SNAPSHOTS[rope_type]
     rope = {"rope_type": rope_type, "rope_theta": 1e4, **keys}
-    spec = from_hf({"head_dim": 128, "max_position_embeddings": 2048, "rope_parameters": rope}, precision=precision)
+    spec = from_hf(
+        {"head_dim": 128, "max_position_embeddings": 2048, "rope_parameters": rope},
+        precision=precision,
+    )
     radians = spec.frequencies(length).radians
     for pair, value in wanted.items():
         assert float(radians[pair]) == pytest.approx(value, rel=5e-5)
@@ -85,7 +139,9 @@ def test_snapshots_of_transformers_hold(rope_type, precision):
 def test_llama3_stays_between_its_ends_without_a_margin(head_dim):
     rope = {**LLAMA3, "factor": 10.0, "original_max_position_embeddings": 2048}
     scaled, plain = (
-        from_hf({"head_dim": head_dim, "rope_theta": 1e4, "rope_scaling": scaling}, precision="hf").frequencies().radians.float()
+        from_hf({"head_dim": head_dim, "rope_theta": 1e4, "rope_scaling": scaling}, precision="hf")
+        .frequencies()
+        .radians.float()
         for scaling in (rope, None)
     )
     assert bool((plain / 10.0 <= scaled).all())
@@ -95,8 +151,17 @@ def test_llama3_stays_between_its_ends_without_a_margin(head_dim):
 @needs_v5("has no rope for each layer type")
 @pytest.mark.parametrize("fraction", [{}, {"partial_rotary_factor": 0.5}])
 def test_a_scaled_rope_of_mimo_rotates_whole_heads_unless_it_gives_a_fraction(fraction):
-    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512, **fraction}
-    ropes = {"full_attention": rope, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+        **fraction,
+    }
+    ropes = {
+        "full_attention": rope,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
     config = config_of("mimo_v2_flash", head_dim=24, rope_parameters=ropes)
     theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
     specs = from_hf(config, per_layer=True, precision="hf")

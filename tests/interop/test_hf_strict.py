@@ -1,4 +1,6 @@
-"""An impossible value is refused by name even where the rope could do without it; what real configs have is read."""
+"""An impossible value is refused by name even where the rope could do without it; what real configs
+have is read.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,24 @@ SECTIONS = {"rope_type": "default", "mrope_section": [4, 2, 2]}
 
 def both(key, value, **rope):
     """A key inside `rope_scaling` and inside `rope_parameters`."""
-    return [({where: {**LINEAR, **rope, key: value}}, key) for where in ("rope_scaling", "rope_parameters")]
+    return [
+        ({where: {**LINEAR, **rope, key: value}}, key)
+        for where in ("rope_scaling", "rope_parameters")
+    ]
 
 
 @pytest.mark.parametrize(
     ("keys", "field"),
     [
-        *(({"max_position_embeddings": value}, "max_position_embeddings") for value in (-8, 0, NAN, 3.5, "64", True, 2**41)),
+        *(
+            ({"max_position_embeddings": value}, "max_position_embeddings")
+            for value in (-8, 0, NAN, 3.5, "64", True, 2**41)
+        ),
         *(({"n_positions": value}, "n_positions") for value in (-8, "64")),
-        *(({"head_dim": 16, "hidden_size": value}, "hidden_size") for value in (-8, 0, "64", 64.0, [64])),
+        *(
+            ({"head_dim": 16, "hidden_size": value}, "hidden_size")
+            for value in (-8, 0, "64", 64.0, [64])
+        ),
         ({"head_dim": 16, "num_attention_heads": -4}, "num_attention_heads"),
         ({"qk_rope_head_dim": 16, "head_dim": -1}, "head_dim"),
         ({"head_dim": 16, "kv_channels": "128"}, "kv_channels"),
@@ -64,7 +75,7 @@ def both(key, value, **rope):
         *both("attn_factor", "1"),
         *both("llama_4_scaling_beta", NAN),
     ],
-)  # fmt: skip
+)
 def test_an_impossible_value_is_refused_even_where_it_is_not_needed(keys, field):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -90,7 +101,11 @@ def test_a_key_that_nothing_reads_is_refused_with_the_nearest_one(key, nearest, 
     error = refused({**LLAMA, **place}, key)
     inside = "rope_parameters.full_attention" if where == "nested" else where
     assert f"({inside}.{key})" in str(error)
-    assert (f"did you mean {nearest}?" in str(error)) if nearest else ("did you mean" not in str(error))
+    assert (
+        (f"did you mean {nearest}?" in str(error))
+        if nearest
+        else ("did you mean" not in str(error))
+    )
 
 
 def test_a_broken_layer_type_is_refused_by_its_name():
@@ -102,9 +117,25 @@ def test_a_broken_layer_type_is_refused_by_its_name():
 @pytest.mark.parametrize(
     "keys",
     [
-        {"rope_scaling": None, "head_dim": None, "partial_rotary_factor": None, "rotary_dim": None, "qk_rope_head_dim": None},
-        {"original_max_position_embeddings": None, "layer_types": None, "rope_interleave": None, "layer_rope_theta": None},
-        {"head_dim": 16, "hidden_size": None, "num_attention_heads": None, "max_position_embeddings": None},
+        {
+            "rope_scaling": None,
+            "head_dim": None,
+            "partial_rotary_factor": None,
+            "rotary_dim": None,
+            "qk_rope_head_dim": None,
+        },
+        {
+            "original_max_position_embeddings": None,
+            "layer_types": None,
+            "rope_interleave": None,
+            "layer_rope_theta": None,
+        },
+        {
+            "head_dim": 16,
+            "hidden_size": None,
+            "num_attention_heads": None,
+            "max_position_embeddings": None,
+        },
         {"rope_scaling": {}, "rope_parameters": {}},
         {"rope_scaling": {**LINEAR, "type": None, "attention_factor": None, "beta_fast": None}},
         {"rope_parameters": {"rope_type": None, "rope_theta": 1e4}},
@@ -123,10 +154,14 @@ def test_keys_of_real_checkpoints_that_do_not_concern_the_rotation_are_read_sile
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         config = {**LLAMA, "model_type": "ministral3"}
-        assert from_hf({**config, "rope_parameters": rope}) == from_hf({**config, "rope_parameters": YARN})
+        assert from_hf({**config, "rope_parameters": rope}) == from_hf(
+            {**config, "rope_parameters": YARN}
+        )
 
 
-@pytest.mark.parametrize(("key", "value"), {"attn_factor": 0.878, "finetuned": True, "extrapolation_factor": 1.0}.items())
+@pytest.mark.parametrize(
+    ("key", "value"), {"attn_factor": 0.878, "finetuned": True, "extrapolation_factor": 1.0}.items()
+)
 def test_keys_that_only_other_engines_read_are_told(key, value):
     """DeepSeek-R1-0528-Qwen3-8B has attn_factor, the first YaRN models finetuned."""
     config = {**LLAMA, "rope_scaling": {**YARN, key: value}}
@@ -140,21 +175,36 @@ def config_classes(full):
     found, folders = {}, [*pkgutil.iter_modules(transformers.models.__path__)]
     for package in folders if full else random.Random(20260701).sample(folders, 25):
         folder = importlib.import_module(f"transformers.models.{package.name}")
-        names = [file.name for file in pkgutil.iter_modules(folder.__path__) if file.name.startswith("configuration_")]
+        names = [
+            file.name
+            for file in pkgutil.iter_modules(folder.__path__)
+            if file.name.startswith("configuration_")
+        ]
         for name in names:
             module = importlib.import_module(f"transformers.models.{package.name}.{name}")
-            classes = [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == module.__name__]
+            classes = [
+                each
+                for each in vars(module).values()
+                if inspect.isclass(each) and each.__module__ == module.__name__
+            ]
             found |= {each.__name__: each for each in classes if issubclass(each, PretrainedConfig)}
     return found
 
 
 #: rules about the model as a whole, not about a value that is given
-LACKING = ("must be given", "or rope_theta must be given", "this model does not rotate", "must be false: this model")
+LACKING = (
+    "must be given",
+    "or rope_theta must be given",
+    "this model does not rotate",
+    "must be false: this model",
+)
 
 
 @pytest.mark.slow
 def test_the_defaults_of_every_config_class_are_possible(full):
-    """None crashes; one that is refused lacks a key, has another encoding or sizes that do not fit together."""
+    """None crashes; one that is refused lacks a key, has another encoding or sizes that do not fit
+    together.
+    """
     read, refusals = 0, {}
     for name, kind in config_classes(full).items():
         try:
@@ -169,9 +219,18 @@ def test_the_defaults_of_every_config_class_are_possible(full):
         except RopeError as error:
             refusals[name] = str(error)
     print(f"{read} read, {len(refusals)} refused by {HERE}")
-    unexplained = {name: text for name, text in refusals.items() if not any(rule in text for rule in LACKING)}
-    known = ("rope_type: must be one of", "mrope_section: must add up", "hidden_size: must be a multiple", "model_type: ")
-    assert {name: text for name, text in unexplained.items() if not text.startswith(known)}.keys() <= {"EfficientLoFTRConfig"}
+    unexplained = {
+        name: text for name, text in refusals.items() if not any(rule in text for rule in LACKING)
+    }
+    known = (
+        "rope_type: must be one of",
+        "mrope_section: must add up",
+        "hidden_size: must be a multiple",
+        "model_type: ",
+    )
+    assert {
+        name: text for name, text in unexplained.items() if not text.startswith(known)
+    }.keys() <= {"EfficientLoFTRConfig"}
     assert read >= (250 if full else 5)
 
 

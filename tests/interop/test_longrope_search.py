@@ -17,7 +17,10 @@ OPTIMUM = (1.0, 1.0, 1.3, 2.1, 5.5, 5.5, 7.9)
 
 def distance(factors):
     """A smooth loss with one least point, at OPTIMUM."""
-    return sum((math.log(found) - math.log(wanted)) ** 2 for found, wanted in zip(factors, OPTIMUM, strict=True))
+    return sum(
+        (math.log(found) - math.log(wanted)) ** 2
+        for found, wanted in zip(factors, OPTIMUM, strict=True)
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -30,21 +33,36 @@ def test_it_finds_a_known_optimum(seed):
 
 def test_every_candidate_keeps_the_rules_and_is_judged_once():
     seen = []
-    search_factors(lambda factors: seen.append(factors) or distance(factors), 7, FACTOR, rounds=5, population=16)
+    search_factors(
+        lambda factors: seen.append(factors) or distance(factors),
+        7,
+        FACTOR,
+        rounds=5,
+        population=16,
+    )
     assert len(seen) == len(set(seen)) <= 16 * 6
     for factors in seen:
         assert len(factors) == 7
         assert all(a <= b for a, b in pairwise(factors)), "a slower pair stretches no less"
         assert all(1 <= factor <= 1.25 * FACTOR for factor in factors)
-        assert all(abs(factor * 100 - round(factor * 100)) < 1e-6 for factor in factors), "on the grid"
+        assert all(abs(factor * 100 - round(factor * 100)) < 1e-6 for factor in factors), (
+            "on the grid"
+        )
 
 
 def test_the_same_seed_gives_the_same_factors():
-    runs = [search_factors(distance, 7, FACTOR, rounds=4, population=12, seed=seed) for seed in (3, 3, 4)]
+    runs = [
+        search_factors(distance, 7, FACTOR, rounds=4, population=12, seed=seed)
+        for seed in (3, 3, 4)
+    ]
     assert runs[0] == runs[1] != runs[2]
 
 
-@pytest.mark.parametrize("start", [lambda i: 1.0, lambda i: FACTOR, lambda i: FACTOR ** (i / 6)], ids=["none", "linear", "ntk"])
+@pytest.mark.parametrize(
+    "start",
+    [lambda i: 1.0, lambda i: FACTOR, lambda i: FACTOR ** (i / 6)],
+    ids=["none", "linear", "ntk"],
+)
 def test_the_result_is_no_worse_than_the_known_rules(start):
     """Where a known rule is the optimum it is returned, to the grid."""
     loss = lambda factors: sum(abs(found - start(i)) for i, found in enumerate(factors))
@@ -58,7 +76,10 @@ def test_a_loss_that_breaks_down_is_the_worst_and_never_the_result():
         search_factors(lambda factors: math.nan, 7, FACTOR, rounds=1)
 
 
-@pytest.mark.parametrize(("name", "value"), [("pairs", 0), ("factor", 0.5), ("population", 7), ("rounds", -1), ("step", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pairs", 0), ("factor", 0.5), ("population", 7), ("rounds", -1), ("step", 0)],
+)
 def test_bad_values_are_refused_by_name(name, value):
     given = {"pairs": 3, "factor": 2.0, name: value}
     with pytest.raises(RopeError) as error:

@@ -1,4 +1,6 @@
-"""A new scaling is one class and one line in SCALINGS: configs, `extend`, the audit and the explorer follow from the class."""
+"""A new scaling is one class and one line in SCALINGS: configs, `extend`, the audit and the
+explorer follow from the class.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,14 @@ def _registered(monkeypatch):
 
 def test_its_fields_are_checked():
     assert Squeezed(2) == Squeezed(2.0)
-    for bad in ({"factor": 0.5}, {"factor": 101}, {"strength": -1}, {"weights": (0.0,)}, {"boost": 0}, {"original_length": 0}):
+    for bad in (
+        {"factor": 0.5},
+        {"factor": 101},
+        {"strength": -1},
+        {"weights": (0.0,)},
+        {"boost": 0},
+        {"original_length": 0},
+    ):
         with pytest.raises(RopeError) as error:
             Squeezed(**bad)
         assert error.value.field.split("[")[0] == next(iter(bad))
@@ -65,14 +74,23 @@ def test_its_fields_are_checked():
 def test_a_config_can_name_it(where):
     config = {**LLAMA, where: ROPE}
     assert from_hf(config).scaling == MEANT
-    assert explain(config).as_dict()["full_attention"]["strength"] == {"value": 0.25, "source": f"{where}.squeeze_strength"}
-    # a key that is not given has the default of the class, and the trained length may be beside the rope
+    assert explain(config).as_dict()["full_attention"]["strength"] == {
+        "value": 0.25,
+        "source": f"{where}.squeeze_strength",
+    }
+    # a key that is not given has the default of the class, and the trained length may be beside the
+    # rope
     short = {key: ROPE[key] for key in ("rope_type", "factor")}
-    assert from_hf({**LLAMA, where: short, TRAINED_LENGTH_KEY: 99}).scaling == Squeezed(4.0, original_length=99)
+    assert from_hf({**LLAMA, where: short, TRAINED_LENGTH_KEY: 99}).scaling == Squeezed(
+        4.0, original_length=99
+    )
 
 
 def test_a_wrong_value_is_refused_by_its_config_key():
-    refused({**LLAMA, "rope_scaling": {key: value for key, value in ROPE.items() if key != "factor"}}, "factor")
+    refused(
+        {**LLAMA, "rope_scaling": {key: value for key, value in ROPE.items() if key != "factor"}},
+        "factor",
+    )
     error = refused({**LLAMA, "rope_scaling": {**ROPE, "squeeze_strength": 2}}, "squeeze_strength")
     assert "rope_scaling.squeeze_strength" in str(error)
     refused({**LLAMA, "rope_scaling": {**ROPE, "weights": [1.0, -1.0]}}, "weights[1]")
@@ -81,7 +99,9 @@ def test_a_wrong_value_is_refused_by_its_config_key():
 
 
 def test_its_keys_are_no_layer_types():
-    """An object under another name is the rope of a layer type; under its own key it is a wrong value."""
+    """An object under another name is the rope of a layer type; under its own key it is a wrong
+    value.
+    """
     refused({**LLAMA, "rope_parameters": {**ROPE, "squeeze_strength": {}}}, "squeeze_strength")
 
 
@@ -89,7 +109,9 @@ def test_its_keys_are_no_layer_types():
 def test_it_is_written_and_reads_back(version):
     spec = RopeSpec(16, scaling=Squeezed(4.0, 0.25, tuple(map(float, range(1, 9))), 1.5, 256))
     written = json.loads(json.dumps(to_hf(spec, version=version)))
-    assert written["rope_parameters" if version == 5 else "rope_scaling"]["squeeze_strength"] == 0.25
+    assert (
+        written["rope_parameters" if version == 5 else "rope_scaling"]["squeeze_strength"] == 0.25
+    )
     assert written["max_position_embeddings"] == 1024
     assert from_hf(written, precision="exact") == spec
 
@@ -104,7 +126,9 @@ def test_extend_offers_it_and_the_audit_knows_it():
     assert config["rope_scaling"] == {**ROPE, TRAINED_LENGTH_KEY: 4096}
     assert config["max_position_embeddings"] == 16_384
     assert report.specs["full_attention"].scaling == Squeezed(4.0, 0.25, original_length=4096)
-    assert audit(config).findings[0].radians == pytest.approx(from_hf(config).frequencies().radians.tolist(), rel=1e-6)
+    assert audit(config).findings[0].radians == pytest.approx(
+        from_hf(config).frequencies().radians.tolist(), rel=1e-6
+    )
     report.undo()
     assert config == before
     with pytest.raises(RopeError) as error:
@@ -115,6 +139,17 @@ def test_extend_offers_it_and_the_audit_knows_it():
 def test_the_explorer_shows_it():
     shown = controls.scaling_controls(Squeezed)
     assert list(shown) == ["factor", "strength", "weights", "boost", "original_length"]
-    assert [control.kind for control in shown.values()] == ["number", "number", "numbers", "optional number", "integer"]
-    link = {"a.scaling": "squeezed", "a.squeezed.factor": "4", "a.squeezed.strength": "0.25", "a.squeezed.original_length": "256"}
+    assert [control.kind for control in shown.values()] == [
+        "number",
+        "number",
+        "numbers",
+        "optional number",
+        "integer",
+    ]
+    link = {
+        "a.scaling": "squeezed",
+        "a.squeezed.factor": "4",
+        "a.squeezed.strength": "0.25",
+        "a.squeezed.original_length": "256",
+    }
     assert spec_of(controls.from_link({**link, "a.head_dim": "16"})).scaling == MEANT

@@ -1,4 +1,6 @@
-"""Small copies of what transformers 4 does differently, so that support for it is tested with every release."""
+"""Small copies of what transformers 4 does differently, so that support for it is tested with every
+release.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ from patch_models import model_of, outputs
 from torch.testing import assert_close
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
 from ropewalk import Rope, RopeError, RopeSpec, axes
 from ropewalk.frequencies import LongRope
@@ -32,7 +38,9 @@ def by_sections(q, k, cos, sin, mrope_section, unsqueeze_dim=1):
     """A rotation that is given the tables of all axes: each section of the pairs uses its own."""
     axis_of_pair = [axis for axis, count in enumerate(mrope_section) for _ in range(count)] * 2
     cos, sin = (
-        torch.stack([table[axis, ..., i] for i, axis in enumerate(axis_of_pair)], dim=-1).unsqueeze(unsqueeze_dim)
+        torch.stack([table[axis, ..., i] for i, axis in enumerate(axis_of_pair)], dim=-1).unsqueeze(
+            unsqueeze_dim
+        )
         for table in (cos, sin)
     )
     half = lambda x: torch.cat([-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]], dim=-1)
@@ -51,14 +59,21 @@ def tables_by_axis(theta=1e4):
 
 def test_a_rotation_by_sections_is_recognised():
     found = convention_of(by_sections)
-    assert (found.form, found.layout, found.layout_out, found.tokens) == ("half", "half", "half", -2)
+    assert (found.form, found.layout, found.layout_out, found.tokens) == (
+        "half",
+        "half",
+        "half",
+        -2,
+    )
     assert convention_of(in_reverse) is None
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [1, 1, 2]])
 @pytest.mark.parametrize("computed", [False, True])
 def test_a_rotation_by_sections_rotates_each_pair_by_its_axis(counts, computed):
-    """Also where the call names other sections than the config does, and where the tables are materialised."""
+    """Also where the call names other sections than the config does, and where the tables are
+    materialised.
+    """
     rotation_function = RotationFunction(by_sections, convention_of(by_sections))
     rope = Rope(RopeSpec(8, axes=axes.chunked(COUNTS)))
     rotation_function.add_spec(rope.spec)
@@ -67,13 +82,19 @@ def test_a_rotation_by_sections_rotates_each_pair_by_its_axis(counts, computed):
         assert_close(mine.tensor(), other.float(), rtol=0, atol=1e-6)
     q, k = torch.randn(1, 3, 4, 8), torch.randn(1, 1, 4, 8)
     rotated = rotation_function(q, k, *((cos + 0, sin + 0) if computed else (cos, sin)), counts)
-    for mine, other in zip(rotated, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True):
+    for mine, other in zip(
+        rotated, by_sections(q.double(), k.double(), *tables_by_axis(), counts), strict=True
+    ):
         assert_close(mine, other.float(), rtol=0, atol=2e-6)
 
 
 def by_selected_rows(q, k, cos, sin, position_ids, unsqueeze_dim=1):
-    """A rotation that is given a row for each position and selects those of the tokens, as Idefics and PhiMoE had it."""
-    return apply_rotary_pos_emb(q, k, cos[position_ids], sin[position_ids], unsqueeze_dim=unsqueeze_dim)
+    """A rotation that is given a row for each position and selects those of the tokens, as Idefics
+    and PhiMoE had it.
+    """
+    return apply_rotary_pos_emb(
+        q, k, cos[position_ids], sin[position_ids], unsqueeze_dim=unsqueeze_dim
+    )
 
 
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2])
@@ -81,7 +102,14 @@ def test_a_rotation_that_selects_rows_is_recognised(unsqueeze_dim):
     rotation_function = RotationFunction(by_selected_rows, convention_of(by_selected_rows))
     cos, sin = Rope(RopeSpec(8)).cos_sin_hf(torch.arange(50))
     shape = (2, 3, 7) if unsqueeze_dim == 1 else (2, 7, 3)
-    given = torch.randn(*shape, 8), torch.randn(*shape, 8), cos, sin, torch.randint(0, 50, (2, 7)), unsqueeze_dim
+    given = (
+        torch.randn(*shape, 8),
+        torch.randn(*shape, 8),
+        cos,
+        sin,
+        torch.randint(0, 50, (2, 7)),
+        unsqueeze_dim,
+    )
     assert_close(rotation_function(*given), by_selected_rows(*given), rtol=0, atol=2e-6)
 
 
@@ -97,7 +125,10 @@ def test_positions_reach_a_rotation_by_sections(monkeypatch):
 
 def eager(module, hidden_states, cos, sin):
     shape = (*hidden_states.shape[:-1], -1, module.head_dim)
-    q, k, v = (each(hidden_states).view(shape).transpose(1, 2) for each in (module.q_proj, module.k_proj, module.v_proj))
+    q, k, v = (
+        each(hidden_states).view(shape).transpose(1, 2)
+        for each in (module.q_proj, module.k_proj, module.v_proj)
+    )
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
     mixed = (q @ k.mT * module.scaling).tril().softmax(-1) @ v
     return module.o_proj(mixed.transpose(1, 2).flatten(-2))
@@ -146,7 +177,11 @@ class Deaf(LlamaRotaryEmbedding):
 
     def __init__(self, config, device=None):
         keys = {key: getattr(config, key) for key in ("hidden_size", "num_attention_heads")}
-        super().__init__(config_of("llama", **keys, rope_parameters={"rope_type": "default", "rope_theta": self.theta}))
+        super().__init__(
+            config_of(
+                "llama", **keys, rope_parameters={"rope_type": "default", "rope_theta": self.theta}
+            )
+        )
         self.config = config
 
 
@@ -175,8 +210,12 @@ def test_keys_that_the_model_does_not_read_are_refused(kind, deaf, field):
 def test_local_layers_keep_their_frequencies(family, kind):
     """One module with two ropes, or two modules: only those of full attention get longer."""
     own = {"head_dim": 12} if family == "gemma3_text" else {}
-    model = build(family, **own, layer_types=["sliding_attention", "full_attention"], sliding_window=32)
-    frequencies = lambda: {name: each.clone() for name, each in model.named_buffers() if name.endswith("inv_freq")}
+    model = build(
+        family, **own, layer_types=["sliding_attention", "full_attention"], sliding_window=32
+    )
+    frequencies = lambda: {
+        name: each.clone() for name, each in model.named_buffers() if name.endswith("inv_freq")
+    }
     before = frequencies()
     lengthen(model, kind)
     logits(model, start=3 * TRAINED)
@@ -213,10 +252,14 @@ class CountsKeys:
 
 
 def test_a_class_that_knows_type_alone_gets_it():
-    config = CountsKeys(model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4)
+    config = CountsKeys(
+        model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4
+    )
     extend(config, "linear", factor=FACTOR)
     assert config.rope_scaling == {"type": "linear", "factor": FACTOR}
-    other = CountsKeys(model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4)
+    other = CountsKeys(
+        model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4
+    )
     with pytest.raises(RopeError, match="two fields"):
         lengthen(other, "llama3")
     assert not hasattr(other, "rope_scaling")
@@ -227,19 +270,37 @@ def test_a_class_that_knows_type_alone_gets_it():
 def test_longrope_in_the_old_spelling_is_read_by_every_release(model_type, length):
     """The trained length stands beside the rope, and Phi-3 takes three keys."""
     shape = {"hidden_size": 48, "num_attention_heads": 4, "pad_token_id": 0}
-    extended = {"model_type": model_type, **shape, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+    extended = {
+        "model_type": model_type,
+        **shape,
+        "max_position_embeddings": TRAINED,
+        "rope_theta": 1e4,
+    }
     lengthen(extended, "longrope")
-    spec = RopeSpec(12, scaling=LongRope((1.0,) * 6, tuple(LONG), original_length=TRAINED, factor=FACTOR), precision="hf")
+    spec = RopeSpec(
+        12,
+        scaling=LongRope((1.0,) * 6, tuple(LONG), original_length=TRAINED, factor=FACTOR),
+        precision="hf",
+    )
     for keys in (extended, {**shape, **to_hf(spec, version=4, model_type=model_type)}):
         assert keys["original_max_position_embeddings"] == TRAINED
-        radians, magnitude = ROPE_INIT_FUNCTIONS["longrope"](AutoConfig.for_model(**keys), device=None, seq_len=length)
+        radians, magnitude = ROPE_INIT_FUNCTIONS["longrope"](
+            AutoConfig.for_model(**keys), device=None, seq_len=length
+        )
         factors = LONG if length > TRAINED else [1.0] * 6
         wanted = [1e4 ** (-pair / 6) / factor for pair, factor in enumerate(factors)]
         assert_close(radians.double(), torch.tensor(wanted, dtype=torch.float64), rtol=3e-7, atol=0)
-        assert magnitude == pytest.approx((1 + torch.tensor(FACTOR).log() / torch.tensor(float(TRAINED)).log()).sqrt().item())
+        assert magnitude == pytest.approx(
+            (1 + torch.tensor(FACTOR).log() / torch.tensor(float(TRAINED)).log()).sqrt().item()
+        )
 
 
 def test_what_three_keys_cannot_say_is_refused():
-    config = {"model_type": "phi3", "head_dim": 12, "max_position_embeddings": TRAINED, "rope_theta": 1e4}
+    config = {
+        "model_type": "phi3",
+        "head_dim": 12,
+        "max_position_embeddings": TRAINED,
+        "rope_theta": 1e4,
+    }
     with pytest.raises(RopeError, match="cannot be expressed"):
         lengthen(config, "longrope", attention_factor=1.5)

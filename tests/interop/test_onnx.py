@@ -1,4 +1,6 @@
-"""ONNX: exported rotations run in ONNX Runtime, against exact angles. Skipped where the packages are not installed."""
+"""ONNX: exported rotations run in ONNX Runtime, against exact angles. Skipped where the packages
+are not installed.
+"""
 
 import mpmath
 import numpy as np
@@ -21,11 +23,18 @@ class Rotation(torch.nn.Module):
 
     def __init__(self, spec, seq_dim=-2, explicit=True, layers=1):
         super().__init__()
-        self.rope, self.seq_dim, self.explicit, self.layers = rw.Rope(spec), seq_dim, explicit, layers
+        self.rope, self.seq_dim, self.explicit, self.layers = (
+            rw.Rope(spec),
+            seq_dim,
+            explicit,
+            layers,
+        )
 
     def forward(self, q, k, positions):
         for _ in range(self.layers):
-            q, k = self.rope(q, k, positions=positions if self.explicit else None, seq_dim=self.seq_dim)
+            q, k = self.rope(
+                q, k, positions=positions if self.explicit else None, seq_dim=self.seq_dim
+            )
         return q, k
 
 
@@ -36,7 +45,9 @@ def run(module, *inputs, **options):
     from ropewalk.interop import onnx
 
     program = onnx.export(module, inputs, **options)
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
     feed = {given.name: x.numpy() for given, x in zip(session.get_inputs(), inputs, strict=False)}
     return session.run(None, feed), [node.op_type for node in program.model.graph], program
 
@@ -45,10 +56,19 @@ def exact(x, positions, spec, seq_dim=-2):
     """x rotated by the definition in float64, with exact angles."""
     frequencies = spec.frequencies()
     with mpmath.workdps(40):
-        angles = [[mpmath.mpf(p) * mpmath.mpf(w) for w in frequencies.radians.tolist()] for p in positions.ravel().tolist()]
-        cos, sin = (np.array([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
+        angles = [
+            [mpmath.mpf(p) * mpmath.mpf(w) for w in frequencies.radians.tolist()]
+            for p in positions.ravel().tolist()
+        ]
+        cos, sin = (
+            np.array([[float(f(a)) for a in row] for row in angles])
+            for f in (mpmath.cos, mpmath.sin)
+        )
     axis = 1 if seq_dim == -2 else 2
-    cos, sin = (np.expand_dims(t.reshape(*positions.shape, -1) * frequencies.magnitude, axis) for t in (cos, sin))
+    cos, sin = (
+        np.expand_dims(t.reshape(*positions.shape, -1) * frequencies.magnitude, axis)
+        for t in (cos, sin)
+    )
     wide = x.double().numpy()
     out, n = wide.copy(), spec.pairs
     for i in range(n):
@@ -74,7 +94,10 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_onnx_runtime_gives_the_exact_rotation_far_away(name):
     spec, seq_dim, fits = CASES[name]
-    shapes = [(2, heads, 5, spec.head_dim) if seq_dim == -2 else (2, 5, heads, spec.head_dim) for heads in (3, 1)]
+    shapes = [
+        (2, heads, 5, spec.head_dim) if seq_dim == -2 else (2, 5, heads, spec.head_dim)
+        for heads in (3, 1)
+    ]
     torch.manual_seed(0)
     q, k = (torch.randn(shape).clamp(-2, 2) for shape in shapes)
     positions = torch.randint(0, 10, (2, 5)) + FAR
@@ -88,17 +111,33 @@ def test_onnx_runtime_gives_the_exact_rotation_far_away(name):
 def test_layers_share_tables_and_consecutive_positions_need_none(explicit):
     spec = RopeSpec(12)
     q, k, positions = torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), torch.arange(5).view(1, 5)
-    (ours, _), operators, program = run(Rotation(spec, explicit=explicit, layers=3), q, k, positions)
-    expected = exact(torch.from_numpy(exact(torch.from_numpy(exact(q, positions, spec)), positions, spec)), positions, spec)
+    (ours, _), operators, program = run(
+        Rotation(spec, explicit=explicit, layers=3), q, k, positions
+    )
+    expected = exact(
+        torch.from_numpy(exact(torch.from_numpy(exact(q, positions, spec)), positions, spec)),
+        positions,
+        spec,
+    )
     np.testing.assert_allclose(ours, expected, atol=3e-6)
     assert operators.count("RotaryEmbedding") == 6
-    tables = [each for each in program.model.graph.initializers.values() if tuple(each.shape) == (256, 2, 6)]
-    assert len(tables) == (4 if explicit else 0)  # cos and sin of given positions are themselves constants
+    tables = [
+        each
+        for each in program.model.graph.initializers.values()
+        if tuple(each.shape) == (256, 2, 6)
+    ]
+    assert len(tables) == (
+        4 if explicit else 0
+    )  # cos and sin of given positions are themselves constants
 
 
 def test_halves_are_rounded_once():
     spec = RopeSpec(12)
-    q, k, positions = torch.randn(1, 3, 5, 12).half(), torch.randn(1, 1, 5, 12).half(), torch.arange(5).view(1, 5) + FAR
+    q, k, positions = (
+        torch.randn(1, 3, 5, 12).half(),
+        torch.randn(1, 1, 5, 12).half(),
+        torch.arange(5).view(1, 5) + FAR,
+    )
     (ours, _), _, _ = run(Rotation(spec), q, k, positions)
     assert ours.dtype == np.float16
     expected = exact(q, positions, spec)
@@ -111,10 +150,16 @@ def test_a_decoder_is_exported(tmp_path):
     from ropewalk.interop import onnx
 
     torch.manual_seed(0)
-    model = rw.Decoder(rw.DecoderConfig(vocab_size=31, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=2)).eval()
+    model = rw.Decoder(
+        rw.DecoderConfig(
+            vocab_size=31, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=2
+        )
+    ).eval()
     tokens = torch.randint(0, 31, (1, 7))
     onnx.export(model, (tokens,), tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     logits = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})[0]
     with torch.no_grad():
         np.testing.assert_allclose(logits, model(tokens), atol=1e-5)
@@ -131,6 +176,8 @@ def test_what_a_graph_cannot_hold_is_refused(spec, message):
     from ropewalk.interop import onnx
 
     with pytest.raises((RopeError, RuntimeError), match=message):
-        onnx.export(Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), torch.arange(5)))
+        onnx.export(
+            Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), torch.arange(5))
+        )
     with pytest.raises(RopeError, match="opset_version"):
         onnx.export(Rotation(RopeSpec(12)), (), opset_version=18)

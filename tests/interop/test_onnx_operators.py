@@ -1,4 +1,6 @@
-"""The operators that an ONNX graph is made of, run by torch without the packages of ONNX, against exact angles."""
+"""The operators that an ONNX graph is made of, run by torch without the packages of ONNX, against
+exact angles.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def rotated(x: torch.Tensor, spec: RopeSpec, magnitude: float, sign: int) -> tor
     radians = spec.frequencies().radians.tolist()
     with mpmath.workdps(40):
         angles = [[mpmath.mpf(p) * mpmath.mpf(w) for w in radians] for p in POSITIONS[0].tolist()]
-        cos, sin = (torch.tensor([[float(f(a)) for a in row] for row in angles]) for f in (mpmath.cos, mpmath.sin))
+        cos, sin = (
+            torch.tensor([[float(f(a)) for a in row] for row in angles])
+            for f in (mpmath.cos, mpmath.sin)
+        )
     first, second = x.double().chunk(2, dim=-1)
     cos, sin = magnitude * cos.double(), sign * magnitude * sin.double()
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -39,19 +44,29 @@ def test_q_and_k_are_rotated_and_unrotated_with_their_magnitudes(magnitude_on, s
     q, k = torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12)
     request = Request(spec, -2, POSITIONS, sign=sign, magnitude_power=sign)
     m = 1.1386294361119891  # 1 + 0.1 ln 4
-    for x, found, power in zip((q, k), onnx._rotate((q, k), request), MAGNITUDES[magnitude_on], strict=True):
+    for x, found, power in zip(
+        (q, k), onnx._rotate((q, k), request), MAGNITUDES[magnitude_on], strict=True
+    ):
         assert_close(found.double(), rotated(x, spec, m ** (sign * power), sign), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize(
     ("shape", "seq_dim", "batches"),
     [
-        ((2, 5, 8), -2, 2), ((2, 5, 8), -2, None), ((5, 2, 3, 8), -4, 2), ((2, 2, 3, 8), -4, 2), ((5, 3, 8), -3, None),
-        ((2, 5, 3, 8), -3, 2), ((2, 3, 5, 8), -2, 2), ((5, 8), -2, None),
+        ((2, 5, 8), -2, 2),
+        ((2, 5, 8), -2, None),
+        ((5, 2, 3, 8), -4, 2),
+        ((2, 2, 3, 8), -4, 2),
+        ((5, 3, 8), -3, None),
+        ((2, 5, 3, 8), -3, 2),
+        ((2, 3, 5, 8), -2, 2),
+        ((5, 8), -2, None),
     ],
-)  # fmt: skip
+)
 def test_tokens_may_be_along_any_axis(shape, seq_dim, batches):
-    """Each token is rotated alone, by the definition: batch b, token s by its position; the batch is the first other axis."""
+    """Each token is rotated alone, by the definition: batch b, token s by its position; the batch
+    is the first other axis.
+    """
     torch.manual_seed(0)
     x, count, radians = torch.randn(shape), shape[seq_dim], RopeSpec(8).frequencies().radians
     positions = torch.randint(0, 50, (count,) if batches is None else (batches, count))
@@ -63,7 +78,12 @@ def test_tokens_may_be_along_any_axis(shape, seq_dim, batches):
             angles = (positions[s] if batches is None else positions[b, s]) * radians
             one, two = part.double().chunk(2, dim=-1)
             cos, sin = angles.cos(), angles.sin()
-            assert_close(got.double(), torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1), rtol=0, atol=2e-6)
+            assert_close(
+                got.double(),
+                torch.cat((one * cos - two * sin, two * cos + one * sin), dim=-1),
+                rtol=0,
+                atol=2e-6,
+            )
 
 
 def test_given_tables_are_used_as_they_are():

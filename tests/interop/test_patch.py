@@ -32,7 +32,11 @@ def fresh(family: str = "llama") -> PreTrainedModel:
 
 
 def replacements(model: torch.nn.Module) -> int:
-    return sum(isinstance(found, Replacement) for module in model.modules() for found in vars(module).values())
+    return sum(
+        isinstance(found, Replacement)
+        for module in model.modules()
+        for found in vars(module).values()
+    )
 
 
 @pytest.fixture
@@ -46,7 +50,11 @@ def built(model_type: str, **keys) -> PreTrainedModel:
 
 
 def test_only_this_instance_changes(model):
-    before, other, seen = dict(vars(modeling_llama)), fresh(), modeling_llama.LlamaAttention.forward.__globals__
+    before, other, seen = (
+        dict(vars(modeling_llama)),
+        fresh(),
+        modeling_llama.LlamaAttention.forward.__globals__,
+    )
     plain = outputs(other)
     patch(model)
     assert replacements(model) == 3  # two layers and the rotary module
@@ -165,7 +173,9 @@ def test_a_patched_model_is_saved_as_the_model_it_is(model, tmp_path):
     patch(model)
     assert list(model.state_dict()) == keys
     model.save_pretrained(tmp_path)
-    assert torch.equal(outputs(AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")), plain)
+    assert torch.equal(
+        outputs(AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")), plain
+    )
 
 
 @pytest.mark.parametrize("patch_first", [True, False])
@@ -175,8 +185,14 @@ def test_hooks_of_accelerate_and_a_patch_live_together(model, patch_first):
 
     plain = outputs(model)
     hook = partial(accelerate.dispatch_model, model, device_map={"": "cpu"}, force_hooks=True)
-    each = lambda: [add_hook_to_module(m, AlignDevicesHook("cpu")) for m in model.modules() if not list(m.children())]
-    attention = lambda: [add_hook_to_module(layer.self_attn, AlignDevicesHook("cpu")) for layer in model.model.layers]
+    each = lambda: [
+        add_hook_to_module(m, AlignDevicesHook("cpu"))
+        for m in model.modules()
+        if not list(m.children())
+    ]
+    attention = lambda: [
+        add_hook_to_module(layer.self_attn, AlignDevicesHook("cpu")) for layer in model.model.layers
+    ]
     steps = [lambda: patch(model), lambda: (hook(), each(), attention())]
     for step in steps if patch_first else reversed(steps):
         step()
@@ -199,7 +215,10 @@ def test_lora_trains_on_a_patched_model(patch_first):
         if order == "first":
             patch(model)
         torch.manual_seed(3)
-        wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False))
+        wrapped = peft.get_peft_model(
+            model,
+            peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False),
+        )
         if order == "last":
             patch(wrapped)
         assert replacements(wrapped) == (0 if order == "never" else 3)
@@ -218,8 +237,17 @@ def test_generation_with_every_kind_of_cache(family, cache):
     if cache != "none":
         skip_old_cache(family)
     model, prompt = model_of(family), tokens(2, 8)
-    asked = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
-    asked |= {"use_cache": False} if cache == "none" else {"cache_implementation": cache, "disable_compile": True}
+    asked = {
+        "max_new_tokens": 12,
+        "min_new_tokens": 12,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(prompt),
+    }
+    asked |= (
+        {"use_cache": False}
+        if cache == "none"
+        else {"cache_implementation": cache, "disable_compile": True}
+    )
     plain = model.generate(prompt, **asked)
     with patched(model):
         assert torch.equal(model.generate(prompt, **asked), plain)
@@ -228,7 +256,11 @@ def test_generation_with_every_kind_of_cache(family, cache):
 def test_generation_by_beams_and_with_an_assistant():
     model, prompt = model_of("llama"), tokens(1, 8)
     for asked in ({"num_beams": 3}, {"prompt_lookup_num_tokens": 2}):
-        asked |= {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(prompt)}
+        asked |= {
+            "max_new_tokens": 8,
+            "do_sample": False,
+            "attention_mask": torch.ones_like(prompt),
+        }
         plain = model.generate(prompt, **asked)
         with patched(model):
             assert torch.equal(model.generate(prompt, **asked), plain)
@@ -263,7 +295,9 @@ def test_a_row_padded_on_the_left_answers_as_it_does_alone(model):
 
 
 def test_rows_at_places_of_their_own(model):
-    """[B, S] positions; scores depend on distances alone, so a row that starts later answers the same."""
+    """[B, S] positions; scores depend on distances alone, so a row that starts later answers the
+    same.
+    """
     patch(model)
     where = torch.arange(11) + torch.tensor([[0], [900_000]])
     ids = tokens(1, 11).expand(2, -1)
@@ -279,7 +313,9 @@ def test_threads_do_not_meet(model):
 
     def run(i):
         with torch.no_grad():
-            found[i] = all(torch.equal(outputs(model, position_ids=wheres[i]), alone[i]) for _ in range(5))
+            found[i] = all(
+                torch.equal(outputs(model, position_ids=wheres[i]), alone[i]) for _ in range(5)
+            )
 
     workers = [threading.Thread(target=run, args=(i,)) for i in range(6)]
     for worker in workers:
@@ -296,7 +332,9 @@ def test_half_rounds_the_frequencies_of_a_model_and_a_patch_brings_them_back(dty
     rounded = fresh("qwen2").to(dtype)
     assert rounded.model.rotary_emb.inv_freq.dtype == dtype
     meant = fresh("qwen2")
-    meant.load_state_dict(rounded.state_dict())  # the rounded weights, with the frequencies of the config
+    meant.load_state_dict(
+        rounded.state_dict()
+    )  # the rounded weights, with the frequencies of the config
     meant = outputs(meant, **where)
     lost = (outputs(rounded.float(), **where) - meant).abs().max()
     found = (outputs(patch(rounded.to(dtype)).float(), **where) - meant).abs().max()
@@ -357,5 +395,14 @@ def test_training_moves_a_patched_model_where_it_moves_the_unpatched():
 
 @needs_torch_2_7("it cannot compile a model of transformers 5 as one graph, patched or not")
 def test_compiled(full):
-    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process without them compiles."""
-    run_tests([Path(__file__).parent / "patch_compiled.py"], full, "--noconftest", "-p", "sampling", "--show-capture=no")
+    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
+    without them compiles.
+    """
+    run_tests(
+        [Path(__file__).parent / "patch_compiled.py"],
+        full,
+        "--noconftest",
+        "-p",
+        "sampling",
+        "--show-capture=no",
+    )

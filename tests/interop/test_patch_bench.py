@@ -9,8 +9,15 @@ from torch.testing import assert_close
 import patch
 from ropewalk.interop.patch.model import patched
 
-TINY = {**patch.SMALL, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "num_key_value_heads": 1, "head_dim": 16}  # fmt: skip
+TINY = {
+    **patch.SMALL,
+    "hidden_size": 48,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
 
 
 @needs_v5("has no static cache that can be rewound")
@@ -41,7 +48,9 @@ def test_rows_of_the_cpu_compare_both_models(monkeypatch):
 
 
 def test_a_lead_is_the_median_over_rounds_with_its_95_percent_interval():
-    """By hand: nine rounds, the fifth difference in the middle, and the ranks 0.98 * 3, so three, to either side of it."""
+    """By hand: nine rounds, the fifth difference in the middle, and the ranks 0.98 * 3, so three,
+    to either side of it.
+    """
     ours = [10.0, 20.0, 30.0, 10.0, 20.0, 30.0, 10.0, 20.0, 30.0]
     ahead = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.6, 0.4, 0.8]
     found = patch.lead(ours, [our + by for our, by in zip(ours, ahead, strict=True)])

@@ -1,4 +1,6 @@
-"""Laws of a patched model, family by family: the same answers, nearer to float64, and no trace after unpatch."""
+"""Laws of a patched model, family by family: the same answers, nearer to float64, and no trace
+after unpatch.
+"""
 
 from __future__ import annotations
 

@@ -42,9 +42,15 @@ SCALINGS = {
 
 def scaled_llama(rope: dict | None) -> nn.Module:
     """A Llama trained on 24 tokens; the same weights whatever its rope."""
-    longer = {} if rope is None or rope["rope_type"] in ("linear", "dynamic") else {"max_position_embeddings": 10 * TRAINED}
+    longer = (
+        {}
+        if rope is None or rope["rope_type"] in ("linear", "dynamic")
+        else {"max_position_embeddings": 10 * TRAINED}
+    )
     keys = {**SIZES, "max_position_embeddings": TRAINED, **longer}
-    config = config_of("llama", **keys, rope_parameters={"rope_theta": 1e4, **(rope or {"rope_type": "default"})})
+    config = config_of(
+        "llama", **keys, rope_parameters={"rope_theta": 1e4, **(rope or {"rope_type": "default"})}
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.load_state_dict(model_of("llama").state_dict())
     return model
@@ -53,7 +59,9 @@ def scaled_llama(rope: dict | None) -> nn.Module:
 @pytest.mark.parametrize("name", SCALINGS)
 @torch.no_grad()
 def test_scaled_ropes_change_what_they_should_and_as_the_model_does(name):
-    """Short inputs: dynamic and the short longrope leave them alone, the others do not. Long ones: all change."""
+    """Short inputs: dynamic and the short longrope leave them alone, the others do not. Long ones:
+    all change.
+    """
     short, long = tokens(1, 10), tokens(1, int(1.5 * TRAINED))
     plain = [outputs(patch(scaled_llama(None)), ids) for ids in (short, long)]
     theirs = [outputs(scaled_llama(SCALINGS[name]), ids) for ids in (short, long)]
@@ -77,7 +85,9 @@ def test_a_long_call_does_not_change_the_next(name):
 
 @torch.no_grad()
 def test_trying_a_module_does_not_change_it():
-    """Dynamic NTK writes the longest call into its buffers; what unpatch gives back is what was there."""
+    """Dynamic NTK writes the longest call into its buffers; what unpatch gives back is what was
+    there.
+    """
     model = scaled_llama(SCALINGS["dynamic"])
     outputs(model, tokens(1, 2 * TRAINED))
     module = model.model.rotary_emb
@@ -116,8 +126,20 @@ TOWERS = {
 @torch.no_grad()
 def test_vision_towers_rotate_with_our_kernels_too(name):
     text, tower = TOWERS[name]
-    tower |= {"depth": 2, "num_heads": 3, "patch_size": 2, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
-    marks = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}
+    tower |= {
+        "depth": 2,
+        "num_heads": 3,
+        "patch_size": 2,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "in_channels": 3,
+    }
+    marks = {
+        "image_token_id": 50,
+        "video_token_id": 51,
+        "vision_start_token_id": 52,
+        "vision_end_token_id": 53,
+    }
     if name not in CONFIG_MAPPING:
         pytest.skip(f"{HERE} has no {name}")
     text = spelled(name, {**SIZES, "rope_parameters": dict(SECTIONS), **text})
@@ -146,9 +168,17 @@ def test_vision_towers_rotate_with_our_kernels_too(name):
 #: name -> (folder, function, what is found)
 FUNCTIONS = {
     "llama": ("llama", "apply_rotary_pos_emb", ("half", "half", "half", False)),
-    "cohere": ("cohere", "apply_rotary_pos_emb", ("interleaved", "interleaved", "interleaved", False)),
+    "cohere": (
+        "cohere",
+        "apply_rotary_pos_emb",
+        ("interleaved", "interleaved", "interleaved", False),
+    ),
     "gpt-oss": ("gpt_oss", "apply_rotary_pos_emb", ("pairs", "half", "half", False)),
-    "deepseek-v4": ("deepseek_v4", "apply_rotary_pos_emb", ("pairs", "interleaved", "interleaved", True)),
+    "deepseek-v4": (
+        "deepseek_v4",
+        "apply_rotary_pos_emb",
+        ("pairs", "interleaved", "interleaved", True),
+    ),
     "vision": ("qwen2_vl", "apply_rotary_pos_emb_vision", ("half", "half", "half", False)),
 }
 
@@ -172,11 +202,17 @@ def key_backwards(q, k, cos, sin, unsqueeze_dim=1):
 def widening(q, k, cos, sin, unsqueeze_dim=1):
     """A plain rotation, except that it doubles what lies beyond the table."""
     width = cos.shape[-1]
-    rotated = modeling_llama.apply_rotary_pos_emb(q[..., :width], k[..., :width], cos, sin, unsqueeze_dim)
-    return tuple(torch.cat([new, 2 * x[..., width:]], dim=-1) for new, x in zip(rotated, (q, k), strict=True))
+    rotated = modeling_llama.apply_rotary_pos_emb(
+        q[..., :width], k[..., :width], cos, sin, unsqueeze_dim
+    )
+    return tuple(
+        torch.cat([new, 2 * x[..., width:]], dim=-1) for new, x in zip(rotated, (q, k), strict=True)
+    )
 
 
-@pytest.mark.parametrize("function", [key_backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)])
+@pytest.mark.parametrize(
+    "function", [key_backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)]
+)
 def test_functions_that_do_something_else_are_not(function):
     assert convention_of(function) is None
 
@@ -191,7 +227,10 @@ def test_a_replaced_function_gives_the_same_results_on_tables(name, unsqueeze_di
     if rotation_function.convention.form != "pairs":
         cos, sin = Rope(spec).cos_sin_hf(torch.randint(0, 50, (2, 7)))
     shape = (2, 3, 7) if unsqueeze_dim == 1 else (2, 7, 3)
-    xs = [torch.randn(*shape, 8 if name != "deepseek-v4" else 12) for _ in rotation_function.rotated_names]
+    xs = [
+        torch.randn(*shape, 8 if name != "deepseek-v4" else 12)
+        for _ in rotation_function.rotated_names
+    ]
     for given in ((cos, sin), (cos, -sin)):  # DeepSeek V4 unrotates its values
         theirs, ours = (
             function(*xs, *given, unsqueeze_dim=unsqueeze_dim),
@@ -213,7 +252,9 @@ def test_tables_in_other_places_are_not_taken_for_positions():
 
 
 def test_an_absent_key_stays_absent():
-    rotation_function = RotationFunction(modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb))
+    rotation_function = RotationFunction(
+        modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb)
+    )
     cos, sin = Rope(RopeSpec(8)).cos_sin_hf(torch.arange(7)[None])
     q = torch.randn(1, 3, 7, 8)
     rotated, key = rotation_function(q, None, cos, sin)
@@ -221,7 +262,9 @@ def test_an_absent_key_stays_absent():
     assert_close(rotated, modeling_llama.apply_rotary_pos_emb(q, q, cos, sin)[0], rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["llama-2", "llama-3.1", "cohere", "gpt-oss", "deepseek-v2", "gemma-3 full", "qwen2-vl"])
+@pytest.mark.parametrize(
+    "name", ["llama-2", "llama-3.1", "cohere", "gpt-oss", "deepseek-v2", "gemma-3 full", "qwen2-vl"]
+)
 def test_a_lazy_table_acts_as_the_family_s_own(name):
     case = CASES[name]
     module = case.rotary_module()
@@ -229,7 +272,11 @@ def test_a_lazy_table_acts_as_the_family_s_own(name):
     match = matches_of(module, None)[case.layer_type]
     where = case.placed(torch.tensor([[0, 3, 9, 27, 81]]))
     given = LazyAngles(match.rope, where, match.form, torch.float32).output()
-    theirs = module(torch.zeros(1), where, **({} if case.layer_type is None else {"layer_type": case.layer_type}))
+    theirs = module(
+        torch.zeros(1),
+        where,
+        **({} if case.layer_type is None else {"layer_type": case.layer_type}),
+    )
     if isinstance(theirs, torch.Tensor):
         given, theirs = (given,), (theirs,)
     for mine, other in zip(given, theirs, strict=True):
@@ -252,7 +299,9 @@ def test_a_lazy_table_acts_as_the_family_s_own(name):
 
 
 def test_frequencies_that_no_config_explains_are_used_as_they_are():
-    """A changed inv_freq is respected: q and k rotate by the tables of the model, not of the config."""
+    """A changed inv_freq is respected: q and k rotate by the tables of the model, not of the
+    config.
+    """
     model = copy.deepcopy(model_of("llama"))
     with torch.no_grad():
         model.model.rotary_emb.inv_freq.mul_(0.7)
@@ -294,8 +343,12 @@ def test_decorated_methods_are_found_behind_their_decorators(monkeypatch):
 
 @torch.no_grad()
 def test_the_float64_run_is_one():
-    """The oracle of the family tests: shifting all positions changes nothing, even where float32 angles would."""
+    """The oracle of the family tests: shifting all positions changes nothing, even where float32
+    angles would.
+    """
     wide = copy.deepcopy(model_of("llama")).double()
     with InFloat64():
-        near, far = (outputs(wide, position_ids=torch.arange(11)[None] + start) for start in (0, 1_000_000))
+        near, far = (
+            outputs(wide, position_ids=torch.arange(11)[None] + start) for start in (0, 1_000_000)
+        )
     assert_close(near, far, rtol=0, atol=1e-7)

@@ -1,4 +1,6 @@
-"""Rotation functions of the families: a replacement returns what the function returns, in random calls of every kind it takes."""
+"""Rotation functions of the families: a replacement returns what the function returns, in random
+calls of every kind it takes.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def x(*shape: int) -> Tensor:
 
 def doubled(*shape: int, interleaved: bool = False) -> list[Tensor]:
     """Random cos and sin [..., pairs], each entry twice."""
-    return [each.repeat_interleave(2, -1) if interleaved else torch.cat((each, each), -1) for each in torch.rand(2, *shape)]
+    return [
+        each.repeat_interleave(2, -1) if interleaved else torch.cat((each, each), -1)
+        for each in torch.rand(2, *shape)
+    ]
 
 
 def by_heads(tokens: int = TOKENS, width: int = 12) -> tuple[Tensor, Tensor]:
@@ -49,7 +54,14 @@ def gemma4_calls():
     for axes in (1, 2, 3):
         blocks = zip(*(doubled(ROWS, TOKENS, 3) for _ in range(axes)), strict=True)
         tables = [torch.cat(each, dim=-1) for each in blocks]
-        yield [x(ROWS, TOKENS, HEADS, 6 * axes), *tables, torch.zeros(ROWS, TOKENS, axes, dtype=torch.int64)], {}
+        yield (
+            [
+                x(ROWS, TOKENS, HEADS, 6 * axes),
+                *tables,
+                torch.zeros(ROWS, TOKENS, axes, dtype=torch.int64),
+            ],
+            {},
+        )
 
 
 def llama4_calls():
@@ -65,11 +77,22 @@ def qwen4_calls():
 
 def muse_calls():
     for count in (TOKENS, 3, 1):
-        yield [x(ROWS, HEADS, count, 12), x(ROWS, KEY_HEADS, TOKENS, 12), *doubled(ROWS, TOKENS, 6)], {}
+        yield (
+            [x(ROWS, HEADS, count, 12), x(ROWS, KEY_HEADS, TOKENS, 12), *doubled(ROWS, TOKENS, 6)],
+            {},
+        )
 
 
 def clvp_calls():
-    yield [*by_heads(), x(ROWS, KEY_HEADS, TOKENS, 12), *doubled(9, 6), torch.randint(0, 9, (ROWS, TOKENS))], {}
+    yield (
+        [
+            *by_heads(),
+            x(ROWS, KEY_HEADS, TOKENS, 12),
+            *doubled(9, 6),
+            torch.randint(0, 9, (ROWS, TOKENS)),
+        ],
+        {},
+    )
 
 
 def dinov3_calls():
@@ -81,7 +104,10 @@ CALLS: dict[str, tuple[str, Callable[[], Iterable[tuple[list, dict[str, Any]]]]]
     "nanochat": ("apply_rotary_pos_emb", lambda: [([*by_heads(), *doubled(ROWS, TOKENS, 6)], {})]),
     "dinov3_vit": ("apply_rotary_pos_emb", dinov3_calls),
     "muse_glimmer_assistant": ("apply_rotary_pos_emb", muse_calls),
-    "sam3": ("apply_rotary_pos_emb_2d", lambda: [([*by_heads(), *doubled(TOKENS, 6, interleaved=True)], {})]),
+    "sam3": (
+        "apply_rotary_pos_emb_2d",
+        lambda: [([*by_heads(), *doubled(TOKENS, 6, interleaved=True)], {})],
+    ),
     "sam2_video": ("apply_rotary_pos_emb_2d", sam2_calls),
     "minimax_m3_vl": (
         "apply_rotary_pos_emb_vision",
@@ -95,7 +121,10 @@ CALLS: dict[str, tuple[str, Callable[[], Iterable[tuple[list, dict[str, Any]]]]]
     ),
     "clvp": ("apply_rotary_pos_emb", clvp_calls),
     "qwen4_exp": ("apply_rotary_pos_emb", qwen4_calls),
-    "mistral_large4": ("apply_rotary_pos_emb_interleave", lambda: [([by_heads()[0], None, *doubled(ROWS, TOKENS, 6)], {})]),
+    "mistral_large4": (
+        "apply_rotary_pos_emb_interleave",
+        lambda: [([by_heads()[0], None, *doubled(ROWS, TOKENS, 6)], {})],
+    ),
 }
 
 
@@ -113,7 +142,10 @@ def test_a_replacement_returns_what_the_function_returns(family):
         assert type(ours) is type(theirs)
         assert_close(ours, theirs, rtol=0, atol=2e-6)
         inputs = [each for each in args if isinstance(each, Tensor) and each.requires_grad]
-        slopes = [torch.autograd.grad(sum(each.sin().sum() for each in tensors(found)), inputs) for found in (ours, theirs)]
+        slopes = [
+            torch.autograd.grad(sum(each.sin().sum() for each in tensors(found)), inputs)
+            for found in (ours, theirs)
+        ]
         assert_close(*slopes, rtol=0, atol=5e-6)
 
 
@@ -124,8 +156,13 @@ def test_a_cross_attention_with_tables_of_its_own_for_the_keys_is_not_recognised
 def without_last_keys(q, k, cos, sin, unsqueeze_dim=1):
     """A plain rotation that rotates the first tokens only, if there are more than rows."""
     width = cos.shape[-2]
-    rotated = modeling_llama.apply_rotary_pos_emb(q[..., :width, :], k[..., :width, :], cos, sin, unsqueeze_dim)
-    return tuple(torch.cat([new, old[..., width:, :]], dim=-2) for new, old in zip(rotated, (q, k), strict=True))
+    rotated = modeling_llama.apply_rotary_pos_emb(
+        q[..., :width, :], k[..., :width, :], cos, sin, unsqueeze_dim
+    )
+    return tuple(
+        torch.cat([new, old[..., width:, :]], dim=-2)
+        for new, old in zip(rotated, (q, k), strict=True)
+    )
 
 
 def swapped(q, k, cos, sin, unsqueeze_dim=1):
@@ -145,10 +182,13 @@ def test_a_function_that_differs_in_some_call_is_not_recognised(function):
 
 
 @pytest.mark.parametrize(
-    ("family", "lengths"), [("muse_glimmer_assistant", (2, 5)), ("dinov3_vit", (7, 7)), ("dinov3_vit", (5, 5))]
+    ("family", "lengths"),
+    [("muse_glimmer_assistant", (2, 5)), ("dinov3_vit", (7, 7)), ("dinov3_vit", (5, 5))],
 )
 def test_the_last_tokens_take_the_last_positions(family, lengths):
-    """With lazy tables too: a shorter query is rotated as the last keys are, and tokens before the first position are not."""
+    """With lazy tables too: a shorter query is rotated as the last keys are, and tokens before the
+    first position are not.
+    """
     function = code_of(family).apply_rotary_pos_emb
     replacement, rope = RotationFunction(function, convention_of(function)), Rope(RopeSpec(12))
     replacement.add_spec(rope.spec)
@@ -160,7 +200,9 @@ def test_the_last_tokens_take_the_last_positions(family, lengths):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tables_whose_members_differ_are_refused_when_they_arrive(dtype):
-    """One table in a thousand rows is wrong in one entry; tables that differ by rounding are no reason to stop."""
+    """One table in a thousand rows is wrong in one entry; tables that differ by rounding are no
+    reason to stop.
+    """
     function = modeling_llama.apply_rotary_pos_emb
     replacement = RotationFunction(function, convention_of(function))
     q, k = by_heads(1000)
@@ -168,7 +210,12 @@ def test_tables_whose_members_differ_are_refused_when_they_arrive(dtype):
     rounded = [table.clone() for table in (cos, sin)]
     for table in rounded:
         table[..., 6:] *= 1 + torch.finfo(dtype).eps
-    assert_close(replacement(q, k, *rounded), function(q, k, *rounded), rtol=0, atol=0.05 if dtype is torch.bfloat16 else 1e-5)
+    assert_close(
+        replacement(q, k, *rounded),
+        function(q, k, *rounded),
+        rtol=0,
+        atol=0.05 if dtype is torch.bfloat16 else 1e-5,
+    )
     for index in range(2):
         tables = [cos.clone(), sin.clone()]
         tables[index][1, 901, 7] += 0.1
@@ -185,7 +232,10 @@ def test_functions_that_read_one_member_take_any_tables():
     assert_close(replacement(q, k, cos, sin), function(q, k, cos, sin), rtol=0, atol=2e-6)
 
 
-HUNYUAN = {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}
+HUNYUAN = {
+    "head_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]},
+}
 
 
 def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
@@ -198,14 +248,18 @@ def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
     with pytest.raises(RopeError, match="two members of a pair") as error:
         patch(model)
     assert error.value.field == "HunYuanVLRotaryEmbedding"
-    assert "patch(model" not in str(error.value)  # its layers use these tables, so there is no other part
+    assert "patch(model" not in str(
+        error.value
+    )  # its layers use these tables, so there is no other part
 
 
 @torch.no_grad()
 def test_positions_on_more_axes_than_the_config_says():
     """NeoMME rotates text by one axis and images by two; its config names none."""
     torch.manual_seed(1)
-    model = AutoModel.from_config(config_of("neomme", **{**SIZES, "head_dim": 16}), attn_implementation="eager").eval()
+    model = AutoModel.from_config(
+        config_of("neomme", **{**SIZES, "head_dim": 16}), attn_implementation="eager"
+    ).eval()
     ids = torch.randint(3, 61, (2, 11))
     for given in ({}, {"position_ids": torch.randint(0, 40, (2, 2, 11))}):
         plain = model(ids, **given)[0]
@@ -242,16 +296,22 @@ def test_a_method_that_rotates_joined_heads(model_type):
         "feature_projection_input_dim": 6,
         "add_adapter": False,
     }
-    config = config_of(model_type, **{**sizes, "position_embeddings_type": "rotary", "hidden_size": 48})
+    config = config_of(
+        model_type, **{**sizes, "position_embeddings_type": "rotary", "hidden_size": 48}
+    )
     torch.manual_seed(1)
     model = AutoModel.from_config(config).eval()
     layer = next(module for module in model.modules() if hasattr(module, "_apply_rotary_embedding"))
-    tables = next(module for name, module in model.named_modules() if name.endswith("embed_positions"))
+    tables = next(
+        module for name, module in model.named_modules() if name.endswith("embed_positions")
+    )
     hidden = torch.randn(2, 9, 48)
     plain = layer._apply_rotary_embedding(hidden, tables(hidden))
     with patched(model):
         assert "_apply_rotary_embedding" in vars(layer)
-        assert_close(layer._apply_rotary_embedding(hidden, tables(hidden)), plain, rtol=0, atol=2e-6)
+        assert_close(
+            layer._apply_rotary_embedding(hidden, tables(hidden)), plain, rtol=0, atol=2e-6
+        )
         unequal = tables(hidden).clone()
         unequal[1, 3, ..., 0] += 0.1
         with pytest.raises(RopeError, match="both members of a pair"):
@@ -265,7 +325,12 @@ def test_nanochat_generates_the_same_tokens():
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config_of("nanochat", **SIZES)).eval()
     prompt = torch.randint(3, 61, (2, 5))
-    asked = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    asked = {
+        "attention_mask": torch.ones_like(prompt),
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+    }
     plain = model.generate(prompt, **asked)
     with patched(model):
         assert torch.equal(model.generate(prompt, **asked), plain)

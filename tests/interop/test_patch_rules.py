@@ -1,4 +1,6 @@
-"""Rules by which `patch` recognises what rotates: conventions of functions, dispatch by dicts, odd tables, axes of positions."""
+"""Rules by which `patch` recognises what rotates: conventions of functions, dispatch by dicts, odd
+tables, axes of positions.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from ropewalk.interop.patch.trials import convention_of
 
 
 def conformer(hidden_states, relative_position_embeddings, sine=1):
-    """The rotation of Conformer encoders: one table [2, tokens, 1, 1, dims] of cos and sin, and heads joined in the last axis."""
+    """The rotation of Conformer encoders: one table [2, tokens, 1, 1, dims] of cos and sin, and
+    heads joined in the last axis.
+    """
     tables = relative_position_embeddings[:, : hidden_states.shape[1], 0, 0]  # [2, tokens, dims]
     cos, sin = tables[0][:, None], tables[sine][:, None]
     heads = hidden_states.unflatten(-1, (-1, cos.shape[-1]))
@@ -55,8 +59,17 @@ def without_heads(x, cos, sin):
 def test_a_function_of_tensors_without_heads_is_recognised():
     found = convention_of(without_heads)
     assert (found.form, found.tokens, found.by_row) == ("half", -2, True)
-    x, cos, sin = torch.randn(2, 5, 8), torch.rand(2, 5, 4).repeat(1, 1, 2), torch.rand(2, 5, 4).repeat(1, 1, 2)
-    assert_close(RotationFunction(without_heads, found)(x, cos, sin), without_heads(x, cos, sin), rtol=0, atol=1e-6)
+    x, cos, sin = (
+        torch.randn(2, 5, 8),
+        torch.rand(2, 5, 4).repeat(1, 1, 2),
+        torch.rand(2, 5, 4).repeat(1, 1, 2),
+    )
+    assert_close(
+        RotationFunction(without_heads, found)(x, cos, sin),
+        without_heads(x, cos, sin),
+        rtol=0,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("result", [None, "text", 0.5, [1, 2]])
@@ -113,7 +126,9 @@ def test_a_function_that_calls_itself_is_replaced_at_every_depth():
         ("model.layers.0.attn", [""], None),
     ],
 )
-def test_the_largest_part_to_patch_neither_holds_a_refused_module_nor_is_part_of_one(path, refused, part):
+def test_the_largest_part_to_patch_neither_holds_a_refused_module_nor_is_part_of_one(
+    path, refused, part
+):
     assert _largest_part(path, refused) == part
 
 

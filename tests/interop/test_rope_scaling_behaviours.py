@@ -1,4 +1,6 @@
-"""What the families of transformers ask of their own ropes, asked of patched models: which scaling changes which text."""
+"""What the families of transformers ask of their own ropes, asked of patched models: which scaling
+changes which text.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +41,28 @@ ROPES = {
     "default": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": float(FACTOR)},
     "dynamic": {"rope_type": "dynamic", "factor": float(FACTOR)},
-    "yarn": {"rope_type": "yarn", "factor": float(FACTOR), "original_max_position_embeddings": TRAINED},
+    "yarn": {
+        "rope_type": "yarn",
+        "factor": float(FACTOR),
+        "original_max_position_embeddings": TRAINED,
+    },
 }
-PHI3 = {"default": {}, "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}}
+PHI3 = {
+    "default": {},
+    "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [3.0] * 8},
+}
 NEAR = {"rtol": 0, "atol": 1e-5}
 
 
 def built(model_type: str, keys: dict, rope: dict, longest: int) -> nn.Module:
     config = config_of(
-        model_type, **{**SIZES, "max_position_embeddings": longest, **keys, "rope_parameters": {"rope_theta": 1e4, **rope}}
+        model_type,
+        **{
+            **SIZES,
+            "max_position_embeddings": longest,
+            **keys,
+            "rope_parameters": {"rope_theta": 1e4, **rope},
+        },
     )
     torch.manual_seed(3)  # the same weights, whatever the rope
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -64,7 +79,9 @@ def own_model(family: str, name: str) -> nn.Module:
         longer = {} if name == "default" else {"original_max_position_embeddings": TRAINED}
         return built("phi3", longer, PHI3[name], TRAINED if name == "default" else FACTOR * TRAINED)
     model_type, keys, rope = FAMILIES[family]
-    return built(model_type, keys, {**rope, **ROPES[name]}, FACTOR * TRAINED if name == "yarn" else TRAINED)
+    return built(
+        model_type, keys, {**rope, **ROPES[name]}, FACTOR * TRAINED if name == "yarn" else TRAINED
+    )
 
 
 @cache
@@ -76,7 +93,9 @@ def tables(model: nn.Module, length: int) -> Tensor:
     """cos and sin [2, tokens, dimensions] of the first tokens, from the model's rotary module."""
     module = next(each for each in model.modules() if hasattr(each, "inv_freq"))
     found = module(torch.zeros(1), torch.arange(length)[None])
-    assert all(isinstance(table, LazyTable) for table in found)  # still lazy: the model did not materialise them
+    assert all(
+        isinstance(table, LazyTable) for table in found
+    )  # still lazy: the model did not materialise them
     return torch.stack([table + 0 for table in found])[:, 0]
 
 

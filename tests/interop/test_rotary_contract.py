@@ -24,7 +24,8 @@ from ropewalk.interop.patch.model import patch, patched
 #: tables in a buffer, no module that makes them
 TABLED = {"gpt-j", "codegen", "roformer", "roformer value"}
 WHERE = torch.tensor([[0, 1, 2, 17, 63], [5, 6, 7, 8, 9]])
-#: the tolerance: a float32 angle up to 63 rad is off by a few units in the last place, a bfloat16 entry by one
+#: the tolerance: a float32 angle up to 63 rad is off by a few units in the last place, a bfloat16
+#: entry by one
 SLACK = {torch.float32: 63 * 2.0**-21, torch.bfloat16: 2.0**-8}
 
 
@@ -32,7 +33,8 @@ def rotary_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if "RotaryEmbedding" in type(module).__name__ and "position_ids" in inspect.signature(type(module).forward).parameters
+        if "RotaryEmbedding" in type(module).__name__
+        and "position_ids" in inspect.signature(type(module).forward).parameters
     }
 
 
@@ -45,7 +47,11 @@ def layer_types(module: nn.Module) -> list[tuple[str, ...]]:
 
 def positions_for(module: nn.Module) -> Tensor:
     """Text: the same position on every axis a module has."""
-    rope = getattr(module.config, "rope_parameters", None) or getattr(module.config, "rope_scaling", None) or {}
+    rope = (
+        getattr(module.config, "rope_parameters", None)
+        or getattr(module.config, "rope_scaling", None)
+        or {}
+    )
     sections = rope.get("mrope_section")
     return WHERE if sections is None else WHERE.expand(len(sections), *WHERE.shape)
 
@@ -61,7 +67,9 @@ def test_a_direct_call_returns_what_the_family_returns(family, dtype):
     with patched(model):
         for name, module in rotary_modules(model).items():
             for named in layer_types(module):
-                ours, theirs = (each(x, positions_for(module), *named) for each in (module, own[name]))
+                ours, theirs = (
+                    each(x, positions_for(module), *named) for each in (module, own[name])
+                )
                 assert type(ours) is type(theirs) or isinstance(theirs, Tensor)
                 # of tensors, assert_close compares the shape, the dtype and the device too
                 assert_close(ours, theirs, rtol=0, atol=SLACK[dtype])
@@ -78,7 +86,9 @@ def llama_tables() -> tuple[tuple[Tensor, Tensor], tuple[LazyTable, LazyTable]]:
 
 USES = {
     "compared with itself": lambda t: t == t,
-    "compared with a number": lambda t: torch.stack([t < 0.5, t <= 0.5, t > 0.5, t >= 0.5, t != 0.5]),
+    "compared with a number": lambda t: torch.stack(
+        [t < 0.5, t <= 0.5, t > 0.5, t >= 0.5, t != 0.5]
+    ),
     "in numpy": lambda t: torch.from_numpy(np.asarray(t)),
     "row by row": lambda t: torch.stack(list(t)),
     "a matrix": lambda t: t @ t.mT,
@@ -113,7 +123,10 @@ def test_a_table_is_a_tensor_to_whoever_asks():
 def test_the_unpatched_function_takes_patched_tables(unsqueeze_dim):
     shape = (2, 3, 5, 16) if unsqueeze_dim == 1 else (2, 5, 3, 16)
     q, k = torch.randn(2, *shape)
-    rotated = [modeling_llama.apply_rotary_pos_emb(q, k, *tables, unsqueeze_dim=unsqueeze_dim) for tables in llama_tables()]
+    rotated = [
+        modeling_llama.apply_rotary_pos_emb(q, k, *tables, unsqueeze_dim=unsqueeze_dim)
+        for tables in llama_tables()
+    ]
     assert_close(rotated[1], rotated[0], rtol=0, atol=1e-4)
 
 
@@ -161,7 +174,15 @@ def following(model_type: str, rope: str) -> PreTrainedModel:
     """A model whose rope changes with the length of the text."""
     longest = {"max_position_embeddings": TRAINED * (4 if rope == "longrope" else 1)}
     asked = {"original_max_position_embeddings": TRAINED} if model_type == "phi3" else {}
-    config = config_of(model_type, **{**SIZES, **longest, **asked, "rope_parameters": {"rope_theta": 1e4, **LENGTH_ROPES[rope]}})
+    config = config_of(
+        model_type,
+        **{
+            **SIZES,
+            **longest,
+            **asked,
+            "rope_parameters": {"rope_theta": 1e4, **LENGTH_ROPES[rope]},
+        },
+    )
     torch.manual_seed(5)
     return AutoModelForCausalLM.from_config(config).eval()
 
@@ -169,24 +190,38 @@ def following(model_type: str, rope: str) -> PreTrainedModel:
 @pytest.mark.parametrize("rope", LENGTH_ROPES)
 @torch.no_grad()
 def test_a_patched_module_has_no_memory_of_lengths(rope):
-    """Transformers' own writes the longest call into its buffers; a patched one finds the frequencies of each call anew."""
+    """Transformers' own writes the longest call into its buffers; a patched one finds the
+    frequencies of each call anew.
+    """
     module = patch(copy.deepcopy(following("llama", rope))).model.rotary_emb
     before = {**copy.deepcopy(dict(module.named_buffers())), "cached": module.max_seq_len_cached}
     for length in (2 * TRAINED, 5, 3 * TRAINED):
         own = copy.deepcopy(following("llama", rope)).model.rotary_emb
         where = torch.arange(length)[None]
-        assert_close(module(torch.zeros(1), where), own(torch.zeros(1), where), rtol=0, atol=SLACK[torch.float32])
+        assert_close(
+            module(torch.zeros(1), where),
+            own(torch.zeros(1), where),
+            rtol=0,
+            atol=SLACK[torch.float32],
+        )
     after = {**dict(module.named_buffers()), "cached": module.max_seq_len_cached}
-    assert all(torch.equal(torch.as_tensor(after[name]), torch.as_tensor(value)) for name, value in before.items())
+    assert all(
+        torch.equal(torch.as_tensor(after[name]), torch.as_tensor(value))
+        for name, value in before.items()
+    )
 
 
 def test_generation_past_the_trained_length_makes_the_cache_anew():
     """Phi-3 changes its factors there, and drops keys rotated with the old ones."""
     model, prompt = following("phi3", "longrope"), tokens(1, TRAINED - 3)
     asked = {
-        "max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True,
+        "max_new_tokens": 8,
+        "min_new_tokens": 8,
+        "do_sample": False,
+        "return_dict_in_generate": True,
+        "output_logits": True,
         "attention_mask": torch.ones_like(prompt),
-    }  # fmt: skip
+    }
     plain = model.generate(prompt, **asked)
     with patched(model):
         ours = model.generate(prompt, **asked)

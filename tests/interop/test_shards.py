@@ -1,4 +1,6 @@
-"""A checkpoint folder is data that somebody else wrote: read lazily, checked before it is believed, written whole."""
+"""A checkpoint folder is data that somebody else wrote: read lazily, checked before it is believed,
+written whole.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from ropewalk.interop.checkpoint.shards import open_folder, write_folder
 def tensors():
     torch.manual_seed(5)
     made = {
-        f"of.{name}": torch.randint(0, 2, (3, 5)).to(dtype) if dtype != torch.bool else torch.rand(3, 5) > 0.5
+        f"of.{name}": torch.randint(0, 2, (3, 5)).to(dtype)
+        if dtype != torch.bool
+        else torch.rand(3, 5) > 0.5
         for name, dtype in DTYPES.items()
     }
     return {
@@ -34,7 +38,10 @@ def tensors():
 
 
 def listed(given):
-    return [(key, tuple(tensor.shape), tensor.dtype, lambda tensor=tensor: tensor) for key, tensor in given.items()]
+    return [
+        (key, tuple(tensor.shape), tensor.dtype, lambda tensor=tensor: tensor)
+        for key, tensor in given.items()
+    ]
 
 
 def same(found, wanted):
@@ -68,7 +75,11 @@ def test_what_the_safetensors_library_writes_is_read(tmp_path):
     folder = open_folder(tmp_path)
     assert set(folder.names) == set(given)
     for key, tensor in given.items():
-        assert (folder.shape(key), folder.dtype(key), folder.bytes(key)) == (tuple(tensor.shape), tensor.dtype, tensor.nbytes)
+        assert (folder.shape(key), folder.dtype(key), folder.bytes(key)) == (
+            tuple(tensor.shape),
+            tensor.dtype,
+            tensor.nbytes,
+        )
         same(folder.read(key), tensor)
         if tensor.ndim and tensor.numel():
             same(
@@ -85,7 +96,9 @@ def test_pieces_hold_whole_groups_of_rows(tmp_path, monkeypatch):
     pieces = list(open_folder(tmp_path / "a").pieces("x", rows=5))
     assert [len(piece) for piece in pieces] == [5] * 7
     assert torch.equal(torch.cat(pieces), given)
-    assert torch.equal(torch.cat(list(open_folder(tmp_path / "a").pieces("x", 10, 23, rows=3))), given[10:23])
+    assert torch.equal(
+        torch.cat(list(open_folder(tmp_path / "a").pieces("x", 10, 23, rows=3))), given[10:23]
+    )
 
 
 def test_one_tensor_is_made_at_a_time(tmp_path):
@@ -99,7 +112,9 @@ def test_one_tensor_is_made_at_a_time(tmp_path):
         alive.pop()
         return tensor
 
-    write_folder(tmp_path / "a", [(str(i), (3,), torch.float32, make) for i in range(9)], max_shard_bytes=30)
+    write_folder(
+        tmp_path / "a", [(str(i), (3,), torch.float32, make) for i in range(9)], max_shard_bytes=30
+    )
     assert most == 1
     assert len(list((tmp_path / "a").glob("*.safetensors"))) == 5
 
@@ -108,7 +123,10 @@ def test_one_tensor_is_made_at_a_time(tmp_path):
     ("entry", "says"),
     [
         (("x", (3,), torch.float32, lambda: torch.zeros(4)), r"the declared shape \[3\]"),
-        (("x", (3,), torch.float32, lambda: torch.zeros(3).double()), "the dtype in its header, torch.float32"),
+        (
+            ("x", (3,), torch.float32, lambda: torch.zeros(3).double()),
+            "the dtype in its header, torch.float32",
+        ),
         (("x", (3,), torch.complex128, lambda: torch.zeros(3)), "dtypes"),
         (("__metadata__", (3,), torch.float32, lambda: torch.zeros(3)), "__metadata__"),
     ],
@@ -125,7 +143,9 @@ def test_a_key_is_written_once(tmp_path):
 
 
 def test_missing_and_surplus_keys_are_named(tmp_path):
-    write_folder(tmp_path / "a", listed({key: torch.zeros(1) for key in ("w", "x", "rotary_emb.inv_freq")}))
+    write_folder(
+        tmp_path / "a", listed({key: torch.zeros(1) for key in ("w", "x", "rotary_emb.inv_freq")})
+    )
     folder = open_folder(tmp_path / "a")
     folder.expect(["w", "x"], ignored=lambda key: key.endswith("inv_freq"))
     with pytest.raises(RopeError, match=r"missing: y, z, unexpected: x, rotary_emb\.inv_freq"):
@@ -143,7 +163,9 @@ def test_five_names_are_shown_and_the_rest_is_counted(tmp_path):
 
 
 def index(folder, weight_map):
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 @pytest.fixture
@@ -166,8 +188,14 @@ def two(tmp_path):
         ({}, "file names"),
         ([], "file names"),
         ({"a": "c.safetensors"}, "must be a file"),
-        ({"a": "a.safetensors", "c": "b.safetensors"}, r"only tensors that a shard holds; got \['c'\]"),
-        ({"a": "b.safetensors", "b": "a.safetensors"}, r"the shard that holds these tensors; got \['a', 'b'\]"),
+        (
+            {"a": "a.safetensors", "c": "b.safetensors"},
+            r"only tensors that a shard holds; got \['c'\]",
+        ),
+        (
+            {"a": "b.safetensors", "b": "a.safetensors"},
+            r"the shard that holds these tensors; got \['a', 'b'\]",
+        ),
     ],
 )
 def test_a_lying_index_is_refused(two, weight_map, says):
@@ -186,7 +214,9 @@ def test_an_index_beyond_32_mib_is_not_parsed(two):
 def test_an_index_that_leaves_a_tensor_out_is_refused(two):
     save_file({"a": torch.ones(2), "more": torch.ones(2)}, two / "a.safetensors")
     index(two, {"a": "a.safetensors", "b": "b.safetensors"})
-    with pytest.raises(RopeError, match=r"must also list these tensors of its shards; got \['more'\]"):
+    with pytest.raises(
+        RopeError, match=r"must also list these tensors of its shards; got \['more'\]"
+    ):
         open_folder(two)
 
 
@@ -198,7 +228,9 @@ def test_files_beside_the_index_do_not_count(two):
 
 def test_two_files_with_one_tensor_are_refused(two):
     save_file({"a": torch.ones(2)}, two / "c.safetensors")
-    with pytest.raises(RopeError, match=r"a: must be in one file only; got \['a\.safetensors', 'c\.safetensors'\]"):
+    with pytest.raises(
+        RopeError, match=r"a: must be in one file only; got \['a\.safetensors', 'c\.safetensors'\]"
+    ):
         open_folder(two)
 
 
@@ -208,7 +240,10 @@ def test_links_may_not_leave_the_folder_but_for_the_hubs_cache(tmp_path):
     (tmp_path / "a" / "model.safetensors").symlink_to(tmp_path / "secret.safetensors")
     with pytest.raises(RopeError, match="link to a file outside its folder"):
         open_folder(tmp_path / "a")
-    snapshot, blobs = tmp_path / "models--x" / "snapshots" / "1234", tmp_path / "models--x" / "blobs"
+    snapshot, blobs = (
+        tmp_path / "models--x" / "snapshots" / "1234",
+        tmp_path / "models--x" / "blobs",
+    )
     snapshot.mkdir(parents=True)
     blobs.mkdir()
     save_file({"x": torch.ones(2)}, blobs / "abcd")
@@ -244,7 +279,8 @@ HOSTILE = {
     "not an object": hostile(b"[]"),
     "deep": hostile(b"[" * 100_000),
     "twice": hostile(
-        b'{"x":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}', b"1"
+        b'{"x":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"x":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}',
+        b"1",
     ),
     "an entry of another kind": hostile({"x": 3}),
     "a surplus field": hostile({"x": {**entry(), "stride": 1}}, b"1234"),
@@ -291,7 +327,9 @@ def test_a_header_beyond_the_bound_is_not_read(tmp_path):
 
 
 def test_random_damage_is_refused_or_harmless(tmp_path):
-    """Whatever byte of the header changes, the file is refused by RopeError or still holds tensors of its own size."""
+    """Whatever byte of the header changes, the file is refused by RopeError or still holds tensors
+    of its own size.
+    """
     good = tmp_path / "good" / "model.safetensors"
     good.parent.mkdir()
     save_file({"a": torch.ones(3), "b": torch.ones(2, 2)}, good)

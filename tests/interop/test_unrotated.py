@@ -1,4 +1,6 @@
-"""Layers without positions: every spelling in configs, against which layers of a tiny transformers model really rotate."""
+"""Layers without positions: every spelling in configs, against which layers of a tiny transformers
+model really rotate.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,11 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 CASES = [
     ("smollm3", SIX, [1, 1, 1, 0, 1, 1]),
     ("smollm3", {**SIX, "no_rope_layers": [0, 1, 1, 0, 0, 1]}, [0, 1, 1, 0, 0, 1]),
-    ("smollm3", {**SIX, "use_sliding_window": True, "sliding_window": 8, "no_rope_layer_interval": 2}, [1, 0, 1, 0, 1, 0]),
+    (
+        "smollm3",
+        {**SIX, "use_sliding_window": True, "sliding_window": 8, "no_rope_layer_interval": 2},
+        [1, 0, 1, 0, 1, 0],
+    ),
     ("llama4_text", {**SIX, "no_rope_layers": []}, [1, 1, 1, 0, 1, 1]),
     ("cohere2", SIX, [1, 1, 1, 0, 1, 1]),
     ("exaone4", {**SIX, "sliding_window": 8, "sliding_window_pattern": 3}, None),
@@ -27,7 +33,11 @@ CASES = [
     ("exaone_moe", {**SIX, "mlp_layer_types": None}, None),
     ("granite_swa", {**SIX, "layer_rope_theta": None}, [1] * 6),
     ("granite_swa", {**SIX, "layer_rope_theta": [1e4, 0, 1e4, 1e4, 0, 1e4]}, [1, 0, 1, 1, 0, 1]),
-    ("muse_spark_text", {**SIX, "mlp_layer_types": None, "layer_rope_theta": None, "moe_hidden_size": 16}, [1, 0, 1, 1, 1, 0]),
+    (
+        "muse_spark_text",
+        {**SIX, "mlp_layer_types": None, "layer_rope_theta": None, "moe_hidden_size": 16},
+        [1, 0, 1, 1, 1, 0],
+    ),
     ("muse_glimmer_text", {**SIX, "layer_rope_theta": None}, [1, 0, 1, 1, 1, 0]),
     ("beam", {**SIX, "mlp_layer_types": None, "rope_parameters": None}, [1, 1, 1, 1, 1, 0]),
     (
@@ -35,7 +45,10 @@ CASES = [
         {
             "num_hidden_layers": 3,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {"sliding_attention": {**ROPE, "mrope_section": [4, 2, 2]}, "full_attention": None},
+            "rope_parameters": {
+                "sliding_attention": {**ROPE, "mrope_section": [4, 2, 2]},
+                "full_attention": None,
+            },
         },
         [1, 0, 1],
     ),
@@ -43,7 +56,9 @@ CASES = [
 
 
 def rotated_layers(model):
-    """Whether q of each layer changes when all positions grow by the same number; no other part of a model sees positions."""
+    """Whether q of each layer changes when all positions grow by the same number; no other part of
+    a model sees positions.
+    """
     seen = {}
 
     def record(module, query, *args, **kwargs):
@@ -58,12 +73,17 @@ def rotated_layers(model):
         with torch.no_grad():
             model(tokens, position_ids=torch.arange(5)[None] + shift, use_cache=False)
         queries.append(dict(seen))
-    # the direction alone: layers without positions may multiply their queries by a factor of the position
-    first, second = ({i: torch.nn.functional.normalize(q, dim=-1) for i, q in each.items()} for each in queries)
+    # the direction alone: layers without positions may multiply their queries by a factor of the
+    # position
+    first, second = (
+        {i: torch.nn.functional.normalize(q, dim=-1) for i, q in each.items()} for each in queries
+    )
     return [int((first[i] - second[i]).abs().max() > 1e-3) for i in sorted(seen)]
 
 
-@pytest.mark.parametrize(("family", "changed", "expected"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("family", "changed", "expected"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)]
+)
 def test_layers_are_those_that_the_model_rotates(family, changed, expected):
     model = tiny(family, **changed)
     specs = layer_specs(model.config)
@@ -73,7 +93,9 @@ def test_layers_are_those_that_the_model_rotates(family, changed, expected):
     assert (None in rw.from_hf(model.config, per_layer=True).values()) == (0 in by_effect)
 
 
-@pytest.mark.parametrize("interval", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layer_interval": 5}])
+@pytest.mark.parametrize(
+    "interval", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layer_interval": 5}]
+)
 @pytest.mark.parametrize("family", ["smollm3", "llama4_text"])
 def test_without_a_list_the_interval_says_which_layers_rotate(family, interval):
     """A config.json may leave the list to its class, which makes it from the interval."""
@@ -81,28 +103,52 @@ def test_without_a_list_the_interval_says_which_layers_rotate(family, interval):
     theirs = CONFIG_MAPPING[family](**keys).no_rope_layers
     specs = layer_specs({"model_type": family, "head_dim": 8, **keys})
     assert [int(spec is not None) for spec in specs] == theirs
-    assert theirs == [int((layer + 1) % interval.get("no_rope_layer_interval", 4) != 0) for layer in range(6)]
+    assert theirs == [
+        int((layer + 1) % interval.get("no_rope_layer_interval", 4) != 0) for layer in range(6)
+    ]
 
 
 def test_more_than_65536_layers_are_refused():
-    with pytest.raises(RopeError, match="num_hidden_layers: must be an integer from 1 to 65536; got 65537"):
+    with pytest.raises(
+        RopeError, match="num_hidden_layers: must be an integer from 1 to 65536; got 65537"
+    ):
         layer_specs({"model_type": "smollm3", "head_dim": 8, "num_hidden_layers": 65537})
 
 
 def test_a_theta_for_each_layer_is_read():
-    config = {"model_type": "granite_swa", "head_dim": 8, "num_hidden_layers": 4, "rope_parameters": ROPE}
+    config = {
+        "model_type": "granite_swa",
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+        "rope_parameters": ROPE,
+    }
     types = ["full_attention", "sliding_attention"] * 2
-    specs = rw.from_hf({**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 5e5]}, per_layer=True)
+    specs = rw.from_hf(
+        {**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 5e5]}, per_layer=True
+    )
     assert specs["full_attention"] is None
     assert specs["sliding_attention"].theta == 5e5
     with pytest.raises(RopeError, match="layer_rope_theta"):
-        rw.from_hf({**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 1e6]}, per_layer=True)
-    muse = {**config, "model_type": "muse_spark_text", "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 1e6]}
-    assert rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4  # its code tells only 0 from the others
+        rw.from_hf(
+            {**config, "layer_types": types, "layer_rope_theta": [0, 5e5, 0, 1e6]}, per_layer=True
+        )
+    muse = {
+        **config,
+        "model_type": "muse_spark_text",
+        "layer_types": types,
+        "layer_rope_theta": [0, 5e5, 0, 1e6],
+    }
+    assert (
+        rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4
+    )  # its code tells only 0 from the others
 
 
 def test_olmo_hybrid_with_a_null_theta_has_no_positions():
-    config = {"model_type": "olmo_hybrid", "head_dim": 8, "layer_types": ["linear_attention", "full_attention"]}
+    config = {
+        "model_type": "olmo_hybrid",
+        "head_dim": 8,
+        "layer_types": ["linear_attention", "full_attention"],
+    }
     for rope, rotated in (({**ROPE, "rope_theta": None}, False), (ROPE, True), (None, True)):
         specs = layer_specs({**config, "rope_parameters": rope})
         assert [spec is not None for spec in specs] == [False, rotated]
@@ -122,22 +168,36 @@ def test_an_empty_list_is_absent_in_llama_4_only():
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
-        ("esm", "position_embedding_type", "absolute"), ("esm", "position_embedding_type", "rotary"),
-        ("granitemoehybrid", "position_embedding_type", None), ("granitemoehybrid", "position_embedding_type", "rope"),
-        ("zamba2", "use_mem_rope", False), ("zamba2", "use_mem_rope", True),
+        ("esm", "position_embedding_type", "absolute"),
+        ("esm", "position_embedding_type", "rotary"),
+        ("granitemoehybrid", "position_embedding_type", None),
+        ("granitemoehybrid", "position_embedding_type", "rope"),
+        ("zamba2", "use_mem_rope", False),
+        ("zamba2", "use_mem_rope", True),
         # published ModernBERTs have this key, which their code does not read
         ("modernbert", "position_embedding_type", "absolute"),
     ],
-)  # fmt: skip
+)
 def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
     if family not in CONFIG_MAPPING:
         pytest.skip(f"the installed transformers has no {family}")
     config = tiny_config(family)
     setattr(config, key, value)
     with torch.device("meta"):
-        rotates = any("RotaryEmbedding" in type(module).__name__ for module in AutoModel.from_config(config).modules())
-    keys = {**config.to_dict(), key: value, "layer_types": None}  # the tiny model may have no layer with attention
-    configs = [keys] if getattr(CONFIG_MAPPING[family](), key, ()) != value else [keys, {k: keys[k] for k in keys if k != key}]
+        rotates = any(
+            "RotaryEmbedding" in type(module).__name__
+            for module in AutoModel.from_config(config).modules()
+        )
+    keys = {
+        **config.to_dict(),
+        key: value,
+        "layer_types": None,
+    }  # the tiny model may have no layer with attention
+    configs = (
+        [keys]
+        if getattr(CONFIG_MAPPING[family](), key, ()) != value
+        else [keys, {k: keys[k] for k in keys if k != key}]
+    )
     for each in configs:
         if rotates:
             assert any(rw.from_hf(each, per_layer=True).values())
@@ -146,7 +206,9 @@ def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
                 rw.from_hf(each, per_layer=True)
 
 
-@pytest.mark.parametrize(("family", "key"), [("esm", "position_embedding_type"), ("zamba2", "use_mem_rope")])
+@pytest.mark.parametrize(
+    ("family", "key"), [("esm", "position_embedding_type"), ("zamba2", "use_mem_rope")]
+)
 def test_what_is_written_for_a_family_rotates_in_its_class(family, key):
     if family not in CONFIG_MAPPING:
         pytest.skip(f"the installed transformers has no {family}")
@@ -154,4 +216,7 @@ def test_what_is_written_for_a_family_rotates_in_its_class(family, key):
     config = tiny_config(family)
     setattr(config, key, rw.to_hf(spec, model_type=family)[key])
     with torch.device("meta"):
-        assert any("RotaryEmbedding" in type(module).__name__ for module in AutoModel.from_config(config).modules())
+        assert any(
+            "RotaryEmbedding" in type(module).__name__
+            for module in AutoModel.from_config(config).modules()
+        )

@@ -1,4 +1,6 @@
-"""The verdict on a checkpoint's layout rests on evidence that is listed, and is withheld where there is none."""
+"""The verdict on a checkpoint's layout rests on evidence that is listed, and is withheld where
+there is none.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,18 @@ HEADS, PAIRS = 6, 8
 MODULE = "ropewalk.interop.checkpoint.which_layout"
 
 
-def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_attn", dtype=torch.float32, layers=2):
-    """Some layers of projections; `pairing` plants norms that the two rows of a pair share, by the definition of the layout."""
+def folder(
+    path,
+    config,
+    pairing=None,
+    names=("q_proj", "k_proj"),
+    inner="self_attn",
+    dtype=torch.float32,
+    layers=2,
+):
+    """Some layers of projections; `pairing` plants norms that the two rows of a pair share, by the
+    definition of the layout.
+    """
     torch.manual_seed(2)
     path.mkdir()
     tensors = {}
@@ -27,12 +39,23 @@ def folder(path, config, pairing=None, names=("q_proj", "k_proj"), inner="self_a
             rows = torch.randn(HEADS, 2 * PAIRS, 24)
             for head in range(HEADS if pairing else 0):
                 for pair, size in enumerate(torch.randn(PAIRS).exp()):
-                    members = (pair, pair + PAIRS) if pairing == "half" else (2 * pair, 2 * pair + 1)
+                    members = (
+                        (pair, pair + PAIRS) if pairing == "half" else (2 * pair, 2 * pair + 1)
+                    )
                     rows[head, members, :] *= size
             tensors[f"model.layers.{layer}.{inner}.{name}.weight"] = rows.reshape(-1, 24)
-        tensors[f"model.layers.{layer}.{inner}.{'wv' if 'wq' in names else 'v_proj'}.weight"] = torch.randn(8, 24)
-    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors")
-    sizes = {"hidden_size": 96, "num_attention_heads": HEADS, "head_dim": 2 * PAIRS, "rope_theta": 1e4}
+        tensors[f"model.layers.{layer}.{inner}.{'wv' if 'wq' in names else 'v_proj'}.weight"] = (
+            torch.randn(8, 24)
+        )
+    save_file(
+        {name: tensor.to(dtype) for name, tensor in tensors.items()}, path / "model.safetensors"
+    )
+    sizes = {
+        "hidden_size": 96,
+        "num_attention_heads": HEADS,
+        "head_dim": 2 * PAIRS,
+        "rope_theta": 1e4,
+    }
     (path / "config.json").write_text(json.dumps({**sizes, **config}))
     return path
 
@@ -58,10 +81,13 @@ def test_random_weights_decide_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("llama", "half"), ("cohere", "interleaved"), ("qwen3", "half"), ("glm4", "interleaved")]
+    ("family", "layout"),
+    [("llama", "half"), ("cohere", "interleaved"), ("qwen3", "half"), ("glm4", "interleaved")],
 )
 def test_the_familys_code_counts_for_files_under_its_names(tmp_path, family, layout):
-    found = which_layout(folder(tmp_path / "a", {"model_type": family, "partial_rotary_factor": 1.0}))
+    found = which_layout(
+        folder(tmp_path / "a", {"model_type": family, "partial_rotary_factor": 1.0})
+    )
     assert (found.layout, found.confidence) == (layout, "likely")
     assert family in found.evidence[0].observation
 
@@ -96,11 +122,16 @@ def test_the_verdict_prints_and_is_plain_data(tmp_path):
 
 
 def test_strong_evidence_for_both_layouts_is_undecided_whatever_the_weights_say(tmp_path):
-    """Tensors under the names of Hugging Face, whose code pairs halves, beside a file of Meta's folders."""
+    """Tensors under the names of Hugging Face, whose code pairs halves, beside a file of Meta's
+    folders.
+    """
     path = folder(tmp_path / "a", {"model_type": "llama"}, "half")
     (path / "params.json").write_text("{}")
     found = which_layout(path)
-    assert {each.layout for each in found.evidence if each.strength == "strong"} == {"half", "interleaved"}
+    assert {each.layout for each in found.evidence if each.strength == "strong"} == {
+        "half",
+        "interleaved",
+    }
     assert weights_say(found) == "half"
     assert (found.layout, found.confidence) == (None, "undecided")
 
@@ -131,9 +162,13 @@ def test_norms_count_if_they_clearly_agree(half, interleaved, layout):
 def test_q_and_k_are_read_of_four_layers_at_equal_distances(tmp_path, monkeypatch, layers):
     read = []
     monkeypatch.setattr(
-        sys.modules[MODULE], "_agreements", lambda folder, name, rule: (read.append(name), _agreements(folder, name, rule))[1]
+        sys.modules[MODULE],
+        "_agreements",
+        lambda folder, name, rule: (read.append(name), _agreements(folder, name, rule))[1],
     )
     which_layout(folder(tmp_path / "a", {}, layers=layers))
     in_file = sorted(range(layers), key=str)  # layer 10 comes before layer 2
     wanted = [in_file[part * layers // 4] for part in range(4)]
-    assert sorted(read) == sorted(f"model.layers.{each}.self_attn.{name}_proj.weight" for each in wanted for name in "qk")
+    assert sorted(read) == sorted(
+        f"model.layers.{each}.self_attn.{name}_proj.weight" for each in wanted for name in "qk"
+    )

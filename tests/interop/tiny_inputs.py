@@ -1,4 +1,6 @@
-"""Inputs for the tiny model of any family: tokens for text, random pixels, features or waves for the others."""
+"""Inputs for the tiny model of any family: tokens for text, random pixels, features or waves for
+the others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ GRID = (1, 4, 4)
 
 
 def part_of(model: PreTrainedModel) -> nn.Module:
-    """Return the part of a model to run: all of it, or the memory attention of a video tracker, which needs no session."""
+    """Return the part of a model to run: all of it, or the memory attention of a video tracker,
+    which needs no session.
+    """
     return getattr(model, "memory_attention", model)
 
 
@@ -29,20 +33,27 @@ def inputs_for(model: PreTrainedModel) -> Iterator[dict[str, Any]]:
     text = {"input_ids": tokens(), **positions_for(model)} if "input_ids" in names else {}
     texts = [text]
     if "decoder_input_ids" in names:  # the second: nine channels of audio
-        texts = [{**text, "decoder_input_ids": each} for each in (tokens(7), tokens(7 * 9).unflatten(-1, (7, 9)))]
+        texts = [
+            {**text, "decoder_input_ids": each}
+            for each in (tokens(7), tokens(7 * 9).unflatten(-1, (7, 9)))
+        ]
     if text:
         yield from ({**each, **quiet} for each in texts)
     makers = {name: OTHERS[name] for name in names if name in OTHERS}
     if len(makers) > 1:
         makers.pop("inputs_embeds", None)
-    for chosen in product(*(make(model.config, names) for make in makers.values())) if makers else ():
+    for chosen in (
+        product(*(make(model.config, names) for make in makers.values())) if makers else ()
+    ):
         others = {**dict(zip(makers, chosen, strict=True)), **quiet}
         yield from ({**others, **each} for each in ([{}, *texts] if text else texts))
 
 
 def tokens(count: int = TOKENS, rows: int = ROWS) -> Tensor:
     """Return ids of ordinary tokens."""
-    return torch.randint(PLAIN_TOKENS, VOCAB, (rows, count), generator=torch.Generator().manual_seed(3))
+    return torch.randint(
+        PLAIN_TOKENS, VOCAB, (rows, count), generator=torch.Generator().manual_seed(3)
+    )
 
 
 def positions_for(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -68,7 +79,9 @@ def _random(*shape: int) -> Tensor:
 
 
 def _patches(config: Any, names: Collection[str]) -> list[Tensor]:
-    """Return the patches of GRID, flat or as small images; whole images for a tower that takes no grid."""
+    """Return the patches of GRID, flat or as small images; whole images for a tower that takes no
+    grid.
+    """
     side, size = getattr(config, "image_size", 16), getattr(config, "patch_size", 4)
     images = [_random(ROWS, 3, *((side, side) if isinstance(side, int) else side))]
     if not {"grid_thw", "hidden_states", "pixel_position_ids"} & set(names):
@@ -76,7 +89,12 @@ def _patches(config: Any, names: Collection[str]) -> list[Tensor]:
     channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     frames = getattr(config, "temporal_patch_size", None) or getattr(config, "patch_temporal", 1)
     count, area = GRID[0] * GRID[1] * GRID[2], channels * size * size
-    return [_random(count, frames * area), _random(count, channels, size, size), _random(count, area), _random(1, count, area)]
+    return [
+        _random(count, frames * area),
+        _random(count, channels, size, size),
+        _random(count, area),
+        _random(1, count, area),
+    ]
 
 
 def _grid_places(config: Any, names: Collection[str]) -> list[Tensor]:
@@ -94,8 +112,12 @@ OTHERS: dict[str, Callable[[Any, Collection[str]], list[Any]]] = {
     "image_sizes": lambda config, names: [torch.tensor([[16, 16]] * ROWS)],
     "inputs_embeds": lambda config, names: [_random(ROWS, TOKENS, HIDDEN)],
     "noise_embeds": lambda config, names: [_random(ROWS, 5, HIDDEN)],
-    "context_hidden_states": lambda config, names: [_random(ROWS, 6, HIDDEN * len(config.target_layer_ids))],
-    "input_features": lambda config, names: [_random(ROWS, *shape) for shape in ((64, 16), (16, 64), (64, 160))],
+    "context_hidden_states": lambda config, names: [
+        _random(ROWS, 6, HIDDEN * len(config.target_layer_ids))
+    ],
+    "input_features": lambda config, names: [
+        _random(ROWS, *shape) for shape in ((64, 16), (16, 64), (64, 160))
+    ],
     "input_values": lambda config, names: [_random(ROWS, 1, 1920 * 8), _random(ROWS, 3200)],
     "image_attention_mask": lambda config, names: [torch.ones(ROWS, TOKENS, 1)],
     "current_vision_features": lambda config, names: [_random(16, 1, HIDDEN)],

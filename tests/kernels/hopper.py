@@ -1,4 +1,6 @@
-"""Compile a Triton kernel without a GPU, for sm_90 unless told, specialised as a launch would; read its machine code."""
+"""Compile a Triton kernel without a GPU, for sm_90 unless told, specialised as a launch would; read
+its machine code.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 
-def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str, Any], capability: int = 90) -> Any:
-    """Return the kernel compiled for one call's arguments, given by name; for another GPU with another `capability`."""
+def compile_for_hopper(
+    kernel: Any, arguments: dict[str, Any], options: dict[str, Any], capability: int = 90
+) -> Any:
+    """Return the kernel compiled for one call's arguments, given by name; for another GPU with
+    another `capability`.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -17,30 +23,45 @@ def compile_for_hopper(kernel: Any, arguments: dict[str, Any], options: dict[str
 
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
-    bound, specialised, found = create_function_from_signature(kernel.signature, kernel.params, backend)(
-        **arguments, **options, debug=False
+    bound, specialised, found = create_function_from_signature(
+        kernel.signature, kernel.params, backend
+    )(**arguments, **options, debug=False)
+    found, signature, constants, attributes = kernel._pack_args(
+        backend, dict(options), bound, specialised, found
     )
-    found, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialised, found)
     source = ASTSource
     if kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource as source
-    return triton.compile(source(kernel, signature, constants, attributes), target=target, options=found.__dict__)
+    return triton.compile(
+        source(kernel, signature, constants, attributes), target=target, options=found.__dict__
+    )
 
 
 class CompileInstead:
-    """Stands where a kernel is launched, compiles it with the launch's arguments, and keeps (name, compiled)."""
+    """Stands where a kernel is launched, compiles it with the launch's arguments, and keeps (name,
+    compiled).
+    """
 
-    def __init__(self, kernel: Any, built: list[tuple[str, Any]], capability: int = 90, **changed: Any) -> None:
+    def __init__(
+        self, kernel: Any, built: list[tuple[str, Any]], capability: int = 90, **changed: Any
+    ) -> None:
         self.kernel, self.built, self.capability, self.changed = kernel, built, capability, changed
 
     def __getitem__(self, grid: Any) -> CompileInstead:
         return self
 
-    def __call__(self, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
+    def __call__(
+        self, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
+    ) -> None:
         constants.pop("launch_pdl", None)  # of the launch alone
         given = dict(zip(self.kernel.arg_names, arguments, strict=False)) | constants | self.changed
         options = {"num_warps": num_warps, "num_stages": num_stages}
-        self.built.append((self.kernel.fn.__name__, compile_for_hopper(self.kernel, given, options, self.capability)))
+        self.built.append(
+            (
+                self.kernel.fn.__name__,
+                compile_for_hopper(self.kernel, given, options, self.capability),
+            )
+        )
 
 
 def machine_code(built: Any, folder: Path, *what: str) -> str:
@@ -56,5 +77,7 @@ def machine_code(built: Any, folder: Path, *what: str) -> str:
 def registers_and_spills(built: Any, folder: Path) -> tuple[int, int]:
     """Return (registers of a thread, bytes of registers that are spilled to memory)."""
     used = machine_code(built, folder, "--dump-resource-usage")
-    registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", used).groups())
+    registers, stack, local = map(
+        int, re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", used).groups()
+    )
     return registers, stack + local

@@ -1,4 +1,6 @@
-"""The kernel of attention over a band against plain torch, in the interpreter. `test_triton.py` starts this file."""
+"""The kernel of attention over a band against plain torch, in the interpreter. `test_triton.py`
+starts this file.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,11 @@ from ropewalk.attention import lse
 from ropewalk.attention.remap import DualChunk, SelfExtend
 
 
-@pytest.mark.parametrize("remapping", [SelfExtend(4, 64), DualChunk(96, 20)], ids=lambda remapping: type(remapping).__name__)
+@pytest.mark.parametrize(
+    "remapping",
+    [SelfExtend(4, 64), DualChunk(96, 20)],
+    ids=lambda remapping: type(remapping).__name__,
+)
 @pytest.mark.parametrize("sizes", [(1, 4, 2, 261, 20, 20), (2, 6, 2, 5, 16, 24)], ids=str)
 def test_it_equals_plain_torch(remapping, sizes):
     """Odd sizes, grouped heads, values of another width, and queries that see no key of a piece."""

@@ -1,6 +1,8 @@
-"""Laws of the decode kernels against written-out definitions in float64: on the GPU where there is one, else in the interpreter.
+"""Laws of the decode kernels against written-out definitions in float64: on the GPU where there is
+one, else in the interpreter.
 
-`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before
+Triton is imported.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 
 pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: the interpreter is slow, and multiplies the bits of bfloat16 as integers: 16-bit types are tested on the GPU
-DTYPES = {torch.float32: 4e-6, **({torch.float16: 3e-3, torch.bfloat16: 2e-2} if DEVICE == "cuda" else {})}
+#: the interpreter is slow, and multiplies the bits of bfloat16 as integers: 16-bit types are tested
+#: on the GPU
+DTYPES = {
+    torch.float32: 4e-6,
+    **({torch.float16: 3e-3, torch.bfloat16: 2e-2} if DEVICE == "cuda" else {}),
+}
 K, Q_HEADS, K_HEADS = 20, 2, 1
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 TILES = [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16))]
@@ -60,7 +66,9 @@ def test_products_of_the_library(dtype, finish):
 
 
 @dtypes
-@pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, Tile(32, 32, 16))])  # 64 weight rows are the left operand of a product
+@pytest.mark.parametrize(
+    ("rows", "tile"), [*TILES, (18, Tile(32, 32, 16))]
+)  # 64 weight rows are the left operand of a product
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, rows, tile, finish, bias):
@@ -70,15 +78,23 @@ def test_products(dtype, rows, tile, finish, bias):
 def check_product(dtype, rows, tile, finish, bias):
     """Compare a product, with its norm if there is one row, with float64."""
     columns = 22
-    x, weight, norm_weight = random(rows, K, dtype=dtype), random(columns, K, dtype=dtype) / 6, random(K, dtype=dtype)
+    x, weight, norm_weight = (
+        random(rows, K, dtype=dtype),
+        random(columns, K, dtype=dtype) / 6,
+        random(K, dtype=dtype),
+    )
     residual = random(rows, columns, dtype=dtype) if finish == "add" else None
     added = random(columns, dtype=dtype) if bias else None
     norm = launch.Norm(norm_weight, 1e-3) if rows == 1 else None
-    out = torch.full((rows, columns // 2 if finish == "gate" else columns), math.nan, device=DEVICE, dtype=dtype)
+    out = torch.full(
+        (rows, columns // 2 if finish == "gate" else columns), math.nan, device=DEVICE, dtype=dtype
+    )
     if residual is not None:
         out.copy_(residual)  # a decode step adds in place
     given = None if residual is None else out
-    launch.product(x, weight, out, norm=norm, bias=added, residual=given, gate=finish == "gate", tile=tile)
+    launch.product(
+        x, weight, out, norm=norm, bias=added, residual=given, gate=finish == "gate", tile=tile
+    )
     want = (x.double() if norm is None else rms_normed(x, norm_weight, 1e-3)) @ weight.double().T
     want = want if added is None else want + added.double()
     if finish == "add":
@@ -107,13 +123,21 @@ def test_a_tile_never_reads_after_the_last_row():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
 def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate, monkeypatch):
-    """K and the columns fill their tiles, so only rows may be masked, where they do not fill theirs."""
+    """K and the columns fill their tiles, so only rows may be masked, where they do not fill
+    theirs.
+    """
     x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
-    out, were_masked = torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype), []
+    out, were_masked = (
+        torch.full((rows, 4 if gate else 8), math.nan, device=DEVICE, dtype=dtype),
+        [],
+    )
 
     class Recorder:
         def __getitem__(self, grid, kernel=launch._PRODUCT):
-            return lambda *given, **options: (were_masked.append(options["ROWS_MASKED"]), kernel[grid](*given, **options))
+            return lambda *given, **options: (
+                were_masked.append(options["ROWS_MASKED"]),
+                kernel[grid](*given, **options),
+            )
 
     monkeypatch.setattr(launch, "_PRODUCT", Recorder())
     launch.product(x, weight, out, gate=gate, tile=Tile(tile_rows, 4, 16, masked=masked))
@@ -147,12 +171,16 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num
     if DEVICE == "cuda":
         torch.cuda.synchronize()  # an early kernel does not wait for what it reads
     for _ in range(2):  # the second call finds the workspace as the first left it
-        launch.attend(q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early)
+        launch.attend(
+            q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early
+        )
     index = torch.arange(tokens, device=DEVICE)
     seen = (index >= first[:, None]) & (index < num_keys)
     if window:
         seen &= index >= num_keys - window
-    scores = 0.3 * torch.einsum("bhd,bhnd->bhn", q.double(), k.double().repeat_interleave(shared, 1))
+    scores = 0.3 * torch.einsum(
+        "bhd,bhnd->bhn", q.double(), k.double().repeat_interleave(shared, 1)
+    )
     weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
     want = torch.einsum("bhn,bhnd->bhd", weights, v.double().repeat_interleave(shared, 1))
     assert relative_error(out, want) < DTYPES[dtype]
@@ -163,17 +191,24 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num
 def test_the_next_token_is_the_first_highest_logit(dtype, splits):
     rows, vocabulary, width = 4, 2500, 1030  # more than a block of each
     embedding = random(vocabulary, width, dtype=dtype)
-    tokens, counters = torch.full((40,), -1, device=DEVICE), 5 * torch.arange(2 * rows + 1, device=DEVICE)
+    tokens, counters = (
+        torch.full((40,), -1, device=DEVICE),
+        5 * torch.arange(2 * rows + 1, device=DEVICE),
+    )
     x = torch.full((rows, width), math.nan, device=DEVICE, dtype=dtype)
     workspace = Workspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
     # the second call finds the workspace as the first left it
-    for call, highest in enumerate(([[2499], [1040, 1041], [0, 700, 2498], []], [[0], [2498, 2499], [1900], []]), 1):
+    for call, highest in enumerate(
+        ([[2499], [1040, 1041], [0, 700, 2498], []], [[0], [2498, 2499], [1900], []]), 1
+    ):
         logits = random(rows, vocabulary, dtype=dtype)
         for row, places in enumerate(highest):
             logits[row, places] = 9.0
         logits[3] = -math.inf
         launch.next_token(logits, embedding, tokens, x, counters, workspace)
-        token = tokens[19 + call :: 5]  # the slots of the rows were 20, 25, 30, 35 before the first call
+        token = tokens[
+            19 + call :: 5
+        ]  # the slots of the rows were 20, 25, 30, 35 before the first call
         assert token.tolist() == [min(places, default=0) for places in highest]
         assert int((tokens >= 0).sum()) == 4 * call
         assert torch.equal(x, embedding[token])
@@ -189,7 +224,9 @@ def test_without_a_number_among_the_logits_the_next_token_is_still_one_of_the_vo
     )
     embedding = random(90, 8, dtype=torch.float32)
     workspace = Workspace(1, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
-    launch.next_token(torch.full((1, 90), math.nan, device=DEVICE), embedding, token, x, counters, workspace)
+    launch.next_token(
+        torch.full((1, 90), math.nan, device=DEVICE), embedding, token, x, counters, workspace
+    )
     assert 0 <= int(token) < 90
     assert torch.equal(x, embedding[token])
 
@@ -206,13 +243,18 @@ SPECS = {
 
 
 def expected(x, weight, bias, norm, spec, positions):
-    """q, k and v in float64 from the definitions: product, RMS norm of each head, rotation by plain cos and sin."""
+    """q, k and v in float64 from the definitions: product, RMS norm of each head, rotation by plain
+    cos and sin.
+    """
     packed = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     q, k, v = packed.view(len(x), -1, spec.head_dim).split((Q_HEADS, K_HEADS, K_HEADS), 1)
     if norm is not None:
         q, k = rms_normed(q, norm.q_weight, norm.eps), rms_normed(k, norm.k_weight, norm.eps)
     rope, positions = rw.Rope(spec, backend="reference"), positions.unsqueeze(-2)  # one batch row
-    return *(rope.rotate(t[None], positions, seq_dim=-3, key=key)[0] for t, key in ((q, False), (k, True))), v
+    return *(
+        rope.rotate(t[None], positions, seq_dim=-3, key=key)[0]
+        for t, key in ((q, False), (k, True))
+    ), v
 
 
 @dtypes
@@ -225,9 +267,13 @@ def test_qkv_product(dtype, rows, tile, name, norm):
 
 @dtypes
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str)
+@pytest.mark.parametrize(
+    "spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str
+)
 def test_qkv_product_of_wide_tiles(dtype, spec, norm):
-    """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two parts, one of them narrower."""
+    """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two
+    parts, one of them narrower.
+    """
     check_qkv(dtype, 18, Tile(32, 32, 16), spec, norm)
 
 
@@ -237,13 +283,24 @@ def test_qkv_product_of_wide_tiles(dtype, spec, norm):
 def test_programs_of_a_head_wait_for_each_other_in_every_launch(rows, head_dim):
     """Launches that follow each other closely give the bits of launches that do not."""
     spec, width = rw.RopeSpec(head_dim), (Q_HEADS + 2 * K_HEADS) * head_dim
-    weight, norm = random(width, 512, dtype=torch.bfloat16), QKNorm(*(random(head_dim, dtype=torch.bfloat16) for _ in range(2)))
-    workspace, index = Workspace(rows, Q_HEADS, K_HEADS, head_dim, device=DEVICE), torch.arange(rows, device=DEVICE)
+    weight, norm = (
+        random(width, 512, dtype=torch.bfloat16),
+        QKNorm(*(random(head_dim, dtype=torch.bfloat16) for _ in range(2))),
+    )
+    workspace, index = (
+        Workspace(rows, Q_HEADS, K_HEADS, head_dim, device=DEVICE),
+        torch.arange(rows, device=DEVICE),
+    )
     xs, runs = [random(rows, 512, dtype=torch.bfloat16) for _ in range(8)], []
     for repeat in range(20):
         for x in xs:
-            q, cache = x.new_empty(rows, Q_HEADS, head_dim), KVSlots(*(x.new_empty(rows, K_HEADS, head_dim) for _ in range(2)))
-            launch.qkv_product(x, weight, q, cache, index, index, spec, head_norm=norm, workspace=workspace)
+            q, cache = (
+                x.new_empty(rows, Q_HEADS, head_dim),
+                KVSlots(*(x.new_empty(rows, K_HEADS, head_dim) for _ in range(2))),
+            )
+            launch.qkv_product(
+                x, weight, q, cache, index, index, spec, head_norm=norm, workspace=workspace
+            )
             runs.append((q, cache.k))
             if repeat == 0:
                 torch.cuda.synchronize()
@@ -258,10 +315,19 @@ def test_programs_of_a_head_wait_for_each_other_in_every_launch(rows, head_dim):
 
 def check_qkv(dtype, rows, tile, spec, norm):
     width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
-    x, weight, bias = random(rows, K, dtype=dtype), random(width, K, dtype=dtype) / 6, random(width, dtype=dtype)
-    head_norm = QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if norm else None
+    x, weight, bias = (
+        random(rows, K, dtype=dtype),
+        random(width, K, dtype=dtype) / 6,
+        random(width, dtype=dtype),
+    )
+    head_norm = (
+        QKNorm(*(random(spec.head_dim, dtype=dtype) for _ in range(2)), eps=0.01) if norm else None
+    )
     # pages of 4 slots, with memory between pages and between slots
-    pages = (torch.full((6, 5, K_HEADS + 1, spec.head_dim), math.nan, device=DEVICE, dtype=dtype) for _ in range(2))
+    pages = (
+        torch.full((6, 5, K_HEADS + 1, spec.head_dim), math.nan, device=DEVICE, dtype=dtype)
+        for _ in range(2)
+    )
     cache = KVSlots(*(page[:, :4, 1:] for page in pages))
     slots = torch.randperm(24, device=DEVICE)[:rows]
     slots[rows // 2] = -1 if rows > 1 else slots[0]
@@ -272,7 +338,9 @@ def check_qkv(dtype, rows, tile, spec, norm):
     options = {"bias": bias, "head_norm": head_norm, "workspace": workspace, "tile": tile}
     launch.qkv_product(x, weight, q, cache, slots, positions, spec, **options)
     for got, want in zip(
-        (q, cache.k.flatten(0, 1), cache.v.flatten(0, 1)), expected(x, weight, bias, head_norm, spec, positions), strict=True
+        (q, cache.k.flatten(0, 1), cache.v.flatten(0, 1)),
+        expected(x, weight, bias, head_norm, spec, positions),
+        strict=True,
     ):
         if got is not q:
             want = want[slots >= 0]
@@ -284,10 +352,15 @@ def check_qkv(dtype, rows, tile, spec, norm):
     assert not workspace.arrived.any()
     assert not workspace.sums.any()
     # the same with positions and slots that are read early
-    early_q, early_cache = torch.full_like(q, math.nan), KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2)))
+    early_q, early_cache = (
+        torch.full_like(q, math.nan),
+        KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2))),
+    )
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    launch.qkv_product(x, weight, early_q, early_cache, slots, positions, spec, early=True, **options)
+    launch.qkv_product(
+        x, weight, early_q, early_cache, slots, positions, spec, early=True, **options
+    )
     for got, want in ((early_q, q), (early_cache.k, cache.k), (early_cache.v, cache.v)):
         assert torch.equal(got.nan_to_num(9.0), want.nan_to_num(9.0))
 
@@ -301,12 +374,26 @@ def test_the_public_call(backend, tokens):
     norm = QKNorm(*(random(spec.head_dim, dtype=torch.float32) for _ in range(2)), eps=0.01)
     cache = KVSlots(*(torch.zeros(8, K_HEADS, spec.head_dim, device=DEVICE) for _ in range(2)))
     count = math.prod(tokens)
-    slots, positions = torch.arange(count, device=DEVICE).view(tokens), torch.arange(7, 7 + count, device=DEVICE).view(tokens)
-    call = {"spec": spec, "positions": positions, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": slots, "norm": norm}
+    slots, positions = (
+        torch.arange(count, device=DEVICE).view(tokens),
+        torch.arange(7, 7 + count, device=DEVICE).view(tokens),
+    )
+    call = {
+        "spec": spec,
+        "positions": positions,
+        "heads": (Q_HEADS, K_HEADS),
+        "cache": cache,
+        "slots": slots,
+        "norm": norm,
+    }
     q = qkv_norm_rope(x, weight, **call, backend=backend)
     want_q, want_k, want_v = expected(x.view(-1, K), weight, None, norm, spec, positions.view(-1))
     assert q.shape == (*tokens, Q_HEADS, spec.head_dim)
-    for got, want in ((q.view(-1, Q_HEADS, spec.head_dim), want_q), (cache.k[:count], want_k), (cache.v[:count], want_v)):
+    for got, want in (
+        (q.view(-1, Q_HEADS, spec.head_dim), want_q),
+        (cache.k[:count], want_k),
+        (cache.v[:count], want_v),
+    ):
         assert relative_error(got, want) < 4e-6
 
 
@@ -320,7 +407,13 @@ def test_strided_inputs(strided):
         x, bias = x.T.contiguous().T, bias.contiguous()
     positions = slots = torch.arange(2, device=DEVICE)
     cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
-    call = {"spec": spec, "positions": positions, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": slots}
+    call = {
+        "spec": spec,
+        "positions": positions,
+        "heads": (Q_HEADS, K_HEADS),
+        "cache": cache,
+        "slots": slots,
+    }
     assert "contiguous" in why_not(x, weight, bias, **call)
     got = (qkv_norm_rope(x, weight, bias, **call), cache.k, cache.v)
     for each, want in zip(got, expected(x, weight, bias, None, spec, positions), strict=True):
@@ -331,19 +424,29 @@ def test_a_float8_cache():
     spec = SPECS["half"]
     x, weight = random(2, K, dtype=torch.float16), random(48, K, dtype=torch.float16) / 6
     make = lambda: KVSlots(
-        *(torch.zeros(2, K_HEADS, 12, device=DEVICE, dtype=torch.float8_e4m3fn) for _ in range(2)), k_scale=0.5, v_scale=2.0
+        *(torch.zeros(2, K_HEADS, 12, device=DEVICE, dtype=torch.float8_e4m3fn) for _ in range(2)),
+        k_scale=0.5,
+        v_scale=2.0,
     )
     positions = slots = torch.arange(2, device=DEVICE)
     caches = {}
     for backend in ("triton", "definition"):
         caches[backend] = make()
         qkv_norm_rope(
-            x, weight, spec=spec, positions=positions, heads=(Q_HEADS, K_HEADS), cache=caches[backend], slots=slots,
+            x,
+            weight,
+            spec=spec,
+            positions=positions,
+            heads=(Q_HEADS, K_HEADS),
+            cache=caches[backend],
+            slots=slots,
             backend=backend,
-        )  # fmt: skip
+        )
     for name in ("k", "v"):
         got, want = (getattr(caches[backend], name).float() for backend in ("triton", "definition"))
-        assert ((got - want).abs() <= want.abs() / 8 + 2**-9).all()  # one step of e4m3: the product is rounded to float16 before
+        assert (
+            (got - want).abs() <= want.abs() / 8 + 2**-9
+        ).all()  # one step of e4m3: the product is rounded to float16 before
 
 
 def test_what_the_call_refuses():
@@ -351,11 +454,19 @@ def test_what_the_call_refuses():
     x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32)
     cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
     index = torch.arange(2, device=DEVICE)
-    call = {"spec": spec, "positions": index, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": index}
+    call = {
+        "spec": spec,
+        "positions": index,
+        "heads": (Q_HEADS, K_HEADS),
+        "cache": cache,
+        "slots": index,
+    }
     with pytest.raises(RopeError, match="bias"):
         qkv_norm_rope(x, weight, torch.zeros(48, dtype=torch.float16, device=DEVICE), **call)
     with pytest.raises(RopeError, match=r"^bias: must be \[48\]"):
-        why_not(x, weight, torch.zeros(3, device=DEVICE), **call)  # runtime types of the tests refuse it in qkv_norm_rope
+        why_not(
+            x, weight, torch.zeros(3, device=DEVICE), **call
+        )  # runtime types of the tests refuse it in qkv_norm_rope
     with pytest.raises(RopeError, match=r"^weight: must be \[\(2 \+ 2 \* 1\) \* 12, 20\]"):
         qkv_norm_rope(x, weight[:-1], **call)
     depends_on_length = replace(spec, scaling=frequencies.Dynamic(factor=2.0, original_length=8))
@@ -372,13 +483,21 @@ def test_what_the_call_refuses():
         qkv_norm_rope(x, weight, **{**call, "spec": dynamic}, backend="triton")
 
 
-@pytest.mark.parametrize("sizes", [(1, Q_HEADS, K_HEADS, 12), (2, 1, K_HEADS, 12), (2, Q_HEADS, K_HEADS, 6)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(1, Q_HEADS, K_HEADS, 12), (2, 1, K_HEADS, 12), (2, Q_HEADS, K_HEADS, 6)], ids=str
+)
 def test_a_workspace_too_small_for_the_call_is_refused(sizes):
     """It has too few rows, heads of q or dims."""
     x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32)
     cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
     index = torch.arange(2, device=DEVICE)
-    call = {"spec": SPECS["half"], "positions": index, "heads": (Q_HEADS, K_HEADS), "cache": cache, "slots": index}
+    call = {
+        "spec": SPECS["half"],
+        "positions": index,
+        "heads": (Q_HEADS, K_HEADS),
+        "cache": cache,
+        "slots": index,
+    }
     call |= {"norm": QKNorm(eps=0.01), "backend": "triton"}
     with pytest.raises(RopeError, match=r"^workspace: "):
         qkv_norm_rope(x, weight, **call, workspace=Workspace(*sizes, device=DEVICE))

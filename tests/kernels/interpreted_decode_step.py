@@ -1,4 +1,5 @@
-"""A captured decode step against the model itself in float64, its kernels in the interpreter and its graph replaced by Python.
+"""A captured decode step against the model itself in float64, its kernels in the interpreter and
+its graph replaced by Python.
 
 `test_triton.py` starts this file in a process of its own; tests/gpu captures real graphs.
 """
@@ -15,30 +16,51 @@ from ropewalk.models import Decoder, DecoderConfig, decode_step, generation
 from ropewalk.models.decode_step import DecodeStep, captured_step
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu captures the step")
-SIZES = {"vocab_size": 11, "hidden_size": 16, "intermediate_size": 12, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1}
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 16,
+    "intermediate_size": 12,
+    "num_layers": 1,
+    "num_heads": 2,
+    "num_kv_heads": 1,
+}
 
 
 @pytest.fixture(autouse=True)
 def _steps_run_in_python(monkeypatch):
     """A replay of the graph becomes a call of what it would have captured."""
     monkeypatch.setattr(
-        DecodeStep, "_capture", lambda self, model: setattr(self, "graph", SimpleNamespace(replay=partial(self._run, model)))
+        DecodeStep,
+        "_capture",
+        lambda self, model: setattr(
+            self, "graph", SimpleNamespace(replay=partial(self._run, model))
+        ),
     )
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 4])
-@pytest.mark.parametrize(("rows", "options"), [(1, {}), (2, {"qk_norm": True, "window": 4, "qkv_bias": True})], ids=str)
+@pytest.mark.parametrize(
+    ("rows", "options"), [(1, {}), (2, {"qk_norm": True, "window": 4, "qkv_bias": True})], ids=str
+)
 def test_every_step_gives_the_logits_of_the_whole_text(rows, options, multiprocessors, monkeypatch):
-    """First after a given token, then after the most likely one; the last row is padded on the left.
+    """First after a given token, then after the most likely one; the last row is padded on the
+    left.
 
-    With four multiprocessors attention divides the keys of a row, and reads the earlier ones before the QKV product ends.
+    With four multiprocessors attention divides the keys of a row, and reads the earlier ones before
+    the QKV product ends.
     """
-    monkeypatch.setattr("ropewalk.kernels.decode.config.multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(
+        "ropewalk.kernels.decode.config.multiprocessors", lambda device: multiprocessors
+    )
     torch.manual_seed(4)
     model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=0.3, **options)).eval()
     exact = Decoder(model.config).eval().double()
     exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
-    text, padding, token = torch.randint(0, 11, (rows, 5)), torch.ones(rows, 5, dtype=torch.bool), torch.tensor([7, 2])[:rows]
+    text, padding, token = (
+        torch.randint(0, 11, (rows, 5)),
+        torch.ones(rows, 5, dtype=torch.bool),
+        torch.tensor([7, 2])[:rows],
+    )
     padding[-1, :2] = False
     with torch.no_grad(), captured_step(model, rows, 9) as step:
         caches = model.caches()
@@ -60,13 +82,20 @@ def test_yielded_tokens_outlive_the_next_generation(monkeypatch):
     torch.manual_seed(5)
     model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=1.0)).eval()
     prompts = torch.randint(0, 11, (2, 1, 4))
-    plain = [generation.generate(model, prompt, 3, graph=False)[0, 4:].tolist() for prompt in prompts]
+    plain = [
+        generation.generate(model, prompt, 3, graph=False)[0, 4:].tolist() for prompt in prompts
+    ]
     assert plain[0] != plain[1]
     streamed: list[torch.Tensor] = []
     first = list(generation.steps(model, prompts[0], 3, graph=True))
     whole = generation.generate(model, prompts[0], 3, graph=True, stream=streamed.append)
     assert generation.generate(model, prompts[1], 3, graph=True)[0, 4:].tolist() == plain[1]
-    assert [int(token) for token in first] == [int(token) for token in streamed] == whole[0, 4:].tolist() == plain[0]
+    assert (
+        [int(token) for token in first]
+        == [int(token) for token in streamed]
+        == whole[0, 4:].tolist()
+        == plain[0]
+    )
 
 
 def test_a_step_belongs_to_one_stream(monkeypatch):

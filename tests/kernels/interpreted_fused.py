@@ -1,6 +1,8 @@
-"""Laws of the fused kernel against its definition in float64: on the GPU where there is one, else in Triton's interpreter.
+"""Laws of the fused kernel against its definition in float64: on the GPU where there is one, else
+in Triton's interpreter.
 
-`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before
+Triton is imported.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Q, K, SLOTS = 6, 3, 12
 #: two dims before the ten that rotate and two after them
 PARTIAL = rw.RopeSpec(14, rotary_dim=10, rotary_start=2)
 WHOLE = rw.RopeSpec(10)
-#: worst relative error of one rounding, and of the float32 arithmetic before it, which is also the worst absolute one
+#: worst relative error of one rounding, and of the float32 arithmetic before it, which is also the
+#: worst absolute one
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 if DEVICE == "cpu":
     # the interpreter cuts bfloat16 off instead of rounding it
@@ -62,15 +65,25 @@ class Case:
     def run(self, make_cache, config: Config, **how):
         """Return (q, k, v, k cache, v cache) by the kernel."""
         cache = make_cache(self.spec.head_dim)
-        call = dict(spec=self.spec, norm=self.normed(False), heads=(Q, K), cache=cache, **self.tensors(DEVICE))
+        call = dict(
+            spec=self.spec,
+            norm=self.normed(False),
+            heads=(Q, K),
+            cache=cache,
+            **self.tensors(DEVICE),
+        )
         assert why_not(self.qkv.to(DEVICE), **call) is None
-        outs = qk_norm_rope(self.qkv.to(DEVICE), **call, backend="triton", config=config, return_kv=True, **how)
+        outs = qk_norm_rope(
+            self.qkv.to(DEVICE), **call, backend="triton", config=config, return_kv=True, **how
+        )
         return (*outs, cache.k, cache.v)
 
     def exact(self):
         """Return (q, k, v, k cache, v cache) by the definition in float64."""
         cache = contiguous(torch.float64, "cpu")(self.spec.head_dim)
-        call = dict(spec=self.spec, norm=self.normed(True), heads=(Q, K), cache=cache, **self.tensors("cpu"))
+        call = dict(
+            spec=self.spec, norm=self.normed(True), heads=(Q, K), cache=cache, **self.tensors("cpu")
+        )
         outs = qk_norm_rope(self.qkv.double(), **call, backend="definition", return_kv=True)
         return (*outs, cache.k, cache.v)
 
@@ -84,7 +97,9 @@ def poisoned(*shape, dtype, device=None) -> Tensor:
 
 
 def contiguous(dtype=torch.float32, device=None, **scales):
-    return lambda dim: KVSlots(*(poisoned(SLOTS, K, dim, dtype=dtype, device=device) for _ in "kv"), **scales)
+    return lambda dim: KVSlots(
+        *(poisoned(SLOTS, K, dim, dtype=dtype, device=device) for _ in "kv"), **scales
+    )
 
 
 def paged(dtype=torch.float32):
@@ -106,7 +121,9 @@ def near(found: Tensor, exact: Tensor, rounding: float | None = None) -> None:
 
 def check(case: Case, make_cache=None, config: Config | None = None) -> None:
     config = Config(tokens=8, heads=2, warps=2) if config is None else config
-    for found, exact in zip(case.run(make_cache or contiguous(case.dtype), config), case.exact(), strict=True):
+    for found, exact in zip(
+        case.run(make_cache or contiguous(case.dtype), config), case.exact(), strict=True
+    ):
         near(found, exact)
 
 
@@ -136,7 +153,9 @@ def test_angles_shared_by_all_heads_or_found_by_each(warps):
     check(Case(rw.RopeSpec(128), tokens=3), config=Config(warps=warps))
 
 
-@pytest.mark.parametrize("make_cache", [paged(), paged_heads_first()], ids=["paged", "paged, heads first"])
+@pytest.mark.parametrize(
+    "make_cache", [paged(), paged_heads_first()], ids=["paged", "paged, heads first"]
+)
 def test_pages(make_cache):
     check(Case(WHOLE), make_cache)
 
@@ -154,13 +173,17 @@ def test_a_cache_of_another_precision():
 
 
 def test_fp8_is_scaled_and_saturated():
-    """Values that e4m3 has, so that no rounding is asked of the interpreter, whose own rounding to float8 loses carries."""
+    """Values that e4m3 has, so that no rounding is asked of the interpreter, whose own rounding to
+    float8 loses carries.
+    """
     case = Case(WHOLE, norm="", tokens=2)
     case.positions = torch.zeros(2, dtype=torch.int64)
     grid = torch.tensor([0.0, -0.015625, 1.0, 1.125, -1.875, 7.5, 96.0, -448.0, 0.001953125, 3.25])
     k, v = grid.expand(K, 10) * 0.25, grid.expand(K, 10) * 2.0
     case.qkv[0] = torch.cat((torch.ones(Q, 10), k, v)).flatten()
-    case.qkv[1] = torch.cat((torch.ones(Q, 10), torch.full((K, 10), 1e6), torch.full((K, 10), -1e6))).flatten()
+    case.qkv[1] = torch.cat(
+        (torch.ones(Q, 10), torch.full((K, 10), 1e6), torch.full((K, 10), -1e6))
+    ).flatten()
     case.slots = torch.tensor([5, 2])
     scales = {"k_scale": 0.25, "v_scale": torch.tensor([2.0], device=DEVICE)}
     *_, k, v = case.run(contiguous(torch.float8_e4m3fn, **scales), Config(tokens=2))
@@ -174,12 +197,16 @@ def test_fp8_is_scaled_and_saturated():
 @pytest.mark.gpu
 def test_fp8_is_rounded_once():
     case = Case(WHOLE)
-    *_, k, v = case.run(contiguous(torch.float8_e4m3fn, k_scale=0.05, v_scale=0.25), Config(tokens=8))
+    *_, k, v = case.run(
+        contiguous(torch.float8_e4m3fn, k_scale=0.05, v_scale=0.25), Config(tokens=8)
+    )
     for found, exact, scale in ((k, case.exact()[3], 0.05), (v, case.exact()[4], 0.25)):
         exact, found = (exact / scale).clamp(-448, 448), found.cpu().to(torch.float64)
         assert torch.equal(found.isnan(), exact.isnan())
         # below 2^-6 the steps are 2^-9 whatever the size
-        assert bool(((found - exact).abs() <= 2**-4 * exact.abs() + 2**-10 + 1e-5)[~exact.isnan()].all())
+        assert bool(
+            ((found - exact).abs() <= 2**-4 * exact.abs() + 2**-10 + 1e-5)[~exact.isnan()].all()
+        )
 
 
 def test_slots_beyond_the_cache_write_nothing():
@@ -207,12 +234,20 @@ def test_several_axes():
 def test_strided_positions_and_slots(expanded):
     """Those of a decode step, the last column of [B, S]; or one position for all tokens."""
     case = Case(PARTIAL)
-    positions, slots = (torch.stack([torch.zeros_like(x), x], dim=1)[:, -1:].to(DEVICE) for x in (case.positions, case.slots))
+    positions, slots = (
+        torch.stack([torch.zeros_like(x), x], dim=1)[:, -1:].to(DEVICE)
+        for x in (case.positions, case.slots)
+    )
     if expanded:
         positions = positions[3]
         case.positions = case.positions[3].expand(5)
-    cache, call = contiguous()(14), {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K), "backend": "triton"}
-    got = qk_norm_rope(case.qkv.to(DEVICE)[:, None], **call, positions=positions, slots=slots, cache=cache)
+    cache, call = (
+        contiguous()(14),
+        {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K), "backend": "triton"},
+    )
+    got = qk_norm_rope(
+        case.qkv.to(DEVICE)[:, None], **call, positions=positions, slots=slots, cache=cache
+    )
     exact = case.exact()
     for found, wanted in ((got, exact[0]), (cache.k, exact[3]), (cache.v, exact[4])):
         near(found, wanted)
@@ -223,9 +258,18 @@ def test_strided_positions_of_several_axes():
     case = Case(rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])))
     axes_last = torch.stack([case.positions, case.positions * 3 + 1, case.positions - 40], dim=-1)
     case.positions = axes_last.T
-    call = {"spec": case.spec, "norm": case.normed(False), "heads": (Q, K), "backend": "triton", "cache": contiguous()(10)}
+    call = {
+        "spec": case.spec,
+        "norm": case.normed(False),
+        "heads": (Q, K),
+        "backend": "triton",
+        "cache": contiguous()(10),
+    }
     positions, slots = axes_last[None].to(DEVICE).permute(2, 0, 1), case.slots[None].to(DEVICE)
-    near(qk_norm_rope(case.qkv[None].to(DEVICE), **call, positions=positions, slots=slots), case.exact()[0])
+    near(
+        qk_norm_rope(case.qkv[None].to(DEVICE), **call, positions=positions, slots=slots),
+        case.exact()[0],
+    )
 
 
 def test_an_output_that_the_kernel_cannot_write_is_left_to_the_definition():
@@ -235,8 +279,12 @@ def test_an_output_that_the_kernel_cannot_write_is_left_to_the_definition():
     assert "contiguous" in why_not(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out)
     qk_norm_rope(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out)
     near(q_out, case.exact()[0])
-    with pytest.raises(rw.RopeError, match="'triton' cannot take this call: the last dimension is not contiguous"):
-        qk_norm_rope(case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out, backend="triton")
+    with pytest.raises(
+        rw.RopeError, match="'triton' cannot take this call: the last dimension is not contiguous"
+    ):
+        qk_norm_rope(
+            case.qkv.to(DEVICE), **call, cache=contiguous()(14), q_out=q_out, backend="triton"
+        )
 
 
 def test_separate_and_strided_inputs_and_an_output_in_place():
@@ -254,30 +302,60 @@ def test_separate_and_strided_inputs_and_an_output_in_place():
 
 
 def test_kinds_of_calls_are_told_apart():
-    """The same shapes with another spec, norm or cache after one another: no plan serves the wrong call."""
-    for spec, norm in ((WHOLE, "w"), (WHOLE.with_(theta=100.0), "w"), (WHOLE, "1+w"), (WHOLE, ""), (WHOLE, "w")):
+    """The same shapes with another spec, norm or cache after one another: no plan serves the wrong
+    call.
+    """
+    for spec, norm in (
+        (WHOLE, "w"),
+        (WHOLE.with_(theta=100.0), "w"),
+        (WHOLE, "1+w"),
+        (WHOLE, ""),
+        (WHOLE, "w"),
+    ):
         check(Case(spec, norm, tokens=2), config=Config(tokens=2))
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")])
+@pytest.mark.parametrize(
+    ("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")]
+)
 def test_gradients(layout, norm, monkeypatch):
     """Two programs share five tokens, so that their shares of the weights' gradients must be added."""
     monkeypatch.setattr(fused_launch, "BACKWARD_PROGRAMS_PER_MULTIPROCESSOR", 2)
-    spec = PARTIAL.with_(layout=layout, layout_out="half", scaling=frequencies.Yarn(factor=4.0, original_length=64))
+    spec = PARTIAL.with_(
+        layout=layout, layout_out="half", scaling=frequencies.Yarn(factor=4.0, original_length=64)
+    )
     case = Case(spec, norm)
     grads = {}
     for wide, backend in ((True, "definition"), (False, "triton")):
         start = case.qkv.double() if wide else case.qkv.to(DEVICE)
-        q, k, _ = (x.clone().requires_grad_() for x in start.unflatten(-1, (-1, 14)).split([Q, K, K], dim=1))
+        q, k, _ = (
+            x.clone().requires_grad_()
+            for x in start.unflatten(-1, (-1, 14)).split([Q, K, K], dim=1)
+        )
         normed = case.normed(wide)
         leaves = [q, k]
         if normed is not None and normed.q_weight is not None:
-            normed = replace(normed, q_weight=normed.q_weight.requires_grad_(), k_weight=normed.k_weight.requires_grad_())
+            normed = replace(
+                normed,
+                q_weight=normed.q_weight.requires_grad_(),
+                k_weight=normed.k_weight.requires_grad_(),
+            )
             leaves += [normed.q_weight, normed.k_weight]
         positions = case.positions.to(start.device)
-        outs = qk_norm_rope(q, k, spec=spec, positions=positions, norm=normed, backend=backend, config=Config(tokens=8))
-        weigh = [torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).to(out) for out in outs]
+        outs = qk_norm_rope(
+            q,
+            k,
+            spec=spec,
+            positions=positions,
+            norm=normed,
+            backend=backend,
+            config=Config(tokens=8),
+        )
+        weigh = [
+            torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+            for out in outs
+        ]
         grads[backend] = torch.autograd.grad(outs, leaves, weigh)
     for found, exact in zip(grads["triton"], grads["definition"], strict=True):
         near(found, exact, rounding=1e-5)
@@ -288,7 +366,12 @@ def test_gradients(layout, norm, monkeypatch):
     [
         (12, 6, torch.float32, lambda dim, dtype: poisoned(SLOTS, 1, dim, dtype=dtype)),
         (16, 8, torch.bfloat16, lambda dim, dtype: poisoned(3, 4, 1, dim, dtype=dtype)),
-        (5, 2, torch.float16, lambda dim, dtype: poisoned(3, 1, 4, dim, dtype=dtype).transpose(1, 2)),
+        (
+            5,
+            2,
+            torch.float16,
+            lambda dim, dtype: poisoned(3, 1, 4, dim, dtype=dtype).transpose(1, 2),
+        ),
     ],
 )
 def test_latents_are_normed_and_keys_rotated_into_one_row(rank, rope, dtype, make):
@@ -301,8 +384,16 @@ def test_latents_are_normed_and_keys_rotated_into_one_row(rank, rope, dtype, mak
     for backend, device in (("definition", "cpu"), ("triton", DEVICE)):
         put = (lambda x: x.double()) if backend == "definition" else (lambda x: x.to(DEVICE))
         store = make(rank + rope, torch.float64 if backend == "definition" else dtype).to(device)
-        call = {"spec": spec, "norm": LatentNorm(put(weight), 0.01), "cache": KVSlots(store), "config": Config(tokens=4, heads=4)}
-        where = {"positions": torch.tensor(POSITIONS).to(device), "slots": torch.tensor(WHERE).to(device)}
+        call = {
+            "spec": spec,
+            "norm": LatentNorm(put(weight), 0.01),
+            "cache": KVSlots(store),
+            "config": Config(tokens=4, heads=4),
+        }
+        where = {
+            "positions": torch.tensor(POSITIONS).to(device),
+            "slots": torch.tensor(WHERE).to(device),
+        }
         outs = qk_norm_rope(put(q), put(kv), **call, **where, backend=backend, return_kv=True)
         assert len(outs) == 2
         found[backend] = (*outs, store)
@@ -312,7 +403,9 @@ def test_latents_are_normed_and_keys_rotated_into_one_row(rank, rope, dtype, mak
     _, k, store = found["definition"]
     latent, key = kv.double().split([rank, rope], dim=-1)
     normed = latent / (latent.square().mean(-1, keepdim=True) + 0.01).sqrt() * weight.double()
-    angle = torch.tensor(POSITIONS).double()[:, None, None] * 10_000.0 ** (-torch.arange(rope // 2).double() * 2 / rope)
+    angle = torch.tensor(POSITIONS).double()[:, None, None] * 10_000.0 ** (
+        -torch.arange(rope // 2).double() * 2 / rope
+    )
     z = torch.complex(key[..., 0::2], key[..., 1::2]) * torch.polar(torch.ones_like(angle), angle)
     torch.testing.assert_close(k, torch.cat([normed, z.real, z.imag], dim=-1), rtol=0, atol=1e-9)
     kept = [t for t, slot in enumerate(WHERE) if slot >= 0]

@@ -1,4 +1,6 @@
-"""Laws of the linear-attention kernels: on the CPU by Triton's interpreter (test_triton.py), on a GPU as they are."""
+"""Laws of the linear-attention kernels: on the CPU by Triton's interpreter (test_triton.py), on a
+GPU as they are.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ FORMS = [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu")]
 
 def draw(dtype=torch.float32, seq=S, head_dim=D, **options):
     sizes = (head_dim, head_dim, WIDTH)
-    return [torch.randn(B, H, seq, size, device=DEVICE).to(dtype).requires_grad_(options.get("grad", False)) for size in sizes]
+    return [
+        torch.randn(B, H, seq, size, device=DEVICE)
+        .to(dtype)
+        .requires_grad_(options.get("grad", False))
+        for size in sizes
+    ]
 
 
 def rotated(x, positions, layout):
@@ -32,13 +39,17 @@ def rotated(x, positions, layout):
     one = torch.ones((), dtype=torch.float64, device=x.device)
     wheel = torch.polar(one, positions[:, None, :, None] * radians)
     if layout == "interleaved":
-        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous()) * wheel).flatten(-2)
+        return torch.view_as_real(
+            torch.view_as_complex(x.unflatten(-1, (half, 2)).contiguous()) * wheel
+        ).flatten(-2)
     y = torch.complex(x[..., :half], x[..., half:]) * wheel
     return torch.cat((y.real, y.imag), dim=-1)
 
 
 def by_definition(q, k, v, positions, form, phi, scale, real, layout):
-    """(outputs, how much larger the products are than their sums), from the n x n weights in float64."""
+    """(outputs, how much larger the products are than their sums), from the n x n weights in
+    float64.
+    """
     q, k, v = q.double(), k.double(), v.double()
     if form == "numerator":
         feature = {"elu": lambda x: elu(x) + 1, "relu": relu}[phi]
@@ -46,13 +57,18 @@ def by_definition(q, k, v, positions, form, phi, scale, real, layout):
         top, bottom = rotated(q, positions, layout) @ rotated(k, positions, layout).mT, q @ k.mT
     else:
         q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-        top = bottom = 1 + scale * (rotated(q, positions, layout) @ rotated(k, positions, layout).mT)
+        top = bottom = 1 + scale * (
+            rotated(q, positions, layout) @ rotated(k, positions, layout).mT
+        )
     seen = torch.ones(q.shape[-2], q.shape[-2], device=q.device).tril() * real[:, None, None, :]
     total = (bottom * seen).sum(-1, keepdim=True)
     some = total.abs() > 1e-6
     total = torch.where(some, total, 1.0)
-    # rotated features are rounded by their size, and nearly orthogonal ones have a far smaller product
-    sizes = ((q.norm(dim=-1)[..., :, None] * k.norm(dim=-1)[..., None, :]) * seen).sum(-1, keepdim=True)
+    # rotated features are rounded by their size, and nearly orthogonal ones have a far smaller
+    # product
+    sizes = ((q.norm(dim=-1)[..., :, None] * k.norm(dim=-1)[..., None, :]) * seen).sum(
+        -1, keepdim=True
+    )
     return torch.where(some, ((top * seen) @ v) / total, 0.0), 1 + sizes / total
 
 
@@ -65,20 +81,26 @@ def test_equals_the_quadratic_definition(form, phi, dtype, layout):
     positions = torch.randint(0, 90, (B, S), device=DEVICE)
     real = torch.rand(B, S, device=DEVICE) > 0.2
     scale = torch.tensor([0.3, 0.9], device=DEVICE).view(2, 1, 1) if form == "cosine" else 1.0
-    got, _ = linear_attention(q, k, v, rope, positions, form=form, phi=phi, scale=scale, padding=real, backend="triton")
+    got, _ = linear_attention(
+        q, k, v, rope, positions, form=form, phi=phi, scale=scale, padding=real, backend="triton"
+    )
     exact, amplified = by_definition(q, k, v, positions, form, phi, scale, real, layout)
     assert got.dtype == dtype
     assert ((got.double() - exact).abs() / amplified).max() < TOLERANCE[dtype] * v.abs().max()
 
 
-@pytest.mark.parametrize(("first", "second"), [("torch", "triton"), ("triton", "torch"), ("triton", "triton")])
+@pytest.mark.parametrize(
+    ("first", "second"), [("torch", "triton"), ("triton", "torch"), ("triton", "triton")]
+)
 @pytest.mark.parametrize(("form", "phi"), FORMS)
 def test_the_state_goes_on_where_the_other_backend_stopped(form, phi, first, second):
     q, k, v = draw()
     rope, how = rw.Rope(rw.RopeSpec(D)), {"form": form, "phi": phi}
     whole, last = linear_attention(q, k, v, rope, backend="torch", **how)
     head, state = linear_attention(*(t[:, :, :40] for t in (q, k, v)), rope, backend=first, **how)
-    tail, state = linear_attention(*(t[:, :, 40:] for t in (q, k, v)), rope, state=state, backend=second, **how)
+    tail, state = linear_attention(
+        *(t[:, :, 40:] for t in (q, k, v)), rope, state=state, backend=second, **how
+    )
     assert_close(torch.cat((head, tail), dim=2), whole, atol=2e-5, rtol=1e-4)
     for ours, theirs in zip(state, last, strict=True):
         assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
@@ -98,7 +120,9 @@ def test_many_segments_share_one_row(monkeypatch):
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(
-    ("form", "dtype"), [("numerator", torch.float32), ("cosine", torch.float32), ("numerator", torch.bfloat16)], ids=str
+    ("form", "dtype"),
+    [("numerator", torch.float32), ("cosine", torch.float32), ("numerator", torch.bfloat16)],
+    ids=str,
 )
 def test_gradients_are_those_of_the_definition(form, dtype):
     q, k, v = draw(dtype, grad=True)
@@ -112,9 +136,20 @@ def test_gradients_are_those_of_the_definition(form, dtype):
     found = []
     for backend in ("torch", "triton"):
         out, state = linear_attention(
-            q, k, v, rw.Rope(rw.RopeSpec(D)), form=form, scale=scale if form == "cosine" else 1.0, state=start, backend=backend
+            q,
+            k,
+            v,
+            rw.Rope(rw.RopeSpec(D)),
+            form=form,
+            scale=scale if form == "cosine" else 1.0,
+            state=start,
+            backend=backend,
         )
-        found.append(torch.autograd.grad(out.square().sum() + state.kv_sum.sin().sum() + state.k_sum.sin().sum(), inputs))
+        found.append(
+            torch.autograd.grad(
+                out.square().sum() + state.kv_sum.sin().sum() + state.k_sum.sin().sum(), inputs
+            )
+        )
     tolerance = {torch.float32: 2e-4, torch.bfloat16: 0.05}[dtype]
     for ours, theirs in zip(found[1], found[0], strict=True):
         assert_close(ours, theirs, atol=tolerance, rtol=5 * tolerance)
@@ -157,12 +192,21 @@ def test_what_they_cannot_take_goes_to_torch_unless_insisted(spec, options, reas
 @pytest.mark.parametrize("encoding", ["none", "learned"])
 def test_models_without_a_rotation_are_not_rotated_by_the_kernels(encoding):
     """What enters with the embeddings, or not at all, must not enter a second time here."""
-    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 16, "num_layers": 1, "num_heads": 2, "length": 40}
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 24,
+        "intermediate_size": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+        "length": 40,
+    }
     choices = {"encoding": encoding, "attention": "linear"}
     decoder = rw.Decoder(rw.DecoderConfig(**sizes, **choices))
     encoder = rw.RoFormer(rw.RoFormerConfig(**sizes, **choices, causal=True))
     x = torch.randn(1, 7, 24, device=DEVICE)
     near, far = (torch.arange(7, device=DEVICE)[None] * step for step in (1, 5))
     own, other = decoder.layers[0].self_attn.to(DEVICE), encoder.layers[0].attention.to(DEVICE)
-    assert_close(own.attend(x, near, None, None, None), own.attend(x, far, None, None, None), rtol=0, atol=0)
+    assert_close(
+        own.attend(x, near, None, None, None), own.attend(x, far, None, None, None), rtol=0, atol=0
+    )
     assert_close(other(x, near)[0], other(x, far)[0], rtol=0, atol=0)

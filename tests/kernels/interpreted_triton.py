@@ -1,6 +1,7 @@
 """Laws of the Triton kernel, run on the CPU by Triton's interpreter.
 
-`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before Triton is imported.
+`test_triton.py` starts this file in a process of its own: the interpreter must be chosen before
+Triton is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +27,12 @@ from ropewalk.table import STRATEGIES, TABLES
 
 pytestmark = pytest.mark.sampled
 B, S, Q, K = 2, 3, 3, 2
-LAYOUTS = [("half", "half"), ("interleaved", "interleaved"), ("interleaved", "half"), ("half", "interleaved")]
+LAYOUTS = [
+    ("half", "half"),
+    ("interleaved", "interleaved"),
+    ("interleaved", "half"),
+    ("half", "interleaved"),
+]
 F32 = torch.float32
 
 
@@ -96,16 +102,22 @@ def test_views_of_one_buffer_rotate_in_place_and_leave_the_values_alone():
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize(("layout", "layout_out"), LAYOUTS)
-@pytest.mark.parametrize(("head_dim", "rotary_dim", "start"), [(16, 16, 0), (14, 10, 2), (20, 12, 8)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim", "start"), [(16, 16, 0), (14, 10, 2), (20, 12, 8)]
+)
 def test_layouts_and_slices(layout, layout_out, head_dim, rotary_dim, start, inplace):
-    spec = rw.RopeSpec(head_dim, layout=layout, layout_out=layout_out, rotary_dim=rotary_dim, rotary_start=start)
+    spec = rw.RopeSpec(
+        head_dim, layout=layout, layout_out=layout_out, rotary_dim=rotary_dim, rotary_start=start
+    )
     q, k, positions = heads(spec, Q), heads(spec, 1), sample_positions(spec, B, S)
     exact = definition(q, spec, positions), definition(k, spec, positions)
     for found, wanted in zip(both(spec, q, k, positions, inplace=inplace), exact, strict=True):
         near(found, wanted)
         # dimensions that do not rotate are not rounded
         assert torch.equal(found[..., :start].double(), wanted[..., :start])
-        assert torch.equal(found[..., start + rotary_dim :].double(), wanted[..., start + rotary_dim :])
+        assert torch.equal(
+            found[..., start + rotary_dim :].double(), wanted[..., start + rotary_dim :]
+        )
 
 
 # the interpreter chops a float32 to bfloat16 where a GPU rounds it
@@ -114,7 +126,9 @@ def test_layouts_and_slices(layout, layout_out, head_dim, rotary_dim, start, inp
 def test_low_precision_is_rounded_once(dtype, ulps, order):
     spec, (place, seq_dim) = sample_spec(layout="interleaved"), ORDERS[order]
     x, positions = heads(spec, Q, dtype), sample_positions(spec, B, S)
-    found = BACK[order](rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, backend="triton"))
+    found = BACK[order](
+        rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, backend="triton")
+    )
     exact = definition(x, spec, positions)
     allowed = ulps * torch.finfo(dtype).eps * exact.abs()
     assert bool(((found.double() - exact).abs() <= 1.01 * allowed + 1e-6).all())
@@ -140,7 +154,9 @@ def test_every_scaling_on_queries_and_keys(name):
 
 
 @pytest.mark.parametrize("name", ["yarn", "dynamic_yarn", "xpos"])
-@pytest.mark.parametrize(("magnitude_on", "order"), [("qk", "bhsd"), ("q", "bshd"), ("q", "bhsd"), ("scale", "bshd")])
+@pytest.mark.parametrize(
+    ("magnitude_on", "order"), [("qk", "bhsd"), ("q", "bshd"), ("q", "bhsd"), ("scale", "bshd")]
+)
 def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
     spec, (place, seq_dim) = sample_spec(name, magnitude_on=magnitude_on), ORDERS[order]
     length = torch.tensor([9, 40]) if spec.needs_length else None
@@ -148,11 +164,16 @@ def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
     rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim, length=length)
     for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, length, key))
-        alone = rotation.rotate(place(x), spec, positions, seq_dim=seq_dim, length=length, key=key, backend="triton")
+        alone = rotation.rotate(
+            place(x), spec, positions, seq_dim=seq_dim, length=length, key=key, backend="triton"
+        )
         assert_close(alone, found)
 
 
-@pytest.mark.parametrize(("axis", "order"), [(name, ("bhsd", "bshd")[i % 2]) for i, name in enumerate(AXES) if name != "one"])
+@pytest.mark.parametrize(
+    ("axis", "order"),
+    [(name, ("bhsd", "bshd")[i % 2]) for i, name in enumerate(AXES) if name != "one"],
+)
 def test_axis_maps(axis, order):
     spec, (place, seq_dim) = sample_spec(axis=axis), ORDERS[order]
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
@@ -213,7 +234,10 @@ def test_counted_positions_start_at_the_offset(offset, order, seq):
     q, k = heads(spec, Q, seq=seq), heads(spec, K, seq=seq)
     rotated = both(spec, place(q), place(k), offset=offset, seq_dim=seq_dim)
     for x, found in zip((q, k), rotated, strict=True):
-        near(BACK[order](found), definition(x, spec, torch.arange(offset, offset + seq).expand(B, seq)))
+        near(
+            BACK[order](found),
+            definition(x, spec, torch.arange(offset, offset + seq).expand(B, seq)),
+        )
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
@@ -231,7 +255,10 @@ def exact_factors(spec, positions: list[int]) -> Tensor:
     """e^{i F p} with 60 digits, for positions where a float64 angle is no oracle."""
     with mpmath.workdps(60):
         radians = oracle(spec.scaling, spec.head_dim, spec.theta)[0]
-        return torch.tensor([[complex(mpmath.expj(r * p)) for r in radians] for p in positions], dtype=torch.complex128)
+        return torch.tensor(
+            [[complex(mpmath.expj(r * p)) for r in radians] for p in positions],
+            dtype=torch.complex128,
+        )
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -243,19 +270,28 @@ def test_far_positions_follow_the_published_formulas(rule):
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize(("name", "tables"), [("yarn", "full"), ("yarn", "two-level"), ("xpos", "full"), ("xpos", "none")])
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("yarn", "full"), ("yarn", "two-level"), ("xpos", "full"), ("xpos", "none")],
+)
 def test_every_table_strategy(name, tables):
     """The kernel reads rows of the tables that were chosen, and computes phases without them."""
     spec = sample_spec(name, magnitude_on="q")
     rope = rw.Rope(spec, backend="triton", tables=tables)
     q, k = heads(spec, Q), heads(spec, K)
     given = sample_positions(spec, B, S, high=60)
-    for where, positions in (({}, torch.arange(S)), ({"offset": 40}, torch.arange(S) + 40), ({"positions": given}, given)):
+    for where, positions in (
+        ({}, torch.arange(S)),
+        ({"offset": 40}, torch.arange(S) + 40),
+        ({"positions": given}, given),
+    ):
         for x, found, key in zip((q, k), rope(q, k, **where), (False, True), strict=True):
             near(found, definition(x, spec, positions, key=key))
     far = torch.tensor([2**40, 5, -3])
     if name == "yarn":
-        for found, computed in zip(rope(q, k, far), rw.Rope(spec, backend="eager")(q, k, far), strict=True):
+        for found, computed in zip(
+            rope(q, k, far), rw.Rope(spec, backend="eager")(q, k, far), strict=True
+        ):
             near(found, computed.double())
 
 
@@ -273,7 +309,20 @@ def test_a_strategy_keeps_what_it_says_for_the_kernel():
 def test_far_positions_are_as_exact_as_near_ones(seq):
     """Decode steps mix rows the tables reach with rows they do not; every row is right, on its own."""
     spec = rw.RopeSpec(head_dim=10)
-    far = [0, 1, 1023, 1024, (1 << 20) - 1, 1 << 20, 10**7, 1 << 40, (1 << 62) + 12345, -1, -(10**6), 5]
+    far = [
+        0,
+        1,
+        1023,
+        1024,
+        (1 << 20) - 1,
+        1 << 20,
+        10**7,
+        1 << 40,
+        (1 << 62) + 12345,
+        -1,
+        -(10**6),
+        5,
+    ]
     positions = torch.tensor(far).reshape(-1, seq)
     x = torch.zeros(len(positions), 2, seq, 10)
     x[..., :5] = 1.0  # (1, 0) of every pair is rotated to its cos and sin
@@ -288,7 +337,11 @@ def test_far_positions_are_as_exact_as_near_ones(seq):
 def test_one_launch_rotates_both(monkeypatch):
     launched = []
     plain = triton_plan.RotationPlan.__call__
-    monkeypatch.setattr(triton_plan.RotationPlan, "__call__", lambda self, *call: launched.append(self) or plain(self, *call))
+    monkeypatch.setattr(
+        triton_plan.RotationPlan,
+        "__call__",
+        lambda self, *call: launched.append(self) or plain(self, *call),
+    )
     spec = sample_spec("yarn")
     both(spec, heads(spec, Q), heads(spec, K))
     both(spec, heads(spec, Q), heads(spec, K))
@@ -297,7 +350,8 @@ def test_one_launch_rotates_both(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("table_dtype", "shape"), [(torch.float32, (S,)), (torch.float64, (B, S)), (torch.bfloat16, (1, S)), (F32, (B, 1, S))]
+    ("table_dtype", "shape"),
+    [(torch.float32, (S,)), (torch.float64, (B, S)), (torch.bfloat16, (1, S)), (F32, (B, 1, S))],
 )
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
 def test_tables_of_the_caller(table_dtype, shape, order):
@@ -318,29 +372,46 @@ def test_tables_of_the_caller(table_dtype, shape, order):
 
 
 def test_tables_may_be_strided():
-    """The entries of one layout's duplicated table, taken every second one, and a sin laid out otherwise than its cos."""
+    """The entries of one layout's duplicated table, taken every second one, and a sin laid out
+    otherwise than its cos.
+    """
     spec = rw.RopeSpec(head_dim=10, layout="interleaved")
     q, positions = heads(spec, Q), sample_positions(spec, B, S)
     cos, sin = rw.Rope(spec).cos_sin_hf(positions)
-    rotated = rotation.rotate_by(q, cos[..., ::2], sin[..., ::2].contiguous(), layout="interleaved", backend="triton")
+    rotated = rotation.rotate_by(
+        q, cos[..., ::2], sin[..., ::2].contiguous(), layout="interleaved", backend="triton"
+    )
     near(rotated, definition(q, spec, positions))
 
 
 def test_lazy_negative_views():
-    """The imaginary part of conjugated phases is a view with its sign to be changed, and so may x be."""
-    x, phases = heads(rw.RopeSpec(head_dim=10), Q), torch.polar(torch.ones(S, 5), torch.randn(S, 5)).conj()
+    """The imaginary part of conjugated phases is a view with its sign to be changed, and so may x
+    be.
+    """
+    x, phases = (
+        heads(rw.RopeSpec(head_dim=10), Q),
+        torch.polar(torch.ones(S, 5), torch.randn(S, 5)).conj(),
+    )
     exact = torch.complex(*x.double().chunk(2, dim=-1)) * phases.to(torch.complex128)
     exact = torch.cat([exact.real, exact.imag], dim=-1)
     assert phases.imag.is_neg()
     near(rotation.rotate_by(x, phases.real, phases.imag, layout="half"), exact)
-    near(rotation.rotate_by(torch._neg_view(x), phases.real, phases.imag.resolve_neg(), layout="half"), -exact)
+    near(
+        rotation.rotate_by(
+            torch._neg_view(x), phases.real, phases.imag.resolve_neg(), layout="half"
+        ),
+        -exact,
+    )
 
 
 def test_decode_by_tables_takes_each_row_its_own():
     spec = rw.RopeSpec(head_dim=10)
     q, positions = heads(spec, Q, seq=1), sample_positions(spec, B, 1)
     cos, sin = rw.Rope(spec).cos_sin(positions)
-    near(rotation.rotate_by(q, cos, sin, layout="half", backend="triton"), definition(q, spec, positions))
+    near(
+        rotation.rotate_by(q, cos, sin, layout="half", backend="triton"),
+        definition(q, spec, positions),
+    )
 
 
 @pytest.mark.parametrize("name", ["default", "xpos", "yarn"])
@@ -348,7 +419,11 @@ def test_transformers_float32_angles_are_taken_as_they_are(name):
     """`precision="hf"`: the kernel must use those float32 rows, not better ones."""
     spec = sample_spec(name, precision="hf", magnitude_on="q")
     q, k, positions = heads(spec, Q), heads(spec, K), 50 + sample_positions(spec, B, S, high=60)
-    for found, wanted in zip(both(spec, q, k, positions), rotate_qk(q, k, spec, positions, backend="reference"), strict=True):
+    for found, wanted in zip(
+        both(spec, q, k, positions),
+        rotate_qk(q, k, spec, positions, backend="reference"),
+        strict=True,
+    ):
         assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
@@ -375,7 +450,9 @@ def test_how_work_is_divided_does_not_change_the_result(config, order, query_hea
     q, k, positions = heads(spec, query_heads), heads(spec, K), sample_positions(spec, B, S)
     xs = place(q), place(k)
     rotated = tuple(torch.empty_like(x) for x in xs)
-    triton_launch.launch(xs, rotated, Request(spec, seq_dim - 4 if seq_dim >= 0 else seq_dim, positions), config)
+    triton_launch.launch(
+        xs, rotated, Request(spec, seq_dim - 4 if seq_dim >= 0 else seq_dim, positions), config
+    )
     for x, found, key in zip((q, k), rotated, (False, True), strict=True):
         near(BACK[order](found), definition(x, spec, positions, key=key))
 
@@ -453,6 +530,8 @@ def test_plans_are_bounded(monkeypatch):
 
 
 def test_given_frequencies_may_be_negative():
-    spec = rw.RopeSpec(head_dim=10, scaling=frequencies.Given(radians=(-1.0, 0.5, -0.25, 3.5, -7.0)))
+    spec = rw.RopeSpec(
+        head_dim=10, scaling=frequencies.Given(radians=(-1.0, 0.5, -0.25, 3.5, -7.0))
+    )
     x, positions = heads(spec, Q), sample_positions(spec, B, S)
     near(rotation.rotate(x, spec, positions, backend="triton"), definition(x, spec, positions))

@@ -1,6 +1,8 @@
-"""Compile the fused kernels for sm_90 without a GPU and print, as JSON, what the machine code holds.
+"""Compile the fused kernels for sm_90 without a GPU and print, as JSON, what the machine code
+holds.
 
-`test_fused.py` starts this file in a process of its own: there Triton is sure to compile, not to interpret.
+`test_fused.py` starts this file in a process of its own: there Triton is sure to compile, not to
+interpret.
 """
 
 from __future__ import annotations
@@ -29,28 +31,53 @@ INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_.]+)
 
 
 def call_of(tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **spec) -> Call:
-    """Return a bf16 decode or prefill call with norm; its tensors are empty, with the sizes and strides of a model's."""
+    """Return a bf16 decode or prefill call with norm; its tensors are empty, with the sizes and
+    strides of a model's.
+    """
     qkv = torch.empty(tokens, q_heads + 2 * k_heads, head_dim, dtype=torch.bfloat16)
     q, k, v = qkv.split([q_heads, k_heads, k_heads], dim=1)
     norm = QKNorm(*(torch.empty(head_dim, dtype=torch.bfloat16) for _ in "qk"))
-    store = None if cache is None else KVSlots(*(torch.empty(64, k_heads, head_dim).to(cache) for _ in "kv"))
+    store = (
+        None
+        if cache is None
+        else KVSlots(*(torch.empty(64, k_heads, head_dim).to(cache) for _ in "kv"))
+    )
     integers = torch.zeros(tokens, dtype=torch.int64)
     q_out, k_out = torch.empty_like(q), torch.empty_like(k) if cache is None else None
     return Call(
-        q, k, v, rw.RopeSpec(head_dim, **spec), integers, None, norm, store, None if cache is None else integers, q_out, k_out
+        q,
+        k,
+        v,
+        rw.RopeSpec(head_dim, **spec),
+        integers,
+        None,
+        norm,
+        store,
+        None if cache is None else integers,
+        q_out,
+        k_out,
     )
 
 
 def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: bool = False) -> dict:
-    """Return the instruction counts of `kernel` for these arguments, specialised as Triton's launch would."""
+    """Return the instruction counts of `kernel` for these arguments, specialised as Triton's launch
+    would.
+    """
     signature, constants, attributes = {}, {}, {}
     for index, parameter in enumerate(kernel.params):
         name, value = parameter.name, values[parameter.name]
-        fixed = parameter.is_constexpr or value is None or (type(value) is int and value == 1 and name not in loose)
+        fixed = (
+            parameter.is_constexpr
+            or value is None
+            or (type(value) is int and value == 1 and name not in loose)
+        )
         if fixed:
             signature[name], constants[(index,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
-            signature[name], attributes[(index,)] = "*" + TYPES[value.dtype], [["tt.divisibility", 16]]
+            signature[name], attributes[(index,)] = (
+                "*" + TYPES[value.dtype],
+                [["tt.divisibility", 16]],
+            )
         elif isinstance(value, float):
             signature[name] = "fp32"
         else:
@@ -64,10 +91,14 @@ def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: boo
         file.write(compiled.asm["cubin"])
         file.flush()
         listing, usage = (
-            subprocess.run([TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True).stdout
+            subprocess.run(
+                [TOOLS / "cuobjdump", flag, file.name], capture_output=True, text=True, check=True
+            ).stdout
             for flag in ("-sass", "-res-usage")
         )
-    counts = {name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "SHARED")}
+    counts = {
+        name: int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK", "SHARED")
+    }
     return {**Counter(INSTRUCTION.findall(listing)), **counts}
 
 
@@ -75,16 +106,25 @@ def forward(call: Call, config: Config | None = None) -> dict:
     """Return the instruction counts of the forward kernel for a call."""
     config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
     names = fused_kernel.forward.arg_names
-    values = fused_launch.forward_values(call, config) | {"tokens": call.q.shape[0], "PDL": config.pdl, "QUICK": True}
+    values = fused_launch.forward_values(call, config) | {
+        "tokens": call.q.shape[0],
+        "PDL": config.pdl,
+        "QUICK": True,
+    }
     values |= dict(zip(names, fused_launch.changing_tensors(call), strict=False))
-    return assembled(fused_kernel.forward, values, config.warps, ("tokens", "num_slots"), config.pdl)
+    return assembled(
+        fused_kernel.forward, values, config.warps, ("tokens", "num_slots"), config.pdl
+    )
 
 
 def backward(call: Call) -> dict:
     """Return the instruction counts of the backward kernel for a call."""
     q, k = call.q, call.k
     groups, warps = fused_launch.backward_blocks(call)
-    values = fused_launch.backward_values(call, q, k, q, k, groups) | {"WEIGHT_GRAD": True, "tokens": q.shape[0]}
+    values = fused_launch.backward_values(call, q, k, q, k, groups) | {
+        "WEIGHT_GRAD": True,
+        "tokens": q.shape[0],
+    }
     given = (q, k, q, k, q, k, *call.weights, torch.empty(1, 2, q.shape[-1]), call.positions)
     values |= dict(zip(fused_kernel.backward.arg_names, given, strict=False))
     return assembled(fused_kernel.backward, values, warps, ("tokens",))

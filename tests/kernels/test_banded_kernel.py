@@ -1,4 +1,6 @@
-"""The kernel of attention over a band without a GPU: what it runs, and machine code; interpreted_banded.py has its laws."""
+"""The kernel of attention over a band without a GPU: what it runs, and machine code;
+interpreted_banded.py has its laws.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,16 @@ def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
     assert lse.triton_why_not(call) is None
     call.q.requires_grad_()
     assert "no backward" in lse.triton_why_not(call)
-    masked = Call(call.q, call.k, call.v, 1.0, Visibility(True, padding=torch.ones(1, 17, dtype=torch.bool)))
+    masked = Call(
+        call.q, call.k, call.v, 1.0, Visibility(True, padding=torch.ones(1, 17, dtype=torch.bool))
+    )
     assert "no other mask" in lse.triton_why_not(masked)
 
 
 @needs_triton_3_6
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
     built: list = []
@@ -48,13 +54,17 @@ def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
 
 
 @needs_triton_3_6
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+)
 @pytest.mark.parametrize(
     ("head_dim", "dtype"), [(128, torch.bfloat16), (64, torch.float32), (128, torch.float32)], ids=str
 )  # fmt: skip
 def test_on_a_consumer_gpu_it_takes_what_fits_into_shared_memory(head_dim, dtype, monkeypatch):
     built: list = []
-    monkeypatch.setattr(api, "untyped", lambda kernel: CompileInstead(kernel, built, capability=89, TILES=0))
+    monkeypatch.setattr(
+        api, "untyped", lambda kernel: CompileInstead(kernel, built, capability=89, TILES=0)
+    )
     monkeypatch.setattr(api, "shared_memory", lambda device: 99 << 10)
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # why_not then takes tensors of the CPU
     call = calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, dtype)[1]

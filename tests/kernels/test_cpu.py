@@ -21,7 +21,9 @@ from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.spec import RopeSpec
 
 MISSING = cpu.why_not(torch.zeros(1, 1, 1, 2), Request(RopeSpec(head_dim=2), -2))
-pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"the native kernel is not here: {MISSING}")
+pytestmark = pytest.mark.skipif(
+    MISSING is not None, reason=f"the native kernel is not here: {MISSING}"
+)
 
 DTYPES = list(cpu.DTYPES)
 LAYOUTS = list(call.LAYOUTS)
@@ -90,7 +92,9 @@ def bits(x):
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_pair_rotates_by_its_angle_and_the_rest_stays(isa, dtype, layout, layout_out, sign):
-    spec = RopeSpec(head_dim=61, rotary_dim=54, rotary_start=3, layout=layout, layout_out=layout_out)
+    spec = RopeSpec(
+        head_dim=61, rotary_dim=54, rotary_start=3, layout=layout, layout_out=layout_out
+    )
     x, positions = torch.randn(2, 3, 7, 61).to(dtype), torch.randint(0, 100_000, (2, 7))
     y = rotated(x, Request(spec, -2, positions, sign=sign))
     assert_rounded_once(y, exact(x, positions, spec, sign), x.abs().max().double())
@@ -117,7 +121,9 @@ def test_any_number_of_pairs_in_place_or_not_and_no_write_outside(isa, dtype, la
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairs", [5, 64])
 def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
-    """[B, H, S, D] dense, from [B, S, H, D], from [S, B, H, D], from a fused qkv buffer, expanded, and a row alone."""
+    """[B, H, S, D] dense, from [B, S, H, D], from [S, B, H, D], from a fused qkv buffer, expanded,
+    and a row alone.
+    """
     head_dim = 2 * pairs
     spec = RopeSpec(head_dim=head_dim, layout="interleaved")
     x, positions = torch.randn(2, 3, 7, head_dim).to(dtype), torch.randint(0, 5000, (2, 7))
@@ -135,9 +141,13 @@ def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
 
 
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
-@pytest.mark.parametrize(("dtype", "pairs"), [*((dtype, 64) for dtype in DTYPES), (torch.float32, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "pairs"), [*((dtype, 64) for dtype in DTYPES), (torch.float32, 24)]
+)
 def test_large_results_are_those_of_their_parts(isa, dtype, pairs, layout, layout_out):
-    """From 16 MiB on stores may go past the caches, but not into new memory, and not where y begins within a vector."""
+    """From 16 MiB on stores may go past the caches, but not into new memory, and not where y begins
+    within a vector.
+    """
     spec = RopeSpec(head_dim=2 * pairs, layout=layout, layout_out=layout_out)
     tokens = (17 << 20) // (2 * pairs * torch.empty((), dtype=dtype).element_size() * 2)
     x = torch.randn(tokens, 2 * pairs).to(dtype).expand(1, 2, tokens, 2 * pairs)
@@ -161,11 +171,17 @@ def test_every_place_of_the_axes_finds_its_tokens():
     spec = RopeSpec(head_dim=10)
     x, positions = torch.randn(2, 3, 7, 10), torch.randint(0, 5000, (2, 7))
     dense = rotated(x, Request(spec, -2, positions))
-    assert same_bits(rotated(x[0].transpose(0, 1), Request(spec, -3, positions[0])).transpose(0, 1), dense[0])
+    assert same_bits(
+        rotated(x[0].transpose(0, 1), Request(spec, -3, positions[0])).transpose(0, 1), dense[0]
+    )
     assert same_bits(rotated(x[:, 0], Request(spec, -2, positions)), dense[:, 0])
-    assert same_bits(rotated(x.permute(2, 0, 1, 3), Request(spec, -4, positions)).permute(1, 2, 0, 3), dense)
+    assert same_bits(
+        rotated(x.permute(2, 0, 1, 3), Request(spec, -4, positions)).permute(1, 2, 0, 3), dense
+    )
     six = x.reshape(2, 3, 1, 7, 1, 10).expand(2, 3, 4, 7, 5, 10).contiguous()
-    assert same_bits(rotated(six, Request(spec, -3, positions)), dense.reshape(2, 3, 1, 7, 1, 10).expand_as(six))
+    assert same_bits(
+        rotated(six, Request(spec, -3, positions)), dense.reshape(2, 3, 1, 7, 1, 10).expand_as(six)
+    )
 
 
 def test_strides_beyond_32_bits():
@@ -197,12 +213,16 @@ def positions_of(kind):
     return given, given.expand(2, 7).long()
 
 
-@pytest.mark.parametrize("kind", ["rows", "shared", "one row", "int32", "strided", "every other", "negative", "far"])
+@pytest.mark.parametrize(
+    "kind", ["rows", "shared", "one row", "int32", "strided", "every other", "negative", "far"]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_positions_of_every_form(dtype, kind):
     spec, x = RopeSpec(head_dim=20), torch.randn(2, 3, 7, 20).to(dtype)
     given, full = positions_of(kind)
-    assert_rounded_once(rotated(x, Request(spec, -2, given)), exact(x, full, spec), x.abs().max().double())
+    assert_rounded_once(
+        rotated(x, Request(spec, -2, given)), exact(x, full, spec), x.abs().max().double()
+    )
 
 
 @pytest.mark.parametrize("offset", [0, 37, 5000, 2**20 - 3, 10**7, -4])
@@ -210,14 +230,21 @@ def test_positions_of_every_form(dtype, kind):
 def test_counted_positions(seq, offset):
     spec, x = RopeSpec(head_dim=20), torch.randn(1, 2, seq, 20)
     y = rotated(x, Request(spec, -2, offset=offset))
-    assert_rounded_once(y, exact(x, torch.arange(offset, offset + seq)[None], spec), x.abs().max().double())
+    assert_rounded_once(
+        y, exact(x, torch.arange(offset, offset + seq)[None], spec), x.abs().max().double()
+    )
 
 
 # xPos grows without bound, so it stays near
-@pytest.mark.parametrize(("scaling", "reaches"), [(Yarn(factor=4.0, original_length=64), (2**20, 2**40)), (XPos(), (2000,))])
+@pytest.mark.parametrize(
+    ("scaling", "reaches"),
+    [(Yarn(factor=4.0, original_length=64), (2**20, 2**40)), (XPos(), (2000,))],
+)
 @pytest.mark.parametrize("power", [1, -1])
 def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, power):
-    """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of the table, however they were found."""
+    """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of the table, however they
+    were found.
+    """
     spec = RopeSpec(head_dim=22, scaling=scaling, layout="interleaved", magnitude_on="q")
     x = torch.tensor([1.0, 0.0]).repeat(11).expand(2, 1, 7, 22).contiguous()
     for key, reach in itertools.product((False, True), reaches):
@@ -243,7 +270,9 @@ def test_query_and_key_in_one_call_are_the_two_calls():
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, layout_out):
-    spec = RopeSpec(head_dim=50, rotary_dim=46, rotary_start=2, layout=layout, layout_out=layout_out)
+    spec = RopeSpec(
+        head_dim=50, rotary_dim=46, rotary_start=2, layout=layout, layout_out=layout_out
+    )
     qkv = torch.randn(2, 7, 8, 50).to(dtype)
     before = qkv.clone()
     q, k = qkv[:, :, :4], qkv[:, :, 4:6]
@@ -255,7 +284,9 @@ def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, l
     assert same_bits(qkv[:, :, 6:], before[:, :, 6:])
 
 
-@pytest.mark.parametrize("shape", [(7, 6), (2, 7, 6), (1, 7, 6), (2, 3, 7, 6), (1, 3, 7, 6), (2, 1, 7, 6)])
+@pytest.mark.parametrize(
+    "shape", [(7, 6), (2, 7, 6), (1, 7, 6), (2, 3, 7, 6), (1, 3, 7, 6), (2, 1, 7, 6)]
+)
 @pytest.mark.parametrize("seq_dim", [-2, -3])
 def test_given_tables_broadcast_over_what_they_leave_out(shape, seq_dim):
     angle = torch.rand(*shape[:-2], shape[-1], shape[-2], dtype=torch.float64).transpose(-1, -2)
@@ -279,11 +310,16 @@ def test_every_16_bit_value_keeps_its_nan_and_rounds_once(isa, dtype, layout):
     cos, sin = angle.cos().float(), angle.sin().float()
     a, b = values[:, None].expand(-1, 3), values.flip(0).roll(77)[:, None].expand(-1, 3)
     pair = (a, b) if layout == "half" else (torch.stack((a, b), dim=-1).flatten(-2),)
-    y = rotated(torch.cat(pair, dim=-1)[:, None].contiguous(), TableRequest(cos, sin, -2, layout, layout))[:, 0]
+    y = rotated(
+        torch.cat(pair, dim=-1)[:, None].contiguous(), TableRequest(cos, sin, -2, layout, layout)
+    )[:, 0]
     first, second = (torch.from_numpy(m) for m in members(3, layout))
     # one float32 product, one fused or separate sum: both orders of rounding are a correct result
     wide_a, wide_b = a.double(), b.double()
-    for got, expected in ((y[:, first], wide_a * cos - wide_b * sin), (y[:, second], wide_a * sin + wide_b * cos)):
+    for got, expected in (
+        (y[:, first], wide_a * cos - wide_b * sin),
+        (y[:, second], wide_a * sin + wide_b * cos),
+    ):
         assert torch.equal(got.isnan(), expected.isnan())
         finite = expected.isfinite() & (expected.abs() < torch.finfo(dtype).max)
         largest = torch.maximum(wide_a.abs(), wide_b.abs())[finite]
@@ -294,8 +330,13 @@ def test_every_16_bit_value_keeps_its_nan_and_rounds_once(isa, dtype, layout):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_of_any_payload_in_a_given_table_stays_nan(isa, dtype):
-    payloads = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FFF8000], dtype=torch.int32).view(torch.float32)[None]
-    y = rotated(torch.ones(1, 1, 8, dtype=dtype), TableRequest(payloads, torch.ones(1, 4), -2, "half", "half"))
+    payloads = torch.tensor([0x7FFFFFFF, -1, 0x7F800001, 0x7FFF8000], dtype=torch.int32).view(
+        torch.float32
+    )[None]
+    y = rotated(
+        torch.ones(1, 1, 8, dtype=dtype),
+        TableRequest(payloads, torch.ones(1, 4), -2, "half", "half"),
+    )
     assert y.isnan().all()
 
 
@@ -310,7 +351,9 @@ def test_nothing_to_rotate(isa, shape):
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(1, 4, 601, 64), (3, 1, 701, 96), (1, 257, 1, 640), (5, 13, 3, 1024)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4, 601, 64), (3, 1, 701, 96), (1, 257, 1, 640), (5, 13, 3, 1024)]
+)
 def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
     spec = RopeSpec(head_dim=shape[-1], layout=layout)
     q, k = torch.randn(shape), torch.randn(shape).transpose(1, 2).contiguous().transpose(1, 2)
@@ -328,9 +371,16 @@ def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("pool", [*library.POOLS, "serial"])
 def test_every_pool_gives_the_same_bits(pool):
-    spec, x, positions = RopeSpec(head_dim=64), torch.randn(2, 8, 401, 64), torch.randint(0, 5000, (2, 401))
+    spec, x, positions = (
+        RopeSpec(head_dim=64),
+        torch.randn(2, 8, 401, 64),
+        torch.randint(0, 5000, (2, 401)),
+    )
     expected = torch.stack(
-        [rotated(x[batch], Request(spec, -2, positions[batch : batch + 1].expand(8, -1))) for batch in range(2)]
+        [
+            rotated(x[batch], Request(spec, -2, positions[batch : batch + 1].expand(8, -1)))
+            for batch in range(2)
+        ]
     )
     joined = library.join_pool(*(name for name in library.POOLS if name == pool))
     try:
@@ -344,7 +394,9 @@ def test_every_pool_gives_the_same_bits(pool):
 def test_eight_callers_at_once():
     specs = [RopeSpec(head_dim=64, theta=10_000.0 + caller) for caller in range(8)]
     xs = [torch.randn(1, 4, 300 + 100 * caller, 64) for caller in range(8)]
-    expected = [exact(x, torch.arange(x.shape[2])[None], spec) for x, spec in zip(xs, specs, strict=True)]
+    expected = [
+        exact(x, torch.arange(x.shape[2])[None], spec) for x, spec in zip(xs, specs, strict=True)
+    ]
     wrong = []
 
     def call(caller):
@@ -379,7 +431,9 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
             os._exit(0 if bytes(out.numpy()) == bytes(parent.numpy()) else 1)
         assert os.waitpid(child, 0)[1] == 0
         """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=60)
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)], check=True, timeout=60
+    )
 
 
 def test_tables_dropped_from_the_cache_are_built_again():

@@ -5,13 +5,17 @@ import torch
 
 from ropewalk.kernels.cpu import attention, library
 
-needs_library = pytest.mark.skipif(not attention.available(), reason="the library has attention for 64-bit ARM only")
+needs_library = pytest.mark.skipif(
+    not attention.available(), reason="the library has attention for 64-bit ARM only"
+)
 
 
 def definition(q, k, v, scale):
     """Softmax over the keys up to each query's own, in float64."""
     q, k, v = q.double(), k.double().repeat_interleave(q.shape[1] // k.shape[1], 1), v.double()
-    scores = (q @ k.mT * scale).masked_fill(torch.ones(q.shape[2], q.shape[2]).triu(1).bool(), -torch.inf)
+    scores = (q @ k.mT * scale).masked_fill(
+        torch.ones(q.shape[2], q.shape[2]).triu(1).bool(), -torch.inf
+    )
     return scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
@@ -25,7 +29,14 @@ def tensors(batch=1, heads=2, groups=1, rows=5, dim=8, spread=1.0):
 @needs_library
 @pytest.mark.parametrize(
     "shape",
-    [(1, 9, 3, 7, 64), (2, 4, 4, 131, 40), (3, 5, 1, 1, 8), (1, 3, 3, 48, 16), (1, 2, 1, 128, 24), (2, 6, 2, 301, 72)],
+    [
+        (1, 9, 3, 7, 64),
+        (2, 4, 4, 131, 40),
+        (3, 5, 1, 1, 8),
+        (1, 3, 3, 48, 16),
+        (1, 2, 1, 128, 24),
+        (2, 6, 2, 301, 72),
+    ],
     ids=lambda shape: "x".join(map(str, shape)),
 )
 def test_equals_the_definition(shape):
@@ -39,8 +50,12 @@ def test_equals_the_definition(shape):
 
 @needs_library
 def test_scores_far_below_the_largest_weigh_nothing():
-    q, k, v = tensors(rows=200, spread=300.0)  # scores differ by far more than float32's smallest exponential
-    torch.testing.assert_close(attention.attend(q, k, v, 1.0).double(), definition(q, k, v, 1.0), rtol=1e-3, atol=1e-3)
+    q, k, v = tensors(
+        rows=200, spread=300.0
+    )  # scores differ by far more than float32's smallest exponential
+    torch.testing.assert_close(
+        attention.attend(q, k, v, 1.0).double(), definition(q, k, v, 1.0), rtol=1e-3, atol=1e-3
+    )
 
 
 @needs_library
@@ -70,7 +85,9 @@ def test_says_what_it_cannot_compute():
     assert "float32" in attention.why_not(q.double(), k.double(), v.double())
     assert "gradient" in attention.why_not(q.clone().requires_grad_(), k, v)
     assert "length" in attention.why_not(q[:, :, :3], k, v)
-    assert "multiple of k's heads" in attention.why_not(torch.cat([q, q[:, :1]], 1), torch.cat([k, k], 1), torch.cat([v, v], 1))
+    assert "multiple of k's heads" in attention.why_not(
+        torch.cat([q, q[:, :1]], 1), torch.cat([k, k], 1), torch.cat([v, v], 1)
+    )
     assert "multiple of 8" in attention.why_not(q[..., :6], k[..., :6], v[..., :6])
 
 

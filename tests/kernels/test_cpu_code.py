@@ -1,7 +1,7 @@
 """What the compiler made of the row loops: they store to y and nowhere else.
 
-One register spilled to the stack in every row ends the stream of stores of a Neoverse-N1, and a prefill then takes more than
-three times as long; nothing else would show it.
+One register spilled to the stack in every row ends the stream of stores of a Neoverse-N1, and a
+prefill then takes more than three times as long; nothing else would show it.
 """
 
 import platform
@@ -15,7 +15,8 @@ import pytest
 
 from ropewalk.kernels.cpu import library
 
-#: by machine: functions whose rows must not spill and how many there are, the prefetch in every row, a store to the stack.
+#: by machine: functions whose rows must not spill and how many there are, the prefetch in every
+#: row, a store to the stack.
 #: x86 has half as many registers and bears a spill where arithmetic sets the pace
 CODE = {
     "aarch64": ("neon_FULL_", 24, r"prfm\b", r"st\w+\s.*\[(sp|x29)"),
@@ -33,19 +34,27 @@ pytestmark = [
 def row_loops(code: list[tuple[int, str]], prefetch: str) -> list[list[str]]:
     """The loops from row to row, which prefetch, wherever the compiler put their parts."""
     text, first = dict(code), code[0][0]
-    flow = networkx.DiGraph((at, int(jump[1], 16)) for at, text in code if (jump := JUMP.match(text)))
+    flow = networkx.DiGraph(
+        (at, int(jump[1], 16)) for at, text in code if (jump := JUMP.match(text))
+    )
     flow.add_edges_from((at, to) for (at, _), (to, _) in pairwise(code) if GOES_ON.match(text[at]))
     above = networkx.immediate_dominators(flow, first)
     loops: dict[int, set[int]] = {}
     for at in above:
         for head in flow[at]:
-            if heads(head, at, above):  # so this step goes back: the loop is what reaches it without passing its head
+            if heads(
+                head, at, above
+            ):  # so this step goes back: the loop is what reaches it without passing its head
                 inside, todo = loops.setdefault(head, {head}), [at]
                 while todo:
                     if (place := todo.pop()) not in inside:
                         inside.add(place)
                         todo += flow.predecessors(place)
-    around = ([loop for loop in loops.values() if at in loop] for at in text if re.match(prefetch, text[at]))
+    around = (
+        [loop for loop in loops.values() if at in loop]
+        for at in text
+        if re.match(prefetch, text[at])
+    )
     # the outermost goes from line to line
     rows = {tuple(sorted(sorted(loops, key=len)[-2])) for loops in around if len(loops) > 1}
     return [[text[place] for place in row] for row in rows]
@@ -61,10 +70,14 @@ def heads(head: int, at: int | None, above: dict[int, int]) -> bool:
 def functions() -> dict[str, list[tuple[int, str]]]:
     command = ["objdump", "-d", "--no-show-raw-insn", str(library._PATH)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    heads = [i for i, line in enumerate(lines) if re.match(r"[0-9a-f]+ <\w+>:$", line)] + [len(lines)]
+    heads = [i for i, line in enumerate(lines) if re.match(r"[0-9a-f]+ <\w+>:$", line)] + [
+        len(lines)
+    ]
     return {
         re.search(r"<(\w+)>", lines[first])[1]: [
-            (int(at, 16), text.strip()) for at, _, text in (line.partition(":\t") for line in lines[first + 1 : last]) if text
+            (int(at, 16), text.strip())
+            for at, _, text in (line.partition(":\t") for line in lines[first + 1 : last])
+            if text
         ]
         for first, last in pairwise(heads)
     }
@@ -80,7 +93,10 @@ def test_row_loops_store_to_y_alone():
         assert not [text for loop in loops for text in loop if re.match(spill, text)], name
 
 
-@pytest.mark.skipif(platform.machine() != "aarch64", reason="only NEON needs more than one store for a line of the cache")
+@pytest.mark.skipif(
+    platform.machine() != "aarch64",
+    reason="only NEON needs more than one store for a line of the cache",
+)
 def test_lines_are_written_without_a_break():
     store = re.compile(r"(\w+)\s.*\[(x\d+)(?:, #(\d+))?\]$")
     for name, code in functions().items():
@@ -89,22 +105,37 @@ def test_lines_are_written_without_a_break():
         found = 0
         for loop in row_loops(code, r"prfm\b"):
             memory = [text for text in loop if re.match(r"ld|st|prfm", text)]
-            stores = [list(run) for stored, run in groupby(memory, lambda text: text.startswith("st")) if stored]
+            stores = [
+                list(run)
+                for stored, run in groupby(memory, lambda text: text.startswith("st"))
+                if stored
+            ]
             runs = [[store.match(text) for text in run] for run in stores]
             if not all(all(run) for run in runs):
-                continue  # for any number of pairs: its addresses do not tell which follow each other
+                # for any number of pairs: its addresses do not tell which follow each other
+                continue
             found += 1
             for run in runs:
-                at = sorted(int(one[3] or 0) + half for one in run for half in ((0, 16) if one[1] == "stp" else (0,)))
+                at = sorted(
+                    int(one[3] or 0) + half
+                    for one in run
+                    for half in ((0, 16) if one[1] == "stp" else (0,))
+                )
                 line = at[0] - at[0] % 64
                 assert at == [line, line + 16, line + 32, line + 48], (name, run)
                 assert len({one[2] for one in run}) == 1, (name, run)
         assert found == 2, f"{name}: 64 pairs and 32 pairs"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="only x86 has stores past the caches that pay")
+@pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="only x86 has stores past the caches that pay"
+)
 def test_large_results_are_written_past_the_caches():
-    streamed = {name: any("vmovnt" in text for _, text in code) for name, code in functions().items() if "F32_HALF_HALF" in name}
+    streamed = {
+        name: any("vmovnt" in text for _, text in code)
+        for name, code in functions().items()
+        if "F32_HALF_HALF" in name
+    }
     assert {name for name, streams in streamed.items() if streams} == {
         f"{isa}_STREAMED_F32_HALF_HALF_{back}" for isa in ("avx2", "avx512") for back in (0, 1)
     }

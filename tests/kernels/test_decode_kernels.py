@@ -1,4 +1,6 @@
-"""The decode kernels: laws on a GPU (test_triton.py has them in the interpreter), tiles, and machine code for sm_90."""
+"""The decode kernels: laws on a GPU (test_triton.py has them in the interpreter), tiles, and
+machine code for sm_90.
+"""
 
 import re
 from functools import partial
@@ -25,7 +27,9 @@ from torch_release import needs_triton_3_6
 
 @pytest.mark.gpu
 def test_the_kernels_keep_their_laws_on_the_gpu():
-    laws = [Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_prefill.py")]
+    laws = [
+        Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_prefill.py")
+    ]
     run_tests(laws, full=True, TRITON_INTERPRET="0")
 
 
@@ -39,7 +43,9 @@ SHARED = (227 << 10, 163 << 10, 99 << 10)
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
     counts = (256, 4096, 9728, 14336, 151936)
-    tiles = [pick_tile(rows, columns, depth, gate, 132) for columns in counts for gate in (False, True)]
+    tiles = [
+        pick_tile(rows, columns, depth, gate, 132) for columns in counts for gate in (False, True)
+    ]
     if rows == 1:
         assert pick_qkv_tile(1, depth, norm=True).rows == 1
     for tile in tiles:
@@ -53,7 +59,10 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
         assert (fitted == tile) == (tile.rows == 1 or needed <= shared)
         if fitted != tile:
             stage = (fitted.rows + 2 * fitted.columns) * fitted.depth * element_size
-            assert fitted.stages * stage <= shared < (fitted.stages + 1) * stage or fitted.stages == tile.stages
+            assert (
+                fitted.stages * stage <= shared < (fitted.stages + 1) * stage
+                or fitted.stages == tile.stages
+            )
             assert fitted.stages >= 3
 
 
@@ -83,7 +92,9 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
     built: list = []
     zeros = partial(torch.zeros, dtype=dtype)
     for name in ("_PRODUCT", "_QKV", "_ATTEND"):
-        monkeypatch.setattr(launch, name, CompileInstead(getattr(launch, name), built, capability=89))
+        monkeypatch.setattr(
+            launch, name, CompileInstead(getattr(launch, name), built, capability=89)
+        )
     monkeypatch.setattr(launch, "shared_memory", lambda device: SHARED[-1])
     index, keys = torch.zeros(64, dtype=torch.int64), zeros(1, 8, 256, 128)
     cache = KVSlots(keys.transpose(1, 2), keys.clone().transpose(1, 2))
@@ -92,9 +103,22 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
         q, workspace = zeros(rows, 32, 128), Workspace(rows, 32, 8, 128, device=index.device)
         where = (cache, index[:rows], index[:rows], rw.RopeSpec(128))
         launch.qkv_product(zeros(rows, 1024), zeros(6144, 1024), q, *where)
-        launch.attend(q, keys.expand(rows, -1, -1, -1), keys.expand(rows, -1, -1, -1), q, index, index[:1], 0.1, workspace)
-        launch.product(zeros(rows, 4096), zeros(1024, 4096), zeros(rows, 1024), residual=zeros(rows, 1024))
-    assert len(built) == (5 if dtype == torch.float32 else 7)  # the library adds the residual in float32
+        launch.attend(
+            q,
+            keys.expand(rows, -1, -1, -1),
+            keys.expand(rows, -1, -1, -1),
+            q,
+            index,
+            index[:1],
+            0.1,
+            workspace,
+        )
+        launch.product(
+            zeros(rows, 4096), zeros(1024, 4096), zeros(rows, 1024), residual=zeros(rows, 1024)
+        )
+    assert len(built) == (
+        5 if dtype == torch.float32 else 7
+    )  # the library adds the residual in float32
     shared = [(name, code.metadata.shared) for name, code in built]
     assert all(size <= SHARED[-1] for _, size in shared), shared
 
@@ -106,11 +130,23 @@ def _h200(monkeypatch):
 
 @pytest.mark.usefixtures("_h200")
 def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
-    """Up to 132 rows and key heads there are at most as many programs as multiprocessors, then about twice as many."""
+    """Up to 132 rows and key heads there are at most as many programs as multiprocessors, then
+    about twice as many.
+    """
     device = torch.device("cpu")
-    assert [pick_splits(1, 8, capacity, device) for capacity in (64, 256, 512, 1 << 20)] == [1, 4, 8, 16]
+    assert [pick_splits(1, 8, capacity, device) for capacity in (64, 256, 512, 1 << 20)] == [
+        1,
+        4,
+        8,
+        16,
+    ]
     assert [pick_splits(rows, 8, 1 << 20, device) for rows in (2, 3, 4, 8, 16)] == [8, 4, 4, 2, 1]
-    assert [pick_splits(17, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [1, 2, 2, 2]
+    assert [pick_splits(17, 8, capacity, device) for capacity in (256, 512, 1024, 1 << 20)] == [
+        1,
+        2,
+        2,
+        2,
+    ]
     assert [pick_splits(rows, 8, 1 << 20, device) for rows in (32, 33, 34)] == [2, 1, 1]
     assert [few_programs(rows, 8, device) for rows in (1, 16, 17)] == [True, True, False]
     assert [few_programs(rows, 4, device) for rows in (33, 34)] == [True, False]
@@ -138,7 +174,9 @@ def test_no_row_is_divided_among_more_than_16_programs():
         (65, 64, 64, 2, True, True),
     ],
 )
-def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(rows, columns, depth, size, gate, library):
+def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(
+    rows, columns, depth, size, gate, library
+):
     assert library_is_faster(rows, columns, depth, size, gate) == library
 
 
@@ -166,20 +204,38 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
             launch.product(zeros(rows, 1024), zeros(16384, 1024), zeros(rows, 8192), gate=True)
         head_norm, wide = QKNorm(zeros(128), zeros(128)), len(built) + 1
         for rows, concurrent in ((1, False), (16, True), (64, True), (64, False)):
-            patch.setattr(launch, "run_concurrently", lambda programs, device, concurrent=concurrent: concurrent)
+            patch.setattr(
+                launch,
+                "run_concurrently",
+                lambda programs, device, concurrent=concurrent: concurrent,
+            )
             launch.qkv_product(
-                zeros(rows, 4096), weight, zeros(rows, 32, 128), cache, index[:rows], index[:rows], rw.RopeSpec(128),
-                head_norm=None if rows == 1 else head_norm, workspace=Workspace(rows, 32, 8, 128, device=index.device),
-            )  # fmt: skip
+                zeros(rows, 4096),
+                weight,
+                zeros(rows, 32, 128),
+                cache,
+                index[:rows],
+                index[:rows],
+                rw.RopeSpec(128),
+                head_norm=None if rows == 1 else head_norm,
+                workspace=Workspace(rows, 32, 8, 128, device=index.device),
+            )
         small = KVSlots(*(torch.zeros(4, 8, 128, dtype=torch.float8_e4m3fn) for _ in range(2)))
-        launch.qkv_product(zeros(1, 4096), weight, zeros(1, 32, 128), small, index[:1], index[:1], rw.RopeSpec(128))
+        launch.qkv_product(
+            zeros(1, 4096), weight, zeros(1, 32, 128), small, index[:1], index[:1], rw.RopeSpec(128)
+        )
         q, workspace = zeros(1, 32, 128), Workspace(1, 32, 8, 128, splits=4, device=index.device)
         launch.attend(q, keys, keys, q.clone(), index[:1], index[:1], 0.1, workspace)
         workspace = Workspace(1, 1, 1, 2, vocabulary_splits=64, device=index.device)
-        launch.next_token(zeros(1, 128256), zeros(128256, 4096), index[:1], zeros(1, 4096), index[:3], workspace)
+        launch.next_token(
+            zeros(1, 128256), zeros(128256, 4096), index[:1], zeros(1, 4096), index[:3], workspace
+        )
     spilled = [(name, registers_and_spills(code, tmp_path)[1]) for name, code in built]
     assert len(spilled) == 13
     assert not any(count for _, count in spilled), spilled
     for _, code in built[wide : wide + 2]:
         stores = re.findall(r"STG\.E\S*", machine_code(code, tmp_path, "-sass"))
-        assert set(stores) == {"STG.E.128", "STG.E.STRONG.GPU"}  # the second are the sums of squares
+        assert set(stores) == {
+            "STG.E.128",
+            "STG.E.STRONG.GPU",
+        }  # the second are the sums of squares

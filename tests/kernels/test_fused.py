@@ -1,4 +1,6 @@
-"""The fused norm, rotation and cache write: the definition against a loop over numbers, the kernel against the definition."""
+"""The fused norm, rotation and cache write: the definition against a loop over numbers, the kernel
+against the definition.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +38,16 @@ SPECS = {
     "half": rw.RopeSpec(D, rotary_dim=10, rotary_start=2),
     "interleaved": rw.RopeSpec(D, rotary_dim=10, layout="interleaved"),
     "de-interleaved": rw.RopeSpec(D, layout="interleaved", layout_out="half"),
-    "yarn on q": rw.RopeSpec(D, scaling=frequencies.Yarn(factor=4.0, original_length=64), magnitude_on="q"),
+    "yarn on q": rw.RopeSpec(
+        D, scaling=frequencies.Yarn(factor=4.0, original_length=64), magnitude_on="q"
+    ),
 }
 SPEC = SPECS["half"]
 
 
-def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool) -> Tensor:
+def by_loop(
+    x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool
+) -> Tensor:
     """Head by head and number by number, angles with fifty digits."""
     radians, size = oracle(spec.scaling, spec.rotary_dim, spec.theta)
     weight = None if norm is None else norm.k_weight if key else norm.q_weight
@@ -58,7 +64,11 @@ def by_loop(x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None
             head = [float(value) for value in x[t, h]]
             if norm is not None:
                 rms = (sum(value * value for value in head) / len(head) + norm.eps) ** 0.5
-                factors = [1.0] * len(head) if weight is None else [float(w) + norm.plus_one for w in weight]
+                factors = (
+                    [1.0] * len(head)
+                    if weight is None
+                    else [float(w) + norm.plus_one for w in weight]
+                )
                 head = [value / rms * factor for value, factor in zip(head, factors, strict=True)]
             rotated = list(head)
             for i in range(spec.pairs):
@@ -78,7 +88,12 @@ def inputs(dtype=F64) -> tuple[Tensor, Tensor, Tensor]:
 
 def normed(kind: str, dtype=F64) -> QKNorm | None:
     weights = [torch.randn(D, dtype=F64).to(dtype) for _ in "qk"]
-    return {"": None, "no weight": QKNorm(eps=0.1), "w": QKNorm(*weights), "1+w": QKNorm(*weights, plus_one=True)}[kind]
+    return {
+        "": None,
+        "no weight": QKNorm(eps=0.1),
+        "w": QKNorm(*weights),
+        "1+w": QKNorm(*weights, plus_one=True),
+    }[kind]
 
 
 def poisoned(*shape, dtype=F64) -> KVSlots:
@@ -100,7 +115,9 @@ def test_the_definition_is_the_loop(name, norm):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_one_rounding(dtype):
-    """Low precision is the float64 result rounded once; a second rounding after the norm would double the error."""
+    """Low precision is the float64 result rounded once; a second rounding after the norm would
+    double the error.
+    """
     (q, k, _), norm = inputs(dtype), normed("w", dtype)
     low = qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS, norm=norm)
     wide = QKNorm(norm.q_weight.double(), norm.k_weight.double())
@@ -116,13 +133,19 @@ def cached(cache: KVSlots, dtype=F64, **how):
     (q, k, v), norm = inputs(dtype), normed("w", dtype)
     call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
     given = (k.to(torch.float64), v.to(torch.float64))
-    return qk_norm_rope(q, k, v, **call, cache=cache, slots=WHERE, **how), qk_norm_rope(q, k, **call), given
+    return (
+        qk_norm_rope(q, k, v, **call, cache=cache, slots=WHERE, **how),
+        qk_norm_rope(q, k, **call),
+        given,
+    )
 
 
 CACHES = {
     "slots": lambda: poisoned(SLOTS, K, D),
     "pages": lambda: poisoned(3, 4, K, D),
-    "pages, heads first": lambda: KVSlots(*(torch.full((3, K, 4, D), float("nan"), dtype=F64).transpose(1, 2) for _ in "kv")),
+    "pages, heads first": lambda: KVSlots(
+        *(torch.full((3, K, 4, D), float("nan"), dtype=F64).transpose(1, 2) for _ in "kv")
+    ),
     "every other slot of a larger cache": lambda: KVSlots(
         *(torch.full((2 * SLOTS, K, D), float("nan"), dtype=F64)[::2] for _ in "kv")
     ),
@@ -156,7 +179,11 @@ def test_a_step_of_padding_alone_stores_nothing():
 def test_no_tokens_are_no_work():
     cache, none = poisoned(SLOTS, K, D), torch.zeros(0, dtype=torch.int64)
     q, k, v = (x[:0] for x in inputs())
-    assert qk_norm_rope(q, k, v, spec=SPEC, positions=none, cache=cache, slots=none).shape == (0, Q, D)
+    assert qk_norm_rope(q, k, v, spec=SPEC, positions=none, cache=cache, slots=none).shape == (
+        0,
+        Q,
+        D,
+    )
     assert bool(cache.k.isnan().all())
 
 
@@ -183,7 +210,9 @@ def test_packed_rows_are_their_parts():
     (q, k, v), norm = inputs(), normed("w")
     packed = torch.cat((q, k, v), dim=1).flatten(1)
     call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
-    for found, wanted in zip(qk_norm_rope(packed, heads=(Q, K), **call), qk_norm_rope(q, k, **call), strict=True):
+    for found, wanted in zip(
+        qk_norm_rope(packed, heads=(Q, K), **call), qk_norm_rope(q, k, **call), strict=True
+    ):
         assert_close(found, wanted, rtol=0, atol=0)
 
 
@@ -191,7 +220,9 @@ def test_leading_axes_share_positions():
     q, k = torch.randn(3, T, Q, D, dtype=F64), torch.randn(3, T, K, D, dtype=F64)
     found = qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS)
     for row in range(3):
-        assert_close(found[0][row], by_loop(q[row], SPEC, POSITIONS, None, False), rtol=0, atol=2e-6)
+        assert_close(
+            found[0][row], by_loop(q[row], SPEC, POSITIONS, None, False), rtol=0, atol=2e-6
+        )
         assert_close(found[1][row], by_loop(k[row], SPEC, POSITIONS, None, True), rtol=0, atol=2e-6)
 
 
@@ -199,7 +230,10 @@ def test_q_may_be_overwritten():
     (q, k, v), norm = inputs(), normed("w")
     call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
     wanted = qk_norm_rope(q, k, **call)[0]
-    assert qk_norm_rope(q, k, v, **call, cache=poisoned(SLOTS, K, D), slots=WHERE, q_out=q).data_ptr() == q.data_ptr()
+    assert (
+        qk_norm_rope(q, k, v, **call, cache=poisoned(SLOTS, K, D), slots=WHERE, q_out=q).data_ptr()
+        == q.data_ptr()
+    )
     assert_close(q, wanted, rtol=0, atol=0)
 
 
@@ -234,7 +268,9 @@ def test_gradients_are_those_of_a_straightforward_implementation(name, norm):
     assert_close(ours(*leaves), tuple(plain(*leaves)), rtol=0, atol=1e-9)
     grads = [torch.randn_like(q), torch.randn_like(k)]
     for found, wanted in zip(
-        torch.autograd.grad(ours(*leaves), leaves, grads), torch.autograd.grad(plain(*leaves), leaves, grads), strict=True
+        torch.autograd.grad(ours(*leaves), leaves, grads),
+        torch.autograd.grad(plain(*leaves), leaves, grads),
+        strict=True,
     ):
         assert_close(found, wanted, rtol=0, atol=1e-9)
     assert gradcheck(ours, leaves, fast_mode=True)
@@ -252,19 +288,31 @@ def test_several_axes_and_lengths():
         assert_close(found, wanted, rtol=0, atol=1e-9)
     dynamic = rw.RopeSpec(D, scaling=frequencies.Dynamic(factor=2.0, original_length=8))
     found = qk_norm_rope(q, k, spec=dynamic, positions=positions[0], length=100)
-    assert_close(found[0], rw.Rope(dynamic).rotate(q, positions[0], seq_dim=0, length=100), rtol=0, atol=1e-9)
+    assert_close(
+        found[0], rw.Rope(dynamic).rotate(q, positions[0], seq_dim=0, length=100), rtol=0, atol=1e-9
+    )
 
 
 def test_real_positions_have_the_shapes_of_integers():
     """[axes, S] is the same in every row, also where there are as many rows as axes."""
     spec = rw.RopeSpec(8, axes=axes.normalised(2, 2))
-    q, positions = torch.randn(2, 5, 1, 8, dtype=torch.float64), torch.rand(2, 5, dtype=torch.float64)
+    q, positions = (
+        torch.randn(2, 5, 1, 8, dtype=torch.float64),
+        torch.rand(2, 5, dtype=torch.float64),
+    )
     found, _ = qk_norm_rope(q, q, spec=spec, positions=positions)
     frequencies_of_axis = 10000.0 ** -(torch.arange(2, dtype=torch.float64) / 2)
-    angles = torch.cat([axis[:, None] * frequencies_of_axis for axis in positions], dim=-1)[:, None]  # [S, 1, pairs]
+    angles = torch.cat([axis[:, None] * frequencies_of_axis for axis in positions], dim=-1)[
+        :, None
+    ]  # [S, 1, pairs]
     first, second = q.chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
-    assert_close(found, torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1), rtol=0, atol=1e-12)
+    assert_close(
+        found,
+        torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1),
+        rtol=0,
+        atol=1e-12,
+    )
     for wrong in (positions.bfloat16(), positions[:, :4]):
         with pytest.raises(rw.RopeError, match=r"^positions: "):
             qk_norm_rope(q, q, spec=spec, positions=wrong)
@@ -287,7 +335,9 @@ REFUSED = {
     "norm": lambda q, k, v, cache: {"norm": QKNorm(torch.ones(3), torch.ones(3))},
     "heads": lambda q, k, v, cache: {"heads": (Q, K)},
     "backend": lambda q, k, v, cache: {"backend": "cuda"},
-    "length": lambda q, k, v, cache: {"spec": rw.RopeSpec(D, scaling=frequencies.Dynamic(factor=2.0, original_length=8))},
+    "length": lambda q, k, v, cache: {
+        "spec": rw.RopeSpec(D, scaling=frequencies.Dynamic(factor=2.0, original_length=8))
+    },
 }
 
 
@@ -303,7 +353,15 @@ def test_bad_calls_are_refused_by_name(field):
 def test_a_cache_refuses_gradients_and_scales_it_cannot_use():
     q, k, v = inputs()
     with pytest.raises(rw.RopeError, match="no_grad"):
-        qk_norm_rope(q.requires_grad_(), k, v, spec=SPEC, positions=POSITIONS, cache=poisoned(SLOTS, K, D), slots=WHERE)
+        qk_norm_rope(
+            q.requires_grad_(),
+            k,
+            v,
+            spec=SPEC,
+            positions=POSITIONS,
+            cache=poisoned(SLOTS, K, D),
+            slots=WHERE,
+        )
     with pytest.raises(rw.RopeError, match="float8_e4m3fn cache"):
         replace(poisoned(SLOTS, K, D), k_scale=0.5)
     with pytest.raises(rw.RopeError, match="shape, dtype and device"):
@@ -311,7 +369,9 @@ def test_a_cache_refuses_gradients_and_scales_it_cannot_use():
 
 
 def test_configurations_cover_every_length_and_refuse_what_cannot_be():
-    assert [pick_config(tokens, 32, 128) for tokens in (64, 256, 8192)] == [config for _, config in CONFIGS]
+    assert [pick_config(tokens, 32, 128) for tokens in (64, 256, 8192)] == [
+        config for _, config in CONFIGS
+    ]
     for tokens in (1, 128, 129, 2048, 2049, 10**9):
         for heads, head_dim in itertools.product((1, 3, 6, 10, 48, 200), (16, 80, 128, 256, 512)):
             config, width = pick_config(tokens, heads, head_dim), 1 << (head_dim - 1).bit_length()
@@ -362,10 +422,16 @@ FORWARDS = (
 @needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
 def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name):
-    """sm_90 code, compiled here: a layout that does not fit shows up as barriers, shared memory or 16-bit loads."""
+    """sm_90 code, compiled here: a layout that does not fit shows up as barriers, shared memory or
+    16-bit loads.
+    """
     code = machine_code()[name]
     assert code["STACK"] == code["SHARED"] == 0
-    assert [op for op in code if op.startswith(("BAR", "LDS", "STS", "LDL", "STL", "LDG.E.U", "STG.E.U", "LDG.E.S"))] == []
+    assert [
+        op
+        for op in code
+        if op.startswith(("BAR", "LDS", "STS", "LDL", "STL", "LDG.E.U", "STG.E.U", "LDG.E.S"))
+    ] == []
     assert any(op.startswith("LDG.E") and op.endswith(".128") for op in code)
     assert any(op.startswith("STG.E") and op.endswith(".128") for op in code)
 
@@ -379,7 +445,10 @@ def test_the_kernels_overlap_with_their_neighbours(name):
 
 
 @needs_triton_3_6
-@pytest.mark.parametrize("name", ["decode 64", "backward", "backward, wide heads", "prefill, few heads", "prefill, interleaved"])
+@pytest.mark.parametrize(
+    "name",
+    ["decode 64", "backward", "backward, wide heads", "prefill, few heads", "prefill, interleaved"],
+)
 def test_other_shapes_spill_nothing(name):
     code = machine_code()[name]
     assert code["STACK"] == 0

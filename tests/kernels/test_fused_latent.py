@@ -1,4 +1,6 @@
-"""Latent attention in the fused call: what it refuses, and that its cache is the one LatentAttention computes with."""
+"""Latent attention in the fused call: what it refuses, and that its cache is the one
+LatentAttention computes with.
+"""
 
 import pytest
 import torch
@@ -16,7 +18,13 @@ AT = torch.arange(TOKENS)
 
 def call(**changes):
     x = torch.randn(TOKENS, 1, RANK + ROPE)
-    how = {"spec": SPEC, "positions": AT, "slots": AT, "norm": LatentNorm(torch.ones(RANK)), "cache": KVSlots(store())}
+    how = {
+        "spec": SPEC,
+        "positions": AT,
+        "slots": AT,
+        "norm": LatentNorm(torch.ones(RANK)),
+        "cache": KVSlots(store()),
+    }
     return qk_norm_rope(x, x, **how | changes)
 
 
@@ -45,7 +53,9 @@ def test_bad_norms_and_caches():
 
 
 def test_a_decode_step_by_slots_is_latent_attention():
-    """q times the up-projection of keys, one fused call, attention over the cached rows, the up-projection of values."""
+    """q times the up-projection of keys, one fused call, attention over the cached rows, the
+    up-projection of values.
+    """
     torch.manual_seed(1)
     layer = LatentAttention(20, 3, kv_rank=RANK, nope_dim=6, rope_dim=ROPE, value_dim=5).double()
     x, cache = torch.randn(1, TOKENS, 20, dtype=torch.float64), KVSlots(store(torch.float64))
@@ -58,7 +68,9 @@ def test_a_decode_step_by_slots_is_latent_attention():
         norm = LatentNorm(layer.kv_a_layernorm.weight, layer.kv_a_layernorm.eps)
         row = torch.cat((latent, k[0, 0]), dim=-1)[:, None]
         slots = torch.tensor([5, 0, 7, 2, 4])
-        turned = qk_norm_rope(absorbed, row, spec=SPEC, positions=AT, slots=slots, norm=norm, cache=cache)
+        turned = qk_norm_rope(
+            absorbed, row, spec=SPEC, positions=AT, slots=slots, norm=norm, cache=cache
+        )
         rows = cache.k[slots, 0]
         weights = (turned[-1] @ rows.T * layer.scale).softmax(-1)
         out = layer.o_proj(torch.einsum("hr,hvr->hv", weights @ rows[:, :RANK], up_value).flatten())

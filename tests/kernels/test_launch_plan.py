@@ -1,4 +1,6 @@
-"""A compiled kernel is started directly only if everything that takes is there; else Triton's ordinary launch goes on."""
+"""A compiled kernel is started directly only if everything that takes is there; else Triton's
+ordinary launch goes on.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,29 @@ class Kernel:
 
 
 def compiled_kernel(**changes):
-    """A compiled kernel and its launcher with the attributes of Triton 3.6; `changes` replace some, None removes one."""
-    launcher = {"launch_cooperative_grid": False, "launch_pdl": True, "global_scratch_size": 0, "profile_scratch_size": 0}
+    """A compiled kernel and its launcher with the attributes of Triton 3.6; `changes` replace some,
+    None removes one.
+    """
+    launcher = {
+        "launch_cooperative_grid": False,
+        "launch_pdl": True,
+        "global_scratch_size": 0,
+        "profile_scratch_size": 0,
+    }
     launcher = {"launch": lambda *arguments: None, **launcher, **changes}
     launcher = {name: value for name, value in launcher.items() if value is not None}
     return SimpleNamespace(function=11, packed_metadata=12, run=SimpleNamespace(**launcher))
 
 
 def launched_plan(compiled) -> launch.LaunchPlan:
-    plan = launch.LaunchPlan(Kernel(compiled), {"SIZE": 8, "PDL": True}, 2, torch.device("cpu"), warps=4)
+    plan = launch.LaunchPlan(
+        Kernel(compiled), {"SIZE": 8, "PDL": True}, 2, torch.device("cpu"), warps=4
+    )
     x = torch.zeros(1)
     plan.launch((2, 1, 1), (x, 5))
-    assert plan.kernel.launched == [((2, 1, 1), (x, 5, 8, True), {"num_warps": 4, "launch_pdl": True})]
+    assert plan.kernel.launched == [
+        ((2, 1, 1), (x, 5, 8, True), {"num_warps": 4, "launch_pdl": True})
+    ]
     return plan
 
 
@@ -48,7 +61,9 @@ def known_triton(monkeypatch):
     """Triton 3.6 with no hooks, whatever is installed."""
     hooks = SimpleNamespace(calls=[])
     monkeypatch.setattr(launch.triton, "__version__", "3.6.1")
-    monkeypatch.setattr(launch, "knobs", SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=hooks)))
+    monkeypatch.setattr(
+        launch, "knobs", SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=hooks))
+    )
     return hooks.calls
 
 
@@ -59,7 +74,9 @@ def test_a_kernel_that_was_launched_once_is_started_with_new_pointers(monkeypatc
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     plan.start((3, 1, 1), (1234, 6))
-    assert started == [(3, 1, 1, 77, 11, False, True, None, None, 12, None, None, None, 1234, 6, 8, True)]
+    assert started == [
+        (3, 1, 1, 77, 11, False, True, None, None, 12, None, None, None, 1234, 6, 8, True)
+    ]
 
 
 def test_a_kernel_with_scratch_memory_is_started_by_the_launcher_that_allocates_it():
@@ -85,7 +102,10 @@ def test_another_version_of_triton_is_not_trusted(monkeypatch):
     assert not launched_plan(compiled_kernel()).can_start
 
 
-@pytest.mark.parametrize("knobs", [None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=None))])
+@pytest.mark.parametrize(
+    "knobs",
+    [None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=None))],
+)
 def test_a_triton_without_hooks_to_look_at_is_launched_as_usual(monkeypatch, knobs):
     """Triton 3.2 has no knobs; a hook that cannot be seen must not be skipped."""
     monkeypatch.setattr(launch, "knobs", knobs)

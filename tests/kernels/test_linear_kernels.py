@@ -25,9 +25,15 @@ def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
 
 @needs_triton_3_6
 @pytest.mark.parametrize("feature", kernels.FEATURES)
-@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)],
+    ids=str,
+)
 def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
-    """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest so, others hardly do."""
+    """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest
+    so, others hardly do.
+    """
     built: list = []
     operand = {"OPERAND": triton.language.bfloat16} if dtype == torch.bfloat16 else {}
     monkeypatch.setattr(kernels, "untyped", lambda kernel: CompileInstead(kernel, built, **operand))
@@ -40,4 +46,6 @@ def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
     assert [name for name, _ in built] == ["segment_sums", "segment_out"]
     if head_dim <= 64:
         assert all(registers_and_spills(code, tmp_path)[1] <= 64 for _, code in built)
-    assert all(code.metadata.shared <= 232_448 for _, code in built)  # what one multiprocessor of a Hopper has
+    assert all(
+        code.metadata.shared <= 232_448 for _, code in built
+    )  # what one multiprocessor of a Hopper has

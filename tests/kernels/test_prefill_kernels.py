@@ -20,17 +20,28 @@ zeros = partial(torch.zeros, dtype=torch.bfloat16)
 
 
 def compiled(form, spec, cache_dtype, normed, monkeypatch):
-    """The kernel of a form, compiled for a product without a cache, or with pages of a dtype and a bias; normed or not."""
+    """The kernel of a form, compiled for a product without a cache, or with pages of a dtype and a
+    bias; normed or not.
+    """
     from ropewalk.kernels.prefill import kernel, specialised
 
     built, width = [], spec.head_dim
     heads = (1024 // width, 512 // width)
     stored = cache_dtype is not None
-    caches = [torch.zeros(16, heads[1], 16, width).to(cache_dtype).transpose(1, 2) for _ in range(2)] if stored else None
-    cache, norm = KVSlots(*caches) if stored else None, QKNorm(zeros(width), zeros(width)) if normed else None
+    caches = (
+        [torch.zeros(16, heads[1], 16, width).to(cache_dtype).transpose(1, 2) for _ in range(2)]
+        if stored
+        else None
+    )
+    cache, norm = (
+        KVSlots(*caches) if stored else None,
+        QKNorm(zeros(width), zeros(width)) if normed else None,
+    )
     index = torch.zeros((spec.num_axes, 256) if spec.num_axes > 1 else 256, dtype=torch.int64)
     slots = torch.zeros(256, dtype=torch.int64) if stored else None
-    call, _ = checked_call(zeros(256, 2048), None, None, spec, index, heads, norm, cache, slots, None)
+    call, _ = checked_call(
+        zeros(256, 2048), None, None, spec, index, heads, norm, cache, slots, None
+    )
     for module, changed in ((kernel, {"QUICK": True}), (specialised, {})):
         monkeypatch.setattr(module, "qkv_tiles", CompileInstead(module.qkv_tiles, built, **changed))
     monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
@@ -57,8 +68,13 @@ def call_of(tokens, spec, heads, cache_dtype=None):
     cache = slots = None
     index = torch.zeros(tokens, dtype=torch.int64)
     if cache_dtype is not None:
-        cache, slots = KVSlots(*(torch.zeros(8, heads[1], spec.head_dim).to(cache_dtype) for _ in range(2))), index
-    return checked_call(zeros(columns).expand(tokens, -1), None, None, spec, index, heads, None, cache, slots, None)[0], columns
+        cache, slots = (
+            KVSlots(*(torch.zeros(8, heads[1], spec.head_dim).to(cache_dtype) for _ in range(2))),
+            index,
+        )
+    return checked_call(
+        zeros(columns).expand(tokens, -1), None, None, spec, index, heads, None, cache, slots, None
+    )[0], columns
 
 
 @pytest.fixture
@@ -84,7 +100,9 @@ def hopper(monkeypatch):
     ],
 )
 def test_which_form_computes(tokens, depth, head_dim, cache_dtype, form, hopper):
-    call, columns = call_of(tokens, rw.RopeSpec(head_dim), (4096 // head_dim, 1024 // head_dim), cache_dtype)
+    call, columns = call_of(
+        tokens, rw.RopeSpec(head_dim), (4096 // head_dim, 1024 // head_dim), cache_dtype
+    )
     assert forms.pick_form(zeros(tokens, depth), zeros(columns, depth), call) == FORMS[form]
 
 
@@ -99,7 +117,9 @@ def test_which_form_computes(tokens, depth, head_dim, cache_dtype, form, hopper)
 def test_the_kernel_is_the_one_that_docs_fused_names(tokens, cached, kernel, hopper):
     """For the shape of Llama-3-8B."""
     call, columns = call_of(tokens, rw.RopeSpec(128), (32, 8), torch.bfloat16 if cached else None)
-    got = qkv._kernel(zeros(1).expand(tokens, 4096), zeros(1).expand(columns, 4096), call, any_size=False)
+    got = qkv._kernel(
+        zeros(1).expand(tokens, 4096), zeros(1).expand(columns, 4096), call, any_size=False
+    )
     assert got == FORMS.get(kernel, kernel)
 
 
@@ -110,12 +130,20 @@ def test_other_versions_of_triton_compute_the_plain_form(monkeypatch):
 
 
 def swept():
-    """(row of the sweep, whether one launch was faster than two), where they differ by more than a point."""
+    """(row of the sweep, whether one launch was faster than two), where they differ by more than a
+    point.
+    """
     file = Path(__file__).parents[2] / "results" / "h200_projection.jsonl"
-    for row in (row for row in map(json.loads, file.read_text().splitlines()) if row["what"] == "qkv sweep"):
+    for row in (
+        row for row in map(json.loads, file.read_text().splitlines()) if row["what"] == "qkv sweep"
+    ):
         over = row["over_percent"]
         pairs = [("product, then rotation", "rotation inside")]
-        pairs += [("product, then norm, rotation and cache", "norm, rotation and cache inside")] if row["rows"] > 64 else []
+        pairs += (
+            [("product, then norm, rotation and cache", "norm, rotation and cache inside")]
+            if row["rows"] > 64
+            else []
+        )
         gains = [over[two] - over[one] for two, one in pairs]
         if all(abs(gain) > 1 for gain in gains) and len({gain > 0 for gain in gains}) == 1:
             yield row, gains[0] > 0
@@ -125,7 +153,12 @@ def test_one_launch_is_chosen_where_the_sweep_found_it_faster(hopper):
     device, right, total = torch.device("cpu"), 0, 0
     for row, faster in swept():
         tiles = forms.ONE_TILE.tiles(row["rows"], row["columns"])
-        chosen = forms.is_faster(forms.ONE_TILE if tiles <= 132 else forms.MANY_TILES, row["rows"], row["columns"], device)
+        chosen = forms.is_faster(
+            forms.ONE_TILE if tiles <= 132 else forms.MANY_TILES,
+            row["rows"],
+            row["columns"],
+            device,
+        )
         assert faster or not chosen, row  # never the slower one
         right, total = right + (chosen == faster), total + 1
     assert total > 40

@@ -1,4 +1,6 @@
-"""Four forms of one rotation, and a NumPy one, are the same rotation; and the same as transformers' and lucidrains' own."""
+"""Four forms of one rotation, and a NumPy one, are the same rotation; and the same as transformers'
+and lucidrains' own.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,12 @@ def test_four_forms_are_equal(layout):
     other = "interleaved" if layout == "half" else "half"
     assert_close(reference.rotate(x[:, order], cos, sin, other), rotated[:, order], rtol=0, atol=0)
     for m in range(S):
-        assert_close(torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)), rotated[m], rtol=0, atol=1e-14)
+        assert_close(
+            torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)),
+            rotated[m],
+            rtol=0,
+            atol=1e-14,
+        )
 
 
 @both_layouts
@@ -73,7 +80,9 @@ def test_matrix_is_orthogonal_and_adds_up(layout):
 def test_numpy_vector_against_python_complex_numbers():
     x = np.arange(1.0, 7.0)
     for m in (0, 1, 9):
-        pairs = [complex(x[2 * i], x[2 * i + 1]) * np.exp(1j * m * 100.0 ** (-i / 3)) for i in range(3)]
+        pairs = [
+            complex(x[2 * i], x[2 * i + 1]) * np.exp(1j * m * 100.0 ** (-i / 3)) for i in range(3)
+        ]
         expected = [part for z in pairs for part in (z.real, z.imag)]
         assert np.allclose(reference.rotate_vector(x, m, theta=100.0), expected, rtol=0, atol=1e-14)
     assert reference.rotate_vector(x.astype(np.float32), 3).dtype == np.float64
@@ -92,7 +101,10 @@ def test_apply_equals_llama(unsqueeze_dim, table_rows):
     heads_last = unsqueeze_dim != 1
     shape = (lambda heads: (2, S, heads, 10)) if heads_last else (lambda heads: (2, heads, S, 10))
     q, k = torch.randn(shape(3)), torch.randn(shape(1))
-    found, expected = rw.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim), llama_apply(q, k, cos, sin, unsqueeze_dim)
+    found, expected = (
+        rw.apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim),
+        llama_apply(q, k, cos, sin, unsqueeze_dim),
+    )
     for ours, theirs in zip(found, expected, strict=True):
         assert_close(ours, theirs, rtol=0, atol=1e-6)
 
@@ -102,7 +114,9 @@ def test_apply_to_a_packed_batch():
     a = angles()
     cos, sin = (repeated(t.float(), "half") for t in (a.cos(), a.sin()))
     q, k = torch.randn(S, 3, 10), torch.randn(S, 1, 10)
-    for ours, theirs in zip(rw.apply_rotary_pos_emb(q, k, cos, sin, 1), llama_apply(q, k, cos, sin, 1), strict=True):
+    for ours, theirs in zip(
+        rw.apply_rotary_pos_emb(q, k, cos, sin, 1), llama_apply(q, k, cos, sin, 1), strict=True
+    ):
         assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -111,7 +125,9 @@ def test_apply_with_narrow_tables_rotates_the_leading_dimensions():
     cos, sin = (repeated(t.float(), "half") for t in (a.cos(), a.sin()))
     q, k = torch.randn(2, 3, S, 14), torch.randn(2, 1, S, 14)
     for ours, x in zip(rw.apply_rotary_pos_emb(q, k, cos, sin), (q, k), strict=True):
-        assert_close(ours[..., :10], llama_apply(x[..., :10], x[..., :10], cos, sin)[0], rtol=0, atol=1e-6)
+        assert_close(
+            ours[..., :10], llama_apply(x[..., :10], x[..., :10], cos, sin)[0], rtol=0, atol=1e-6
+        )
         assert torch.equal(ours[..., 10:], x[..., 10:])
 
 
@@ -138,7 +154,11 @@ def test_a_table_of_the_other_layout_is_refused(layout):
     a = angles()[None]
     cos, sin = (repeated(t.float(), other) for t in (a.cos(), a.sin()))
     x = torch.randn(1, 2, S, 10)
-    quarter = llama_rotate_half(x) if layout == "half" else torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    quarter = (
+        llama_rotate_half(x)
+        if layout == "half"
+        else torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    )
     mixed = x * cos + quarter * sin
     assert float((mixed.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max()) > 0.1
     for tables in ((cos, sin), (repeated(a.cos().float(), layout), sin)):
@@ -147,12 +167,19 @@ def test_a_table_of_the_other_layout_is_refused(layout):
         assert caught.value.field in ("cos", "sin")
     # a table with one entry a pair has no layout to mistake
     pair_cos, pair_sin = a.cos().float(), a.sin().float()
-    assert_close(rotate_by(x, pair_cos, pair_sin, layout=layout).norm(dim=-1), x.norm(dim=-1), rtol=1e-6, atol=0)
+    assert_close(
+        rotate_by(x, pair_cos, pair_sin, layout=layout).norm(dim=-1),
+        x.norm(dim=-1),
+        rtol=1e-6,
+        atol=0,
+    )
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
-    stack = np.random.default_rng(0).normal(size=(10, 10))  # square, so that rows taken for columns would go unnoticed by shape
+    stack = np.random.default_rng(0).normal(
+        size=(10, 10)
+    )  # square, so that rows taken for columns would go unnoticed by shape
     rotated = reference.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):
         np.testing.assert_allclose(found, reference.rotate_vector(vector, 3, layout=layout))

@@ -1,4 +1,6 @@
-"""The Triton backend without a GPU: when Triton is imported, how work is divided, and its laws under the interpreter."""
+"""The Triton backend without a GPU: when Triton is imported, how work is divided, and its laws
+under the interpreter.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from ropewalk.kernels.triton.config import CONFIGS, SPECIAL_CONFIGS, pick_config
 
 
 def test_every_law_of_every_kernel_holds_under_the_interpreter(full):
-    """In a process of its own: Triton decides at import whether it interprets, and this one may have imported it."""
+    """In a process of its own: Triton decides at import whether it interprets, and this one may
+    have imported it.
+    """
     pytest.importorskip("triton", reason="triton has no build for this platform")
     laws = sorted(Path(__file__).parent.glob("interpreted_*.py"))
     assert len(laws) >= 4
@@ -27,10 +31,13 @@ def test_every_law_of_every_kernel_holds_under_the_interpreter(full):
 def test_import_ropewalk_leaves_triton_alone():
     """So does rotating a CPU tensor."""
     code = (
-        "import sys, torch, ropewalk as rw; rw.Rope(rw.RopeSpec(8))(torch.zeros(1, 1, 2, 8)); assert 'triton' not in sys.modules"
+        "import sys, torch, ropewalk as rw; rw.Rope(rw.RopeSpec(8))(torch.zeros(1, 1, 2, 8)); "
+        "assert 'triton' not in sys.modules"
     )
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -54,13 +61,19 @@ def test_every_call_finds_a_configuration_that_fits(order, angles, pairs):
                 assert config.heads & (config.heads - 1) == 0
                 assert config.heads < 2 * max(heads)
                 assert config.tokens < 2 * tokens
-                # 64 registers for one side's two members of 32 pairs in float32; beyond, they would spill
+                # 64 registers for one side's two members of 32 pairs in float32; beyond, they would
+                # spill
                 lanes = 32 * config.warps
-                assert config.tokens * config.heads * power_of_two(pairs) <= 32 * lanes or config.tokens * config.heads == 1
+                assert (
+                    config.tokens * config.heads * power_of_two(pairs) <= 32 * lanes
+                    or config.tokens * config.heads == 1
+                )
 
 
 def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
-    many, few = (pick_config("token", "phase", 64, 0, (1, 4096), (heads, heads), 2) for heads in (32, 1))
+    many, few = (
+        pick_config("token", "phase", 64, 0, (1, 4096), (heads, heads), 2) for heads in (32, 1)
+    )
     assert few.tokens * few.heads == many.tokens * many.heads
     assert few.tokens > many.tokens
     rotated = pick_config("token", "phase", 16, 0, (1, 4096), (32, 32), 2)
@@ -71,12 +84,16 @@ def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
 @pytest.mark.parametrize("order", ["token", "head"])
 def test_several_axes_and_dims_that_pass_have_lines_of_their_own(order):
     plain, axes, part = (
-        pick_config(order, "phase", p, c, (1, 4096), (32, 8), 2, a) for p, c, a in ((64, 0, 1), (64, 0, 3), (16, 96, 1))
+        pick_config(order, "phase", p, c, (1, 4096), (32, 8), 2, a)
+        for p, c, a in ((64, 0, 1), (64, 0, 3), (16, 96, 1))
     )
     assert axes == SPECIAL_CONFIGS[order, "axes", 64] != plain
     assert part == SPECIAL_CONFIGS[order, "part", 64] != plain
     # measured for heads of 128; a decode step and other widths keep to the table
-    for call in ((order, "phase", 32, 0, (1, 4096), (32, 8), 2), ("token", "phase", 64, 0, (64, 1), (32, 8), 2)):
+    for call in (
+        (order, "phase", 32, 0, (1, 4096), (32, 8), 2),
+        ("token", "phase", 64, 0, (64, 1), (32, 8), 2),
+    ):
         assert pick_config(*call, 3) == pick_config(*call)
 
 

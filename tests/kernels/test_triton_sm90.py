@@ -1,4 +1,6 @@
-"""The Triton kernel compiled for Hopper without a GPU: its machine code loads wide, spills nothing and waits for nobody."""
+"""The Triton kernel compiled for Hopper without a GPU: its machine code loads wide, spills nothing
+and waits for nobody.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,20 @@ from torch_release import needs_triton_3_6
 
 pytestmark = [
     needs_triton_3_6,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton has no build for this platform"),
-    pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="triton has no build for this platform"
+    ),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call as a model makes it: [batch, tokens, query heads, key heads, head_dim] in one memory order."""
+    """A call as a model makes it: [batch, tokens, query heads, key heads, head_dim] in one memory
+    order.
+    """
 
     batch: int
     tokens: int
@@ -39,9 +47,14 @@ class Case:
     rotary_dim: int | None = None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        sizes = [(self.tokens, h) if self.order == "bshd" else (h, self.tokens) for h in (self.query_heads, self.key_heads)]
+        sizes = [
+            (self.tokens, h) if self.order == "bshd" else (h, self.tokens)
+            for h in (self.query_heads, self.key_heads)
+        ]
         # untouched memory: nothing runs here
-        return tuple(torch.empty(self.batch, *size, self.head_dim, dtype=self.dtype) for size in sizes)
+        return tuple(
+            torch.empty(self.batch, *size, self.head_dim, dtype=self.dtype) for size in sizes
+        )
 
     def request(self) -> AnyRequest:
         seq_dim = -3 if self.order == "bshd" else -2
@@ -49,10 +62,18 @@ class Case:
             table = torch.empty(self.tokens, self.head_dim // 2)
             return TableRequest(table, table, seq_dim, self.layout, self.layout)
         if self.angles == "axes":
-            spec = rw.RopeSpec(self.head_dim, axes=rw.axes.chunked((self.head_dim // 2 - 42, 21, 21)))
-            return Request(spec, seq_dim, torch.zeros(3, self.batch, self.tokens, dtype=torch.int64))
+            spec = rw.RopeSpec(
+                self.head_dim, axes=rw.axes.chunked((self.head_dim // 2 - 42, 21, 21))
+            )
+            return Request(
+                spec, seq_dim, torch.zeros(3, self.batch, self.tokens, dtype=torch.int64)
+            )
         positions = torch.zeros(self.batch, 1, dtype=torch.int64) if self.tokens == 1 else None
-        return Request(rw.RopeSpec(self.head_dim, layout=self.layout, rotary_dim=self.rotary_dim), seq_dim, positions)
+        return Request(
+            rw.RopeSpec(self.head_dim, layout=self.layout, rotary_dim=self.rotary_dim),
+            seq_dim,
+            positions,
+        )
 
 
 @cache
@@ -69,9 +90,18 @@ def compiled(case: Case):
         patch.setattr(triton_plan, "has_sine_unit", lambda x: x.element_size() == 2)
         plan = triton_plan.RotationPlan(xs, outs, request)
     source = plan.source or angle_source(request, xs[0])
-    arguments = (*xs, *outs, getattr(request, "positions", None), *source.tensors, 0, *plan.constants)
+    arguments = (
+        *xs,
+        *outs,
+        getattr(request, "positions", None),
+        *source.tensors,
+        0,
+        *plan.constants,
+    )
     kernel = triton_kernel.rotate_kernel
-    return compile_for_hopper(kernel, dict(zip(kernel.arg_names, arguments, strict=True)), plan.options)
+    return compile_for_hopper(
+        kernel, dict(zip(kernel.arg_names, arguments, strict=True)), plan.options
+    )
 
 
 PREFILL = {
@@ -87,9 +117,16 @@ PREFILL = {
     "a quarter rotates [B, S, H, D]": Case(1, 8192, 32, 8, 128, rotary_dim=32),
     "a quarter rotates [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", rotary_dim=32),
 }
-#: fewer threads than it takes to share angles without shared memory, and faster: the angles of several axes cost more
-WAITING = {f"three axes, {order}": Case(1, 8192, 32, 8, 128, order, angles="axes") for order in ("bshd", "bhsd")}
-DECODE = {"64 rows": Case(64, 1, 32, 8, 128), "256 rows as Hugging Face has them": Case(256, 1, 64, 8, 128, "bhsd")}
+#: fewer threads than it takes to share angles without shared memory, and faster: the angles of
+#: several axes cost more
+WAITING = {
+    f"three axes, {order}": Case(1, 8192, 32, 8, 128, order, angles="axes")
+    for order in ("bshd", "bhsd")
+}
+DECODE = {
+    "64 rows": Case(64, 1, 32, 8, 128),
+    "256 rows as Hugging Face has them": Case(256, 1, 64, 8, 128, "bhsd"),
+}
 ALL = {**PREFILL, **WAITING, **DECODE}
 
 
@@ -108,7 +145,9 @@ def test_no_thread_touches_memory_16_bits_at_a_time(case):
     touched = re.findall(r"(ld|st)\.global([\w.:]*)", compiled(case).asm["ptx"])
     assert touched
     for _, kind in touched:
-        bits = int(re.search(r"b(\d+)$", kind).group(1)) * int((re.search(r"\.v(\d)", kind) or [0, 1])[1])
+        bits = int(re.search(r"b(\d+)$", kind).group(1)) * int(
+            (re.search(r"\.v(\d)", kind) or [0, 1])[1]
+        )
         assert bits >= 32, kind
 
 
@@ -127,11 +166,17 @@ def test_every_load_of_x_comes_before_the_first_store(case):
 def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
     ptx = compiled(case).asm["ptx"]
     assert ptx.index("griddepcontrol.wait") < ptx.index("ld.global")
-    assert ptx.index("griddepcontrol.wait") < ptx.index("griddepcontrol.launch_dependents") < ptx.index("st.global")
+    assert (
+        ptx.index("griddepcontrol.wait")
+        < ptx.index("griddepcontrol.launch_dependents")
+        < ptx.index("st.global")
+    )
 
 
 def test_the_sine_unit_serves_16_bits_alone(case):
-    """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with their cos and sin."""
+    """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with
+    their cos and sin.
+    """
     found = "sin.approx" in compiled(case).asm["ptx"]
     assert found == (case.dtype.itemsize == 2 and case.angles != "rows")
 
@@ -141,7 +186,9 @@ def test_the_approximate_sine_is_that_of_the_sine_unit(tmp_path):
 
 
 def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
-    """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches, metadata, three hooks, arguments."""
+    """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches,
+    metadata, three hooks, arguments.
+    """
     from ropewalk.kernels.triton import kernel as triton_kernel
     from ropewalk.kernels.triton import plan as triton_plan
 
@@ -151,7 +198,12 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     started = []
 
     class Launcher:
-        launch_cooperative_grid, launch_pdl, global_scratch_size, profile_scratch_size = "cooperative", "pdl", 0, 0
+        launch_cooperative_grid, launch_pdl, global_scratch_size, profile_scratch_size = (
+            "cooperative",
+            "pdl",
+            0,
+            0,
+        )
 
         @staticmethod
         def launch(*arguments):
@@ -160,13 +212,26 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     class Kernel:
         function, packed_metadata, run = "function", "metadata", Launcher
 
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False)
+    monkeypatch.setattr(
+        torch._C, "_cuda_getCurrentRawStream", lambda index: "stream", raising=False
+    )
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: plan.device_index, raising=False)
     plan._save_launcher(Kernel)
     plan(xs, xs, request, [t.data_ptr() for t in (*xs, *xs)])
     fixed, arguments = started[0][:13], started[0][13:]
     assert fixed[:3] == plan.grid
-    assert fixed[3:] == ("stream", "function", "cooperative", "pdl", None, None, "metadata", None, None, None)
+    assert fixed[3:] == (
+        "stream",
+        "function",
+        "cooperative",
+        "pdl",
+        None,
+        None,
+        "metadata",
+        None,
+        None,
+        None,
+    )
     assert list(compiled(case).src.signature) == triton_kernel.rotate_kernel.arg_names
     by_name = dict(zip(triton_kernel.rotate_kernel.arg_names, arguments, strict=True))
     assert by_name["q"] == by_name["q_out"] == xs[0].data_ptr()

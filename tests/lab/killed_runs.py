@@ -1,4 +1,6 @@
-"""One run left in peace and one killed again and again, at moments drawn from a seed; prints the steps it was killed at."""
+"""One run left in peace and one killed again and again, at moments drawn from a seed; prints the
+steps it was killed at.
+"""
 
 import json
 import os

@@ -13,7 +13,22 @@ from ropewalk.lab.settings import Settings
 from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder, DecoderConfig
 
-WORDS = ("the", "rope", "is", "twisted", "in", "a", "long", "straight", "lane", "where", "strands", "walk", "from", "wheels")
+WORDS = (
+    "the",
+    "rope",
+    "is",
+    "twisted",
+    "in",
+    "a",
+    "long",
+    "straight",
+    "lane",
+    "where",
+    "strands",
+    "walk",
+    "from",
+    "wheels",
+)
 
 
 def write_text(folder: Path, files: int = 30) -> Path:
@@ -41,14 +56,30 @@ def tiny_model(encoding: str = "rope", dropout: float = 0.0, seed: int = 0) -> D
     """Return a seeded Decoder of two layers with a few thousand weights."""
     torch.manual_seed(seed)
     return Decoder(
-        DecoderConfig(264, 20, 28, num_layers=2, num_heads=2, head_dim=10, encoding=encoding, dropout=dropout, length=16)
+        DecoderConfig(
+            264,
+            20,
+            28,
+            num_layers=2,
+            num_heads=2,
+            head_dim=10,
+            encoding=encoding,
+            dropout=dropout,
+            length=16,
+        )
     )
 
 
 def tiny_settings(**changes) -> Settings:
     """Return settings of two stages with nine steps in all, with some changed."""
     stages = (Stage(12, 4, 5), Stage(16, 4, 4))
-    chosen = {"stages": stages, "warmup": 2, "log_every": 4, "save_every": 3, "learning_rate": 1e-2} | changes
+    chosen = {
+        "stages": stages,
+        "warmup": 2,
+        "log_every": 4,
+        "save_every": 3,
+        "learning_rate": 1e-2,
+    } | changes
     return Settings(**chosen)
 
 
@@ -58,7 +89,9 @@ def tiny_trainer(folder: Path, run: str | None = "run", **options) -> Trainer:
     model = options.pop("model", None) or tiny_model()
     batches = options.pop("batches", None) or tiny_batches(folder)
     options = {"progress": False} | options
-    return Trainer(model, batches, language, settings, None if run is None else folder / run, **options)
+    return Trainer(
+        model, batches, language, settings, None if run is None else folder / run, **options
+    )
 
 
 def losses(trainer: Trainer) -> list[float]:

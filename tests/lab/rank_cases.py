@@ -1,4 +1,6 @@
-"""What each rank of the lab's distributed tests does, in a process of its own; its losses go into the run's own log."""
+"""What each rank of the lab's distributed tests does, in a process of its own; its losses go into
+the run's own log.
+"""
 
 import os
 import sys
@@ -24,16 +26,30 @@ def shared_run(folder: Path, kind: str, parallel=None, stop: int | None = None):
     masked = MaskedBatches(tiny_batches(folder), Bytes(), share=0.4)
     model = tiny_model("rope_learnable")
     settings = tiny_settings(accumulation=2, clip=0.5)
-    trainer = tiny_trainer(folder, kind, model=model, batches=masked, settings=settings, parallel=parallel)
+    trainer = tiny_trainer(
+        folder, kind, model=model, batches=masked, settings=settings, parallel=parallel
+    )
     trainer.run(stop=stop)
     return trainer
 
 
 def evaluated_run(folder: Path, kind: str, parallel):
     """A masked language model of a preset, trained for a step and evaluated on held-out text."""
-    text = [f"data.source={folder / 'text'}", f"data.cache={folder / 'cache'}", "data.objective=masked", "model.kind=roformer"]
-    sizes = ["train.stages=[{length=12,batch=4,steps=1}]", "model.num_layers=1", "model.dropout=0", "model.attention_dropout=0"]
-    return run_preset(read_preset("smoke", text + sizes), folder / f"evaluated-{kind}", parallel, progress=False)
+    text = [
+        f"data.source={folder / 'text'}",
+        f"data.cache={folder / 'cache'}",
+        "data.objective=masked",
+        "model.kind=roformer",
+    ]
+    sizes = [
+        "train.stages=[{length=12,batch=4,steps=1}]",
+        "model.num_layers=1",
+        "model.dropout=0",
+        "model.attention_dropout=0",
+    ]
+    return run_preset(
+        read_preset("smoke", text + sizes), folder / f"evaluated-{kind}", parallel, progress=False
+    )
 
 
 def start(rank: int, folder: str, ports: dict[str, int]) -> None:
@@ -46,6 +62,10 @@ def start(rank: int, folder: str, ports: dict[str, int]) -> None:
             shared_run(Path(folder), kind, parallel, stop=4)
             trainer = shared_run(Path(folder), kind, parallel)
             evaluated_run(Path(folder), kind, parallel)
-            answer = trainer.predict(torch.arange(16).view(1, 16)) if kind != "context" else torch.zeros(1)
+            answer = (
+                trainer.predict(torch.arange(16).view(1, 16))
+                if kind != "context"
+                else torch.zeros(1)
+            )
             if parallel.first:
                 torch.save(answer, Path(folder, f"{kind}.answer"))

@@ -29,17 +29,32 @@ def tiny(name: str, folder: Path, **settings) -> Study:
     smoke = study.presets["smoke"] | SMALLER.get(name, {}) | settings
     if "changes" in smoke:
         text = write_text(folder / "text")
-        smoke["changes"] = [*smoke["changes"], f"data.source={text}", f"data.cache={folder / 'cache'}"]
+        smoke["changes"] = [
+            *smoke["changes"],
+            f"data.source={text}",
+            f"data.cache={folder / 'cache'}",
+        ]
     return replace(study, presets={"smoke": smoke})
 
 
-def run_tiny(name: str, folder: Path, out: str = "out", workers: int = 1, figures: bool = False, **settings) -> Path:
-    """The folder of a tiny study that has run; figures take longer than all else, so they are drawn where they are asked for."""
+def run_tiny(
+    name: str, folder: Path, out: str = "out", workers: int = 1, figures: bool = False, **settings
+) -> Path:
+    """The folder of a tiny study that has run; figures take longer than all else, so they are drawn
+    where they are asked for.
+    """
     with nullcontext() if figures else mock.patch("ropewalk.lab.studies.study.draw_figures"):
-        return run_study(tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True)
+        return run_study(
+            tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True
+        )
 
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+}
 #: wide weights, or attention is even and no position matters in models that were hardly trained
 SHARP = ["model.init_std=0.4"]
 
@@ -49,7 +64,9 @@ def saved_decoder(models: Path, name: str, encoding) -> Decoder:
     (path,) = models.glob(f"{name}-*/step-*/model.safetensors")
     header = read_header(path)
     model = Decoder(DecoderConfig(vocab_size=264, encoding=encoding, length=32, **SIZES))
-    missing = model.load_state_dict({key: read_rows(path, header, key) for key in header.entries}, strict=False)
+    missing = model.load_state_dict(
+        {key: read_rows(path, header, key) for key in header.entries}, strict=False
+    )
     assert not missing.unexpected_keys
     return model.eval()
 
@@ -61,7 +78,10 @@ def tail_losses(model: Decoder, windows: np.ndarray, length: int, tail: int) -> 
         seen = window[-(length + 1) :]
         with torch.no_grad():
             logits = model(seen[None, :-1])[0]
-        losses = [-F.log_softmax(logits[t].double(), -1)[seen[t + 1]].item() for t in range(length - tail, length)]
+        losses = [
+            -F.log_softmax(logits[t].double(), -1)[seen[t + 1]].item()
+            for t in range(length - tail, length)
+        ]
         found.append(sum(losses) / tail)
     return found
 

@@ -6,7 +6,15 @@ import torch
 from lab_tiny import tiny_batches, tiny_corpus
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.batches import IGNORED, Batch, MaskedBatches, MixedBatches, TaskBatches, TextBatches, mask_tokens
+from ropewalk.lab.batches import (
+    IGNORED,
+    Batch,
+    MaskedBatches,
+    MixedBatches,
+    TaskBatches,
+    TextBatches,
+    mask_tokens,
+)
 from ropewalk.lab.stateless_random import uniform
 from ropewalk.lab.tokenizer import Bytes
 
@@ -22,7 +30,9 @@ def test_every_window_once_before_any_comes_again(tmp_path):
     windows = (len(batches.split.tokens) - 1) // 7 - 1
     first, second = (batches.starts(np.arange(windows) + windows * n, 7) for n in (0, 1))
     for starts in (first, second):
-        assert len(set(starts // 7)) >= windows - 1  # an offset may put the last window into the next
+        assert (
+            len(set(starts // 7)) >= windows - 1
+        )  # an offset may put the last window into the next
         assert len(set(starts)) == windows
         assert np.diff(np.sort(starts)).tolist() == [7] * (windows - 1)
         assert starts.max() + 8 <= len(batches.split.tokens)
@@ -43,7 +53,10 @@ def test_documents_are_told_apart(tmp_path):
     batch = batches.batch(np.arange(40), 50)
     for row, numbers in zip(batch.inputs, batch.documents, strict=True):
         # the separator 0 ends a document
-        assert torch.equal(numbers - numbers[0], torch.cat((torch.zeros(1), (row[:-1] == 0).float())).cumsum(0).long())
+        assert torch.equal(
+            numbers - numbers[0],
+            torch.cat((torch.zeros(1), (row[:-1] == 0).float())).cumsum(0).long(),
+        )
     assert (batch.documents[:, 0] != batch.documents[:, -1]).any()
 
 

@@ -1,4 +1,6 @@
-"""Windows with codes: the text that is left, where each code is stated and asked for, and what is refused."""
+"""Windows with codes: the text that is left, where each code is stated and asked for, and what is
+refused.
+"""
 
 import random
 import re
@@ -17,11 +19,19 @@ def window_of(tokens: int, count: int, seed: int = 0) -> str:
     return bytes(made.tolist()).decode()
 
 
-@pytest.mark.parametrize(("tokens", "count"), [(1000, 0), (1001, 1), (4096, 20), (16384, len(NAMES))])
+@pytest.mark.parametrize(
+    ("tokens", "count"), [(1000, 0), (1001, 1), (4096, 20), (16384, len(NAMES))]
+)
 def test_each_code_is_stated_once_and_asked_for_later(tokens, count):
     made = window_of(tokens, count)
-    stated = {m[1]: (m[2], m.start()) for m in re.finditer(r"\nThe code of the (\w+ \w+) is (\d{5})\.\n", made)}
-    asked = {m[1]: (m[2], m.start()) for m in re.finditer(r"\nWhich code has the (\w+ \w+)\? Its code is (\d{5})\.\n", made)}
+    stated = {
+        m[1]: (m[2], m.start())
+        for m in re.finditer(r"\nThe code of the (\w+ \w+) is (\d{5})\.\n", made)
+    }
+    asked = {
+        m[1]: (m[2], m.start())
+        for m in re.finditer(r"\nWhich code has the (\w+ \w+)\? Its code is (\d{5})\.\n", made)
+    }
     assert len(stated) == len(asked) == count
     for name, (code, place) in stated.items():
         assert asked[name][0] == code
@@ -32,7 +42,9 @@ def test_each_code_is_stated_once_and_asked_for_later(tokens, count):
 
 
 def test_all_distances_are_equally_likely():
-    """Of 400 codes in long windows a quarter are asked for after a distance of each quarter of the window."""
+    """Of 400 codes in long windows a quarter are asked for after a distance of each quarter of the
+    window.
+    """
     counts = [0, 0, 0, 0]
     for seed in range(40):
         made = window_of(65536, 10, seed)
@@ -48,6 +60,8 @@ def test_windows_of_one_seed_are_equal_and_of_two_differ():
 
 @pytest.mark.parametrize(("tokens", "count"), [(100, 2), (65536, len(NAMES) + 1), (1000, -1)])
 def test_more_codes_than_names_or_than_the_window_holds_are_refused(tokens, count):
-    rule = {100: "must be fewer: they have .* tokens, and a window has 100; got 2"}.get(tokens, "must be")
+    rule = {100: "must be fewer: they have .* tokens, and a window has 100; got 2"}.get(
+        tokens, "must be"
+    )
     with pytest.raises(RopeError, match=f"codes.*{rule}"):
         window_of(tokens, count)

@@ -18,13 +18,19 @@ from ropewalk.lab.tokenizer import Bytes
 
 
 def documents(split) -> list[bytes]:
-    return [bytes(split.tokens[a : b - 1]) for a, b in zip(split.starts[:-1], split.starts[1:], strict=True)]
+    return [
+        bytes(split.tokens[a : b - 1])
+        for a, b in zip(split.starts[:-1], split.starts[1:], strict=True)
+    ]
 
 
 def test_every_file_is_in_the_split_its_name_says(tmp_path):
     corpus = tiny_corpus(tmp_path)
     files = sorted((tmp_path / "text").iterdir())
-    by_hash = {p.name: int(hashlib.sha256(p.name.encode()).hexdigest()[:16], 16) / 2**64 < 0.1 for p in files}
+    by_hash = {
+        p.name: int(hashlib.sha256(p.name.encode()).hexdigest()[:16], 16) / 2**64 < 0.1
+        for p in files
+    }
     assert 0 < sum(by_hash.values()) < len(files)
     for split, out in ((corpus.train, False), (corpus.valid, True)):
         assert documents(split) == [p.read_bytes() for p in files if by_hash[p.name] == out]
@@ -48,7 +54,11 @@ def test_tokens_beyond_a_byte_come_back_from_the_file(tmp_path):
     tiny_corpus(tmp_path)
     corpus = open_corpus(tmp_path / "text", WordLengths(), cache=tmp_path / "cache")
     train = [path for path in sorted((tmp_path / "text").iterdir()) if not held_out(path.name)]
-    expected = [id for path in train for id in (*(70_000 + len(word) for word in path.read_text().split()), 69_999)]
+    expected = [
+        id
+        for path in train
+        for id in (*(70_000 + len(word) for word in path.read_text().split()), 69_999)
+    ]
     assert corpus.train.tokens.tolist() == expected
 
 
@@ -118,7 +128,10 @@ def test_hidden_files_and_files_below_hidden_folders_are_not_read(tmp_path, name
         (folder / hidden).parent.mkdir(parents=True, exist_ok=True)
         (folder / hidden).write_text("hidden")
     (folder / "a" / "seen.txt").write_text("seen")
-    assert [name for name, _ in find_source(folder).files] == ["a/seen.txt", *(f"file{n:02d}.txt" for n in range(30))]
+    assert [name for name, _ in find_source(folder).files] == [
+        "a/seen.txt",
+        *(f"file{n:02d}.txt" for n in range(30)),
+    ]
 
 
 def test_one_file_is_cut_at_lines(tmp_path):
@@ -144,11 +157,19 @@ def test_json_lines_are_documents(tmp_path):
 def test_blank_lines_of_json_lines_are_no_documents_and_count_as_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}\n  \n\n{"text": "b"}\n')
-    assert list(find_source(path).documents()) == [("rows.jsonl:000000000", b"a"), ("rows.jsonl:000000003", b"b")]
+    assert list(find_source(path).documents()) == [
+        ("rows.jsonl:000000000", b"a"),
+        ("rows.jsonl:000000003", b"b"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("{", "line 1 must be JSON"), ('{"a": 1}', "strings in the fields text"), ("[1]", "must be an object")]
+    ("content", "said"),
+    [
+        ("{", "line 1 must be JSON"),
+        ('{"a": 1}', "strings in the fields text"),
+        ("[1]", "must be an object"),
+    ],
 )
 def test_bad_json_lines_are_named(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
@@ -181,7 +202,11 @@ def test_the_machine_has_text_of_its_own(name):
 
 def test_prose_is_docstrings_and_help_pages():
     source = SOURCES["prose"]()
-    text = {name: b"".join(t for _, t in source.read(name, path)) for name, path in source.files if "json/__init__" in name}
+    text = {
+        name: b"".join(t for _, t in source.read(name, path))
+        for name, path in source.files
+        if "json/__init__" in name
+    }
     assert b"JSON (JavaScript Object Notation)" in text["python/json/__init__.py"]
     assert b"import" not in text["python/json/__init__.py"].split(b"\n")[0]
 
@@ -199,7 +224,9 @@ def test_a_dataset_on_disk_needs_its_package_and_a_split(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
-    """The package itself is a stranger here: what it would give is a table of rows with column names."""
+    """The package itself is a stranger here: what it would give is a table of rows with column
+    names.
+    """
 
     class Rows(list):
         column_names = ("body", "label")
@@ -209,7 +236,9 @@ def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "dataset_info.json").write_text("{}")
     corpus = open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="body")
-    assert sorted(documents(corpus.train) + documents(corpus.valid)) == sorted(f"row {i}".encode() for i in range(40))
+    assert sorted(documents(corpus.train) + documents(corpus.valid)) == sorted(
+        f"row {i}".encode() for i in range(40)
+    )
     with pytest.raises(RopeError, match="body, label"):
         open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="text")
 
@@ -222,7 +251,9 @@ def test_a_word_starts_after_what_is_no_word():
 
 
 def test_windows_of_one_document_are_spread_over_it(tmp_path):
-    """Four windows of one document begin in the middles of four equal parts of the places where a window can begin."""
+    """Four windows of one document begin in the middles of four equal parts of the places where a
+    window can begin.
+    """
     tokens = np.arange(100, dtype=np.uint8)
     split = Split(np.append(tokens, np.uint8(0)), np.array([0, 101]))
     starts = [int(row[0]) for row in split.windows(4, 20)]

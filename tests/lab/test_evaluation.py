@@ -10,7 +10,14 @@ from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
 from ropewalk.lab.batches import TaskBatches
-from ropewalk.lab.evaluation import depth_grid, losses_and_hits, losses_by_length, sliding_losses, tail_means, task_hits
+from ropewalk.lab.evaluation import (
+    depth_grid,
+    losses_and_hits,
+    losses_by_length,
+    sliding_losses,
+    tail_means,
+    task_hits,
+)
 
 
 def uniform_model(tokens):
@@ -35,11 +42,15 @@ def test_a_model_that_knows_nothing_loses_log_v(windows):
 def test_context_does_not_help_who_sees_one_token(windows):
     found = losses_by_length(pair_model, windows, [8, 16, 64], 8)
     tokens = torch.from_numpy(windows.astype(np.int64))
-    expected = F.cross_entropy(pair_model(tokens[:, -9:-1]).flatten(0, 1), tokens[:, -8:].flatten(), reduction="none")
+    expected = F.cross_entropy(
+        pair_model(tokens[:, -9:-1]).flatten(0, 1), tokens[:, -8:].flatten(), reduction="none"
+    )
     for length in (8, 16, 64):
         assert found[length] == pytest.approx(expected.view(9, 8).mean(1).numpy())
     hits = tail_means(pair_model, windows, 16, 8)[1]
-    assert hits == pytest.approx((pair_model(tokens[:, -9:-1]).argmax(-1) == tokens[:, -8:]).double().mean(1).numpy())
+    assert hits == pytest.approx(
+        (pair_model(tokens[:, -9:-1]).argmax(-1) == tokens[:, -8:]).double().mean(1).numpy()
+    )
 
 
 def test_only_the_context_differs_between_lengths(windows):
@@ -49,7 +60,11 @@ def test_only_the_context_differs_between_lengths(windows):
     tokens = torch.from_numpy(windows.astype(np.int64))
     for length in (16, 48):
         logits = model(tokens[:, -length - 1 : -1])[:, -8:]
-        expected = F.cross_entropy(logits.flatten(0, 1), tokens[:, -8:].flatten(), reduction="none").view(9, 8).mean(1)
+        expected = (
+            F.cross_entropy(logits.flatten(0, 1), tokens[:, -8:].flatten(), reduction="none")
+            .view(9, 8)
+            .mean(1)
+        )
         assert found[length] == pytest.approx(expected.detach().numpy(), abs=1e-6)
     assert not np.allclose(found[16], found[48], atol=1e-6)
     assert model.training

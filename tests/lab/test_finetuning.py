@@ -1,4 +1,6 @@
-"""Fine-tuning from a checkpoint to an accuracy: against transformers and loops by hand, stopped and continued, and refused."""
+"""Fine-tuning from a checkpoint to an accuracy: against transformers and loops by hand, stopped and
+continued, and refused.
+"""
 
 import hashlib
 import json
@@ -29,7 +31,10 @@ from ropewalk.models import Decoder, DecoderConfig
 @pytest.fixture
 def cail(tmp_path):
     write_checkpoint(tmp_path / "start")
-    files = {name: write_triplets(tmp_path / f"{name}.json", count, seed) for seed, (name, count) in enumerate(COUNTS.items())}
+    files = {
+        name: write_triplets(tmp_path / f"{name}.json", count, seed)
+        for seed, (name, count) in enumerate(COUNTS.items())
+    }
     return tmp_path, Files(files["train"], files["valid"], files["test"])
 
 
@@ -39,7 +44,18 @@ QUICK = {"length": 16, "batch": 16, "learning_rate": 1e-2}
 
 def finetune(capsys, folder, *more):
     options = [f"--{name}={folder / name}.json" for name in COUNTS]
-    given = ["lab", "finetune", folder / "start", *options, "--folder", folder / "run", "--length", 16, "--device", "cpu"]
+    given = [
+        "lab",
+        "finetune",
+        folder / "start",
+        *options,
+        "--folder",
+        folder / "run",
+        "--length",
+        16,
+        "--device",
+        "cpu",
+    ]
     return call(capsys, *given, "--learning-rate", "1e-2", *more)
 
 
@@ -47,76 +63,141 @@ def test_the_command_learns_and_shows_the_published_columns(cail, capsys):
     folder, _ = cail
     code, out, err = finetune(capsys, folder, "--epochs", 8)
     assert (code, err) == (0, "")
-    rows = {row[0]: row[1:] for line in out.splitlines() if "│" in line for row in [[c.strip() for c in line.split("│")[1:-1]]]}
+    rows = {
+        row[0]: row[1:]
+        for line in out.splitlines()
+        if "│" in line
+        for row in [[c.strip() for c in line.split("│")[1:-1]]]
+    }
     assert rows["RoFormer-1024 (published)"] == ["66.07 %", "69.79 %"]
     (own,) = (cells for name, cells in rows.items() if "this run, 16 tokens" in name)
     assert own == ["100.00 % ± 0.00 % of 20", "100.00 % ± 0.00 % of 24"]
     log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log if "evaluation" in row] == list(range(4, 33, 4))  # once a pass over 64 triplets in 16s
+    assert [row["step"] for row in log if "evaluation" in row] == list(
+        range(4, 33, 4)
+    )  # once a pass over 64 triplets in 16s
     assert "model: " in out
 
 
 def test_classes_are_learnt_from_the_bytes_too(tmp_path, capsys):
-    """From nothing but bytes: a masked language model is trained, then tuned; each command finds the other's folder."""
+    """From nothing but bytes: a masked language model is trained, then tuned; each command finds
+    the other's folder.
+    """
     for seed, name in enumerate(("train", "valid", "test")):
         write_classes(tmp_path / f"{name}.tsv", 48, seed)
     base = ["train", "mlm", "--folder", tmp_path / "base", "--device", "cpu", "--json"]
     changes = [f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path / 'cache'}"]
-    changes += ["train.stages=[{length=16,batch=4,steps=3}]", "model.hidden_size=24", "model.intermediate_size=32"]
+    changes += [
+        "train.stages=[{length=16,batch=4,steps=3}]",
+        "model.hidden_size=24",
+        "model.intermediate_size=32",
+    ]
     code, out, _ = call(capsys, *base, *(word for change in changes for word in ("--set", change)))
     assert code == 0
     assert json.loads(out)["held_out"]["valid"]["count"] > 0
-    tuned = ["lab", "finetune", tmp_path / "base", "--folder", tmp_path / "run", "--device", "cpu", "--json", "--length", 16]
+    tuned = [
+        "lab",
+        "finetune",
+        tmp_path / "base",
+        "--folder",
+        tmp_path / "run",
+        "--device",
+        "cpu",
+        "--json",
+        "--length",
+        16,
+    ]
     tuned += [f"--{name}={tmp_path / name}.tsv" for name in ("train", "valid", "test")]
     code, out, err = call(capsys, *tuned, "--epochs", 16, "--learning-rate", "1e-2", "--batch", 8)
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["published"] is None
-    assert min(found["held_out"][name]["accuracy"] for name in ("valid", "test")) > 0.8  # three classes
+    assert (
+        min(found["held_out"][name]["accuracy"] for name in ("valid", "test")) > 0.8
+    )  # three classes
     assert found["held_out"]["test"]["count"] == 48
 
 
 def test_predictions_are_in_the_order_of_the_file_and_need_no_label(cail, capsys):
     folder, files = cail
-    run_preset(finetuning_preset(folder / "start", files, epochs=8, **QUICK), folder / "run", Parallel(), progress=False)
+    run_preset(
+        finetuning_preset(folder / "start", files, epochs=8, **QUICK),
+        folder / "run",
+        Parallel(),
+        progress=False,
+    )
     lines = triplet_lines(37, seed=9)
     for name, fields in (("labelled", "ABC label"), ("bare", "ABC")):
         chosen = ({k: v for k, v in line.items() if k in fields} for line in lines)
         (folder / f"{name}.json").write_text("\n".join(json.dumps(line) for line in chosen))
-    given = ["lab", "evaluate", folder / "run", folder / "bare.json", "--device", "cpu", "--predictions", folder / "out.txt"]
+    given = [
+        "lab",
+        "evaluate",
+        folder / "run",
+        folder / "bare.json",
+        "--device",
+        "cpu",
+        "--predictions",
+        folder / "out.txt",
+    ]
     code, out, err = call(capsys, *given)
     assert (code, err) == (0, "")
     assert "accuracy -; 37 of 37 lines have no label" in out
     assert (folder / "out.txt").read_text().split() == [line["label"] for line in lines]
-    code, out, _ = call(capsys, "lab", "evaluate", folder / "run" / "model", folder / "labelled.json", "--json")
+    code, out, _ = call(
+        capsys, "lab", "evaluate", folder / "run" / "model", folder / "labelled.json", "--json"
+    )
     assert (code, json.loads(out)["accuracy"], json.loads(out)["count"]) == (0, 1.0, 37)
 
 
 def test_a_tuned_model_is_one_of_transformers(cail):
     """The head, the frame and the types are those that transformers gives the same two texts."""
     folder, files = cail
-    run_preset(finetuning_preset(folder / "start", files, epochs=1, **QUICK), folder / "run", Parallel(), progress=False)
-    model = transformers.RoFormerForSequenceClassification.from_pretrained(folder / "run" / "model").eval()
+    run_preset(
+        finetuning_preset(folder / "start", files, epochs=1, **QUICK),
+        folder / "run",
+        Parallel(),
+        progress=False,
+    )
+    model = transformers.RoFormerForSequenceClassification.from_pretrained(
+        folder / "run" / "model"
+    ).eval()
     tokenizer = transformers.BertTokenizer({token: number for number, token in enumerate(TOKENS)})
     opened = open_data(make_data(finetuning_preset(folder / "start", files, **QUICK).data), 0, 16)
     result = measure(rw.load(folder / "run" / "model"), opened.parts["test"], "pairs", 16)
     lines = [json.loads(line) for line in files.test.read_text().splitlines()]
     near = [
         int(
-            torch.stack([model(**tokenizer(line["A"], line[other], return_tensors="pt")).logits[0, 0] for other in "BC"]).argmax()
+            torch.stack(
+                [
+                    model(**tokenizer(line["A"], line[other], return_tensors="pt")).logits[0, 0]
+                    for other in "BC"
+                ]
+            ).argmax()
         )
         for line in lines
     ]
     assert list(result.choices) == near
-    assert result.accuracy == pytest.approx(sum("BC"[n] == line["label"] for n, line in zip(near, lines, strict=True)) / 24)
+    assert result.accuracy == pytest.approx(
+        sum("BC"[n] == line["label"] for n, line in zip(near, lines, strict=True)) / 24
+    )
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [("RoFormer", "ForMaskedLM"), ("Bert", "ForSequenceClassification"), ("Bert", "Model")]
+    ("family", "name"),
+    [("RoFormer", "ForMaskedLM"), ("Bert", "ForSequenceClassification"), ("Bert", "Model")],
 )
 def test_a_start_keeps_every_weight_that_its_new_head_shares(tmp_path, family, name):
-    sizes = {"vocab_size": 30, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
-    config = getattr(transformers, f"{family}Config")(**sizes, max_position_embeddings=16, num_labels=3)
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 20,
+    }
+    config = getattr(transformers, f"{family}Config")(
+        **sizes, max_position_embeddings=16, num_labels=3
+    )
     theirs = getattr(transformers, family + name)(config).eval()
     for parameter in theirs.parameters():
         if parameter.requires_grad:  # RoFormer's table of positions is a constant
@@ -126,7 +207,9 @@ def test_a_start_keeps_every_weight_that_its_new_head_shares(tmp_path, family, n
     tokens, types = torch.randint(1, 30, (2, 9)), torch.randint(0, 2, (2, 9))
     with torch.no_grad():
         said = theirs(tokens, token_type_ids=types, output_hidden_states=True)
-        torch.testing.assert_close(ours.hidden(tokens, types=types), said.hidden_states[-1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            ours.hidden(tokens, types=types), said.hidden_states[-1], atol=1e-4, rtol=1e-4
+        )
         assert ours(tokens, types=types).shape == (2, 3)
         if name == "ForSequenceClassification":  # the same head keeps its weights
             torch.testing.assert_close(ours(tokens, types=types), said.logits, atol=1e-4, rtol=1e-4)
@@ -138,8 +221,12 @@ def test_a_start_may_get_another_encoding_and_be_frozen(tmp_path):
     write_checkpoint(tmp_path / "start", encoding="learned", length=16)
     kept = load_start(tmp_path / "start", "classification", num_labels=1)
     source = rw.load(tmp_path / "start")
-    assert torch.equal(kept.embeddings.encoding.table.weight, source.embeddings.encoding.table.weight)
-    changed = load_start(tmp_path / "start", "classification", num_labels=1, encoding="rope", freeze="all_but_head")
+    assert torch.equal(
+        kept.embeddings.encoding.table.weight, source.embeddings.encoding.table.weight
+    )
+    changed = load_start(
+        tmp_path / "start", "classification", num_labels=1, encoding="rope", freeze="all_but_head"
+    )
     assert changed.config.encoding == "rope"
     assert torch.equal(changed.embeddings.words.weight, source.embeddings.words.weight)
     assert {n for n, p in changed.named_parameters() if p.requires_grad} == {
@@ -155,10 +242,16 @@ def test_a_frozen_start_trains_only_what_its_policy_says(cail, policy):
     trainer = make_trainer(preset, progress=False)
     before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
     trainer.run(stop=2)
-    moved = {name for name, weight in trainer.model.named_parameters() if not torch.equal(weight, before[name])}
+    moved = {
+        name
+        for name, weight in trainer.model.named_parameters()
+        if not torch.equal(weight, before[name])
+    }
     kept = {
         "none": set(),
-        "embeddings": {name for name in before if name.startswith(("embeddings.words", "embeddings.types"))},
+        "embeddings": {
+            name for name in before if name.startswith(("embeddings.words", "embeddings.types"))
+        },
         "all_but_head": {name for name in before if not name.startswith("head.")},
     }[policy]
     assert moved == before.keys() - kept
@@ -175,15 +268,23 @@ def test_a_head_of_another_kind_is_new_even_if_its_shapes_agree(tmp_path):
 
 
 def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
-    """BERT's schedule, in its own words: a linear warm-up over a tenth of the steps, then a linear decay to zero."""
+    """BERT's schedule, in its own words: a linear warm-up over a tenth of the steps, then a linear
+    decay to zero.
+    """
     folder, files = cail
-    preset = finetuning_preset(folder / "start", files, length=16, batch=2, epochs=2.5, learning_rate=3e-5)
+    preset = finetuning_preset(
+        folder / "start", files, length=16, batch=2, epochs=2.5, learning_rate=3e-5
+    )
     trainer, steps = make_trainer(preset, progress=False), 80
     assert preset.train.steps == steps  # 64 triplets, twice and a half, in twos
     rises = [3e-5 * (step + 1) / 8 for step in range(8)]
     falls = [3e-5 * (1 - (step - 8) / (steps - 1 - 8)) for step in range(8, steps)]
     assert [trainer.rate(step) for step in range(steps)] == pytest.approx(rises + falls, abs=1e-12)
-    assert (preset.train.weight_decay, preset.train.betas, preset.train.clip) == (0.01, (0.9, 0.999), 1.0)
+    assert (preset.train.weight_decay, preset.train.betas, preset.train.clip) == (
+        0.01,
+        (0.9, 0.999),
+        1.0,
+    )
 
 
 def test_lines_without_a_label_are_not_trained_on(tmp_path):
@@ -200,10 +301,17 @@ def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(264, 16, 24, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "start")
-    changes = [f"model.start={tmp_path / 'start'}", f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path}"]
+    changes = [
+        f"model.start={tmp_path / 'start'}",
+        f"data.source={write_text(tmp_path / 'text')}",
+        f"data.cache={tmp_path}",
+    ]
     preset = make_preset({"train": {"stages": [{"length": 8, "batch": 2, "steps": 1}]}}, changes)
     trainer = make_trainer(preset, progress=False)
-    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(trainer.model.parameters(), model.parameters(), strict=True)
+    )
     with pytest.raises(RopeError, match="must be the folder of a RoFormer or BERT"):
         load_start(tmp_path / "start", "classification")
 
@@ -212,10 +320,16 @@ def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
 def test_a_measure_is_the_loop_by_hand(tmp_path, objective):
     write_checkpoint(tmp_path / "start")
     if objective == "classes":
-        files = Files(write_classes(tmp_path / "a.tsv", 40), write_classes(tmp_path / "b.tsv", 21, 1))
+        files = Files(
+            write_classes(tmp_path / "a.tsv", 40), write_classes(tmp_path / "b.tsv", 21, 1)
+        )
     else:
-        files = Files(write_triplets(tmp_path / "a.json", 40), write_triplets(tmp_path / "b.json", 21, 1))
-    preset = finetuning_preset(tmp_path / "start", files, changes=[f"data.objective={objective}"], **QUICK)
+        files = Files(
+            write_triplets(tmp_path / "a.json", 40), write_triplets(tmp_path / "b.json", 21, 1)
+        )
+    preset = finetuning_preset(
+        tmp_path / "start", files, changes=[f"data.objective={objective}"], **QUICK
+    )
     trainer = make_trainer(preset, progress=False)
     model, part = trainer.model.eval(), open_data(make_data(preset.data), 0, 16).parts["valid"]
     assert part.count == 21
@@ -242,10 +356,20 @@ def test_a_measure_is_the_loop_by_hand(tmp_path, objective):
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_train_evaluates_on_held_out_text(tmp_path, objective):
-    """The loss of `train` on its held-out part is the mean over the targets of windows of the other split."""
+    """The loss of `train` on its held-out part is the mean over the targets of windows of the other
+    split.
+    """
     kind = "roformer" if objective == "masked" else "decoder"
-    changes = [f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path / 'cache'}", f"model.kind={kind}"]
-    changes += [f"data.objective={objective}", "train.stages=[{length=16,batch=2,steps=2}]", "train.evaluate_every=2"]
+    changes = [
+        f"data.source={write_text(tmp_path / 'text')}",
+        f"data.cache={tmp_path / 'cache'}",
+        f"model.kind={kind}",
+    ]
+    changes += [
+        f"data.objective={objective}",
+        "train.stages=[{length=16,batch=2,steps=2}]",
+        "train.evaluate_every=2",
+    ]
     preset = read_preset("smoke", changes)
     report = run_preset(preset, tmp_path / "run", Parallel(), progress=False)
     found = report.held_out["valid"]
@@ -265,7 +389,9 @@ def test_train_evaluates_on_held_out_text(tmp_path, objective):
     assert log[-1]["evaluation"]["valid"]["loss"] == pytest.approx(found.loss)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["valid"]["count"] == count
     text = part.batches if objective == "causal" else part.batches.text
-    held_out = b"".join(f.read_bytes() for f in sorted((tmp_path / "text").iterdir()) if in_valid(f.name))
+    held_out = b"".join(
+        f.read_bytes() for f in sorted((tmp_path / "text").iterdir()) if in_valid(f.name)
+    )
     assert bytes(text.split.tokens).replace(b"\0", b"") == held_out
 
 
@@ -284,14 +410,17 @@ def test_a_task_is_evaluated_on_samples_beyond_the_training():
     opened = open_data(make_data({"task": "copy"}), 0, 16)
     valid = opened.parts["valid"]
     seen, held_out = (
-        part.batch(np.arange(first, first + 64), 16).inputs for part, first in ((opened.train, 0), (valid.batches, valid.first))
+        part.batch(np.arange(first, first + 64), 16).inputs
+        for part, first in ((opened.train, 0), (valid.batches, valid.first))
     )
     assert not {tuple(row) for row in seen.tolist()} & {tuple(row) for row in held_out.tolist()}
 
 
 def test_without_a_valid_file_a_tenth_is_held_out(cail):
     folder, files = cail
-    opened = open_data(make_data(finetuning_preset(folder / "start", Files(files.train), **QUICK).data), 0, 16)
+    opened = open_data(
+        make_data(finetuning_preset(folder / "start", Files(files.train), **QUICK).data), 0, 16
+    )
     train, valid = opened.train.triplets, opened.parts["valid"].batches.triplets
     assert len(train) + len(valid) == 64
     assert valid
@@ -331,8 +460,22 @@ def test_a_run_is_not_continued_from_another_start(cail, capsys):
 def test_a_run_is_not_continued_with_another_encoding(tmp_path, capsys):
     """The weights of a rotary model and of one without positions have the same shapes."""
     source = write_text(tmp_path / "text")
-    given = ["train", "smoke", "--folder", tmp_path / "run", "--device", "cpu", "--set", f"data.source={source}"]
-    given += ["--set", f"data.cache={tmp_path / 'cache'}", "--set", "train.stages=[{length=8,batch=2,steps=2}]"]
+    given = [
+        "train",
+        "smoke",
+        "--folder",
+        tmp_path / "run",
+        "--device",
+        "cpu",
+        "--set",
+        f"data.source={source}",
+    ]
+    given += [
+        "--set",
+        f"data.cache={tmp_path / 'cache'}",
+        "--set",
+        "train.stages=[{length=8,batch=2,steps=2}]",
+    ]
     assert call(capsys, *given)[0] == 0
     code, _, err = call(capsys, *given, "--set", "model.encoding=none")
     assert code == 2
@@ -350,27 +493,59 @@ def test_a_model_that_transformers_lacks_is_trained_and_not_written(tmp_path, ca
         "--set",
         f"data.source={write_text(tmp_path / 't')}",
     ]
-    given += ["--set", f"data.cache={tmp_path / 'cache'}", "--set", "train.stages=[{length=8,batch=2,steps=2}]"]
+    given += [
+        "--set",
+        f"data.cache={tmp_path / 'cache'}",
+        "--set",
+        "train.stages=[{length=8,batch=2,steps=2}]",
+    ]
     code, out, _ = call(capsys, *given, "--set", "model.encoding=alibi")
     assert code == 0
     assert "no model was written: " in out
 
 
 REFUSED = {
-    "no tokenizer": (["--valid", "{0}/valid.json"], r"tokenizer: must be given, because .* has no vocab.txt or tokenizer.json"),
-    "a tokenizer of another model": (["--tokenizer", "{0}/large.txt"], r"tokenizer: must have at most 17 tokens, .*; got 18"),
-    "no such file": (["--tokenizer", "bytes", "--test", "{0}/none.json"], r"none\.json: No such file"),
-    "another format": (["--tokenizer", "bytes", "--valid", "{0}/a.tsv"], r"a\.tsv: line 1 must be JSON"),
-    "too short": (["--tokenizer", "{0}/vocab.txt", "--length", "3"], "length: must leave room for text beside 3 special tokens"),
+    "no tokenizer": (
+        ["--valid", "{0}/valid.json"],
+        r"tokenizer: must be given, because .* has no vocab.txt or tokenizer.json",
+    ),
+    "a tokenizer of another model": (
+        ["--tokenizer", "{0}/large.txt"],
+        r"tokenizer: must have at most 17 tokens, .*; got 18",
+    ),
+    "no such file": (
+        ["--tokenizer", "bytes", "--test", "{0}/none.json"],
+        r"none\.json: No such file",
+    ),
+    "another format": (
+        ["--tokenizer", "bytes", "--valid", "{0}/a.tsv"],
+        r"a\.tsv: line 1 must be JSON",
+    ),
+    "too short": (
+        ["--tokenizer", "{0}/vocab.txt", "--length", "3"],
+        "length: must leave room for text beside 3 special tokens",
+    ),
     "more positions than the model has": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.encoding=learned", "--length", "2000"],
         "length: must be at most 1536, the positions of the model in .*; set model.encoding=rope",
     ),
     "no epochs": (["--tokenizer", "bytes", "--epochs", "0"], "epochs: must be > 0"),
-    "no such policy": (["--tokenizer", "{0}/vocab.txt", "--set", "model.freeze=most"], "freeze: must be one of none, embeddings"),
-    "no such field": (["--tokenizer", "{0}/vocab.txt", "--set", "model.size=3"], "model: has no setting size beside start"),
-    "another size": (["--tokenizer", "{0}/vocab.txt", "--set", "model.hidden_size=12"], "must keep the sizes of the checkpoint"),
-    "text": (["--tokenizer", "{0}/vocab.txt", "--set", "data.objective=masked"], "data.objective: must be one of pairs"),
+    "no such policy": (
+        ["--tokenizer", "{0}/vocab.txt", "--set", "model.freeze=most"],
+        "freeze: must be one of none, embeddings",
+    ),
+    "no such field": (
+        ["--tokenizer", "{0}/vocab.txt", "--set", "model.size=3"],
+        "model: has no setting size beside start",
+    ),
+    "another size": (
+        ["--tokenizer", "{0}/vocab.txt", "--set", "model.hidden_size=12"],
+        "must keep the sizes of the checkpoint",
+    ),
+    "text": (
+        ["--tokenizer", "{0}/vocab.txt", "--set", "data.objective=masked"],
+        "data.objective: must be one of pairs",
+    ),
 }
 
 
@@ -383,8 +558,18 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path, capsys, case):
     for name in ("train", "valid"):
         write_triplets(tmp_path / f"{name}.json", 20)
     more, said = REFUSED[case]
-    given = ["lab", "finetune", tmp_path / "start", "--train", tmp_path / "train.json", "--folder", tmp_path / "run"]
-    code, _, err = call(capsys, *given, "--device", "cpu", *(word.format(tmp_path) for word in more))
+    given = [
+        "lab",
+        "finetune",
+        tmp_path / "start",
+        "--train",
+        tmp_path / "train.json",
+        "--folder",
+        tmp_path / "run",
+    ]
+    code, _, err = call(
+        capsys, *given, "--device", "cpu", *(word.format(tmp_path) for word in more)
+    )
     assert code == 2
     assert err.count("\n") == 1
     assert re.search(said, err), err
@@ -396,10 +581,22 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path, capsys, case):
         (None, r"must be a folder that a training wrote, with ropewalk\.json"),
         ("{", "ropewalk.json"),
         ('{"objective": "pairs"}', "must have the objective, the tokenizer and the length"),
-        ('{"objective": "pairs", "length": 8, "tokenizer": "vocab.txt", "classes": "BC"}', "and the lists classes and columns"),
-        ('{"objective": "pairs", "length": 8, "tokenizer": "vocab.txt", "run": "rm"}', "must have the objective"),
-        ('{"objective": "masked", "length": 8, "tokenizer": "vocab.txt"}', "objective: must be one of pairs, triplets, classes"),
-        ('{"objective": "pairs", "length": 0, "tokenizer": "vocab.txt"}', "length: must be an integer from 1"),
+        (
+            '{"objective": "pairs", "length": 8, "tokenizer": "vocab.txt", "classes": "BC"}',
+            "and the lists classes and columns",
+        ),
+        (
+            '{"objective": "pairs", "length": 8, "tokenizer": "vocab.txt", "run": "rm"}',
+            "must have the objective",
+        ),
+        (
+            '{"objective": "masked", "length": 8, "tokenizer": "vocab.txt"}',
+            "objective: must be one of pairs, triplets, classes",
+        ),
+        (
+            '{"objective": "pairs", "length": 0, "tokenizer": "vocab.txt"}',
+            "length: must be an integer from 1",
+        ),
         (
             '{"objective": "pairs", "length": 8, "tokenizer": "../x"}',
             "tokenizer: must be one of bytes, vocab.txt, tokenizer.json",
@@ -410,14 +607,27 @@ def test_a_folder_that_was_not_tuned_is_not_evaluated(tmp_path, capsys, content,
     write_checkpoint(tmp_path / "start")
     if content is not None:
         (tmp_path / "start" / "ropewalk.json").write_text(content)
-    code, _, err = call(capsys, "lab", "evaluate", tmp_path / "start", write_triplets(tmp_path / "t.json", 3), "--device", "cpu")
+    code, _, err = call(
+        capsys,
+        "lab",
+        "evaluate",
+        tmp_path / "start",
+        write_triplets(tmp_path / "t.json", 3),
+        "--device",
+        "cpu",
+    )
     assert code == 2
     assert re.search(said, err), err
 
 
 def test_a_folder_with_other_classes_than_outputs_is_refused(tmp_path, capsys):
     write_checkpoint(tmp_path / "start", head="classification", num_labels=3)
-    use = {"objective": "classes", "length": 8, "tokenizer": "vocab.txt", "classes": ["kind 0", "kind 1"]}
+    use = {
+        "objective": "classes",
+        "length": 8,
+        "tokenizer": "vocab.txt",
+        "classes": ["kind 0", "kind 1"],
+    }
     (tmp_path / "start" / "ropewalk.json").write_text(json.dumps(use))
     file = write_classes(tmp_path / "a.tsv", 9, classes="甲乙")
     code, _, err = call(capsys, "lab", "evaluate", tmp_path / "start", file, "--device", "cpu")
@@ -428,16 +638,26 @@ def test_a_folder_with_other_classes_than_outputs_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("command", ["finetune", "evaluate"])
 def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
     file = write_triplets(tmp_path / "t.json", 3)
-    given = [tmp_path / "nowhere", "--train", file] if command == "finetune" else [tmp_path / "nowhere", file]
+    given = (
+        [tmp_path / "nowhere", "--train", file]
+        if command == "finetune"
+        else [tmp_path / "nowhere", file]
+    )
     code, _, err = call(capsys, "lab", command, *given)
     assert code == 2
-    assert f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint" in err
+    assert (
+        f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint"
+        in err
+    )
 
 
 def test_columns_are_for_classes_alone(cail, capsys):
     code, _, err = finetune(capsys, cail[0], "--columns", "9,8,7")
     assert (code, (cail[0] / "run").exists()) == (2, False)
-    assert "--columns: must be left out for the objective pairs, whose lines have the fields A, B, C and label" in err
+    assert (
+        "--columns: must be left out for the objective pairs, whose lines have the fields A, "
+        "B, C and label"
+    ) in err
 
 
 def test_a_model_with_one_token_type_cannot_mark_two_texts(cail):
@@ -452,19 +672,31 @@ def test_a_start_without_an_id_for_the_mask_is_refused_for_masked_words(tmp_path
     write_checkpoint(tmp_path / "start", vocab_size=len(words))
     (tmp_path / "start" / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     changes = [
-        f"model.start={tmp_path / 'start'}", f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path}",
-        f"data.tokenizer={tmp_path / 'start'}", "data.objective=masked",
-    ]  # fmt: skip
+        f"model.start={tmp_path / 'start'}",
+        f"data.source={write_text(tmp_path / 'text')}",
+        f"data.cache={tmp_path}",
+        f"data.tokenizer={tmp_path / 'start'}",
+        "data.objective=masked",
+    ]
     with pytest.raises(RopeError, match=f"at most {len(words)} tokens.*{len(words) + 1}"):
-        make_trainer(make_preset({"train": {"stages": [{"length": 8, "batch": 2, "steps": 1}]}}, changes), progress=False)
+        make_trainer(
+            make_preset({"train": {"stages": [{"length": 8, "batch": 2, "steps": 1}]}}, changes),
+            progress=False,
+        )
 
 
 def test_token_types_are_needed_for_two_texts_only(tmp_path):
     write_checkpoint(tmp_path / "start", type_vocab_size=1)
     one = Files(write_classes(tmp_path / "a.tsv", 40), None)
-    assert make_trainer(finetuning_preset(tmp_path / "start", one, **QUICK), progress=False).run().step > 0
+    assert (
+        make_trainer(finetuning_preset(tmp_path / "start", one, **QUICK), progress=False).run().step
+        > 0
+    )
     lines = ["sentence1\tsentence2\tlabel", *(f"a b\tc {n}\t{n % 2}" for n in range(40))]
     (tmp_path / "b.tsv").write_text("\n".join(lines) + "\n")
-    for files in (Files(tmp_path / "b.tsv", None), Files(write_triplets(tmp_path / "c.json", 40), None)):
+    for files in (
+        Files(tmp_path / "b.tsv", None),
+        Files(write_triplets(tmp_path / "c.json", 40), None),
+    ):
         with pytest.raises(RopeError, match="two token types"):
             make_trainer(finetuning_preset(tmp_path / "start", files, **QUICK), progress=False)

@@ -1,4 +1,6 @@
-"""The evaluation on held-out parts: how much is read at once, what the bar shows, several ranks, and what is refused."""
+"""The evaluation on held-out parts: how much is read at once, what the bar shows, several ranks,
+and what is refused.
+"""
 
 import json
 
@@ -23,7 +25,9 @@ from ropewalk.lab.settings import read_preset
 
 
 class Text:
-    """Samples of language modelling: every token of a sample is its number modulo 3, and every target is 1."""
+    """Samples of language modelling: every token of a sample is its number modulo 3, and every
+    target is 1.
+    """
 
     fingerprint = "text"
 
@@ -55,9 +59,13 @@ def test_a_pass_of_a_language_model_has_at_most_64_mebi_logits():
 @pytest.mark.parametrize("objective", ["pairs", "triplets", "classes"])
 def test_a_pass_has_at_most_16384_tokens_whatever_the_rows_of_a_sample(objective):
     if objective == "classes":
-        batches = ExampleBatches([Example(f"text {i}", None, "ab"[i % 2]) for i in range(300)], ("a", "b"))
+        batches = ExampleBatches(
+            [Example(f"text {i}", None, "ab"[i % 2]) for i in range(300)], ("a", "b")
+        )
     else:
-        batches = TripletBatches([Triplet(f"a {i}", f"b {i}", f"c {i}", "B") for i in range(300)], objective)
+        batches = TripletBatches(
+            [Triplet(f"a {i}", f"b {i}", f"c {i}", "B") for i in range(300)], objective
+        )
     sizes = []
 
     def predict(tokens, **_):
@@ -90,16 +98,23 @@ def test_the_bar_counts_the_samples_of_the_part(monkeypatch):
 
 
 def test_ranks_that_divide_rows_add_up_to_the_whole():
-    """A context run of one rank takes the path of several: loss, hits and count are summed over the ranks."""
+    """A context run of one rank takes the path of several: loss, hits and count are summed over the
+    ranks.
+    """
     found = measure(knows_a_third, Part(Text(8), 6), "causal", 4, Parallel(kind="context"))
-    right, wrong = (-F.log_softmax(torch.tensor(logits), 0)[1].item() for logits in ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0]))
+    right, wrong = (
+        -F.log_softmax(torch.tensor(logits), 0)[1].item()
+        for logits in ([0.0, 1.0, 0.0], [1.0, 0.0, 0.0])
+    )
     assert (found.accuracy, found.count) == (pytest.approx(1 / 3), 24)
     assert found.loss == pytest.approx((right + 2 * wrong) / 3, rel=1e-6)
 
 
 def test_rows_of_no_length_are_refused(tmp_path):
     folder = write_checkpoint(tmp_path / "model", head="classification", num_labels=1)
-    (folder / "ropewalk.json").write_text(json.dumps({"objective": "pairs", "length": 8, "tokenizer": "vocab.txt"}))
+    (folder / "ropewalk.json").write_text(
+        json.dumps({"objective": "pairs", "length": 8, "tokenizer": "vocab.txt"})
+    )
     with pytest.raises(RopeError, match="length: must be an integer from 1"):
         evaluate_file(folder, write_triplets(tmp_path / "t.json", 3), length=0)
     with pytest.raises(RopeError, match="model: must be the folder of a checkpoint"):
@@ -110,5 +125,10 @@ def test_rows_of_no_length_are_refused(tmp_path):
 def test_only_the_first_rank_records_the_model_of_a_run(tmp_path, rank):
     changes = [f"data.source={write_text(tmp_path / 'text')}", f"data.cache={tmp_path / 'cache'}"]
     (tmp_path / "run").mkdir()
-    make_trainer(read_preset("smoke", changes), tmp_path / "run", parallel=Parallel(rank=rank), progress=False)
+    make_trainer(
+        read_preset("smoke", changes),
+        tmp_path / "run",
+        parallel=Parallel(rank=rank),
+        progress=False,
+    )
     assert (tmp_path / "run" / "run.json").exists() == (rank == 0)

@@ -12,7 +12,19 @@ def contents(folder):
 
 def finetune(capsys, folder, start):
     train = write_triplets(folder / "train.json", 32)
-    given = ["lab", "finetune", start, "--train", train, "--folder", folder / "run", "--length", 16, "--epochs", 1]
+    given = [
+        "lab",
+        "finetune",
+        start,
+        "--train",
+        train,
+        "--folder",
+        folder / "run",
+        "--length",
+        16,
+        "--epochs",
+        1,
+    ]
     return call(capsys, *given, "--device", "cpu", "--json")
 
 
@@ -34,7 +46,10 @@ def test_a_run_does_not_replace_a_model_that_no_run_wrote(tmp_path, capsys):
     before = contents(other)
     code, _, err = finetune(capsys, tmp_path, write_checkpoint(tmp_path / "start"))
     assert (code, err.count("\n")) == (2, 1)
-    assert f"--folder: must be new or that of a run, because the run replaces {other}, which no run wrote" in err
+    assert (
+        f"--folder: must be new or that of a run, because the run replaces {other}, which no "
+        "run wrote"
+    ) in err
     assert contents(other) == before
 
 

@@ -19,25 +19,42 @@ from ropewalk.lab.subwords import Subwords
 #: the first lines of GLUE's files, with texts of our own
 GLUE = {
     "SST-2": ("sentence\tlabel\na tight rope \t1\n", Example("a tight rope ", None, "1")),
-    "RTE": ("index\tsentence1\tsentence2\tlabel\n0\tIt rained.\tIt was wet.\tno\n", ("It rained.", "It was wet.", "no")),
-    "QNLI": ("index\tquestion\tsentence\tlabel\n0\tWho?\tIda did.\tentailment\n", ("Who?", "Ida did.", "entailment")),
-    "QQP": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tA?\tB?\t0\n", ("A?", "B?", "0")),
-    "MRPC": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t5\t6\tSay \"no\tSay no\r\n", ('Say "no', "Say no", "1")),
-    "MNLI": ("index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tp\th\tneutral\tneutral\n", ("p", "h", "neutral")),
+    "RTE": (
+        "index\tsentence1\tsentence2\tlabel\n0\tIt rained.\tIt was wet.\tno\n",
+        ("It rained.", "It was wet.", "no"),
+    ),
+    "QNLI": (
+        "index\tquestion\tsentence\tlabel\n0\tWho?\tIda did.\tentailment\n",
+        ("Who?", "Ida did.", "entailment"),
+    ),
+    "QQP": (
+        "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n7\t1\t2\tA?\tB?\t0\n",
+        ("A?", "B?", "0"),
+    ),
+    "MRPC": (
+        '\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n1\t5\t6\tSay "no\tSay no\r\n',
+        ('Say "no', "Say no", "1"),
+    ),
+    "MNLI": (
+        "index\tsentence1\tsentence2\tlabel1\tgold_label\n0\tp\th\tneutral\tneutral\n",
+        ("p", "h", "neutral"),
+    ),
     "RTE of SuperGLUE": (
         '{"hypothesis": "It was wet.", "premise": "It rained.", "label": "entailment"}\n',
         ("It rained.", "It was wet.", "entailment"),
     ),
     "RTE test": ("index\tsentence1\tsentence2\n0\tp\th\n", ("p", "h", None)),
     "SNLI, no agreement": ("sentence1\tsentence2\tgold_label\np\th\t-\n", ("p", "h", None)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GLUE)
 def test_the_files_of_glue_are_read_as_they_are(tmp_path, name):
     text, expected = GLUE[name]
     (tmp_path / "x.tsv").write_bytes(text.encode())
-    assert read_examples(tmp_path / "x.tsv") == [Example(*expected) if isinstance(expected, tuple) else expected]
+    assert read_examples(tmp_path / "x.tsv") == [
+        Example(*expected) if isinstance(expected, tuple) else expected
+    ]
 
 
 def test_numbers_are_the_columns_of_a_file_without_a_header(tmp_path):
@@ -49,20 +66,36 @@ def test_numbers_are_the_columns_of_a_file_without_a_header(tmp_path):
 def test_json_lines_and_other_columns(tmp_path):
     rows = [{"text": "甲\u2028乙", "kind": 3}, {"text": "\ud800", "kind": "x"}]
     (tmp_path / "x.json").write_text("\n".join(json.dumps(row) for row in rows))
-    assert read_examples(tmp_path / "x.json", ("text", "kind")) == [Example("甲\u2028乙", None, "3"), Example("?", None, "x")]
+    assert read_examples(tmp_path / "x.json", ("text", "kind")) == [
+        Example("甲\u2028乙", None, "3"),
+        Example("?", None, "x"),
+    ]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_carriage_return_within_a_text_ends_no_line(tmp_path, end):
     (tmp_path / "x.tsv").write_bytes(f"sentence\tlabel{end}a\rb\t1{end}c\t0{end}".encode())
-    assert read_examples(tmp_path / "x.tsv") == [Example("a\rb", None, "1"), Example("c", None, "0")]
+    assert read_examples(tmp_path / "x.tsv") == [
+        Example("a\rb", None, "1"),
+        Example("c", None, "0"),
+    ]
 
 
 @pytest.mark.parametrize("first", [{}, {"label": None}, {"label": 0.5}])
 def test_a_first_json_line_without_a_label_hides_no_label_of_later_lines(tmp_path, first):
-    rows = [{"sentence": "a", **first}, {"sentence": "b", "label": "yes"}, {"sentence": "c"}, {"sentence": "d", "label": 0}]
+    rows = [
+        {"sentence": "a", **first},
+        {"sentence": "b", "label": "yes"},
+        {"sentence": "c"},
+        {"sentence": "d", "label": 0},
+    ]
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert [example.label for example in read_examples(tmp_path / "x.jsonl")] == [None, "yes", None, "0"]
+    assert [example.label for example in read_examples(tmp_path / "x.jsonl")] == [
+        None,
+        "yes",
+        None,
+        "0",
+    ]
 
 
 def test_half_a_surrogate_pair_is_no_text():
@@ -73,7 +106,11 @@ def test_half_a_surrogate_pair_is_no_text():
 @pytest.mark.parametrize(
     ("text", "columns", "said"),
     [
-        ("a\tb\n1\t2\n", (), r"line 2 must have one of the text columns of GLUE; .* got \['a', 'b'\]"),
+        (
+            "a\tb\n1\t2\n",
+            (),
+            r"line 2 must have one of the text columns of GLUE; .* got \['a', 'b'\]",
+        ),
         ("a\tlabel\nx\t2\n", ("b", "label"), "line 2 must have b; name others with columns"),
         ("sentence\tlabel\nx\n", (), "line 2 must have 2 columns separated by tabs; got 1"),
         ("sentence\tlabel\n", (), "at least one example"),
@@ -108,7 +145,10 @@ def test_no_first_text_is_on_both_sides():
 
 def test_a_class_that_occurs_only_in_the_held_out_part_is_a_class(tmp_path):
     (rare,) = split_examples([Example(f"text {number}", None, None) for number in range(30)])[1][:1]
-    lines = [f"text {number}\t{'rare' if f'text {number}' == rare.first else 'ab'[number % 2]}" for number in range(30)]
+    lines = [
+        f"text {number}\t{'rare' if f'text {number}' == rare.first else 'ab'[number % 2]}"
+        for number in range(30)
+    ]
     (tmp_path / "x.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
     opened = open_data(Data(source=str(tmp_path / "x.tsv"), objective="classes"), 0, 8)
     assert opened.classes == ("a", "b", "rare")
@@ -116,14 +156,18 @@ def test_a_class_that_occurs_only_in_the_held_out_part_is_a_class(tmp_path):
 
 
 def texts_of(batch):
-    return [bytes(row[real].tolist()) for row, real in zip(batch.inputs, batch.padding, strict=True)]
+    return [
+        bytes(row[real].tolist()) for row, real in zip(batch.inputs, batch.padding, strict=True)
+    ]
 
 
 def test_a_row_and_its_target_belong_together():
     batch = ExampleBatches(MANY, ("maybe", "no", "yes")).batch(np.arange(90), 40)
     by_text = {f"{e.first}\0{e.second}".encode(): e.label for e in MANY}
     assert sorted(texts_of(batch)) == sorted(by_text)
-    assert [("maybe", "no", "yes")[t] for t in batch.targets.tolist()] == [by_text[text] for text in texts_of(batch)]
+    assert [("maybe", "no", "yes")[t] for t in batch.targets.tolist()] == [
+        by_text[text] for text in texts_of(batch)
+    ]
     assert batch.count == 90
     for row, types in zip(texts_of(batch), batch.types.tolist(), strict=True):
         assert types[: len(row)] == [int(place > row.index(b"\0")) for place in range(len(row))]
@@ -138,8 +182,12 @@ def test_what_is_not_known_is_no_target_and_what_is_wrong_is_refused():
     unknown = [Example("a", None, None), Example("b", None, "-1"), Example("c", None, "yes")]
     batch = ExampleBatches(unknown, ("no", "yes"), shuffle=False).batch(np.arange(3), 4)
     assert (batch.targets.tolist(), batch.count) == ([-100, -100, 1], 1)
-    assert ExampleBatches(unknown, ("-1", "yes"), shuffle=False).batch(np.arange(3), 4).targets.tolist() == [-100, 0, 1]
-    with pytest.raises(RopeError, match=r"classes of the training file, no, yes; got \['perhaps'\]"):
+    assert ExampleBatches(unknown, ("-1", "yes"), shuffle=False).batch(
+        np.arange(3), 4
+    ).targets.tolist() == [-100, 0, 1]
+    with pytest.raises(
+        RopeError, match=r"classes of the training file, no, yes; got \['perhaps'\]"
+    ):
         ExampleBatches([Example("a", None, "perhaps")], ("no", "yes"))
 
 
@@ -148,9 +196,17 @@ def test_data_of_other_texts_labels_or_tokenizers_have_other_fingerprints(tmp_pa
 
     (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     other = [*MANY[:-1], Example(MANY[-1].first, MANY[-1].second, "no")]
-    made = [ExampleBatches(MANY, ("maybe", "no", "yes")), ExampleBatches(other, ("maybe", "no", "yes"))]
-    made += [ExampleBatches(MANY, ("maybe", "no", "yes"), tokenizer=Subwords(tmp_path / "vocab.txt"))]
-    made += [ExampleBatches(MANY, ("maybe", "no", "yes"), seed=1), ExampleBatches(MANY[1:], ("maybe", "no", "yes"))]
+    made = [
+        ExampleBatches(MANY, ("maybe", "no", "yes")),
+        ExampleBatches(other, ("maybe", "no", "yes")),
+    ]
+    made += [
+        ExampleBatches(MANY, ("maybe", "no", "yes"), tokenizer=Subwords(tmp_path / "vocab.txt"))
+    ]
+    made += [
+        ExampleBatches(MANY, ("maybe", "no", "yes"), seed=1),
+        ExampleBatches(MANY[1:], ("maybe", "no", "yes")),
+    ]
     assert len({each.fingerprint for each in made}) == 5
 
 
@@ -167,14 +223,18 @@ class Given(nn.Module):
 
 def test_the_loss_is_the_cross_entropy_of_known_targets():
     logits = torch.randn(4, 3)
-    batch = ExampleBatches([*MANY[:3], Example("z", None, None)], ("maybe", "no", "yes"), shuffle=False).batch(np.arange(4), 40)
+    batch = ExampleBatches(
+        [*MANY[:3], Example("z", None, None)], ("maybe", "no", "yes"), shuffle=False
+    ).batch(np.arange(4), 40)
     expected = -torch.log_softmax(logits.double(), -1)[torch.arange(3), [2, 1, 0]].sum()
     assert classes(Given(logits), batch).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("read", [read_examples, read_triplets, file_objective])
 def test_a_pipe_or_a_device_is_refused_before_it_is_read(read):
-    with pytest.raises(RopeError, match="/dev/null: must be a file; a pipe or a device may never end"):
+    with pytest.raises(
+        RopeError, match="/dev/null: must be a file; a pipe or a device may never end"
+    ):
         read(Path("/dev/null"))
 
 

@@ -18,7 +18,10 @@ MANY = [Triplet(f"case {i % 20}", f"like {i}", f"unlike {i}", "B") for i in rang
 def test_lines_are_read_with_and_without_labels(tmp_path):
     path = tmp_path / "input.txt"
     lines = [{"A": "甲", "B": "b", "C": "c"}, {"A": "a", "B": "b", "C": "c", "label": "C"}]
-    path.write_text("\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
+    path.write_text(
+        "\ufeff" + "\n".join(json.dumps(line, ensure_ascii=False) for line in lines),
+        encoding="utf-8",
+    )
     assert read_triplets(path) == [Triplet("甲", "b", "c", "B"), Triplet("a", "b", "c", "C")]
     assert read_triplets(path, unlabelled="C")[0].label == "C"
 
@@ -67,7 +70,9 @@ def test_the_target_says_where_the_near_text_is(form):
     assert len(texts) == per * 60 == per * batch.count
     for number, target in enumerate(batch.targets.tolist()):
         near, far = (
-            texts[per * number : per * (number + 1)][-2:] if target == 0 else texts[per * number : per * (number + 1)][:-3:-1]
+            texts[per * number : per * (number + 1)][-2:]
+            if target == 0
+            else texts[per * number : per * (number + 1)][:-3:-1]
         )
         assert b"unlike" in far
         assert b"unlike" not in near
@@ -82,7 +87,9 @@ def test_every_triplet_once_before_any_comes_again():
 def test_long_texts_are_cut_to_half_each():
     long = [Triplet("a" * 99, "b" * 99, "c" * 99, "B")]
     batch = TripletBatches(long, swap=False).batch(np.array([0]), 20)
-    assert [bytes(row.tolist()) for row in batch.inputs] == [b"a" * 9 + b"\0" + letter * 10 for letter in (b"b", b"c")]
+    assert [bytes(row.tolist()) for row in batch.inputs] == [
+        b"a" * 9 + b"\0" + letter * 10 for letter in (b"b", b"c")
+    ]
 
 
 class Counts(nn.Module):
@@ -101,10 +108,15 @@ class Counts(nn.Module):
 def test_objectives_reward_the_right_choice(form, objective):
     batch = TripletBatches(MANY, form).batch(np.arange(30), 40)
     right = objective(Counts(form), batch)
-    wrong = objective(Counts(form), type(batch)(batch.inputs, 1 - batch.targets, batch.count, padding=batch.padding))
+    wrong = objective(
+        Counts(form),
+        type(batch)(batch.inputs, 1 - batch.targets, batch.count, padding=batch.padding),
+    )
     expected = {"pairs": 30 * np.log1p(np.exp(-5)), "triplets": 0.0}[form]
     assert right.item() == pytest.approx(expected, abs=1e-4)
-    assert wrong.item() == pytest.approx({"pairs": 30 * np.log1p(np.exp(5)), "triplets": 30 * 1.2}[form], rel=1e-5)
+    assert wrong.item() == pytest.approx(
+        {"pairs": 30 * np.log1p(np.exp(5)), "triplets": 30 * 1.2}[form], rel=1e-5
+    )
 
 
 def test_triplets_in_their_order_have_another_fingerprint():

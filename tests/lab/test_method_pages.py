@@ -7,9 +7,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "no method": "none", "YaRN": "yarn", "DCA": "dca", "ReRoPE": "rerope", "Leaky ReRoPE": "leaky_rerope",
+    "no method": "none",
+    "YaRN": "yarn",
+    "DCA": "dca",
+    "ReRoPE": "rerope",
+    "Leaky ReRoPE": "leaky_rerope",
     "Self-Extend": "self_extend",
-}  # fmt: skip
+}
 
 
 def measured(study: str) -> list[dict]:
@@ -18,7 +22,9 @@ def measured(study: str) -> list[dict]:
 
 
 def tables(page: str) -> list[list[list[str]]]:
-    """The tables of a page that begin with a column `method`: their lines of cells, without the rule below the head."""
+    """The tables of a page that begin with a column `method`: their lines of cells, without the
+    rule below the head.
+    """
     found: list[list[list[str]]] = []
     for line in (ROOT / "docs" / "methods" / f"{page}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -35,11 +41,16 @@ def test_tables_of_a_pretrained_model(page):
     (_, *lengths), *keys = tables(page)[-1]
     assert {line[0] for line in losses} == {line[0] for line in keys} >= {"no method", "YaRN"}
     of_bands = {
-        (row["method"], row["band"]): row["mean"] for row in measured("real_extend") if row.get("factor") == 4 and "band" in row
+        (row["method"], row["band"]): row["mean"]
+        for row in measured("real_extend")
+        if row.get("factor") == 4 and "band" in row
     }
     for name, *cells in losses:
         assert cells == [f"{of_bands[NAMES[name], band]:.3f}" for band in bands]
     for name, *cells in keys:
         found = [row for row in measured("real_passkey") if row["method"] == NAMES[name]]
-        counts = [sum(row["mean"] for row in found if row["length"] == int(length.replace(",", ""))) for length in lengths]
+        counts = [
+            sum(row["mean"] for row in found if row["length"] == int(length.replace(",", "")))
+            for length in lengths
+        ]
         assert cells == [f"{count:.0f}" for count in counts]

@@ -1,4 +1,6 @@
-"""The study `methods`: every method changes the model as its name says, and all are trained and measured alike."""
+"""The study `methods`: every method changes the model as its name says, and all are trained and
+measured alike.
+"""
 
 import math
 from pathlib import Path
@@ -14,7 +16,14 @@ from ropewalk.lab.schedule import Stage
 from ropewalk.lab.studies import methods, training
 from ropewalk.lab.studies.findings import FAILS, HOLDS
 from ropewalk.lab.studies.jobs import JobRunner, Workspace
-from ropewalk.lab.studies.method_models import APPLIED, TRAINED, adapted, new_model, preset_of, searched_factors
+from ropewalk.lab.studies.method_models import (
+    APPLIED,
+    TRAINED,
+    adapted,
+    new_model,
+    preset_of,
+    searched_factors,
+)
 from ropewalk.lab.studies.rows import row, select
 from ropewalk.lab.studies.study import Study, run_study
 from ropewalk.models import Decoder, DecoderConfig
@@ -30,7 +39,9 @@ def decoder(method: str = "rope", seed: int = 0, **changes) -> Decoder:
     return new_model(method, model, seed)  # type: ignore[return-value]
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a CPU without bfloat16 computes it another way
+@pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul"
+)  # a CPU without bfloat16 computes it another way
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_method_trains_in_both_precisions(method):
     model, tokens = decoder(method), torch.randint(256, (2, 70))
@@ -67,7 +78,10 @@ def test_every_applied_method_changes_distances_or_scores_and_no_weights():
     plain = model(tokens)
     for method in (*APPLIED, "longrope2"):
         longer: Decoder = adapted(model, method, 4, LENGTH)  # type: ignore[assignment]
-        assert all(torch.equal(value, longer.state_dict()[name]) for name, value in model.state_dict().items())
+        assert all(
+            torch.equal(value, longer.state_dict()[name])
+            for name, value in model.state_dict().items()
+        )
         assert not torch.allclose(longer(tokens)[:, -1], plain[:, -1], atol=1e-4), method
     # a turn takes 2 pi / omega tokens; the pairs for which that is longer than the trained length
     slow = sum(2 * math.pi * 10_000 ** (2 * i / 16) > LENGTH for i in range(8))
@@ -82,16 +96,24 @@ def test_every_applied_method_changes_distances_or_scores_and_no_weights():
 def test_the_search_finds_factors_with_a_low_loss_of_the_answer():
     model = decoder().eval()
     found = searched_factors(model, 2, LENGTH, population=8, rounds=1, seed=0)
-    wavelengths = [2 * math.pi * model.layers[0].self_attn.encoding.rope.spec.theta ** (pair / 8) for pair in range(8)]
+    wavelengths = [
+        2 * math.pi * model.layers[0].self_attn.encoding.rope.spec.theta ** (pair / 8)
+        for pair in range(8)
+    ]
     critical = sum(each <= LENGTH for each in wavelengths)  # the first pair that completes no turn
     tried = rescale_factors(critical, (2.0,) * (8 - critical))
-    losses = [answer_loss(adapted(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH) for factors in (found, tried)]
+    losses = [
+        answer_loss(adapted(model, "longrope2", 2, LENGTH, factors), 2 * LENGTH)
+        for factors in (found, tried)
+    ]
     assert losses[0] <= losses[1]
 
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that the study asks for; it gets back the model to start from, or a new one, untrained."""
+    """Every training that the study asks for; it gets back the model to start from, or a new one,
+    untrained.
+    """
     asked: list[SimpleNamespace] = []
 
     def watched(workspace, name, preset, *, start=None, change=lambda model: model, **options):
@@ -104,19 +126,28 @@ def trainings(monkeypatch) -> list[SimpleNamespace]:
 
 def test_drope_trains_further_without_rotation_at_the_trained_length(trainings, tmp_path):
     changes = [
-        "train.stages=[{length=96, batch=4, steps=9}]", f"data.source={write_text(tmp_path / 'text')}",
+        "train.stages=[{length=96, batch=4, steps=9}]",
+        f"data.source={write_text(tmp_path / 'text')}",
         f"data.cache={tmp_path / 'cache'}",
-    ]  # fmt: skip
+    ]
     shared = {"preset": "smoke", "changes": changes, "share": 0.5, "seed": 1}
     sizes = {"multiples": [1, 2], "windows": 2, "depths": [0.0], "count": 2}
     options = {"recalibrated": 5, "search": {"population": 8, "rounds": 0}}
-    rows = methods.apply(Workspace(Path("unused"), CPU), method="drope", **shared, **sizes, **options)
+    rows = methods.apply(
+        Workspace(Path("unused"), CPU), method="drope", **shared, **sizes, **options
+    )
     first, second = trainings
-    assert (first.start, first.preset.train.stages, first.preset.train.seed) == (None, (Stage(96, 4, 9),), 1)
+    assert (first.start, first.preset.train.stages, first.preset.train.seed) == (
+        None,
+        (Stage(96, 4, 9),),
+        1,
+    )
     assert second.preset.train.stages == (Stage(96, 4, 5),)
     assert second.preset.train.seed != 1
     assert second.batches.fingerprint != first.batches.fingerprint
-    assert {type(layer.self_attn.encoding).__name__ for layer in second.start.layers} == {"Encoding"}
+    assert {type(layer.self_attn.encoding).__name__ for layer in second.start.layers} == {
+        "Encoding"
+    }
     assert [each["length"] for each in select(rows, "loss", model="drope")] == [96, 192]
     rows = methods.apply(Workspace(Path("unused"), CPU), method="dca", **shared, **sizes, **options)
     assert [each["length"] for each in select(rows, "found", model="dca")] == [192]
@@ -128,9 +159,17 @@ def test_claims_compare_what_they_say():
     def loss(model, length, value):
         return row("loss", [value, value + 0.01, value - 0.01], model=model, seed=0, length=length)
 
-    rows = [loss("rope", 64, 2.0), loss("pope", 64, 1.5), loss("fope", 64, 2.5), loss("rope", 128, 4.0), loss("dca", 128, 2.0)]
+    rows = [
+        loss("rope", 64, 2.0),
+        loss("pope", 64, 1.5),
+        loss("fope", 64, 2.5),
+        loss("rope", 128, 4.0),
+        loss("dca", 128, 2.0),
+    ]
     for model, hits in {"yarn": [0.0] * 30, "drope": [1.0] * 30}.items():
-        rows += [row("found", hits, model=model, seed=0, length=128, depth=depth) for depth in (0.0, 1.0)]
+        rows += [
+            row("found", hits, model=model, seed=0, length=128, depth=depth) for depth in (0.0, 1.0)
+        ]
     verdicts = {claim.text: claim.verdict for claim in methods.claims(rows, [64, 128])}
     assert verdicts["At 64, pope has a lower loss than rope"] == HOLDS
     assert verdicts["At 64, fope has a lower loss than rope"] == FAILS
@@ -143,7 +182,9 @@ def test_costs_are_medians_over_those_of_rope():
         row("milliseconds", times, model=name, what="step")
         for name, times in {"rope": [2, 4, 90], "path": [8, 12, 16, 70, 4]}.items()
     ]
-    table = methods._costs_table([*rows, row("parameters", 1234.0, model="path", seed=0)], ["rope", "path"], 128)
+    table = methods._costs_table(
+        [*rows, row("parameters", 1234.0, model="path", seed=0)], ["rope", "path"], 128
+    )
     assert [cells[:3] for cells in table.rows] == [
         ("rope", "as rope", "1.00 (0.75 to 11.75)"),
         ("path", "1,234", "3.00 (2.00 to 4.00)"),

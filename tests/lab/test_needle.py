@@ -23,8 +23,12 @@ def test_only_the_answer_counts():
         """A model sure of the right token at the answer, or everywhere else."""
         sure = (batch.targets != IGNORED) == answer
         logits = torch.zeros(1, 160, VOCABULARY)
-        right = torch.where(batch.targets == IGNORED, torch.roll(batch.inputs, -1, 1), batch.targets)
-        return lambda tokens: logits.scatter(-1, right.long()[..., None], 50.0 * sure[..., None].float())
+        right = torch.where(
+            batch.targets == IGNORED, torch.roll(batch.inputs, -1, 1), batch.targets
+        )
+        return lambda tokens: logits.scatter(
+            -1, right.long()[..., None], 50.0 * sure[..., None].float()
+        )
 
     assert answer_loss(knows(True), 160, count=1) < 1e-6
     assert answer_loss(knows(False), 160, count=1) == pytest.approx(math.log(VOCABULARY), rel=1e-6)
@@ -35,7 +39,10 @@ def test_every_text_is_read_once_however_many_fit_in_a_batch(monkeypatch):
 
     def model(tokens):
         seen.extend(tokens.tolist())
-        return torch.zeros(*tokens.shape, VOCABULARY) + tokens[..., None].sin() * torch.arange(VOCABULARY) / 50
+        return (
+            torch.zeros(*tokens.shape, VOCABULARY)
+            + tokens[..., None].sin() * torch.arange(VOCABULARY) / 50
+        )
 
     whole, texts = answer_loss(model, 160, count=5), list(seen)
     seen.clear()

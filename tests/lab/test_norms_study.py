@@ -24,7 +24,14 @@ def test_norms_are_where_the_rows_say(place):
     """The saved weights of every model, put into an attention that is written out here."""
     rows, _ = read_study(run_tiny("norms", place, "sharp", changes=SHARP))
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 65)
-    for name in ("none", "norm not kept", "LayerNorm before", "LayerNorm after", "RMSNorm before", "RMSNorm after"):
+    for name in (
+        "none",
+        "norm not kept",
+        "LayerNorm before",
+        "LayerNorm after",
+        "RMSNorm before",
+        "RMSNorm after",
+    ):
         saved = "rope-0" if name == "none" else f"{name.replace(' ', '-')}-0"
         model, norms = saved_with_norms(place / "sharp" / "models", saved)
         for index, layer in enumerate(model.layers):
@@ -45,12 +52,17 @@ def saved_with_norms(models: Path, name: str) -> tuple[Decoder, dict[str, torch.
 
 
 class Written:
-    """Causal attention with RoPE token by token in complex numbers, and a norm before or after the rotation."""
+    """Causal attention with RoPE token by token in complex numbers, and a norm before or after the
+    rotation.
+    """
 
     def __init__(self, attention, name: str, norms: dict[str, torch.Tensor], layer: int) -> None:
         self.attention, self.name = attention, name
         own = {key: value for key, value in norms.items() if key.startswith(f"layers.{layer}.")}
-        self.weights = {part: {k.rsplit(".", 1)[1]: v for k, v in own.items() if f".{part}_norm." in k} for part in "qk"}
+        self.weights = {
+            part: {k.rsplit(".", 1)[1]: v for k, v in own.items() if f".{part}_norm." in k}
+            for part in "qk"
+        }
         assert bool(own) == ("Norm " in name)
 
     def __call__(self, x, positions, padding, documents, cache):
@@ -60,23 +72,34 @@ class Written:
         q, k = self.turned(q), self.turned(k)
         if self.name.endswith("after"):
             q, k = self.norm(q, "q"), self.norm(k, "k")
-        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool(), -math.inf)
+        scores = (q @ k.transpose(-1, -2) / 4).masked_fill(
+            torch.ones(q.shape[-2], q.shape[-2]).triu(1).bool(), -math.inf
+        )
         return self.attention.o_proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(-2))
 
     def norm(self, x, part: str):
         weights = self.weights[part]
         if self.name.startswith("LayerNorm"):
-            x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+            x = (x - x.mean(-1, keepdim=True)) / (
+                x.var(-1, correction=0, keepdim=True) + 1e-5
+            ).sqrt()
             return x * weights["weight"] + weights["bias"]
         assert "bias" not in weights
-        return x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt() * weights["weight"]
+        return (
+            x
+            / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
+            * weights["weight"]
+        )
 
     def turned(self, x):
         angles = torch.outer(torch.arange(x.shape[-2]), 10_000.0 ** (-torch.arange(8) / 8))
         if self.name == "norm not kept":
-            # dimension j has the angle of pair j mod 8, as in the half layout, but its partner is its neighbour
+            # dimension j has the angle of pair j mod 8, as in the half layout, but its partner is
+            # its neighbour
             cos, sin = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
             partner = x.view(*x.shape[:-1], 8, 2).flip(-1) * torch.tensor([-1.0, 1.0])
             return x * cos + partner.flatten(-2) * sin
-        turned = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
+        turned = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(
+            torch.ones_like(angles), angles
+        )
         return torch.cat((turned.real, turned.imag), dim=-1)

@@ -1,4 +1,6 @@
-"""Two processes train as one: the same losses, norms and weights, copied, sharded, or with sequences cut in two."""
+"""Two processes train as one: the same losses, norms and weights, copied, sharded, or with
+sequences cut in two.
+"""
 
 import json
 import socket
@@ -55,15 +57,22 @@ def test_their_checkpoints_are_those_of_one(runs, kind):
     _, files = checkpoint.read_checkpoint(checkpoint.checkpoints(folder / kind)[0])
     assert files["random.safetensors"]["cpu"].shape[0] == WORLD
     for name, weight in alone.model.named_parameters():
-        torch.testing.assert_close(files["model.safetensors"][name], weight.detach(), atol=2e-5, rtol=1e-4)
-    assert files["optimizer.safetensors"].keys() == checkpoint.optimizer_tensors(alone.model, alone.optimizer).keys()
+        torch.testing.assert_close(
+            files["model.safetensors"][name], weight.detach(), atol=2e-5, rtol=1e-4
+        )
+    assert (
+        files["optimizer.safetensors"].keys()
+        == checkpoint.optimizer_tensors(alone.model, alone.optimizer).keys()
+    )
 
 
 @pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_a_shared_model_answers_as_one(runs, kind):
     folder, alone = runs
     found = torch.load(folder / f"{kind}.answer", weights_only=True)
-    torch.testing.assert_close(found, alone.predict(torch.arange(16).view(1, 16)), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(
+        found, alone.predict(torch.arange(16).view(1, 16)), atol=1e-4, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,10 +82,16 @@ def test_two_processes_evaluate_and_write_their_model_as_one(runs, kind):
     found = json.loads((folder / f"evaluated-{kind}" / "results.json").read_text())["valid"]
     assert found["count"] == alone.held_out["valid"].count
     assert found["loss"] == pytest.approx(alone.held_out["valid"].loss, abs=1e-4)
-    assert found["accuracy"] == pytest.approx(alone.held_out["valid"].accuracy, abs=2 / found["count"])
-    written, expected = (load(each).state_dict() for each in (folder / f"evaluated-{kind}" / "model", alone.model))
+    assert found["accuracy"] == pytest.approx(
+        alone.held_out["valid"].accuracy, abs=2 / found["count"]
+    )
+    written, expected = (
+        load(each).state_dict() for each in (folder / f"evaluated-{kind}" / "model", alone.model)
+    )
     for name, weight in expected.items():
-        torch.testing.assert_close(written[name], weight, atol=2e-3, rtol=1e-3)  # one step of AdamW is as large as its rate
+        torch.testing.assert_close(
+            written[name], weight, atol=2e-3, rtol=1e-3
+        )  # one step of AdamW is as large as its rate
 
 
 def test_torchrun_is_asked_for(monkeypatch):

@@ -1,4 +1,6 @@
-"""What a run tells and writes: lines where there is no terminal, bars where there is one, files, and numbers for TensorBoard."""
+"""What a run tells and writes: lines where there is no terminal, bars where there is one, files,
+and numbers for TensorBoard.
+"""
 
 import errno
 import io
@@ -30,16 +32,22 @@ def training_log(models: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("seconds", "quiet", "printed"), [(0.0, False, True), (60.0, False, False), (0.0, True, False)])
+@pytest.mark.parametrize(
+    ("seconds", "quiet", "printed"), [(0.0, False, True), (60.0, False, False), (0.0, True, False)]
+)
 def test_trainings_are_told_in_lines(capsys, tmp_path, monkeypatch, seconds, quiet, printed):
     monkeypatch.setattr(jobs, "LINES", seconds)
     training_log(tmp_path)
     jobs._Status("encodings", 4, 1, quiet).show_trainings(tmp_path)
-    assert capsys.readouterr().err == ("encodings: rope-0 step 20 loss 2.50 (1 of 4)\n" if printed else "")
+    assert capsys.readouterr().err == (
+        "encodings: rope-0 step 20 loss 2.50 (1 of 4)\n" if printed else ""
+    )
 
 
 @pytest.mark.parametrize(("age", "told"), [(14.5, "rope-0 step 20 loss 2.50"), (15.5, "running")])
-def test_a_training_that_wrote_nothing_for_15_seconds_is_not_told(capsys, tmp_path, monkeypatch, age, told):
+def test_a_training_that_wrote_nothing_for_15_seconds_is_not_told(
+    capsys, tmp_path, monkeypatch, age, told
+):
     monkeypatch.setattr(jobs, "LINES", 0.0)
     path, now = training_log(tmp_path), time.time()
     os.utime(path, (now - age, now - age))
@@ -53,7 +61,9 @@ def test_a_line_comes_at_least_every_twenty_seconds():
 
 
 def test_a_finished_job_is_told_with_its_seconds_and_its_number(capsys, tmp_path):
-    runner = JobRunner(tmp_path / "squares", Workspace(tmp_path, torch.device("cpu")), {}, 1, 1, quiet=False)
+    runner = JobRunner(
+        tmp_path / "squares", Workspace(tmp_path, torch.device("cpu")), {}, 1, 1, quiet=False
+    )
     runner.run(Job(name, lambda workspace: [row("area", 4.0)]) for name in ("one", "two"))
     assert capsys.readouterr().err == "squares: one, 0 s (1 of 2)\nsquares: two, 0 s (2 of 2)\n"
 
@@ -85,7 +95,13 @@ def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatc
     told = []
     board = SimpleNamespace(add_scalar=lambda *values: told.append(values))
     monkeypatch.setattr(log, "_tensorboard", lambda folder: board)
-    line = {"step": 3, "loss": 2.5, "done": True, "text": "a", "evaluation": {"valid": {"count": 4}}}
+    line = {
+        "step": 3,
+        "loss": 2.5,
+        "done": True,
+        "text": "a",
+        "evaluation": {"valid": {"count": 4}},
+    }
     Log(tmp_path, tensorboard=True).write([line])
     assert told == [("loss", 2.5, 3), ("evaluation/valid/count", 4, 3)]
 
@@ -105,7 +121,10 @@ def test_a_full_disk_names_the_file_and_leaves_no_draft(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device: '.*c\.txt'"):
         write_atomically(tmp_path / "c.txt", "new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"c.txt": "old"}
-    with pytest.raises(OSError, match=r"No space left on device: '.*folder'"), atomic_folder(tmp_path / "folder"):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*folder'"),
+        atomic_folder(tmp_path / "folder"),
+    ):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["c.txt"]
 
@@ -115,7 +134,9 @@ def test_a_file_is_utf_8_on_every_machine(tmp_path, monkeypatch):
     usual = Path.open
 
     def as_ascii(self, mode="r", buffering=-1, encoding=None, **options):
-        return usual(self, mode, buffering, encoding or (None if "b" in mode else "ascii"), **options)
+        return usual(
+            self, mode, buffering, encoding or (None if "b" in mode else "ascii"), **options
+        )
 
     monkeypatch.setattr(Path, "open", as_ascii)
     write_atomically(tmp_path / "c.txt", "绳é")

@@ -1,4 +1,6 @@
-"""Figures of others: exactly as they were stated, beside ours, and none called published that has no publication."""
+"""Figures of others: exactly as they were stated, beside ours, and none called published that has
+no publication.
+"""
 
 import json
 import math
@@ -18,25 +20,59 @@ RESULTS = Path(__file__).parents[2] / "results" / "lab"
 #: what articles about RoPE state without a publication, written out here a second time
 STATED = {
     "base-ablation": {"100": "63.21", "1,000": "63.89", "10,000": "64.13", "100,000": "63.75"},
-    "norm-ablation": {"no norm": "62.45", "LayerNorm after the rotation": "63.58", "plain RoPE": "64.13"},
+    "norm-ablation": {
+        "no norm": "62.45",
+        "LayerNorm after the rotation": "63.58",
+        "plain RoPE": "64.13",
+    },
     "glue": {"learned": "82.3", "sinusoidal": "81.7", "RoPE": "82.1"},
-    "beyond-512": {"512": "as trained", "1024": "slightly worse", "2048": "clearly worse", "4096": "bad"},
+    "beyond-512": {
+        "512": "as trained",
+        "1024": "slightly worse",
+        "2048": "clearly worse",
+        "4096": "bad",
+    },
     "unaliased-length": {"fastest": "6.28", "slowest": "54,410"},
 }
 #: RoFormer's table 4: length, batch, steps, loss, accuracy
 STAGES = [
-    (512, 256, 200_000, 1.73, 65.0), (1536, 256, 12_500, 1.61, 66.8), (256, 256, 120_000, 1.75, 64.6),
-    (128, 512, 80_000, 1.83, 63.4), (1536, 256, 10_000, 1.58, 67.4), (512, 512, 30_000, 1.66, 66.2),
-]  # fmt: skip
+    (512, 256, 200_000, 1.73, 65.0),
+    (1536, 256, 12_500, 1.61, 66.8),
+    (256, 256, 120_000, 1.75, 64.6),
+    (128, 512, 80_000, 1.83, 63.4),
+    (1536, 256, 10_000, 1.58, 67.4),
+    (512, 512, 30_000, 1.66, 66.2),
+]
 #: table 5: valid and test
 CAIL = {
-    "BERT-512": (64.13, 67.77), "WoBERT-512": (64.07, 68.10), "RoFormer-512": (64.13, 68.29), "RoFormer-1024": (66.07, 69.79),
-}  # fmt: skip
+    "BERT-512": (64.13, 67.77),
+    "WoBERT-512": (64.07, 68.10),
+    "RoFormer-512": (64.13, 68.29),
+    "RoFormer-1024": (66.07, 69.79),
+}
 #: other published tables: all their numbers, row by row
 NUMBERS = {
     "roformer-mlm": [27.3, 27.5],
     "alibi-extrapolation": [
-        20.05, 43.5, 76.2, 179, 406, 20.07, 21.4, 26.0, 35.5, 79.3, 19.65, 18.79, 18.91, 22.9, 19.73, 18.73, 18.52, 18.40, 18.31,
+        20.05,
+        43.5,
+        76.2,
+        179,
+        406,
+        20.07,
+        21.4,
+        26.0,
+        35.5,
+        79.3,
+        19.65,
+        18.79,
+        18.91,
+        22.9,
+        19.73,
+        18.73,
+        18.52,
+        18.40,
+        18.31,
     ],
     "nope-causal": [20.97, 147.18, 20.42, 4.06, 20.16, 19.71],
     "nope-length-generalisation": [0.69, 0.55, 0.50, 0.33, 0.22],
@@ -48,11 +84,14 @@ NUMBERS = {
     "longrope": [20.5, 23.3, 87.9, 11.3],
     "drope-needle": [0, 0, 19.4, 0.5, 0, 36.2, 41.6],
     "base-bounds": [4.3e3, 2.7e4, 8.4e4, 6.4e5, 7.8e6, 5.1e8],
-}  # fmt: skip
+}
 
 #: tables with results in words, row by row
 WORDS = {
-    "roformer-mlm": [("WMT 2014 En-De, BLEU", "27.3", "27.5"), ("masked-LM loss", "slower", "falls faster")],
+    "roformer-mlm": [
+        ("WMT 2014 En-De, BLEU", "27.3", "27.5"),
+        ("masked-LM loss", "slower", "falls faster"),
+    ],
     "roformer-linear": [("Performer", "higher"), ("Performer with RoPE", "lower")],
     "base-scaling-laws": [("500", "better than 10,000"), ("above 10,000", "better than 10,000")],
 }
@@ -89,7 +128,9 @@ def test_roformers_tables_are_the_published_ones():
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_the_numbers_of_other_tables_are_the_published_ones(name):
-    assert numbers([cell for row in PUBLISHED[name].rows for cell in row[1:]]) == pytest.approx(NUMBERS[name])
+    assert numbers([cell for row in PUBLISHED[name].rows for cell in row[1:]]) == pytest.approx(
+        NUMBERS[name]
+    )
 
 
 @pytest.mark.parametrize("name", WORDS)
@@ -108,7 +149,11 @@ def test_ours_stands_beside_the_row_of_the_same_name():
     findings = Findings(ours={"glue": Ours(("loss", "error"), {"RoPE": ("0.8", "0.1")})})
     table = beside("glue", findings)
     assert table.columns == ("encoding", "score", "ours: loss", "ours: error")
-    assert table.rows == [("learned", "82.3", "-", "-"), ("sinusoidal", "81.7", "-", "-"), ("RoPE", "82.1", "0.8", "0.1")]
+    assert table.rows == [
+        ("learned", "82.3", "-", "-"),
+        ("sinusoidal", "81.7", "-", "-"),
+        ("RoPE", "82.1", "0.8", "0.1"),
+    ]
     assert beside("glue", Findings()).columns == ("encoding", "score")
     assert compared(["beyond-512", "glue"], findings) == [table]
 
@@ -121,9 +166,13 @@ def results():
 
 
 def test_every_stated_figure_has_a_measured_one_beside_it(results):
-    """In at least one committed run, every row of every stated table, of RoFormer's stages and of its matching."""
+    """In at least one committed run, every row of every stated table, of RoFormer's stages and of
+    its matching.
+    """
     for name in (*STATED, "roformer-stages", "roformer-cail"):
-        missing = {row[0] for row in PUBLISHED[name].rows} - ({"WoBERT-512"} if name == "roformer-cail" else set())
+        missing = {row[0] for row in PUBLISHED[name].rows} - (
+            {"WoBERT-512"} if name == "roformer-cail" else set()
+        )
         for result in results.values():
             ours = result.findings.ours.get(name)
             if ours is not None:
@@ -136,7 +185,9 @@ def test_every_study_has_committed_rows(results):
 
 
 def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):
-    monkeypatch.setattr("ropewalk.lab.report.draw_figures", lambda *_: [])  # pictures take seconds and have no numbers
+    monkeypatch.setattr(
+        "ropewalk.lab.report.draw_figures", lambda *_: []
+    )  # pictures take seconds and have no numbers
     for name in results:
         (tmp_path / name).symlink_to(RESULTS / name)
     code, out, _ = call(capsys, "lab", "report", str(tmp_path), "--json")
@@ -145,9 +196,13 @@ def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, 
     page = re.sub(r'src="data:[^"]*"', "", (tmp_path / "report.html").read_text(encoding="utf-8"))
     for figures in STATED.values():
         for label, figure in figures.items():
-            assert re.search(rf"<tr><td>{re.escape(label)}</td><td>{re.escape(figure)}( %)?</td><td>[^-]", page), (label, figure)
+            assert re.search(
+                rf"<tr><td>{re.escape(label)}</td><td>{re.escape(figure)}( %)?</td><td>[^-]", page
+            ), (label, figure)
     for stage, (*_, loss, accuracy) in enumerate(STAGES, start=1):
-        assert re.search(rf"<tr><td>{stage}</td>.{{0,120}}<td>{loss}</td><td>{accuracy} %</td><td>\d+</td>", page)
+        assert re.search(
+            rf"<tr><td>{stage}</td>.{{0,120}}<td>{loss}</td><td>{accuracy} %</td><td>\d+</td>", page
+        )
 
 
 def test_wavelengths_of_a_turn():

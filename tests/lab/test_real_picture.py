@@ -1,4 +1,6 @@
-"""The picture of `real_extend`, from rows made here: steps at the means of the rows, labels that do not overlap."""
+"""The picture of `real_extend`, from rows made here: steps at the means of the rows, labels that do
+not overlap.
+"""
 
 import importlib.util
 import json
@@ -12,13 +14,25 @@ from ropewalk.lab.studies.real_picture import picture
 from ropewalk.lab.studies.rows import row, write_rows
 from ropewalk.plots.look import Look
 
-FACTS = {"study": "real_extend", "model": "smollm2", "trained": 8192, "text": ["moby-dick", "sotu"], "seeds": 1, "preset": "gpu"}
+FACTS = {
+    "study": "real_extend",
+    "model": "smollm2",
+    "trained": 8192,
+    "text": ["moby-dick", "sotu"],
+    "seeds": 1,
+    "preset": "gpu",
+}
 BANDS = {"0-4k": 0, "4k-8k": 1, "8k-16k": 2, "16k-32k": 3}
 MEANS = {
-    "none": [3.1, 3.0, 6.2, 7.7], "linear": [4.9, 5.0, 5.2, 5.36], "ntk": [3.2, 3.1, 3.4, 3.79], "dynamic": [3.1, 3.1, 3.5, 4.19],
-    "yarn": [3.2, 3.1, 3.3, 3.75], "dynamic_yarn": [3.2, 3.1, 3.3, 3.75], "llama3": [3.1, 3.0, 3.5, 4.12],
+    "none": [3.1, 3.0, 6.2, 7.7],
+    "linear": [4.9, 5.0, 5.2, 5.36],
+    "ntk": [3.2, 3.1, 3.4, 3.79],
+    "dynamic": [3.1, 3.1, 3.5, 4.19],
+    "yarn": [3.2, 3.1, 3.3, 3.75],
+    "dynamic_yarn": [3.2, 3.1, 3.3, 3.75],
+    "llama3": [3.1, 3.0, 3.5, 4.12],
     "by_parts": [3.2, 3.1, 3.3, 3.76],
-}  # fmt: skip
+}
 SPREAD = np.array([-0.4, 0.1, 0.3])
 
 
@@ -29,7 +43,13 @@ def rows(factor: float = 4) -> list[dict]:
         for method, means in MEANS.items()
         for band, place in BANDS.items()
     ]
-    return [*made, *(row("loss", means[0] + SPREAD, band="within", method=method, **fields) for method, means in MEANS.items())]
+    return [
+        *made,
+        *(
+            row("loss", means[0] + SPREAD, band="within", method=method, **fields)
+            for method, means in MEANS.items()
+        ),
+    ]
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -60,8 +80,16 @@ def test_labels_do_not_overlap():
     edge = figure.bbox
     assert all(box.x1 <= edge.x1 and box.y1 <= edge.y1 for box in boxes)
     # beside their lines: in the same order, and no further away than their neighbours force them
-    written = [text.xyann if text.xycoords == "axes fraction" else text.xy for text in figure.axes[0].texts]
-    heights = dict(zip([text.get_text().split("  ")[0] for text in figure.axes[0].texts], (y for _, y in written), strict=True))
+    written = [
+        text.xyann if text.xycoords == "axes fraction" else text.xy for text in figure.axes[0].texts
+    ]
+    heights = dict(
+        zip(
+            [text.get_text().split("  ")[0] for text in figure.axes[0].texts],
+            (y for _, y in written),
+            strict=True,
+        )
+    )
     assert heights["no scaling"] == pytest.approx(7.7)
     assert heights["linear"] == pytest.approx(5.36)
     assert heights["dynamic"] > heights["llama3"] > heights["ntk"] > heights["by_parts"]
@@ -95,7 +123,9 @@ def test_one_command_draws_it_for_the_readme(pictures, tmp_path):
 
 def test_pass_keys_stand_at_their_place_in_the_text(pictures):
     (ax,) = pictures.keys_by_place({"yarn": [1.0, 0.0, 1.0], "ntk": [0.0, 0.0, 1.0]}, Look()).axes
-    marks = [(line.get_marker(), list(line.get_xdata()), set(line.get_ydata())) for line in ax.lines]
+    marks = [
+        (line.get_marker(), list(line.get_xdata()), set(line.get_ydata())) for line in ax.lines
+    ]
     assert marks == [("o", [0, 1], {0}), ("x", [0.5], {0}), ("o", [1], {1}), ("x", [0, 0.5], {1})]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["yarn: 2 of 3", "ntk: 1 of 3"]
     assert ax.get_ylim()[0] > ax.get_ylim()[1]  # the first line is on top
@@ -106,4 +136,6 @@ def test_the_model_as_it_is_may_be_the_only_line():
     (ax,) = figure.axes
     (step,) = (patch for patch in ax.patches if hasattr(patch, "get_data"))
     assert np.allclose(step.get_data().values, MEANS["none"])
-    assert [text.get_text() for text in ax.texts if "no scaling" in text.get_text()] == ["no scaling  7.70"]
+    assert [text.get_text() for text in ax.texts if "no scaling" in text.get_text()] == [
+        "no scaling  7.70"
+    ]

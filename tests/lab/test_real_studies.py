@@ -51,13 +51,17 @@ def test_a_chunked_loss_has_the_value_and_gradient_of_the_whole(weighted, monkey
     losses = F.cross_entropy(whole @ weight.T, targets, reduction="none")
     factors = 1.0
     if short is not None:
-        factors = torch.minimum((short - losses).detach().exp(), torch.tensor(5.0, dtype=torch.float64))
+        factors = torch.minimum(
+            (short - losses).detach().exp(), torch.tensor(5.0, dtype=torch.float64)
+        )
         factors[:2] = 1.0  # a context of 3: tokens 1 and 2
     (losses * factors).mean().backward()
     monkeypatch.setattr("ropewalk.lab.long_ce.MAX_LOGITS", 7 * 2)
     loss = chunked_loss(parts, lambda x: x @ weight.T, targets, 7, short, 3)
     loss.backward()
-    assert float(loss.detach()) == pytest.approx(float((losses * factors).mean().detach()), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(
+        float((losses * factors).mean().detach()), rel=1e-5
+    )
     torch.testing.assert_close(parts.grad, whole.grad, rtol=1e-5, atol=1e-6)
 
 
@@ -74,7 +78,9 @@ def test_kl_is_that_of_all_logits(tiny):
     rounded = copy.deepcopy(model).to(torch.float16)
     tokens = real_windows(["python"], encode, 33, 2)[:1]
     with torch.no_grad():
-        exact, other = (each(tokens).logits[0].double().log_softmax(-1) for each in (model, rounded))
+        exact, other = (
+            each(tokens).logits[0].double().log_softmax(-1) for each in (model, rounded)
+        )
     expected = float((exact.exp() * (exact - other)).sum(-1).mean())
     assert real_precision.mean_kl(model, rounded, tokens, 0) == pytest.approx(expected, rel=2e-2)
     assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
@@ -110,12 +116,16 @@ def test_a_shifted_cache_is_like_reading_again(tiny):
 
 
 def test_one_layer_has_no_hidden_context_so_re_rotated_keys_are_exact(tiny):
-    """Keys of the first layer depend on their own token only: after re-rotation they are those of reading again."""
+    """Keys of the first layer depend on their own token only: after re-rotation they are those of
+    reading again.
+    """
     model, encode = tiny
     window = real_windows(["python"], encode, 40, 2)[1]
     with patched(model):
         losses = real_kv.Continuation(model).losses(window, 8, 4, 1000)
-    assert losses["evict, gap closed"] == pytest.approx(losses["read again, without the dropped tokens"], rel=1e-4)
+    assert losses["evict, gap closed"] == pytest.approx(
+        losses["read again, without the dropped tokens"], rel=1e-4
+    )
     assert losses["reuse, re-rotated"] == pytest.approx(losses["read again"], rel=1e-4)
     assert abs(losses["reuse, as cached"] - losses["read again"]) > 1e-3
 
@@ -125,7 +135,9 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     model, encode = open_real("tiny", CPU)
     tokens = real_windows(["python"], encode, 512, 2).flatten()
     before = Reader(model).losses(tokens[None, :256]).mean()
-    curve = real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, objective, 12, 1e-2, 0, encode)
+    curve = real_tune.train(
+        model, known_methods(["linear"])["linear"], tokens, 64, 4.0, objective, 12, 1e-2, 0, encode
+    )
     assert len(curve) == 12
     assert np.mean(curve[-3:]) < np.mean(curve[:3])
     assert not model.training
@@ -133,24 +145,49 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert Reader(model).losses(tokens[None, :256]).mean() < before
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without arithmetic for bfloat16
+@pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul failed:UserWarning"
+)  # a CPU without arithmetic for bfloat16
 def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     model, encode = open_real("tiny", CPU)
     tokens = real_windows(["python"], encode, 512, 2).flatten()
     with real_tune.mixed_precision(CPU, enabled=True):
         before = Reader(model).losses(tokens[None, :256]).mean()
-        real_tune.train(model, known_methods(["linear"])["linear"], tokens, 64, 4.0, real_tune.CE, 12, 1e-2, 0, encode)
+        real_tune.train(
+            model,
+            known_methods(["linear"])["linear"],
+            tokens,
+            64,
+            4.0,
+            real_tune.CE,
+            12,
+            1e-2,
+            0,
+            encode,
+        )
         after = Reader(model).losses(tokens[None, :256]).mean()
     assert after < before
-    assert after == pytest.approx(float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2)  # float32, outside
+    assert after == pytest.approx(
+        float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2
+    )  # float32, outside
 
 
 @pytest.mark.parametrize(("name", "options"), [("clipped", {"pairs": 2}), ("longrope", None)])
 def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
-    """SmolLM2's clipped pairs are those with a wavelength beyond the trained length; LongRoPE's factors come from a search."""
+    """SmolLM2's clipped pairs are those with a wavelength beyond the trained length; LongRoPE's
+    factors come from a search.
+    """
     model, encode = open_real("tiny", CPU)
     meter, spare = make_meter(
-        Workspace(tmp_path, CPU), model, encode, ["python"], name="tiny", trained=64, factor=2.0, windows=2, search=16
+        Workspace(tmp_path, CPU),
+        model,
+        encode,
+        ["python"],
+        name="tiny",
+        trained=64,
+        factor=2.0,
+        windows=2,
+        search=16,
     )
     spec = from_hf(model.config)
     method = real_tune._method(name, meter, spare, 16, spec)
@@ -172,20 +209,44 @@ TUNED = sorted({method for preset in real_tune.PRESETS.values() for method in pr
 
 @pytest.mark.parametrize("method", TUNED)
 def test_every_method_of_the_presets_is_trained_and_measured(method, tmp_path):
-    """The smallest preset has two of these methods; after the training, each is measured on windows of the new length."""
-    names = ("model", "text", "factor", "steps", "rate", "train_text", "codes", "windows", "depths", "search")
+    """The smallest preset has two of these methods; after the training, each is measured on windows
+    of the new length.
+    """
+    names = (
+        "model",
+        "text",
+        "factor",
+        "steps",
+        "rate",
+        "train_text",
+        "codes",
+        "windows",
+        "depths",
+        "search",
+    )
     settings = {name: real_tune.PRESETS["smoke"][name] for name in names}
-    found = real_tune.measure(Workspace(tmp_path, CPU), method=method, objective=real_tune.CE, seed=0, **settings)
+    found = real_tune.measure(
+        Workspace(tmp_path, CPU), method=method, objective=real_tune.CE, seed=0, **settings
+    )
     bands = {each["band"]: each["values"] for each in found if each["metric"] == "loss"}
     assert list(bands) == ["0-32", "32-64", "64-128", "128-256"]
     assert np.isfinite(list(bands.values())).all()
 
 
 def test_losses_are_those_of_the_search_that_was_asked_for(tmp_path):
-    """A first run with a smaller search has found other factors, whose losses lie in the same workspace."""
+    """A first run with a smaller search has found other factors, whose losses lie in the same
+    workspace.
+    """
 
     def losses(folder: str, search: int) -> list[list[float]]:
-        settings = {"model": "tiny", "text": ["python"], "methods": ["longrope"], "factor": 4.0, "windows": 2, "search": search}
+        settings = {
+            "model": "tiny",
+            "text": ["python"],
+            "methods": ["longrope"],
+            "factor": 4.0,
+            "windows": 2,
+            "search": search,
+        }
         rows = real_extend.measure(Workspace(tmp_path / folder, CPU), **settings)
         return [each["values"] for each in rows if each["metric"] == "loss"]
 
@@ -195,9 +256,14 @@ def test_losses_are_those_of_the_search_that_was_asked_for(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("norms", "norms=['LayerNorm afer']"), ("real_tune", "objectives=['longce']"), ("real_extend", "methods=['yarm', 'none']"),
-     ("real_passkey", "methods=['yarm', 'none']"), ("real_tune", "methods=['yarm']")],
-)  # fmt: skip
+    [
+        ("norms", "norms=['LayerNorm afer']"),
+        ("real_tune", "objectives=['longce']"),
+        ("real_extend", "methods=['yarm', 'none']"),
+        ("real_passkey", "methods=['yarm', 'none']"),
+        ("real_tune", "methods=['yarm']"),
+    ],
+)
 def test_a_mistyped_name_is_refused(name, change, tmp_path):
     field, wrong = change.partition("=")[0], change.split("'")[1]
     with pytest.raises(RopeError, match=f"(?s){field}.*must be one of .*{wrong}"):
@@ -207,9 +273,11 @@ def test_a_mistyped_name_is_refused(name, change, tmp_path):
 def test_the_bars_of_tuning_are_judged_with_their_errors():
     fields = {"method": "yarn", "objective": "LongCE", "seed": 0, "trained": 64, "steps": 9}
     rows = [
-        row("loss", [3.0, 3.2, 3.1], band="0-32", end=32, **fields), row("loss", [3.0, 3.2, 3.1], band="32-64", end=64, **fields),
-        row("loss", [3.01, 3.21, 3.11], band="64-128", end=128, **fields), row("found", [1.0] * 9 + [0.0], length=120, **fields),
-    ]  # fmt: skip
+        row("loss", [3.0, 3.2, 3.1], band="0-32", end=32, **fields),
+        row("loss", [3.0, 3.2, 3.1], band="32-64", end=64, **fields),
+        row("loss", [3.01, 3.21, 3.11], band="64-128", end=128, **fields),
+        row("found", [1.0] * 9 + [0.0], length=120, **fields),
+    ]
     close, found = real_tune.claims(rows, {"trained": 64})
     assert close.verdict == HOLDS
     assert found.verdict == TIED
@@ -222,7 +290,10 @@ def test_bars_of_several_seeds_compare_each_seed_with_itself():
     rows = []
     for seed, loss in enumerate((2.0, 3.0)):
         fields = {"method": "yarn", "objective": "LongCE", "seed": seed, "trained": 64, "steps": 9}
-        rows += [row("loss", [loss] * 3, band=band, end=end, **fields) for band, end in (("32-64", 64), ("64-128", 128))]
+        rows += [
+            row("loss", [loss] * 3, band=band, end=end, **fields)
+            for band, end in (("32-64", 64), ("64-128", 128))
+        ]
         rows.append(row("found", [1.0 - seed] * 4, length=120, **fields))
     close, found = real_tune.claims(rows, {"trained": 64})
     assert (close.verdict, close.evidence) == (HOLDS, "+0.0% ± 0.0%")
@@ -231,16 +302,34 @@ def test_bars_of_several_seeds_compare_each_seed_with_itself():
 
 def test_workspace_rows_resume(tmp_path, monkeypatch):
     workspace = Workspace(Path(tmp_path), CPU)
-    settings = {"model": "tiny", "text": ["python"], "length": 24, "next": 4, "sinks": 2, "shift": 9, "windows": 2}
+    settings = {
+        "model": "tiny",
+        "text": ["python"],
+        "length": 24,
+        "next": 4,
+        "sinks": 2,
+        "shift": 9,
+        "windows": 2,
+    }
     first = real_kv.measure(workspace, **settings)
     monkeypatch.setattr(real_kv.Continuation, "losses", lambda *_: pytest.fail("measured again"))
     assert real_kv.measure(workspace, **settings) == first
 
 
 def test_a_model_of_another_dtype_is_measured_again(tmp_path, monkeypatch):
-    settings = {"model": "tiny", "text": ["python"], "length": 24, "next": 4, "sinks": 2, "shift": 9, "windows": 2}
+    settings = {
+        "model": "tiny",
+        "text": ["python"],
+        "length": 24,
+        "next": 4,
+        "sinks": 2,
+        "shift": 9,
+        "windows": 2,
+    }
     first = real_kv.measure(Workspace(tmp_path / "one", CPU), **settings)
-    monkeypatch.setattr(real_kv, "open_real", lambda name, device: open_real(name, device, torch.float16))
+    monkeypatch.setattr(
+        real_kv, "open_real", lambda name, device: open_real(name, device, torch.float16)
+    )
     rounded = real_kv.measure(Workspace(tmp_path / "one", CPU), **settings)
     assert rounded == real_kv.measure(Workspace(tmp_path / "another", CPU), **settings) != first
 
@@ -249,28 +338,57 @@ def test_too_little_text_to_train_on_is_said(tiny):
     model, encode = tiny
     with pytest.raises(RopeError, match=r"train_text.*at least 256 tokens"):
         real_tune.train(
-            model, known_methods(["none"])["none"], torch.zeros(255).long(), 64, 4.0, real_tune.CE, 1, 1e-3, 0, encode
+            model,
+            known_methods(["none"])["none"],
+            torch.zeros(255).long(),
+            64,
+            4.0,
+            real_tune.CE,
+            1,
+            1e-3,
+            0,
+            encode,
         )
 
 
 def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
     """A text of 255 bytes has six windows of 40 bytes, and ten of 24."""
-    monkeypatch.setattr("ropewalk.lab.studies.real.real_text", lambda name: "a rope is walked " * 15)
-    workspace, source = Workspace(tmp_path, CPU), {"model": "tiny", "text": ["short"], "windows": 12}
+    monkeypatch.setattr(
+        "ropewalk.lab.studies.real.real_text", lambda name: "a rope is walked " * 15
+    )
+    workspace, source = (
+        Workspace(tmp_path, CPU),
+        {"model": "tiny", "text": ["short"], "windows": 12},
+    )
     rows = real_kv.measure(workspace, **source, length=32, next=8, sinks=2, shift=9)
     assert {len(each["values"]) for each in rows} == {255 // 40}
-    rows = real_precision.measure(workspace, **source, dtypes=["float16"], lengths=[24, 40], offsets=[0])
-    assert [(each["length"], len(each["values"])) for each in rows] == [(24, 255 // 24), (40, 255 // 40)] * 2
+    rows = real_precision.measure(
+        workspace, **source, dtypes=["float16"], lengths=[24, 40], offsets=[0]
+    )
+    assert [(each["length"], len(each["values"])) for each in rows] == [
+        (24, 255 // 24),
+        (40, 255 // 40),
+    ] * 2
 
 
 @pytest.mark.parametrize(
     ("length", "count", "spare", "starts"),
-    [(100, 4, 1, "aabba"), (100, 3, 0, "aab"), (400, 8, 1, "abbbbbbba"), (600, 12, 0, "abbbbbbbb"), (1200, 5, 0, "bbbb")],
+    [
+        (100, 4, 1, "aabba"),
+        (100, 3, 0, "aab"),
+        (400, 8, 1, "abbbbbbba"),
+        (600, 12, 0, "abbbbbbbb"),
+        (1200, 5, 0, "bbbb"),
+    ],
 )
-def test_a_short_text_gives_fewer_windows_and_the_others_more(monkeypatch, length, count, spare, starts):
+def test_a_short_text_gives_fewer_windows_and_the_others_more(
+    monkeypatch, length, count, spare, starts
+):
     texts = {"first": "a" * 1000, "second": "b" * 5000}
     monkeypatch.setattr("ropewalk.lab.studies.real.real_text", texts.__getitem__)
-    take = lambda: real_windows(["first", "second"], lambda text: list(text.encode()), length, count, spare)
+    take = lambda: real_windows(
+        ["first", "second"], lambda text: list(text.encode()), length, count, spare
+    )
     if len(starts) < min(5, count):
         with pytest.raises(RopeError, match="text"):
             take()

@@ -1,4 +1,6 @@
-"""Studies on pretrained models: what a tiny random Llama gives, measured by hand, and tables from rows that were made up."""
+"""Studies on pretrained models: what a tiny random Llama gives, measured by hand, and tables from
+rows that were made up.
+"""
 
 from typing import Any
 
@@ -14,15 +16,27 @@ from ropewalk.lab.studies.real import make_meter, open_real, real_windows, sourc
 from ropewalk.lab.studies.rows import row, select
 
 CPU = torch.device("cpu")
-FACTS: dict[str, Any] = {"model": "smollm2", "trained": 8192, "text": ["moby-dick", "sotu"], "seeds": 1}
+FACTS: dict[str, Any] = {
+    "model": "smollm2",
+    "trained": 8192,
+    "text": ["moby-dick", "sotu"],
+    "seeds": 1,
+}
 
 
-def band_losses(model: torch.nn.Module, windows: torch.Tensor, bands: list[tuple[int, int]]) -> dict[str, list[float]]:
+def band_losses(
+    model: torch.nn.Module, windows: torch.Tensor, bands: list[tuple[int, int]]
+) -> dict[str, list[float]]:
     """The mean loss of the tokens at the positions of each band, for each window."""
     with torch.no_grad():
         logits = model(windows).logits.double()
-    losses = -F.log_softmax(logits[:, :-1], -1).gather(-1, windows[:, 1:, None])[..., 0]  # of tokens 1, 2, ...
-    return {f"{low}-{high}": losses[:, max(low, 1) - 1 : high - 1].mean(1).tolist() for low, high in bands}
+    losses = -F.log_softmax(logits[:, :-1], -1).gather(-1, windows[:, 1:, None])[
+        ..., 0
+    ]  # of tokens 1, 2, ...
+    return {
+        f"{low}-{high}": losses[:, max(low, 1) - 1 : high - 1].mean(1).tolist()
+        for low, high in bands
+    }
 
 
 BANDS = [(0, 32), (32, 64), (64, 128)]
@@ -33,14 +47,18 @@ def test_an_unscaled_model_has_the_losses_of_its_bands(tmp_path):
     rows = real_extend.measure(Workspace(tmp_path, CPU), factor=2, **settings)
     model, encode = open_real("tiny", CPU)
     expected = band_losses(model, real_windows(["python"], encode, 128, 2), BANDS)
-    found = {each["band"]: each["values"] for each in select(rows, "loss") if each["band"] != "within"}
+    found = {
+        each["band"]: each["values"] for each in select(rows, "loss") if each["band"] != "within"
+    }
     assert found.keys() == expected.keys()
     for band, losses in expected.items():
         assert found[band] == pytest.approx(losses, rel=1e-4)
 
 
 def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monkeypatch):
-    """The text to train on begins after the 3,000,000 characters that windows are taken from, and has 9,000,000."""
+    """The text to train on begins after the 3,000,000 characters that windows are taken from, and
+    has 9,000,000.
+    """
     asked = []
 
     def text(name, *part):
@@ -48,8 +66,22 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
         return real.real_text("python")
 
     monkeypatch.setattr(real_tune, "real_text", text)
-    settings = {"model": "tiny", "text": ["python"], "factor": 2.0, "windows": 2, "depths": 0, "search": 0}
-    training = {"objective": real_tune.CE, "seed": 0, "steps": 1, "rate": 1e-30, "train_text": "sotu", "codes": 1}
+    settings = {
+        "model": "tiny",
+        "text": ["python"],
+        "factor": 2.0,
+        "windows": 2,
+        "depths": 0,
+        "search": 0,
+    }
+    training = {
+        "objective": real_tune.CE,
+        "seed": 0,
+        "steps": 1,
+        "rate": 1e-30,
+        "train_text": "sotu",
+        "codes": 1,
+    }
     rows = real_tune.measure(Workspace(tmp_path, CPU), method="none", **training, **settings)
     assert asked == [("sotu", 3_000_000, 9_000_000)]
     model, encode = open_real("tiny", CPU)
@@ -62,16 +94,28 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
 def test_a_window_is_spared_only_if_one_is_asked_for(tmp_path, windows):
     model, encode = open_real("tiny", CPU)
     meter, spare = make_meter(
-        Workspace(tmp_path, CPU), model, encode, ["python"], name="tiny", trained=64, factor=2.0, windows=windows
+        Workspace(tmp_path, CPU),
+        model,
+        encode,
+        ["python"],
+        name="tiny",
+        trained=64,
+        factor=2.0,
+        windows=windows,
     )
     assert (len(meter.samples.windows), spare) == (windows, None)
 
 
 def test_the_note_of_a_table_names_model_texts_and_seeds():
-    assert source_note(FACTS) == "Model smollm2, trained to 8,192 tokens; text moby-dick, sotu; 1 seed."
+    assert (
+        source_note(FACTS)
+        == "Model smollm2, trained to 8,192 tokens; text moby-dick, sotu; 1 seed."
+    )
 
 
-def extend_rows(factor: float, losses: dict[str, tuple[tuple[float, float], ...]], ppl: float) -> list[dict]:
+def extend_rows(
+    factor: float, losses: dict[str, tuple[tuple[float, float], ...]], ppl: float
+) -> list[dict]:
     """Rows of a study with two windows each, of a mean and a standard error."""
     fields = {"factor": factor, "trained": 8192}
     rows = [
@@ -79,7 +123,10 @@ def extend_rows(factor: float, losses: dict[str, tuple[tuple[float, float], ...]
         for name, bands in losses.items()
         for band, (mean, error) in zip(("0-4k", "4k-8k", "8k-16k", "16k-32k"), bands, strict=True)
     ]
-    return rows + [row("long_ppl", ppl + place, method=name, keys=9, **fields) for place, name in enumerate(losses)]
+    return rows + [
+        row("long_ppl", ppl + place, method=name, keys=9, **fields)
+        for place, name in enumerate(losses)
+    ]
 
 
 def test_each_factor_shows_its_own_perplexity():
@@ -108,7 +155,15 @@ def test_the_run_at_4x_agrees_with_the_earlier_one_within_two_errors(apart, agre
 def key_rows(found: dict[str, tuple[int, ...]], depths: int = 10) -> list[dict]:
     """Rows in which each method finds the keys at the first so many depths of each length."""
     return [
-        row("found", float(place < count), method=name, length=length, depth=place / depths, factor=4.0, trained=8192)
+        row(
+            "found",
+            float(place < count),
+            method=name,
+            length=length,
+            depth=place / depths,
+            factor=4.0,
+            trained=8192,
+        )
         for name, counts in found.items()
         for length, count in zip(real_passkey.LENGTHS, counts, strict=False)
         for place in range(depths)
@@ -142,16 +197,25 @@ def test_the_divergence_is_told_with_the_error_of_paired_windows():
     rows += [row("kl", 1e-4 * (ours + more), rotation="transformers", **fields)]
     found = real_precision.findings(rows, FACTS)
     (claim,) = found.claims
-    # the differences have a mean of -3 and a deviation of 1, which is divided by the root of nine windows
+    # the differences have a mean of -3 and a deviation of 1, which is divided by the root of nine
+    # windows
     assert claim.evidence == "ropewalk - transformers -3.0e-04 ± 3e-05"
     assert claim.verdict == HOLDS
     assert found.tables[0].rows[0] == ("float16", "48", "ropewalk", "5.00e-04 ± 9.1e-05")
     (ax,) = found.figures["real_precision"]().axes
-    assert (ax.get_title(loc="left"), ax.get_xlabel()) == ("KL to the float32 model", "first position")
+    assert (ax.get_title(loc="left"), ax.get_xlabel()) == (
+        "KL to the float32 model",
+        "first position",
+    )
 
 
 def test_the_bars_of_a_continued_cache_have_a_title_and_a_unit():
-    rows = [row("loss", [2.0, 2.2], way=way, trained=64, length=48) for way in ("read again", "shift")]
+    rows = [
+        row("loss", [2.0, 2.2], way=way, trained=64, length=48) for way in ("read again", "shift")
+    ]
     (ax,) = real_kv.findings(rows, FACTS).figures["real_kv"]().axes
-    assert (ax.get_title(loc="left"), ax.get_xlabel()) == ("Loss of the next tokens", "nats per token")
+    assert (ax.get_title(loc="left"), ax.get_xlabel()) == (
+        "Loss of the next tokens",
+        "nats per token",
+    )
     assert [bar.get_width() for bar in ax.patches] == pytest.approx([2.1, 2.1])

@@ -21,10 +21,13 @@ def test_dropping_rope_keeps_every_weight_and_forgets_positions():
     assert done.dropped == done.initialised == ()
     tokens = torch.arange(6)[None]
     shuffled = torch.tensor([[3, 0, 5, 1, 4, 2]])
-    # attention in the last token sees a set of tokens, so their order and their positions do not matter in the first layer
+    # attention in the last token sees a set of tokens, so their order and their positions do not
+    # matter in the first layer
     layer = done.model.layers[0].self_attn
     x = torch.randn(1, 6, 16)
-    assert torch.allclose(layer(x).out[:, -1], layer(x[:, [4, 2, 0, 1, 3, 5]]).out[:, -1], atol=1e-6)
+    assert torch.allclose(
+        layer(x).out[:, -1], layer(x[:, [4, 2, 0, 1, 3, 5]]).out[:, -1], atol=1e-6
+    )
     assert torch.equal(done.model(tokens), done.model(tokens, positions=shuffled))
     assert not torch.equal(model(tokens), model(tokens, positions=shuffled))
     with pytest.raises(RopeError, match="to: must be one of drope"):
@@ -50,7 +53,9 @@ def test_recalibration_lowers_the_loss_and_repeats():
 def test_every_step_is_told_with_its_own_loss():
     torch.manual_seed(0)
     model, told = rw.Decoder(rw.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
-    losses = recalibrate(model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step))
+    losses = recalibrate(
+        model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step)
+    )
     assert told == list(enumerate(losses))
     assert len(set(losses)) == 4
 

@@ -1,4 +1,6 @@
-"""The report holds every number of every study, needs nothing but itself, and advises only where the rows decide."""
+"""The report holds every number of every study, needs nothing but itself, and advises only where
+the rows decide.
+"""
 
 import base64
 import json
@@ -72,9 +74,13 @@ def test_the_report_holds_every_cell_of_every_study_and_published_table(folder):
             assert PUBLISHED[published].origin in text
             assert all(cell in page.words for cells in PUBLISHED[published].rows for cell in cells)
             ours = found.ours.get(published)
-            assert ours is None or all(cell in page.words for cells in ours.cells.values() for cell in cells)
+            assert ours is None or all(
+                cell in page.words for cells in ours.cells.values() for cell in cells
+            )
     headings = [PUBLISHED[each].heading for name in RUN for each in STUDIES[name].published]
-    assert sorted(word for word in page.words if word.startswith(("As published", "As stated"))) == sorted(headings)
+    assert sorted(
+        word for word in page.words if word.startswith(("As published", "As stated"))
+    ) == sorted(headings)
     assert read_study(folder / "mlm_lengths")[1]["corpus"]["fingerprint"] in text
 
 
@@ -109,7 +115,9 @@ def test_the_report_needs_nothing_but_itself(folder):
     assert "@import" not in html
     assert "url(" not in html
     pictures = [base64.b64decode(t.split(",")[1]) for t in targets if t.startswith("data:")]
-    assert len(pictures) == sum(len(STUDIES[name].findings(*read_study(folder / name)).figures) for name in RUN)
+    assert len(pictures) == sum(
+        len(STUDIES[name].findings(*read_study(folder / name)).figures) for name in RUN
+    )
     assert all(picture.startswith(b"<?xml") for picture in pictures)
 
 
@@ -128,7 +136,8 @@ def test_an_empty_folder_is_refused_with_the_command(tmp_path):
 def scores(**means: float) -> dict[str, Score]:
     noise = np.random.default_rng(0).normal(0, 0.02, (3, 50))
     return {
-        name: Score(noise + np.random.default_rng(i).normal(mean, 0.01, (3, 50))) for i, (name, mean) in enumerate(means.items())
+        name: Score(noise + np.random.default_rng(i).normal(mean, 0.01, (3, 50)))
+        for i, (name, mean) in enumerate(means.items())
     }
 
 
@@ -143,12 +152,18 @@ def encodings_result(source: str, rope_far: float) -> StudyResult:
     rows = []
     for seed in range(3):
         draw = np.random.default_rng(seed).normal(0, 0.001, 30)
-        for model, near, far in (("rope", 1.6, rope_far), ("alibi", 1.8, 1.79), ("rope, sliding window", 1.6, 1.61)):
+        for model, near, far in (
+            ("rope", 1.6, rope_far),
+            ("alibi", 1.8, 1.79),
+            ("rope, sliding window", 1.6, 1.61),
+        ):
             rows += [
                 row("loss", draw + near, model=model, seed=seed, length=128),
                 row("loss", draw + far, model=model, seed=seed, length=512),
             ]
-    return StudyResult(rows, {"study": "encodings", "seeds": 3, "data": {"source": source}}, Findings())
+    return StudyResult(
+        rows, {"study": "encodings", "seeds": 3, "data": {"source": source}}, Findings()
+    )
 
 
 def test_recommendations_follow_the_rows():
@@ -161,7 +176,9 @@ def test_recommendations_follow_the_rows():
     assert "rope (" not in stream
     assert by_use["Images and other grids"].advice == "Not measured here."
     assert "ropewalk lab run multimodal" in by_use["Images and other grids"].reason
-    prose = {each.use: each.advice for each in recommend({"encodings": encodings_result("prose", 2.5)})}
+    prose = {
+        each.use: each.advice for each in recommend({"encodings": encodings_result("prose", 2.5)})
+    }
     assert prose["Code longer than the trained length"] == "Not measured here."
 
 
@@ -175,7 +192,9 @@ def test_every_run_of_a_study_has_its_own_recommendation():
 
 def test_runs_may_have_folders_of_any_name_and_no_figures(folder, tmp_path):
     for name in ("here", "there"):
-        shutil.copytree(folder / "relative", tmp_path / name, ignore=shutil.ignore_patterns("*.svg", "*.png"))
+        shutil.copytree(
+            folder / "relative", tmp_path / name, ignore=shutil.ignore_patterns("*.svg", "*.png")
+        )
     page = write_report(tmp_path).read_text(encoding="utf-8")
     assert list(read_all(tmp_path)) == ["here", "there"]
     for name in ("here", "there"):
@@ -190,12 +209,18 @@ def test_runs_may_have_folders_of_any_name_and_no_figures(folder, tmp_path):
 def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
     common = {"base": 10_000.0, "seed": 0, "length": 96, "depth": 0.0}
     rows = [row("found", [0.0, 1.0], method="none", **common)]
-    failed = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", FAILS, "50 %")]))
+    failed = StudyResult(
+        rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", FAILS, "50 %")])
+    )
     assert recommend({"passkey": failed})[5].advice.startswith("No recommendation")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
     rows = [row("found", values, method=name, **common) for name, values in hits.items()]
-    rows += [row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))]  # another model says nothing here
-    held = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
+    rows += [
+        row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))
+    ]  # another model says nothing here
+    held = StudyResult(
+        rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")])
+    )
     assert recommend({"passkey": held})[5].advice == "yarn."
 
 
@@ -203,29 +228,47 @@ def test_depths_of_a_pass_key_are_samples_and_not_seeds():
     """YaRN finds 20 keys more of 40, all at one depth: 0.5 with a standard error of 0.08."""
     common = {"base": 10_000.0, "seed": 0, "length": 96}
     rows = [
-        row("found", [0.0 if name == "none" and depth else 1.0] * 20, method=name, depth=depth, **common)
+        row(
+            "found",
+            [0.0 if name == "none" and depth else 1.0] * 20,
+            method=name,
+            depth=depth,
+            **common,
+        )
         for name in ("none", "yarn")
         for depth in (0.0, 1.0)
     ]
-    held = StudyResult(rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")]))
+    held = StudyResult(
+        rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")])
+    )
     assert recommend({"passkey": held})[5].advice == "yarn."
 
 
 def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
-    rows = [row("loss", [mean], model="a", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.2, 1.4))]
+    rows = [
+        row("loss", [mean], model="a", length=8, seed=seed)
+        for seed, mean in enumerate((1.0, 1.2, 1.4))
+    ]
     assert "0.2000" in noise(rows, {"seeds": 3})
     assert "as published" in noise(rows, {"seeds": 1, "study": "encodings"})
     assert noise(rows, {"seeds": 1, "study": "real_kv"}) == ""  # one model, which is not trained
-    once = [row("loss", [9.0], model="b", length=8, seed=0)]  # a model with one training has no deviation
+    once = [
+        row("loss", [9.0], model="b", length=8, seed=0)
+    ]  # a model with one training has no deviation
     assert "0.2000" in noise(rows + once, {"seeds": 3})
     assert noise(once, {"seeds": 3}) == ""
-    close = [row("loss", [mean], model="c", length=8, seed=seed) for seed, mean in enumerate((1.0, 1.1, 1.2))]
+    close = [
+        row("loss", [mean], model="c", length=8, seed=seed)
+        for seed, mean in enumerate((1.0, 1.1, 1.2))
+    ]
     assert "0.1500" in noise(rows + close, {"seeds": 3})  # halfway between 0.1 and 0.2
 
 
 def test_a_table_without_a_note_has_no_paragraph_for_it():
     assert "<p" not in table_html(Table("title", ("a",), [("b",)]))
-    assert '<p class="note">how to read it</p>' in table_html(Table("title", ("a",), [("b",)], "how to read it"))
+    assert '<p class="note">how to read it</p>' in table_html(
+        Table("title", ("a",), [("b",)], "how to read it")
+    )
 
 
 def test_settings_are_json_with_two_spaces_for_each_level():
@@ -236,18 +279,30 @@ def test_settings_are_json_with_two_spaces_for_each_level():
 def test_fine_tuning_is_advised_from_tuned_rows_alone():
     fields = {"factor": 4, "length": 128}
     rows = [row("loss", [1.0, 1.1], method="none", seed=0, tuned=0, factor=1, length=32)]
-    rows += [row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=0, **fields) for name, mean in (("none", 3), ("yarn", 2))]
+    rows += [
+        row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=0, **fields)
+        for name, mean in (("none", 3), ("yarn", 2))
+    ]
     use = "Long documents, a little training"
 
     def advice(rows):
-        return {each.use: each for each in recommend({"extend": StudyResult(rows, {"study": "extend"}, Findings())})}[use]
+        return {
+            each.use: each
+            for each in recommend({"extend": StudyResult(rows, {"study": "extend"}, Findings())})
+        }[use]
 
-    assert (advice(rows).advice, advice(rows).reason) == ("Not measured here.", "no method was fine-tuned; set tuned_factors")
+    assert (advice(rows).advice, advice(rows).reason) == (
+        "Not measured here.",
+        "no method was fine-tuned; set tuned_factors",
+    )
     tuned = [
-        row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=40, **fields) for name, mean in (("none", 1), ("yarn", 2))
+        row("loss", [mean, mean + 0.1], method=name, seed=0, tuned=40, **fields)
+        for name, mean in (("none", 1), ("yarn", 2))
     ]
     assert advice(rows + tuned).advice == "none."
-    assert advice(rows + tuned).reason.startswith("loss at 4x after 40 steps there: none 1.050, yarn 2.050")
+    assert advice(rows + tuned).reason.startswith(
+        "loss at 4x after 40 steps there: none 1.050, yarn 2.050"
+    )
 
 
 def test_the_command_lists_runs_and_reports(capsys, tmp_path):
@@ -255,7 +310,17 @@ def test_the_command_lists_runs_and_reports(capsys, tmp_path):
     assert code == 0
     assert list(json.loads(out)) == list(STUDIES)
     code, out, _ = call(
-        capsys, "lab", "run", "precision", "--preset", "smoke", "--out", str(tmp_path), "--json", "--device", "cpu"
+        capsys,
+        "lab",
+        "run",
+        "precision",
+        "--preset",
+        "smoke",
+        "--out",
+        str(tmp_path),
+        "--json",
+        "--device",
+        "cpu",
     )
     found = json.loads(out)
     assert code == 0

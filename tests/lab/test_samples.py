@@ -20,14 +20,20 @@ PHRASES = {
 
 
 def test_a_seed_gives_the_same_cases_in_every_version(tmp_path):
-    """Cases as short as they can be have one sentence, so every draw of Python's generator is known."""
+    """Cases as short as they can be have one sentence, so every draw of Python's generator is
+    known.
+    """
     write_sample(tmp_path / "sample", "cail", count=20, characters=1, seed=5)
     draw = random.Random(5)
-    for line in map(json.loads, (tmp_path / "sample" / "train.json").read_text(encoding="utf-8").splitlines()):
+    for line in map(
+        json.loads, (tmp_path / "sample" / "train.json").read_text(encoding="utf-8").splitlines()
+    ):
         subject, other = draw.sample(list(PHRASES), 2)
         label = draw.choice("BC")
         subjects = (subject, subject, other) if label == "B" else (subject, other, subject)
-        assert [line[name] for name in "ABC"] == [draw.choice(PHRASES[each]) + "。" for each in subjects]
+        assert [line[name] for name in "ABC"] == [
+            draw.choice(PHRASES[each]) + "。" for each in subjects
+        ]
         assert line["label"] == label
 
 
@@ -48,7 +54,10 @@ def test_chinese_is_written_as_chinese(tmp_path, name):
     assert all(json.dumps(json.loads(line), ensure_ascii=False) == line for line in lines)
 
 
-@pytest.mark.parametrize("size", [{"count": 2**62}, {"count": 20, "characters": 2**62}, {"count": 100_000, "characters": 201}])
+@pytest.mark.parametrize(
+    "size",
+    [{"count": 2**62}, {"count": 20, "characters": 2**62}, {"count": 100_000, "characters": 201}],
+)
 def test_a_sample_that_no_memory_holds_is_refused(tmp_path, size):
     with pytest.raises(RopeError, match=f"{list(size)[-1]}: must be an integer from"):
         write_sample(tmp_path / "sample", **size)

@@ -6,7 +6,14 @@ from itertools import pairwise
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.schedule import SCHEDULES, Stage, learning_rate, roformer_stages, stage_at, total_steps
+from ropewalk.lab.schedule import (
+    SCHEDULES,
+    Stage,
+    learning_rate,
+    roformer_stages,
+    stage_at,
+    total_steps,
+)
 
 STAGES = (Stage(8, 4, 3), Stage(16, 2, 2), Stage(8, 6, 2))
 
@@ -64,9 +71,14 @@ ROFORMER = [
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
 def test_one_factor_makes_roformers_stages_smaller(factor):
-    expected = [(n // factor, batch // factor**2, round(steps / factor**4)) for n, batch, steps in ROFORMER]
+    expected = [
+        (n // factor, batch // factor**2, round(steps / factor**4)) for n, batch, steps in ROFORMER
+    ]
     assert [(s.length, s.batch, s.steps) for s in roformer_stages(factor)] == expected
-    assert expected[3] == {1: (128, 512, 80_000), 2: (64, 128, 5000), 4: (32, 32, 312), 8: (16, 8, 20)}[factor]
+    assert (
+        expected[3]
+        == {1: (128, 512, 80_000), 2: (64, 128, 5000), 4: (32, 32, 312), 8: (16, 8, 20)}[factor]
+    )
 
 
 @pytest.mark.parametrize("factor", [0, 1.5, 32])
@@ -75,7 +87,9 @@ def test_factors_that_leave_nothing_are_refused(factor):
         roformer_stages(factor)
 
 
-@pytest.mark.parametrize("bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}, {"length": 2**40}, {"batch": 2**40}])
+@pytest.mark.parametrize(
+    "bad", [{"length": 0}, {"batch": 1.5}, {"steps": -1}, {"length": 2**40}, {"batch": 2**40}]
+)
 def test_bad_stages_are_refused(bad):
     with pytest.raises((RopeError, Exception), match=next(iter(bad))):
         Stage(**({"length": 8, "batch": 2, "steps": 3} | bad))

@@ -18,7 +18,15 @@ from ropewalk.lab.studies import STUDIES
 from ropewalk.models import Decoder
 
 #: millions of parameters, as the presets say of themselves
-SIZES = {"cluster": 105, "cpu": 1.09, "gpu": 10.7, "mlm": 0.45, "passkey": 10.7, "roformer-paper": 86, "smoke": 0.03}
+SIZES = {
+    "cluster": 105,
+    "cpu": 1.09,
+    "gpu": 10.7,
+    "mlm": 0.45,
+    "passkey": 10.7,
+    "roformer-paper": 86,
+    "smoke": 0.03,
+}
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -29,7 +37,9 @@ def test_presets_read_and_have_the_size_they_say(name):
     if name != "cluster":
         with torch.device("meta"):
             model = make_model(dict(preset.model), make_data(preset.data), preset.train, 264)
-        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(SIZES[name], rel=0.1)
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(
+            SIZES[name], rel=0.1
+        )
 
 
 def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
@@ -39,22 +49,38 @@ def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
     assert paper.train.stages == tuple(map(Stage, lengths, batches, steps))
     assert small.train.stages == roformer_stages(4)
     assert paper.train.schedule == small.train.schedule == "constant"
-    assert (paper.train.learning_rate, paper.train.warmup, paper.train.weight_decay) == (1e-5, 20_000, 0.01)
-    assert [paper.model[name] for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size")] == [12, 768, 12, 3072]
+    assert (paper.train.learning_rate, paper.train.warmup, paper.train.weight_decay) == (
+        1e-5,
+        20_000,
+        0.01,
+    )
+    assert [
+        paper.model[name]
+        for name in ("num_layers", "hidden_size", "num_heads", "intermediate_size")
+    ] == [12, 768, 12, 3072]
     assert paper.data["objective"] == "masked"
     for name, factor in (("smoke", 8), ("cpu", 4), ("gpu", 2), ("cluster", 1)):
         stages = STUDIES["mlm_lengths"].presets[name]["stages"]
-        assert [tuple(stage) for stage in stages] == [(s.length, s.batch, s.steps) for s in roformer_stages(factor)]
+        assert [tuple(stage) for stage in stages] == [
+            (s.length, s.batch, s.steps) for s in roformer_stages(factor)
+        ]
     assert STUDIES["mlm_lengths"].presets["cluster"]["preset"] == "roformer-paper"
 
 
 def test_flags_change_one_value():
-    changes = ["train.learning_rate=1e-4", "model.encoding=alibi", "train.stages=[{length=9,batch=2,steps=1}]"]
+    changes = [
+        "train.learning_rate=1e-4",
+        "model.encoding=alibi",
+        "train.stages=[{length=9,batch=2,steps=1}]",
+    ]
     preset = read_preset("smoke", changes)
     assert preset.train.learning_rate == 1e-4
     assert preset.model["encoding"] == "alibi"
     assert preset.train.stages == (Stage(9, 2, 1),)
-    assert replace(preset.train, learning_rate=3e-3, stages=read_preset("smoke").train.stages) == read_preset("smoke").train
+    assert (
+        replace(preset.train, learning_rate=3e-3, stages=read_preset("smoke").train.stages)
+        == read_preset("smoke").train
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +133,9 @@ def test_an_unknown_preset_lists_the_known(tmp_path):
 def test_a_model_is_the_same_for_a_seed_and_leaves_the_generator_alone():
     before = torch.get_rng_state()
     table = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
-    first, again, other = (make_model(dict(table), make_data({}), tiny_settings(seed=s), 264) for s in (0, 0, 1))
+    first, again, other = (
+        make_model(dict(table), make_data({}), tiny_settings(seed=s), 264) for s in (0, 0, 1)
+    )
     assert isinstance(first, Decoder)
     assert torch.equal(first.embed_tokens.weight, again.embed_tokens.weight)
     assert not torch.equal(first.embed_tokens.weight, other.embed_tokens.weight)
@@ -118,7 +146,11 @@ def tables(tmp_path, objective, **data):
     train = {"stages": [{"length": 12, "batch": 4, "steps": 3}], "warmup": 1}
     model = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
     model |= {"kind": "roformer"} if objective != "causal" else {}
-    return Preset(make_settings(train), model, {"objective": objective, "cache": str(tmp_path / "cache")} | data)
+    return Preset(
+        make_settings(train),
+        model,
+        {"objective": objective, "cache": str(tmp_path / "cache")} | data,
+    )
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -138,7 +170,9 @@ def test_every_objective_trains(tmp_path, objective):
 
 
 def test_a_task_is_mixed_into_text(tmp_path):
-    preset = tables(tmp_path, "causal", source=str(write_text(tmp_path / "text")), task="copy", share=0.5)
+    preset = tables(
+        tmp_path, "causal", source=str(write_text(tmp_path / "text")), task="copy", share=0.5
+    )
     trainer = make_trainer(preset, progress=False)
     assert "task copy" in trainer.batches.fingerprint
     assert trainer.run().step == 3
@@ -151,7 +185,10 @@ def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objectiv
     assert make_trainer(preset, progress=False).run().step == 3
     for small in (40, least - 1):
         preset.model["vocab_size"] = small
-        with pytest.raises(RopeError, match=f"model.vocab_size: must be at least {least}, the tokens of bytes.*got {small}"):
+        with pytest.raises(
+            RopeError,
+            match=f"model.vocab_size: must be at least {least}, the tokens of bytes.*got {small}",
+        ):
             make_trainer(preset, progress=False)
 
 
@@ -159,17 +196,35 @@ def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objectiv
 def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, documents):
     source = str(write_text(tmp_path / "text"))
     run = tmp_path / "run"
-    make_trainer(tables(tmp_path, "causal", source=source, documents=documents), run, progress=False).run(stop=2)
+    make_trainer(
+        tables(tmp_path, "causal", source=source, documents=documents), run, progress=False
+    ).run(stop=2)
     with pytest.raises(RopeError, match="data: must be those of the run in"):
-        make_trainer(tables(tmp_path, "causal", source=source, documents=not documents), run, progress=False).run()
+        make_trainer(
+            tables(tmp_path, "causal", source=source, documents=not documents), run, progress=False
+        ).run()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_command_trains_and_goes_on(tmp_path, capsys, monkeypatch, precision):
     monkeypatch.delenv("RANK", raising=False)
     source, folder = write_text(tmp_path / "text"), tmp_path / "run"
-    given = ["train", "smoke", "--folder", str(folder), "--device", "cpu", "--json", "--threads", "1"]
-    for change in (f"data.source={source}", f"data.cache={tmp_path / 'cache'}", f"train.precision={precision}"):
+    given = [
+        "train",
+        "smoke",
+        "--folder",
+        str(folder),
+        "--device",
+        "cpu",
+        "--json",
+        "--threads",
+        "1",
+    ]
+    for change in (
+        f"data.source={source}",
+        f"data.cache={tmp_path / 'cache'}",
+        f"train.precision={precision}",
+    ):
         given += ["--set", change]
     for _ in range(2):
         cli.main(given)

@@ -1,4 +1,6 @@
-"""Numbers without a state: the published generator, shuffles that lose nothing, samples that do not know their batch."""
+"""Numbers without a state: the published generator, shuffles that lose nothing, samples that do not
+know their batch.
+"""
 
 import numpy as np
 import pytest
@@ -6,11 +8,19 @@ import pytest
 from ropewalk.lab.stateless_random import below, bits, fold, mix, permuted, uniform
 
 #: the first outputs of splitmix64 from state 1234567, as its author's reference program prints them
-SPLITMIX = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+SPLITMIX = [
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+]
 
 
 def test_the_generator_is_splitmix64():
-    states = np.array([1234567], dtype=np.uint64) + np.arange(1, 6, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    states = np.array([1234567], dtype=np.uint64) + np.arange(1, 6, dtype=np.uint64) * np.uint64(
+        0x9E3779B97F4A7C15
+    )
     assert mix(states).tolist() == SPLITMIX
 
 
@@ -55,6 +65,13 @@ def test_seeds_fold_in_order():
 
 @pytest.mark.parametrize("size", [64, 1000])
 def test_neighbours_are_not_neighbours_after_a_shuffle(size):
-    """In a random order two neighbours are a third of the size apart; a weak shuffle moves whole blocks."""
-    apart = [np.abs(np.diff(permuted(np.arange(size), size, np.full(size, seed, dtype=np.uint64)))).mean() for seed in range(20)]
+    """In a random order two neighbours are a third of the size apart; a weak shuffle moves whole
+    blocks.
+    """
+    apart = [
+        np.abs(
+            np.diff(permuted(np.arange(size), size, np.full(size, seed, dtype=np.uint64)))
+        ).mean()
+        for seed in range(20)
+    ]
     assert np.mean(apart) == pytest.approx(size / 3, rel=0.08)

@@ -46,7 +46,10 @@ def test_seeds_that_disagree_make_a_tie_that_windows_alone_would_not():
     gap = np.array([0.2, -0.15, 0.05])[:, None]
     a, b = Score(np.stack([WINDOWS] * 3) + gap), Score(np.stack([WINDOWS] * 3))
     assert compare(a, b).verdict == "tied"
-    assert compare(Score(a.values[:1]), Score(b.values[:1] + 1e-3 * RNG.normal(size=40))).verdict == "b"
+    assert (
+        compare(Score(a.values[:1]), Score(b.values[:1] + 1e-3 * RNG.normal(size=40))).verdict
+        == "b"
+    )
 
 
 def test_a_known_floor_adds_to_the_error():
@@ -57,12 +60,19 @@ def test_a_known_floor_adds_to_the_error():
 
 
 def test_about_one_in_twenty_equals_is_told_apart():
-    wrong = sum(compare(Score(RNG.normal(size=30)), Score(RNG.normal(size=30))).verdict != "tied" for _ in range(400))
+    wrong = sum(
+        compare(Score(RNG.normal(size=30)), Score(RNG.normal(size=30))).verdict != "tied"
+        for _ in range(400)
+    )
     assert 5 < wrong < 45
 
 
 def test_ranks_group_the_tied():
-    scores = {"c": Score(WINDOWS + 1), "a": Score(WINDOWS), "b": Score(WINDOWS + RNG.normal(0, 0.2, 40))}
+    scores = {
+        "c": Score(WINDOWS + 1),
+        "a": Score(WINDOWS),
+        "b": Score(WINDOWS + RNG.normal(0, 0.2, 40)),
+    }
     assert [sorted(group) for group in rank(scores)] == [["a", "b"], ["c"]]
 
 
@@ -77,6 +87,8 @@ def test_different_windows_are_not_compared():
 
 
 def test_a_group_is_tied_with_its_first_and_not_with_its_last():
-    """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not make one group."""
+    """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not
+    make one group.
+    """
     scores = {name: Score(WINDOWS + step * 0.02) for step, name in enumerate("abcd")}
     assert rank(scores, floor=0.015) == [["a", "b"], ["c", "d"]]

@@ -1,4 +1,6 @@
-"""Every study runs, its rows are what the definition gives for the saved models, and work that is done is not done again."""
+"""Every study runs, its rows are what the definition gives for the saved models, and work that is
+done is not done again.
+"""
 
 import cmath
 import json
@@ -42,14 +44,18 @@ def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
     assert rows == [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
     assert (facts["study"], facts["preset"]) == (name, "smoke")
     findings = STUDIES[name].findings(rows, facts)
-    assert all(len(cells) == len(table.columns) for table in findings.tables for cells in table.rows)
+    assert all(
+        len(cells) == len(table.columns) for table in findings.tables for cells in table.rows
+    )
     assert findings.claims
     assert {claim.verdict for claim in findings.claims} <= {HOLDS, TIED, FAILS, UNKNOWN}
     assert findings.figures, "a study has at least one figure"
     for figure in findings.figures:
         pixels = matplotlib.image.imread(folder / f"{figure}.png")
         assert min(pixels.shape[:2]) > 200
-        colours = pixels @ np.arange(1.0, 1 + pixels.shape[-1])  # a number for each; unique rows would be sorted for seconds
+        colours = pixels @ np.arange(
+            1.0, 1 + pixels.shape[-1]
+        )  # a number for each; unique rows would be sorted for seconds
         assert len(np.unique(colours)) > 10, "an empty picture has a single colour"
         assert (folder / f"{figure}.svg").read_text().rstrip().endswith("</svg>")
     assert set(findings.ours) <= set(STUDIES[name].published)
@@ -59,13 +65,18 @@ def test_every_study_runs_and_writes_rows_facts_and_figures(name, place):
 def test_every_study_has_every_preset_and_refuses_unknown_settings(name):
     study = STUDIES[name]
     assert list(study.presets) == ["smoke", "cpu", "gpu", "cluster"]
-    assert all(preset.keys() == study.presets["smoke"].keys() and preset["seeds"] >= 1 for preset in study.presets.values())
+    assert all(
+        preset.keys() == study.presets["smoke"].keys() and preset["seeds"] >= 1
+        for preset in study.presets.values()
+    )
     assert study.settings("cpu", ["seeds=7"])["seeds"] == 7
     with pytest.raises(RopeError, match=f"a setting of {name}"):
         study.settings("cpu", ["nonsense=1"])
     with pytest.raises(RopeError, match="preset"):
         study.settings("huge")
-    for wrong in ("[]", "[2, 4]", "[1, 4, 2]", "[1, 1]") if "multiples" in study.presets["cpu"] else ():
+    for wrong in (
+        ("[]", "[2, 4]", "[1, 4, 2]", "[1, 1]") if "multiples" in study.presets["cpu"] else ()
+    ):
         with pytest.raises(RopeError, match="ascend from 1"):
             study.settings("cpu", [f"multiples={wrong}"])
 
@@ -87,7 +98,12 @@ def test_a_list_has_values_of_the_types_of_the_preset(name, change, said):
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("real_extend", "factors=[1.5, 2]"), ("base", "changes=[]"), ("base", "changes=['train.clip=2']"), ("base", "bases=[10]")],
+    [
+        ("real_extend", "factors=[1.5, 2]"),
+        ("base", "changes=[]"),
+        ("base", "changes=['train.clip=2']"),
+        ("base", "bases=[10]"),
+    ],
 )
 def test_a_list_may_have_the_types_of_another_preset(name, change):
     setting, _, text = change.partition("=")
@@ -99,7 +115,13 @@ def test_a_study_whose_findings_fail_has_no_facts_for_a_report(tmp_path):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_study(replace(tiny("precision", tmp_path), findings=fail), "smoke", tmp_path / "out", workers=1, quiet=True)
+        run_study(
+            replace(tiny("precision", tmp_path), findings=fail),
+            "smoke",
+            tmp_path / "out",
+            workers=1,
+            quiet=True,
+        )
     folder = tmp_path / "out" / "precision"
     assert (folder / ROWS).exists()
     assert not (folder / FACTS).exists()
@@ -112,13 +134,21 @@ def test_losses_of_encodings_are_those_of_the_saved_models(encoding, place):
     model = saved_decoder(place / "sharp" / "models", f"{encoding}-0", encoding)
     for length in (32, 128):
         (row,) = select(rows, "loss", model=encoding, length=length)
-        np.testing.assert_allclose(row["values"], tail_losses(model, windows, length, 32), rtol=2e-5)
-    assert facts["corpus"]["fingerprint"] == open_corpus(place / "text", cache=place / "cache").fingerprint
+        np.testing.assert_allclose(
+            row["values"], tail_losses(model, windows, length, 32), rtol=2e-5
+        )
+    assert (
+        facts["corpus"]["fingerprint"]
+        == open_corpus(place / "text", cache=place / "cache").fingerprint
+    )
 
 
 def test_the_sliding_window_is_a_window(place):
     rows, _ = read_study(run_tiny("encodings", place, "sharp", changes=SHARP))
-    plain, windowed = (select(rows, "loss", model=m, length=32)[0]["values"] for m in ("rope", "rope, sliding window"))
+    plain, windowed = (
+        select(rows, "loss", model=m, length=32)[0]["values"]
+        for m in ("rope", "rope, sliding window")
+    )
     assert plain == windowed
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     model = saved_decoder(place / "sharp" / "models", "rope-0", "rope")
@@ -132,7 +162,9 @@ def test_interpolation_divides_every_frequency(place):
     rows, _ = read_study(run_tiny("extend", place, "sharp", changes=SHARP))
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     slower = tuple(float(10_000.0 ** (-2 * pair / 16)) / 4 for pair in range(8))
-    model = saved_decoder(place / "sharp" / "models", "rope-0", RopeSpec(head_dim=16, scaling=Given(radians=slower)))
+    model = saved_decoder(
+        place / "sharp" / "models", "rope-0", RopeSpec(head_dim=16, scaling=Given(radians=slower))
+    )
     (row,) = select(rows, "loss", method="linear", factor=4, tuned=0, length=128)
     np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
 
@@ -147,10 +179,16 @@ def test_every_base_has_frequencies_of_its_own(base, place):
     rows, _ = read_study(run_tiny("base", place, "sharp", changes=SHARP, seeds=1))
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 65)
     ladder = tuple(base ** (-pair / 8) for pair in range(8))
-    model = saved_decoder(place / "sharp" / "models", f"base-{base:g}-0", RopeSpec(head_dim=16, scaling=Given(radians=ladder)))
+    model = saved_decoder(
+        place / "sharp" / "models",
+        f"base-{base:g}-0",
+        RopeSpec(head_dim=16, scaling=Given(radians=ladder)),
+    )
     for length in (32, 64):
         (row,) = select(rows, "loss", base=base, length=length)
-        np.testing.assert_allclose(row["values"], tail_losses(model, windows, length, 32), rtol=2e-5)
+        np.testing.assert_allclose(
+            row["values"], tail_losses(model, windows, length, 32), rtol=2e-5
+        )
 
 
 def test_pass_keys_are_asked_of_models_with_the_base_that_the_rows_name(place, monkeypatch):
@@ -184,9 +222,13 @@ def test_the_decay_study_has_the_bound_and_the_turns_of_128_dimensions(place):
     bounds = select(rows, "bound")
     assert [row["distance"] for row in bounds] == [1, 2, 4, 8, 16]
     for row in bounds:
-        assert row["mean"] == pytest.approx(mean_of_sums(row["distance"]) / mean_of_sums(0), rel=1e-5)
+        assert row["mean"] == pytest.approx(
+            mean_of_sums(row["distance"]) / mean_of_sums(0), rel=1e-5
+        )
     found = {row["pair"]: row["mean"] for row in select(rows, "wavelength")}
-    assert found == pytest.approx({"fastest": 2 * math.pi, "slowest": 2 * math.pi / steps[-1]}, rel=1e-5)
+    assert found == pytest.approx(
+        {"fastest": 2 * math.pi, "slowest": 2 * math.pi / steps[-1]}, rel=1e-5
+    )
 
 
 def test_studies_share_their_models(place):
@@ -214,7 +256,9 @@ def test_work_that_is_done_is_not_done_again(place, monkeypatch):
 
 def test_a_study_that_was_killed_goes_on_to_the_same_rows(tmp_path):
     script = Path(__file__).parent / "study_cases.py"
-    run = subprocess.Popen([sys.executable, str(script), str(tmp_path), "killed"], cwd=script.parent)
+    run = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path), "killed"], cwd=script.parent
+    )
     jobs = tmp_path / "killed" / "base" / "jobs"
     deadline = time.monotonic() + 120
     while not list(jobs.glob("base-100-*.jsonl")) and time.monotonic() < deadline:
@@ -257,7 +301,10 @@ def test_two_workers_give_the_rows_of_one(place):
 
 
 def test_real_triplets_come_from_a_file(place):
-    lines = [{"A": f"case {n} of theft", "B": f"again theft {n}", "C": f"fraud {n}", "label": "B"} for n in range(60)]
+    lines = [
+        {"A": f"case {n} of theft", "B": f"again theft {n}", "C": f"fraud {n}", "label": "B"}
+        for n in range(60)
+    ]
     path = place / "cail.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8-sig")
     rows, facts = read_study(run_tiny("matching", place, "real", data=str(path)))
@@ -271,16 +318,23 @@ def test_a_broken_file_of_rows_is_named(place):
     folder = run_tiny("precision", place, "broken")
     lines = (folder / ROWS).read_text().splitlines(keepends=True)
     (folder / ROWS).write_text("".join(lines[:-1]))  # cut at the end of a line
-    with pytest.raises(RopeError, match=rf"rows: must be the {len(lines)} of study.json; .*got {len(lines) - 1}"):
+    with pytest.raises(
+        RopeError, match=rf"rows: must be the {len(lines)} of study.json; .*got {len(lines) - 1}"
+    ):
         write_report(folder.parent)
     (folder / ROWS).write_text('{"metric": "error"')
     with pytest.raises(RopeError, match="must be JSON lines"):
         read_study(folder)
     (folder / ROWS).write_text("".join(lines))
     (folder / FACTS).write_text('{"study": "precision", "preset": "cpu"}')
-    with pytest.raises(RopeError, match=r"precision/study\.json: must have preset, seeds, settings, machine; run"):
+    with pytest.raises(
+        RopeError, match=r"precision/study\.json: must have preset, seeds, settings, machine; run"
+    ):
         write_report(folder.parent)
 
 
 def test_a_setting_of_a_list_is_toml(place):
-    assert tiny("extend", place).settings("smoke", ["factors=[2, 8]", "preset=cpu"])["factors"] == [2, 8]
+    assert tiny("extend", place).settings("smoke", ["factors=[2, 8]", "preset=cpu"])["factors"] == [
+        2,
+        8,
+    ]

@@ -11,7 +11,10 @@ from ropewalk.lab.studies.rows import row, score
 def test_plain_rope_of_the_norms_is_the_model_without_any():
     rows = []
     for place, name in enumerate(("none", "norm not kept", "LayerNorm before", "LayerNorm after")):
-        rows += [row(metric, [place + 1.0, place + 1.0], norm=name, seed=0, length=8) for metric in ("loss", "accuracy")]
+        rows += [
+            row(metric, [place + 1.0, place + 1.0], norm=name, seed=0, length=8)
+            for metric in ("loss", "accuracy")
+        ]
         rows += [row("moved", [10.0**-place, 0.0], norm=name, seed=0, shift=5)]
     cells = norms.findings(rows, {}).ours["norm-ablation"].cells
     assert {name: text[0].split()[0] for name, text in cells.items()} == {
@@ -30,7 +33,9 @@ def found_rows(base, seed, length, shares):
 
 
 def test_missed_pass_keys_are_one_minus_the_found_over_all_depths():
-    rows = found_rows(1e4, 0, 96, [[1, 1, 0], [0, 1, 1]]) + found_rows(1e4, 1, 96, [[1, 1, 1], [1, 1, 1]])
+    rows = found_rows(1e4, 0, 96, [[1, 1, 0], [0, 1, 1]]) + found_rows(
+        1e4, 1, 96, [[1, 1, 1], [1, 1, 1]]
+    )
     rows += found_rows(5e5, 0, 96, [[0, 0, 0], [0, 0, 0]])
     missed = passkey.missed(rows, 1e4, 96)
     assert missed is not None
@@ -55,7 +60,10 @@ def test_the_reach_ends_at_the_first_length_that_fails():
 
 
 def test_a_relative_encoding_that_moves_is_named():
-    rows = [row("moved", [1e-6], model="rope", shift=5, seed=0), row("moved", [1.0], model="sinusoidal", shift=5, seed=0)]
+    rows = [
+        row("moved", [1e-6], model="rope", shift=5, seed=0),
+        row("moved", [1.0], model="sinusoidal", shift=5, seed=0),
+    ]
     assert relative.findings(rows, {}).claims[0].verdict == HOLDS
     moved = [row("moved", [1.0], model="alibi", shift=5, seed=0)]
     claim = relative.findings(rows + moved, {}).claims[0]
@@ -103,7 +111,11 @@ def test_encodings_are_sorted_by_their_loss_as_a_number():
 
 
 def test_the_trained_size_of_images_is_that_of_the_settings():
-    rows = [row("wrong", [0.0, 1.0], model=name, seed=0, side=side) for name in ("rope", "rope_2d") for side in (4, 8)]
+    rows = [
+        row("wrong", [0.0, 1.0], model=name, seed=0, side=side)
+        for name in ("rope", "rope_2d")
+        for side in (4, 8)
+    ]
     (table,) = multimodal.findings(rows, {"settings": {"side": 8}}).tables
     assert table.note.startswith("Trained on 8 x 8;")
 

@@ -22,7 +22,7 @@ from ropewalk.lab.studies import (
     real_passkey,
     run_study,
     training,
-)  # fmt: skip
+)
 from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk.lab.studies.rows import read_rows, row, select
 
@@ -72,7 +72,9 @@ def test_every_job_has_a_name_of_its_own_and_the_arguments_of_its_function(name,
     assert len({job.name for job in runner.jobs}) == COUNTS[name]
     for job in runner.jobs:
         assert isinstance(job.name, str)
-        inspect.signature(job.work).bind(runner.workspace, **job.settings)  # raises an error unless they fit
+        inspect.signature(job.work).bind(
+            runner.workspace, **job.settings
+        )  # raises an error unless they fit
     if name.startswith("real_"):
         assert (facts["model"], facts["trained"], facts["text"]) == ("tiny", 64, ["python"])
 
@@ -98,17 +100,26 @@ def changes(tmp_path) -> list[str]:
 def test_pass_keys_have_their_share_of_the_samples(no_training, changes, tmp_path):
     settings = {"share": 0.2, "methods": ["none"], "multiples": [1], "depths": [0.0], "count": 1}
     with pytest.raises(AskedForTraining) as asked:
-        passkey.measure(Workspace(tmp_path, CPU), base=1e4, seed=0, preset="smoke", changes=changes, **settings)
+        passkey.measure(
+            Workspace(tmp_path, CPU), base=1e4, seed=0, preset="smoke", changes=changes, **settings
+        )
     batches = asked.value.args[0].batches
     assert batches.shares == pytest.approx((0.8, 0.2))
     assert [part.fingerprint.split()[0] == "task" for part in batches.parts] == [False, True]
 
 
-@pytest.mark.parametrize(("norm", "name", "origin"), [("none", "rope-3", ""), ("LayerNorm after", "LayerNorm-after-3", None)])
-def test_the_model_without_a_norm_is_the_one_that_other_studies_train(no_training, changes, tmp_path, norm, name, origin):
+@pytest.mark.parametrize(
+    ("norm", "name", "origin"),
+    [("none", "rope-3", ""), ("LayerNorm after", "LayerNorm-after-3", None)],
+)
+def test_the_model_without_a_norm_is_the_one_that_other_studies_train(
+    no_training, changes, tmp_path, norm, name, origin
+):
     settings = {"multiples": [1], "windows": 1, "shift": 5}
     with pytest.raises(AskedForTraining) as asked:
-        norms.measure(Workspace(tmp_path, CPU), norm=norm, seed=3, preset="smoke", changes=changes, **settings)
+        norms.measure(
+            Workspace(tmp_path, CPU), norm=norm, seed=3, preset="smoke", changes=changes, **settings
+        )
     found = asked.value.args[0]
     assert (found.name, found.origin) == (name, norm if origin is None else origin)
 
@@ -122,16 +133,22 @@ def test_a_trained_model_is_measured_without_dropout(changes, tmp_path):
 
 def test_the_search_for_factors_has_the_seed_of_its_job(monkeypatch):
     asked = []
-    monkeypatch.setattr(extension_methods, "search_factors", lambda *_, **options: asked.append(options))
+    monkeypatch.setattr(
+        extension_methods, "search_factors", lambda *_, **options: asked.append(options)
+    )
     model = training.Decoder(linear.DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, length=8))
-    extension_methods.search_longrope(model, torch.zeros(1, 17).numpy(), 2, 8, population=5, rounds=3, seed=11)
+    extension_methods.search_longrope(
+        model, torch.zeros(1, 17).numpy(), 2, 8, population=5, rounds=3, seed=11
+    )
     assert asked == [{"population": 5, "rounds": 3, "seed": 11}]
 
 
 def test_costs_are_measured_for_every_model_and_length(tmp_path):
     rows = linear.costs(Workspace(tmp_path, CPU), preset="smoke", changes=[], timed=[8, 24])
     assert [(each["model"], each["length"]) for each in select(rows, "milliseconds")] == [
-        (name, length) for name in ("softmax, rope", "linear, rope", "linear, none") for length in (8, 24)
+        (name, length)
+        for name in ("softmax, rope", "linear, rope", "linear, none")
+        for length in (8, 24)
     ]
     held = {(each["model"], each["length"]): each["mean"] for each in select(rows, "remembered")}
     # two layers with keys and values of two heads of 16 floats; running sums do not grow
@@ -139,7 +156,9 @@ def test_costs_are_measured_for_every_model_and_length(tmp_path):
     assert held["linear, rope", 24] == held["linear, rope", 8]
 
 
-@pytest.mark.parametrize("name", ["precision", "real_extend", "real_passkey", "real_precision", "real_kv"])
+@pytest.mark.parametrize(
+    "name", ["precision", "real_extend", "real_passkey", "real_precision", "real_kv"]
+)
 def test_seeds_that_would_change_nothing_are_refused(name, tmp_path):
     with pytest.raises(RopeError, match=r"seeds.*must be 1"):
         run_study(STUDIES[name], "smoke", tmp_path, seeds=2, quiet=True)
@@ -162,10 +181,16 @@ def test_jobs_that_end_after_another_has_failed_are_stored(tmp_path):
     assert read_rows(tmp_path / "jobs" / jobs[0].file) == [row("loss", [1.0], number=7)]
 
 
-@pytest.mark.parametrize(("study", "options"), [
-    (real_extend, {"factor": 2.0, "windows": 2, "search": 0}), (real_passkey, {"factor": 8.0, "depths": 1, "lengths": [300]}),
-])  # fmt: skip
-def test_an_error_of_every_method_is_raised_and_of_one_is_not(study, options, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("study", "options"),
+    [
+        (real_extend, {"factor": 2.0, "windows": 2, "search": 0}),
+        (real_passkey, {"factor": 8.0, "depths": 1, "lengths": [300]}),
+    ],
+)
+def test_an_error_of_every_method_is_raised_and_of_one_is_not(
+    study, options, tmp_path, monkeypatch
+):
     measure = Meter.measure
 
     def refuse(meter, name, method):

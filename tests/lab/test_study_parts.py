@@ -1,4 +1,6 @@
-"""The parts of studies against their definitions: generated cases, grids, objectives, attention by distance, verdicts."""
+"""The parts of studies against their definitions: generated cases, grids, objectives, attention by
+distance, verdicts.
+"""
 
 import json
 import math
@@ -14,7 +16,16 @@ from ropewalk import RopeSpec
 from ropewalk.lab.batches import IGNORED, Batch, mask_tokens
 from ropewalk.lab.matching import TripletBatches
 from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import decay, extension_methods, linear, matching, mlm_lengths, multimodal, passkey, relative
+from ropewalk.lab.studies import (
+    decay,
+    extension_methods,
+    linear,
+    matching,
+    mlm_lengths,
+    multimodal,
+    passkey,
+    relative,
+)
 from ropewalk.lab.studies.findings import (
     FAILS,
     HOLDS,
@@ -38,14 +49,20 @@ def noisy(mean: float, spread: float, seeds: int = 1, windows: int = 40, salt: i
 
 
 def test_an_order_holds_only_beyond_the_noise():
-    scores = {"a": noisy(1.0, 0.01, salt=1), "b": noisy(1.2, 0.01, salt=2), "c": noisy(1.21, 0.01, salt=3)}
+    scores = {
+        "a": noisy(1.0, 0.01, salt=1),
+        "b": noisy(1.2, 0.01, salt=2),
+        "c": noisy(1.21, 0.01, salt=3),
+    }
     assert claim_order("", scores, ["a", "b"]).verdict == HOLDS
     assert claim_order("", scores, ["b", "a"]).verdict == FAILS
     # one seed each: 0.01 is less than two trainings of one model differ
     assert claim_order("", scores, ["a", "b", "c"]).verdict == TIED
     assert claim_order("", scores, ["b", "c"], same_model=True).verdict == HOLDS
     assert claim_order("", scores, ["a", "d"]).verdict == UNKNOWN
-    several = {name: noisy(mean, 0.001, seeds=3, salt=9) for name, mean in (("a", 1.0), ("b", 1.01))}
+    several = {
+        name: noisy(mean, 0.001, seeds=3, salt=9) for name, mean in (("a", 1.0), ("b", 1.01))
+    }
     assert claim_order("", several, ["a", "b"]).verdict == HOLDS
 
 
@@ -62,8 +79,14 @@ def test_a_limit_holds_only_beyond_doubt():
 
 def test_an_excess_within_two_errors_of_the_limit_is_no_failure():
     other = Score(np.zeros((1, 4)))
-    for values, verdict in (([0.0, 0.1, 0.0, 0.2], TIED), ([0.07, 0.08, 0.07, 0.08], FAILS), ([-0.1, -0.1, 0.0, 0.0], HOLDS)):
-        assert claim_not_higher("no higher", Score(np.array([values])), other, 0.05).verdict == verdict
+    for values, verdict in (
+        ([0.0, 0.1, 0.0, 0.2], TIED),
+        ([0.07, 0.08, 0.07, 0.08], FAILS),
+        ([-0.1, -0.1, 0.0, 0.0], HOLDS),
+    ):
+        assert (
+            claim_not_higher("no higher", Score(np.array([values])), other, 0.05).verdict == verdict
+        )
 
 
 def test_two_single_trainings_differ_by_the_noise_of_both():
@@ -74,7 +97,8 @@ def test_two_single_trainings_differ_by_the_noise_of_both():
 
 
 @pytest.mark.parametrize(
-    ("value", "above", "verdict"), [(0.1, True, HOLDS), (0.01, True, FAILS), (0.01, False, HOLDS), (0.1, False, FAILS)]
+    ("value", "above", "verdict"),
+    [(0.1, True, HOLDS), (0.01, True, FAILS), (0.01, False, HOLDS), (0.1, False, FAILS)],
 )
 def test_a_threshold_separates(value, above, verdict):
     assert claim_threshold("", value, 0.05, above=above).verdict == verdict
@@ -108,7 +132,8 @@ def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
 
     class Counts(torch.nn.Module):
         def forward(self, tokens, padding=None):
-            # which matter stands between the brackets, as one of eight directions; a constant where none is seen
+            # which matter stands between the brackets, as one of eight directions; a constant where
+            # none is seen
             found = torch.full((*tokens.shape, len(matching.MATTERS)), 0.01)
             for i, letters in enumerate(tokens):
                 text = bytes(letters.tolist()).decode()
@@ -125,7 +150,9 @@ def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
 
 @pytest.mark.parametrize("nearer", [0, 1])
 def test_the_contrast_of_matching_is_the_softmax_of_both_cosines(nearer):
-    """A model that reads three angles: A at 0, one text at 0.1, the other at 0.5 radians; padding must not count."""
+    """A model that reads three angles: A at 0, one text at 0.1, the other at 0.5 radians; padding
+    must not count.
+    """
     near, far = math.cos(0.1), math.cos(0.5)
 
     class Angles(torch.nn.Module):
@@ -140,17 +167,23 @@ def test_the_contrast_of_matching_is_the_softmax_of_both_cosines(nearer):
     by_hand = math.log(1 + math.exp((far - near) / 0.05))
     assert matching.contrast(Angles(), batch).item() == pytest.approx(by_hand, rel=1e-4)
     wrong = Batch(tokens, torch.tensor([1 - nearer]), 1, padding=padding)
-    assert matching.contrast(Angles(), wrong).item() == pytest.approx(by_hand + (near - far) / 0.05, rel=1e-4)
+    assert matching.contrast(Angles(), wrong).item() == pytest.approx(
+        by_hand + (near - far) / 0.05, rel=1e-4
+    )
 
 
 def test_a_grid_asks_for_the_patch_below_the_mark():
     batch = multimodal.GridBatches(seed=5, axes=2).batch(np.arange(7), 25)
     assert batch.positions is not None
     assert batch.positions.shape == (2, 7, 25)
-    for tokens, targets, rows, columns in zip(batch.inputs, batch.targets, *batch.positions, strict=True):
+    for tokens, targets, rows, columns in zip(
+        batch.inputs, batch.targets, *batch.positions, strict=True
+    ):
         (place,) = (targets != IGNORED).nonzero().flatten().tolist()
         assert tokens[place] == multimodal.MARK
-        (below,) = ((rows == rows[place] + 1) & (columns == columns[place])).nonzero().flatten().tolist()
+        (below,) = (
+            ((rows == rows[place] + 1) & (columns == columns[place])).nonzero().flatten().tolist()
+        )
         assert targets[place] == tokens[below]
     again = multimodal.GridBatches(seed=5).batch(np.arange(7), 25)
     assert again.positions is None
@@ -179,14 +212,19 @@ def test_masked_tokens_are_the_same_at_every_length():
             # the answer depends on the piece: its own sum
             return F.one_hot((tokens.sum(1, keepdim=True) + tokens) % 264, 264).float()
 
-    rows = {n: mlm_lengths.masked_rows(Watched(), text, Bytes(), n, torch.device("cpu"), stage=1) for n in (8, 24)}
+    rows = {
+        n: mlm_lengths.masked_rows(Watched(), text, Bytes(), n, torch.device("cpu"), stage=1)
+        for n in (8, 24)
+    }
     masked, targets = mask_tokens(text, np.arange(5), Bytes(), seed=1)
     assert torch.equal(torch.cat(seen[8]).flatten(), masked.long().flatten())
     assert torch.equal(torch.cat(seen[24]), masked.long())
     asked = targets != IGNORED
     for length, found in rows.items():
         (measured,) = select(found, "loss", length=length)
-        for value, window, tokens, wanted in zip(measured["values"], text, masked, asked, strict=True):
+        for value, window, tokens, wanted in zip(
+            measured["values"], text, masked, asked, strict=True
+        ):
             losses = []
             for at in wanted.nonzero().flatten().tolist():
                 piece = tokens[at // length * length :][:length]
@@ -197,7 +235,9 @@ def test_masked_tokens_are_the_same_at_every_length():
 
 def test_attention_by_distance_is_that_of_the_definition():
     torch.manual_seed(3)
-    model = Decoder(DecoderConfig(20, 12, 16, num_layers=1, num_heads=2, head_dim=6, init_std=0.5, length=9)).eval()
+    model = Decoder(
+        DecoderConfig(20, 12, 16, num_layers=1, num_heads=2, head_dim=6, init_std=0.5, length=9)
+    ).eval()
     tokens = torch.randint(20, (3, 9))
     found = decay.weights_by_distance(model, tokens, 7)
     layer: Any = model.layers[0]
@@ -211,8 +251,14 @@ def test_attention_by_distance_is_that_of_the_definition():
             for head in range(2):
                 scores = []
                 for key in range(query + 1):
-                    a, b = (torch.complex(t[text, head, at, :3], t[text, head, at, 3:]) for t, at in ((q, query), (k, key)))
-                    angle = torch.tensor([(query - key) * frequency for frequency in frequencies], dtype=torch.float64)
+                    a, b = (
+                        torch.complex(t[text, head, at, :3], t[text, head, at, 3:])
+                        for t, at in ((q, query), (k, key))
+                    )
+                    angle = torch.tensor(
+                        [(query - key) * frequency for frequency in frequencies],
+                        dtype=torch.float64,
+                    )
                     scores.append((a * b.conj() * torch.exp(1j * angle)).real.sum() / math.sqrt(6))
                 weights = torch.stack(scores).softmax(0)
                 expected[text] += torch.stack([weights[query - d] for d in range(8)]) / 4
@@ -227,13 +273,17 @@ def test_yarn_keeps_its_ramp_within_the_turns_of_a_short_training():
     plain = RopeSpec(head_dim=32)
     found = extension_methods.spec_for("ntk", plain, 4, 128).frequencies().radians
     base = 10_000 * 4 ** (32 / 30)
-    torch.testing.assert_close(found, torch.tensor([base ** (-2 * i / 32) for i in range(16)], dtype=torch.float64))
+    torch.testing.assert_close(
+        found, torch.tensor([base ** (-2 * i / 32) for i in range(16)], dtype=torch.float64)
+    )
     assert extension_methods.spec_for("none", plain, 4, 128) == plain
 
 
 def test_a_search_never_does_worse_than_what_it_starts_from():
     torch.manual_seed(1)
-    model = Decoder(DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, head_dim=8, init_std=0.5, length=8)).eval()
+    model = Decoder(
+        DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, head_dim=8, init_std=0.5, length=8)
+    ).eval()
     windows = np.random.default_rng(0).integers(0, 30, (3, 33))
     found = extension_methods.search_longrope(model, windows, 4, 8, population=8, rounds=2, seed=0)
     assert len(found) == 4
@@ -245,7 +295,9 @@ def test_a_search_never_does_worse_than_what_it_starts_from():
         other.load_state_dict(model.state_dict())
         tokens = torch.from_numpy(windows)
         with torch.no_grad():
-            return F.cross_entropy(other(tokens[:, :-1])[:, -8:].flatten(0, 1), tokens[:, -8:].flatten()).item()
+            return F.cross_entropy(
+                other(tokens[:, :-1])[:, -8:].flatten(0, 1), tokens[:, -8:].flatten()
+            ).item()
 
     assert loss(found) <= min(loss((1.0,) * 4), loss((4.0,) * 4)) + 1e-6
 
@@ -266,7 +318,9 @@ def test_what_is_not_a_number_is_the_worst_and_still_json():
 def test_embeddings_begin_at_one_unless_they_make_the_logits():
     for tied in (False, True):
         torch.manual_seed(0)
-        config = DecoderConfig(300, 40, 16, num_layers=1, num_heads=2, init_std=0.05, tie_embeddings=tied)
+        config = DecoderConfig(
+            300, 40, 16, num_layers=1, num_heads=2, init_std=0.05, tie_embeddings=tied
+        )
         found = scale_embeddings(Decoder(config)).embed_tokens.weight.std().item()  # type: ignore[union-attr]
         assert found == pytest.approx(0.05 if tied else 1.0, rel=0.05)
 

@@ -1,4 +1,6 @@
-"""The sizes of the presets: as the page says, as the committed runs have them, and such that a study can run."""
+"""The sizes of the presets: as the page says, as the committed runs have them, and such that a
+study can run.
+"""
 
 import json
 import re
@@ -12,15 +14,31 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"
 PAGE = (ROOT / "docs" / "lab-studies.md").read_text(encoding="utf-8")
 
-#: committed runs, and the settings in which they differ from the preset today (h200_mlm_lengths: a larger model, fewer steps)
+#: committed runs, and the settings in which they differ from the preset today (h200_mlm_lengths: a
+#: larger model, fewer steps)
 RUNS: dict[str, set[str]] = {
-    "cpu_base": set(), "cpu_decay": {"encodings"}, "cpu_linear": set(), "cpu_mlm_lengths": set(), "cpu_precision": set(),
-    "cpu_real_kv": set(), "cpu_relative": {"names"}, "h200_base": set(), "h200_encodings": {"encodings"},
-    "h200_extend": {"tuned_factors"}, "h200_matching": {"seeds"}, "h200_migrate": set(),
-    "h200_mlm_lengths": {"changes", "stages"}, "h200_multimodal": set(), "h200_norms": {"norms", "seeds"},
-    "h200_passkey": {"bases", "seeds"}, "h200_real_extend": set(), "h200_real_kv": set(), "h200_real_passkey": set(),
-    "h200_real_precision": set(), "h200_real_tune_codes": set(),
-}  # fmt: skip
+    "cpu_base": set(),
+    "cpu_decay": {"encodings"},
+    "cpu_linear": set(),
+    "cpu_mlm_lengths": set(),
+    "cpu_precision": set(),
+    "cpu_real_kv": set(),
+    "cpu_relative": {"names"},
+    "h200_base": set(),
+    "h200_encodings": {"encodings"},
+    "h200_extend": {"tuned_factors"},
+    "h200_matching": {"seeds"},
+    "h200_migrate": set(),
+    "h200_mlm_lengths": {"changes", "stages"},
+    "h200_multimodal": set(),
+    "h200_norms": {"norms", "seeds"},
+    "h200_passkey": {"bases", "seeds"},
+    "h200_real_extend": set(),
+    "h200_real_kv": set(),
+    "h200_real_passkey": set(),
+    "h200_real_precision": set(),
+    "h200_real_tune_codes": set(),
+}
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="results/ is not part of an installation")
@@ -33,7 +51,11 @@ def test_a_committed_run_has_the_settings_of_its_preset_but_for_those_named_here
 
 def sizes() -> list[tuple[str, str, str, int]]:
     """(study, setting, preset, number) of every cell in the page's table of sizes."""
-    rows = re.findall(r"^\| (`.*?`) \| ([^|]*?) `(\w+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*?`) \| ([^|]*?) `(\w+)` \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$",
+        PAGE,
+        re.MULTILINE,
+    )
     return [
         (study, setting, preset, int(number.replace(",", "")))
         for studies, _, setting, *numbers in rows
@@ -54,7 +76,9 @@ def test_a_cpu_trains_each_model_once_and_a_cluster_three_times():
     for name, presets in small.items():
         assert presets["smoke"]["seeds"] >= 1
         assert presets["cpu"]["seeds"] == 1
-        assert presets["cluster"]["seeds"] == (1 if name in ("precision", "relative", "mlm_lengths") else 3), name
+        assert presets["cluster"]["seeds"] == (
+            1 if name in ("precision", "relative", "mlm_lengths") else 3
+        ), name
 
 
 @pytest.mark.parametrize("study", STUDIES)
@@ -62,7 +86,11 @@ def test_multiples_of_the_trained_length_are_powers_of_two(study):
     """Otherwise the lengths of two presets, and of the published tables, have none in common."""
     if not study.startswith("real_"):
         for preset in STUDIES[study].presets.values():
-            multiples = [*preset.get("multiples", []), *preset.get("factors", []), *preset.get("tuned_factors", [])]
+            multiples = [
+                *preset.get("multiples", []),
+                *preset.get("factors", []),
+                *preset.get("tuned_factors", []),
+            ]
             assert set(multiples) <= {1, 2, 4, 8, 16}
             assert multiples.count(1) == ("multiples" in preset)
 

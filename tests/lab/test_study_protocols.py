@@ -1,4 +1,6 @@
-"""What each study trains, on which data, and what it measures on: the trainings are watched, not run."""
+"""What each study trains, on which data, and what it measures on: the trainings are watched, not
+run.
+"""
 
 import time
 from pathlib import Path
@@ -36,12 +38,19 @@ from ropewalk.lab.studies.rows import row, select
 from ropewalk.models import Decoder, DecoderConfig
 
 WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_layers": 2, "num_heads": 2}
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+}
 
 
 def decoder(encoding="rope", **changes) -> Decoder:
     torch.manual_seed(3)
-    return Decoder(DecoderConfig(264, encoding=encoding, length=32, init_std=0.4, **(SIZES | changes))).eval()
+    return Decoder(
+        DecoderConfig(264, encoding=encoding, length=32, init_std=0.4, **(SIZES | changes))
+    ).eval()
 
 
 @pytest.fixture
@@ -52,14 +61,22 @@ def text(tmp_path) -> list[str]:
 
 @pytest.fixture
 def trainings(monkeypatch) -> list[SimpleNamespace]:
-    """Every training that a study asks for; it gets back the model to start from, or a new one, untrained."""
+    """Every training that a study asks for; it gets back the model to start from, or a new one,
+    untrained.
+    """
     asked: list[SimpleNamespace] = []
 
     def watched(workspace, name, preset, *, start=None, change=lambda model: model, **options):
         model = start if start is not None else decoder(preset.model.get("encoding", "rope"))
         asked.append(SimpleNamespace(name=name, preset=preset, start=start, **options))
-        rows = [{"step": 10, "seconds": 3.0}, {"step": 20, "seconds": 5.0}, {"step": 20, "evaluation": {}}]
-        return SimpleNamespace(model=change(model).eval(), step=20, log=SimpleNamespace(rows=lambda: rows))
+        rows = [
+            {"step": 10, "seconds": 3.0},
+            {"step": 20, "seconds": 5.0},
+            {"step": 20, "evaluation": {}},
+        ]
+        return SimpleNamespace(
+            model=change(model).eval(), step=20, log=SimpleNamespace(rows=lambda: rows)
+        )
 
     for module in (training, matching, multimodal):
         monkeypatch.setattr(module, "train_or_load", watched)
@@ -70,7 +87,17 @@ COMMON: dict[str, Any] = {"preset": "smoke", "seed": 2, "windows": 3}
 
 
 def test_fine_tuning_is_at_the_longer_length_with_as_many_tokens_on_other_text(text, trainings):
-    extend.tuned(WORKSPACE, **COMMON, changes=text, method="linear", factor=2, factors=None, steps=7, rate=1e-4, multiples=[1, 2])
+    extend.tuned(
+        WORKSPACE,
+        **COMMON,
+        changes=text,
+        method="linear",
+        factor=2,
+        factors=None,
+        steps=7,
+        rate=1e-4,
+        multiples=[1, 2],
+    )
     first, second = trainings
     assert first.preset.train.stages == (Stage(32, 4, 20),)
     assert second.preset.train.stages == (Stage(64, 2, 7),)  # half as many rows of twice the length
@@ -78,7 +105,9 @@ def test_fine_tuning_is_at_the_longer_length_with_as_many_tokens_on_other_text(t
     assert second.preset.train.seed != first.preset.train.seed == 2
     # interpolation: every frequency of the model that is trained further is halved
     found = second.start.layers[0].self_attn.encoding.rope.spec.frequencies().radians
-    torch.testing.assert_close(found, torch.tensor([10_000.0 ** (-i / 8) / 2 for i in range(8)], dtype=torch.float64))
+    torch.testing.assert_close(
+        found, torch.tensor([10_000.0 ** (-i / 8) / 2 for i in range(8)], dtype=torch.float64)
+    )
     assert "linear" in second.origin
 
 
@@ -91,7 +120,9 @@ def test_longrope_is_searched_on_text_that_is_trained_on(text, trainings, monkey
 
     monkeypatch.setattr(extend, "search_longrope", watched)
     search = {"population": 5, "rounds": 3, "windows": 4}
-    rows = extend.zero_shot(WORKSPACE, **COMMON, changes=text, methods=["longrope"], factors=[2], search=search)
+    rows = extend.zero_shot(
+        WORKSPACE, **COMMON, changes=text, methods=["longrope"], factors=[2], search=search
+    )
     ((windows, factor, length, options),) = searched
     assert (windows.shape, factor, length) == ((4, 65), 2, 32)
     assert options == {"population": 5, "rounds": 3, "seed": 2}
@@ -106,20 +137,35 @@ def test_every_method_is_measured_on_short_and_on_long_text(text, trainings, mon
 
     def watched(model, windows, lengths, tail, /, **fields):
         spec = model.layers[0].self_attn.encoding.rope.spec
-        seen.append((spec.scaling.name, getattr(spec.scaling, "factor", None), lengths, tail, fields["method"], fields["factor"]))
+        seen.append(
+            (
+                spec.scaling.name,
+                getattr(spec.scaling, "factor", None),
+                lengths,
+                tail,
+                fields["method"],
+                fields["factor"],
+            )
+        )
         return []
 
     monkeypatch.setattr(training, "loss_rows", watched)
     methods = ["none", "linear", "ntk", "by_parts", "yarn", "dynamic", "dynamic_yarn"]
-    extend.zero_shot(WORKSPACE, **COMMON, changes=text, methods=methods, factors=[4], search={"windows": 1})
+    extend.zero_shot(
+        WORKSPACE, **COMMON, changes=text, methods=methods, factors=[4], search={"windows": 1}
+    )
     names = ["default", "linear", "ntk", "yarn", "yarn", "dynamic", "dynamic_yarn"]
     factors = [None, 4, 4, 4, 4, 4, None]
     assert seen[0] == ("default", None, [32], 32, "none", 1)
-    assert seen[1:] == [(n, f, [32, 128], 32, m, 4) for n, f, m in zip(names, factors, methods, strict=True)]
+    assert seen[1:] == [
+        (n, f, [32, 128], 32, m, 4) for n, f, m in zip(names, factors, methods, strict=True)
+    ]
 
 
 def test_by_parts_is_yarn_without_its_temperature():
-    by_parts, yarn = (extend.spec_for(name, extend.rope_spec(decoder()), 4, 128) for name in ("by_parts", "yarn"))
+    by_parts, yarn = (
+        extend.spec_for(name, extend.rope_spec(decoder()), 4, 128) for name in ("by_parts", "yarn")
+    )
     assert by_parts.frequencies().magnitude == 1.0
     assert yarn.frequencies().magnitude == pytest.approx(0.1 * np.log(4) + 1)
     torch.testing.assert_close(by_parts.frequencies().radians, yarn.frequencies().radians)
@@ -127,7 +173,9 @@ def test_by_parts_is_yarn_without_its_temperature():
 
 @pytest.mark.parametrize("variant", [migrate.KEPT, migrate.MOVED, migrate.FRESH])
 def test_only_the_migrated_model_has_old_weights_and_rope(variant, text, trainings):
-    migrate.measure(WORKSPACE, **COMMON, changes=text, variant=variant, steps=5, source="sinusoidal", rate=1e-3)
+    migrate.measure(
+        WORKSPACE, **COMMON, changes=text, variant=variant, steps=5, source="sinusoidal", rate=1e-3
+    )
     *before, last = trainings
     assert last.name == "migrate-5-2"
     assert last.preset.model["encoding"] == ("sinusoidal" if variant == migrate.KEPT else "rope")
@@ -140,7 +188,9 @@ def test_only_the_migrated_model_has_old_weights_and_rope(variant, text, trainin
     assert first.preset.model["encoding"] == "sinusoidal"
     assert last.start.config.encoding == ("sinusoidal" if variant == migrate.KEPT else "rope")
     old = decoder("sinusoidal")
-    torch.testing.assert_close(last.start.layers[1].mlp.down_proj.weight, old.layers[1].mlp.down_proj.weight)  # type: ignore[union-attr]
+    torch.testing.assert_close(
+        last.start.layers[1].mlp.down_proj.weight, old.layers[1].mlp.down_proj.weight
+    )  # type: ignore[union-attr]
     assert last.preset.train.seed != first.preset.train.seed
 
 
@@ -160,24 +210,43 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
     monkeypatch.setattr(mlm_lengths, "make_trainer", lambda *_: Watched())
     monkeypatch.setattr(mlm_lengths, "masked_rows", measured)
     stages = [[16, 4, 6], [48, 4, 3], [8, 4, 4]]
-    rows = mlm_lengths.measure(WORKSPACE, seed=0, preset="mlm", changes=text, stages=stages, windows=2)
+    rows = mlm_lengths.measure(
+        WORKSPACE, seed=0, preset="mlm", changes=text, stages=stages, windows=2
+    )
     assert stops == [6, 9, 13]
     assert [(r["stage"], r["trained"], r["length"]) for r in rows] == [
-        (stage, trained, length) for stage, trained in ((1, 16), (2, 48), (3, 8)) for length in (8, 16, 48)
+        (stage, trained, length)
+        for stage, trained in ((1, 16), (2, 48), (3, 8))
+        for length in (8, 16, 48)
     ]
 
 
 def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path):
-    """The second study finds the trainings and rows of the first; its first stage is still that of a model of one step."""
-    settings = {"preset": "mlm", "changes": [*text, *mlm_lengths._SMALL], "stages": [[8, 2, 1], [16, 2, 1]]}
-    run = lambda folder, windows: mlm_lengths.measure(Workspace(folder, torch.device("cpu")), seed=0, windows=windows, **settings)
+    """The second study finds the trainings and rows of the first; its first stage is still that of
+    a model of one step.
+    """
+    settings = {
+        "preset": "mlm",
+        "changes": [*text, *mlm_lengths._SMALL],
+        "stages": [[8, 2, 1], [16, 2, 1]],
+    }
+    run = lambda folder, windows: mlm_lengths.measure(
+        Workspace(folder, torch.device("cpu")), seed=0, windows=windows, **settings
+    )
     assert {len(each["values"]) for each in run(tmp_path / "one", 2)} == {2}
     assert run(tmp_path / "one", 3) == run(tmp_path / "another", 3)
 
 
 def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(tmp_path):
     with pytest.raises(RopeError, match="divide the longest"):
-        run_study(mlm_lengths.STUDY, "smoke", tmp_path, changes=["stages=[[16, 4, 6], [24, 4, 3]]"], workers=1, quiet=True)
+        run_study(
+            mlm_lengths.STUDY,
+            "smoke",
+            tmp_path,
+            changes=["stages=[[16, 4, 6], [24, 4, 3]]"],
+            workers=1,
+            quiet=True,
+        )
 
 
 def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, monkeypatch):
@@ -188,7 +257,11 @@ def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, 
     assert set(found) <= {vocab.index(word) for word in (*WORDS, "[SEP]")}
     seen = []
     mask = mlm_lengths.mask_tokens
-    monkeypatch.setattr(mlm_lengths, "mask_tokens", lambda *rows, **options: seen.append(mask(*rows, **options)) or seen[-1])
+    monkeypatch.setattr(
+        mlm_lengths,
+        "mask_tokens",
+        lambda *rows, **options: seen.append(mask(*rows, **options)) or seen[-1],
+    )
     settings = {"preset": "mlm", "changes": changes, "stages": [[8, 2, 1]], "windows": 9}
     mlm_lengths.measure(Workspace(tmp_path, torch.device("cpu")), seed=0, **settings)
     inputs, targets = seen[0]
@@ -200,8 +273,21 @@ def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, 
 
 def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, trainings):
     tested = []
-    monkeypatch.setattr(matching, "right", lambda model, batches, cut, device: tested.append((batches, cut)) or np.ones(3))
-    common = {"preset": "mlm", "changes": [], "short": 24, "long": 56, "batch": 4, "steps": 6, "count": 120, "data": ""}
+    monkeypatch.setattr(
+        matching,
+        "right",
+        lambda model, batches, cut, device: tested.append((batches, cut)) or np.ones(3),
+    )
+    common = {
+        "preset": "mlm",
+        "changes": [],
+        "short": 24,
+        "long": 56,
+        "batch": 4,
+        "steps": 6,
+        "count": 120,
+        "data": "",
+    }
     rows = matching.measure(WORKSPACE, cut=24, encoding="rope", seed=1, **common)
     (asked,) = trainings
     ((batches, cut),) = tested
@@ -223,16 +309,32 @@ def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, tra
 
 def test_images_are_tested_that_were_not_trained_on(monkeypatch, trainings):
     tested = []
-    monkeypatch.setattr(multimodal, "wrong", lambda model, batches, side, *_: tested.append((batches, side)) or np.zeros(2))
-    common = {"preset": "mlm", "changes": [], "side": 4, "sides": [4, 6], "batch": 8, "steps": 6, "count": 20}
+    monkeypatch.setattr(
+        multimodal,
+        "wrong",
+        lambda model, batches, side, *_: tested.append((batches, side)) or np.zeros(2),
+    )
+    common = {
+        "preset": "mlm",
+        "changes": [],
+        "side": 4,
+        "sides": [4, 6],
+        "batch": 8,
+        "steps": 6,
+        "count": 20,
+    }
     multimodal.measure(WORKSPACE, encoding="rope_2d", seed=1, **common)
     (asked,) = trainings
     assert (asked.batches.axes, asked.batches.seed) == (2, 1)
     assert asked.preset.train.stages == (Stage(16, 8, 6),)
     assert [side for _, side in tested] == [4, 6]
-    trained = {bytes(r.numpy().astype(np.uint8)) for r in asked.batches.batch(np.arange(200), 16).inputs}
+    trained = {
+        bytes(r.numpy().astype(np.uint8)) for r in asked.batches.batch(np.arange(200), 16).inputs
+    }
     for batches, _ in tested:
-        assert not trained & {bytes(r.numpy().astype(np.uint8)) for r in batches.batch(np.arange(200), 16).inputs}
+        assert not trained & {
+            bytes(r.numpy().astype(np.uint8)) for r in batches.batch(np.arange(200), 16).inputs
+        }
 
 
 def test_an_answer_is_wrong_if_another_colour_is_likelier():
@@ -250,7 +352,11 @@ def test_an_answer_is_wrong_if_another_colour_is_likelier():
 @pytest.mark.parametrize("kind", linear.MODELS)
 def test_linear_compares_attention_and_encoding(kind, text, monkeypatch):
     chosen = []
-    monkeypatch.setattr(training, "train_and_measure", lambda workspace, name, preset, *_, **__: chosen.append(preset) or [])
+    monkeypatch.setattr(
+        training,
+        "train_and_measure",
+        lambda workspace, name, preset, *_, **__: chosen.append(preset) or [],
+    )
     linear.quality(WORKSPACE, **COMMON, changes=text, kind=kind, multiples=[1])
     attention, encoding = kind.split(", ")
     assert chosen[0].model.get("attention", "softmax") == attention
@@ -273,20 +379,27 @@ def test_costs_are_in_milliseconds_and_mebibytes():
     rows = []
     for model in linear.MODELS:
         rows += [row("loss", [1.0, 1.1], model=model, seed=0, length=8)]
-        rows += [row("milliseconds", 12.34, model=model, length=64), row("remembered", 3 * 2**20, model=model, length=64)]
+        rows += [
+            row("milliseconds", 12.34, model=model, length=64),
+            row("remembered", 3 * 2**20, model=model, length=64),
+        ]
     found = linear.findings(rows, facts)
     assert found.tables[1].rows[0] == ("softmax, rope", "12.3")
     assert found.tables[2].rows[0] == ("softmax, rope", "3.00")
 
 
 def test_the_rows_of_an_encoding_have_its_time_and_parameters(text, trainings):
-    rows = encodings.measure(WORKSPACE, **COMMON, changes=text, encoding="learned", multiples=[1, 2])
+    rows = encodings.measure(
+        WORKSPACE, **COMMON, changes=text, encoding="learned", multiples=[1, 2]
+    )
     assert select(rows, "seconds per step")[0]["mean"] == pytest.approx(8.0 / 20)
     assert select(rows, "parameters")[0]["mean"] == 32 * 32  # positions times dimensions, once
     assert {r["length"] for r in select(rows, "loss")} == {32}  # it has no other positions
 
 
-@pytest.mark.parametrize(("encoding", "count"), [("rope", 0), ("t5_causal", 2 * 32 * 2), ("rope_learnable", 2 * 8)])
+@pytest.mark.parametrize(
+    ("encoding", "count"), [("rope", 0), ("t5_causal", 2 * 32 * 2), ("rope_learnable", 2 * 8)]
+)
 def test_positional_parameters_are_those_of_the_encodings(encoding, count):
     assert encodings.positional_parameters(decoder(encoding)) == count
 
@@ -303,7 +416,10 @@ def test_a_shift_of_a_sinusoidal_model_is_seen_and_one_of_rope_is_not():
 
 
 def test_the_longest_stage_is_the_trained_length():
-    stages = "train.stages=[{length=16, batch=2, steps=1}, {length=48, batch=2, steps=1}, {length=8, batch=2, steps=1}]"
+    stages = (
+        "train.stages=[{length=16, batch=2, steps=1}, {length=48, batch=2, steps=1}, {length=8, "
+        "batch=2, steps=1}]"
+    )
     assert training.trained_length(training.make_preset("smoke", [stages], 0)) == 48
 
 
@@ -321,7 +437,20 @@ def test_attention_is_measured_where_every_distance_exists(text, trainings, monk
 
 
 def test_every_watched_study_is_a_study():
-    modules = (decay, encodings, extend, linear, matching, migrate, mlm_lengths, multimodal, norms, passkey, precision, relative)
+    modules = (
+        decay,
+        encodings,
+        extend,
+        linear,
+        matching,
+        migrate,
+        mlm_lengths,
+        multimodal,
+        norms,
+        passkey,
+        precision,
+        relative,
+    )
     # the studies on pretrained models have tests of their own: test_real_studies.py
     real = {name for name in STUDIES if name.startswith("real_")}
     assert {module.STUDY.name for module in modules} | {"base", "methods"} | real == set(STUDIES)

@@ -1,4 +1,6 @@
-"""Tables, figures and claims of studies from rows that were made up here, compared with cells written by hand."""
+"""Tables, figures and claims of studies from rows that were made up here, compared with cells
+written by hand.
+"""
 
 from typing import Any
 
@@ -18,12 +20,21 @@ def seeds(metric: str, mean: float, **fields: Any) -> list[dict]:
 
 def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
     losses = {(100.0, 8): 2.0, (100.0, 16): 3.0, (1e4, 8): 1.0, (1e4, 16): 4.0}
-    rows = [each for (theta, length), mean in losses.items() for each in seeds("loss", mean, base=theta, length=length)]
-    rows += [each for theta in (100.0, 1e4) for each in seeds("accuracy", 0.5, base=theta, length=8)]
+    rows = [
+        each
+        for (theta, length), mean in losses.items()
+        for each in seeds("loss", mean, base=theta, length=length)
+    ]
+    rows += [
+        each for theta in (100.0, 1e4) for each in seeds("accuracy", 0.5, base=theta, length=8)
+    ]
     found = base.findings(rows, {})
     (table,) = found.tables
     assert (table.title, table.columns) == ("Loss by base and context length", ("base", "8", "16"))
-    assert table.rows == [("100", "2.000 ± 0.000", "3.000 ± 0.000"), ("10,000", "1.000 ± 0.000", "4.000 ± 0.000")]
+    assert table.rows == [
+        ("100", "2.000 ± 0.000", "3.000 ± 0.000"),
+        ("10,000", "1.000 ± 0.000", "4.000 ± 0.000"),
+    ]
     assert [(claim.text, claim.verdict) for claim in found.claims] == [
         ("At 8, base 10,000 has a lower loss than base 100", HOLDS),
         ("At 16, base 10,000 has a lower loss than base 100", FAILS),
@@ -33,28 +44,53 @@ def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
 
 def test_attention_falls_only_if_it_falls_at_both_steps():
     weights = {1: 0.5, 2: 0.3, 4: 0.1}
-    rows = [each for far, mean in weights.items() for each in seeds("weight", mean, model="rope", distance=far)]
-    rows += [row("wavelength", value, seed=0, pair=pair) for pair, value in (("fastest", 6.283), ("slowest", 54_410.1))]
+    rows = [
+        each
+        for far, mean in weights.items()
+        for each in seeds("weight", mean, model="rope", distance=far)
+    ]
+    rows += [
+        row("wavelength", value, seed=0, pair=pair)
+        for pair, value in (("fastest", 6.283), ("slowest", 54_410.1))
+    ]
     found = decay.findings(rows, {})
     assert found.tables[0].rows == [("rope", "0.5000", "0.3000", "0.1000")]
     assert [claim.verdict for claim in found.claims] == [HOLDS]
     assert found.ours["unaliased-length"].cells == {"fastest": ("6.28",), "slowest": ("54,410.10",)}
     (ax,) = found.figures["decay"]().axes
-    assert (ax.get_title(loc="left"), ax.get_xlabel(), ax.get_yscale()) == ("Attention by distance", "distance", "log")
+    assert (ax.get_title(loc="left"), ax.get_xlabel(), ax.get_yscale()) == (
+        "Attention by distance",
+        "distance",
+        "log",
+    )
     rising = [*rows, *(each for each in seeds("weight", 0.4, model="alibi", distance=4))]
-    rising = [each for each in rising if each.get("distance") != 4] + seeds("weight", 0.4, model="rope", distance=4)
+    rising = [each for each in rising if each.get("distance") != 4] + seeds(
+        "weight", 0.4, model="rope", distance=4
+    )
     assert [claim.verdict for claim in decay.findings(rising, {}).claims] == [FAILS]
 
 
 def test_rope_beyond_its_length_stands_beside_the_stated_multiples_of_512():
-    rows = [row("loss", mean, model="rope", seed=0, length=n) for n, mean in ((8, 1.0), (16, 1.5), (32, 2.0), (64, 3.0))]
+    rows = [
+        row("loss", mean, model="rope", seed=0, length=n)
+        for n, mean in ((8, 1.0), (16, 1.5), (32, 2.0), (64, 3.0))
+    ]
     rows += [row("loss", 1.25, model="none", seed=0, length=n) for n in (8, 16, 32, 64)]
-    rows += [row("parameters", 20_000 * place, model=name, seed=0) for place, name in enumerate(("rope", "none"))]
-    rows += [row("seconds per step", mean, model=name, seed=0) for name, mean in (("rope", 0.3), ("none", 0.2))]
+    rows += [
+        row("parameters", 20_000 * place, model=name, seed=0)
+        for place, name in enumerate(("rope", "none"))
+    ]
+    rows += [
+        row("seconds per step", mean, model=name, seed=0)
+        for name, mean in (("rope", 0.3), ("none", 0.2))
+    ]
     found = encodings.findings(rows, {})
     assert found.ours["beyond-512"].cells == {
-        "512": ("8", "1.000"), "1024": ("16", "1.500"), "2048": ("32", "2.000"), "4096": ("64", "3.000")
-    }  # fmt: skip
+        "512": ("8", "1.000"),
+        "1024": ("16", "1.500"),
+        "2048": ("32", "2.000"),
+        "4096": ("64", "3.000"),
+    }
     properties = {cells[0]: cells[-2:] for cells in found.tables[1].rows}
     assert properties == {"rope": ("0", "1.50"), "none": ("20,000", "1.00")}
 
@@ -62,7 +98,9 @@ def test_rope_beyond_its_length_stands_beside_the_stated_multiples_of_512():
 def test_an_extended_model_is_shown_on_long_and_on_short_text():
     def losses(method, tuned, factor, near, far):
         fields = {"method": method, "tuned": tuned, "factor": factor}
-        return seeds("loss", near, length=8, **fields) + seeds("loss", far, length=8 * factor, **fields)
+        return seeds("loss", near, length=8, **fields) + seeds(
+            "loss", far, length=8 * factor, **fields
+        )
 
     def cells(name, *means):
         return name, *(f"{mean:.3f} ± 0.000" for mean in means)
@@ -70,7 +108,9 @@ def test_an_extended_model_is_shown_on_long_and_on_short_text():
     rows = seeds("loss", 1.0, method="none", tuned=0, factor=1, length=8)
     for factor in (2, 4):
         rows += losses("none", 0, factor, 1.0, 1.0 + factor) + losses("yarn", 0, factor, 1.1, 1.5)
-    rows += losses("linear", 0, 4, 1.2, 9.0)  # measured at the larger factor only, so it has no row of its own
+    rows += losses(
+        "linear", 0, 4, 1.2, 9.0
+    )  # measured at the larger factor only, so it has no row of its own
     rows += losses("yarn", 40, 4, 1.05, 1.25)
     found = extend.findings(rows, {})
     zero_shot, short, tuned = found.tables
@@ -86,7 +126,8 @@ def test_matching_shows_how_many_cases_were_held_out():
     rows = [row("wrong", [0.0, 1.0, 0.0, 0.0], cut=24, encoding="rope", seed=0)]
     rows += [row("wrong", [0.0] * 4, cut=56, encoding="rope", seed=0)]
     table = matching.findings(rows, {"settings": settings}).tables[0]
-    # a quarter of the cases has its evidence within 24 characters, and half of the guesses on the others are right
+    # a quarter of the cases has its evidence within 24 characters, and half of the guesses on the
+    # others are right
     assert table.rows == [
         ("24", "learned", "-", "62.5%", "0"),
         ("24", "rope", "75.0% ± 25.0%", "62.5%", "4"),
@@ -111,7 +152,11 @@ def test_no_more_words_are_drawn_than_fill_a_case():
 
 def test_two_axes_are_judged_on_the_largest_images():
     wrong = {("rope_2d", 4): 0.5, ("rope_2d", 6): 0.0, ("rope", 4): 0.0, ("rope", 6): 0.75}
-    rows = [each for (name, side), mean in wrong.items() for each in seeds("wrong", mean, model=name, side=side)]
+    rows = [
+        each
+        for (name, side), mean in wrong.items()
+        for each in seeds("wrong", mean, model=name, side=side)
+    ]
     found = multimodal.findings(rows, {"settings": {"side": 4}})
     assert found.tables[0].rows == [("rope_2d", "50.0%", "100.0%"), ("rope", "100.0%", "25.0%")]
     (claim,) = found.claims
@@ -120,8 +165,16 @@ def test_two_axes_are_judged_on_the_largest_images():
 
 
 def test_the_exact_method_is_judged_by_its_worst_position_and_no_error_is_drawn_at_0():
-    rows = [row("error", 1e-3, way=way, position=at) for way in precision.COS_SIN_METHODS if way != "exact" for at in (5, 7)]
-    rows += [row("error", 0.0, way="exact", position=5), row("error", 1e-5, way="exact", position=7)]
+    rows = [
+        row("error", 1e-3, way=way, position=at)
+        for way in precision.COS_SIN_METHODS
+        if way != "exact"
+        for at in (5, 7)
+    ]
+    rows += [
+        row("error", 0.0, way="exact", position=5),
+        row("error", 1e-5, way="exact", position=7),
+    ]
     found = precision.findings(rows, {})
     assert (found.claims[0].verdict, found.claims[0].evidence) == (FAILS, "largest 1.0e-05")
     (ax,) = found.figures["precision"]().axes
@@ -138,7 +191,10 @@ def test_a_difference_that_touches_the_limit_with_its_margin_is_within_noise():
 
 
 def test_our_losses_stand_under_the_published_names():
-    rows = [row("loss", 1.0, model="rope", length=8, seed=0), row("loss", 2.0, model="rope", length=16, seed=0)]
+    rows = [
+        row("loss", 1.0, model="rope", length=8, seed=0),
+        row("loss", 2.0, model="rope", length=16, seed=0),
+    ]
     found = ours_by_name(rows, {"RoPE": "rope", "ALiBi": "alibi"}, "model", [8, 16])
     assert found.columns == ("loss at 8", "loss at 16")
     assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}

@@ -1,4 +1,6 @@
-"""Every task asks what it says it asks, at any length and depth, and a sample is the same in any batch."""
+"""Every task asks what it says it asks, at any length and depth, and a sample is the same in any
+batch.
+"""
 
 import re
 
@@ -16,7 +18,10 @@ def rows(name, length=129, **options):
     sample = TASKS[name](5, INDEX, length, **options)
     assert sample.tokens.shape == sample.is_target.shape == (len(INDEX), length)
     assert sample.tokens.dtype == np.uint8
-    return [(bytes(t).decode(), bytes(t[c]).decode()) for t, c in zip(sample.tokens, sample.is_target, strict=True)]
+    return [
+        (bytes(t).decode(), bytes(t[c]).decode())
+        for t, c in zip(sample.tokens, sample.is_target, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -46,17 +51,21 @@ def test_too_short_a_length_is_refused(name):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("copy", "a|a"), ("reverse", "a|a"), ("sort", "a|a"), ("addition", "1+2=03"),
+        ("copy", "a|a"),
+        ("reverse", "a|a"),
+        ("sort", "a|a"),
+        ("addition", "1+2=03"),
         ("passkey", "The pass key is 12345. What is the pass key? The pass key is 12345"),
         ("needle", "The number of Ada is 12345. " * 3 + "What is it? The number of Ada is 12345"),
     ],
-)  # fmt: skip
+)
 def test_the_shortest_sample_holds_all_that_is_needed_and_no_more(name, text):
     assert TASKS[name].shortest == len(text)
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("copy", lambda w: w), ("reverse", lambda w: w[::-1]), ("sort", lambda w: "".join(sorted(w)))]
+    ("name", "answer"),
+    [("copy", lambda w: w), ("reverse", lambda w: w[::-1]), ("sort", lambda w: "".join(sorted(w)))],
 )
 @pytest.mark.parametrize("least", [1.0, 0.1])
 def test_transcriptions(name, answer, least):
@@ -102,7 +111,9 @@ def test_only_one_of_several_needles_is_asked_for():
     for text, counted in rows("needle", 300, needles=4):
         told = re.findall(r"The number of (\w+) is (\d{5})\.", text)
         asked = re.search(r"The number of (\w+) is (\d{5})$", text).groups()
-        assert len(dict(told)) == len(set(dict(told).values())) == 4  # the number must not be known without the name
+        assert (
+            len(dict(told)) == len(set(dict(told).values())) == 4
+        )  # the number must not be known without the name
         assert dict(told)[asked[0]] == asked[1] == counted
 
 
@@ -111,7 +122,12 @@ def test_depth_places_what_is_asked_for(name):
     length, found = 400, []
     for depth in (0.0, 0.5, 1.0):
         text, counted = rows(name, length, depth=depth)[0]
-        told = {"passkey": f"is {counted}", "needle": f"is {counted}", "recall": text[-2:], "induction": text[-2:]}[name]
+        told = {
+            "passkey": f"is {counted}",
+            "needle": f"is {counted}",
+            "recall": text[-2:],
+            "induction": text[-2:],
+        }[name]
         found.append(text.index(told) / length)
     assert found[0] < 0.1
     assert 0.3 < found[1] < 0.6
@@ -130,6 +146,8 @@ def test_planted_names_come_back_at_their_distance(distance):
 def test_the_letters_of_a_planted_name_say_nothing_about_its_place():
     tokens = TASKS["planted"](5, np.arange(400), 129).tokens
     places = [bytes(row).index(b"<") for row in tokens]
-    letters = np.array([row[place + 1 : place + 17] for row, place in zip(tokens, places, strict=True)])
+    letters = np.array(
+        [row[place + 1 : place + 17] for row, place in zip(tokens, places, strict=True)]
+    )
     related = [abs(np.corrcoef(places, column)[0, 1]) for column in letters.T]
     assert max(related) < 0.2  # four standard errors of 1 / sqrt(400)

@@ -24,11 +24,15 @@ def letters(tmp_path_factory):
 
 def peer():
     """The tokenizers package's own frame and truncation, which transformers uses."""
-    inner = tokenizers.Tokenizer(tokenizers.models.WordPiece({t: i for i, t in enumerate(TOKENS)}, unk_token="[UNK]"))
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece({t: i for i, t in enumerate(TOKENS)}, unk_token="[UNK]")
+    )
     inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     special = [("[CLS]", 2), ("[SEP]", 3)]
     single, pair = "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
-    inner.post_processor = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=special
+    )
     return inner
 
 

@@ -18,7 +18,27 @@ from ropewalk.lab.subwords import Subwords
 from ropewalk.lab.tokenizer import Bytes, Tokenizer, open_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-PIECES = ["rope", "walk", "##er", "##s", "lo", "##ng", "a", "b", "é", "e", "##e", "R", "##o", "甲", "乙", "##丙", ",", "1", "##2"]
+PIECES = [
+    "rope",
+    "walk",
+    "##er",
+    "##s",
+    "lo",
+    "##ng",
+    "a",
+    "b",
+    "é",
+    "e",
+    "##e",
+    "R",
+    "##o",
+    "甲",
+    "乙",
+    "##丙",
+    ",",
+    "1",
+    "##2",
+]
 #: for RoFormer: words of several characters
 WORDS = [*PIECES, "合同", "纠纷", "丙"]
 
@@ -58,7 +78,9 @@ def test_a_bpe_word_starts_at_a_space(tmp_path):
     tokens = bpe.encode(b"walk ropes")[None]
     texts = [bpe.inner.id_to_token(int(token)) for token in tokens[0]]
     assert "\u0120rope" in texts
-    assert bpe.starts_word(tokens)[0].tolist() == [place == 0 or text[0] == "\u0120" for place, text in enumerate(texts)]
+    assert bpe.starts_word(tokens)[0].tolist() == [
+        place == 0 or text[0] == "\u0120" for place, text in enumerate(texts)
+    ]
 
 
 def test_byte_level_white_space_starts_a_word_and_two_hashes_are_no_word_pieces(tmp_path):
@@ -66,7 +88,9 @@ def test_byte_level_white_space_starts_a_word_and_two_hashes_are_no_word_pieces(
     assert bpe.inner.token_to_id("##") is not None
     tokens = bpe.encode(b"rope\n\twalker z")
     read = [bpe.inner.decode([token]) for token in tokens.tolist()]
-    assert bpe.starts_word(tokens[None])[0].tolist() == [place == 0 or text[0].isspace() for place, text in enumerate(read)]
+    assert bpe.starts_word(tokens[None])[0].tolist() == [
+        place == 0 or text[0].isspace() for place, text in enumerate(read)
+    ]
     assert any(text[0] == "\n" for text in read)
     assert not all(place == 0 or text[0].isspace() for place, text in enumerate(read))
 
@@ -103,23 +127,45 @@ def random_texts(count: int, letters: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}], ids=str
+    "settings",
+    [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}],
+    ids=str,
 )
 def test_a_vocab_file_gives_the_tokens_of_transformers(tmp_path, settings):
     from transformers import BertTokenizer
 
-    ours, theirs = Subwords(vocab_file(tmp_path, PIECES, **settings)), BertTokenizer(numbered(PIECES), **settings)
-    texts = [*random_texts(60, "ropewalkerslongRbé甲乙丙,12 \t\n"), "ropes, longer walks 甲乙é", "\u200b甲\u0301"]
+    ours, theirs = (
+        Subwords(vocab_file(tmp_path, PIECES, **settings)),
+        BertTokenizer(numbered(PIECES), **settings),
+    )
+    texts = [
+        *random_texts(60, "ropewalkerslongRbé甲乙丙,12 \t\n"),
+        "ropes, longer walks 甲乙é",
+        "\u200b甲\u0301",
+    ]
     for text in texts:
-        assert ours.encode(text.encode()).tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
-    assert (ours.start, ours.separator, ours.mask_id) == (theirs.cls_token_id, theirs.sep_token_id, theirs.mask_token_id)
+        assert (
+            ours.encode(text.encode()).tolist()
+            == theirs(text, add_special_tokens=False)["input_ids"]
+        ), text
+    assert (ours.start, ours.separator, ours.mask_id) == (
+        theirs.cls_token_id,
+        theirs.sep_token_id,
+        theirs.mask_token_id,
+    )
 
 
 def greedy(word: str, vocab: dict[str, int]) -> list[int]:
-    """The definition of word pieces: the longest token that fits, again and again; a word that does not work out is unknown."""
+    """The definition of word pieces: the longest token that fits, again and again; a word that does
+    not work out is unknown.
+    """
     found, start = [], 0
     while start < len(word):
-        ends = (end for end in range(len(word), start, -1) if ("##" if start else "") + word[start:end] in vocab)
+        ends = (
+            end
+            for end in range(len(word), start, -1)
+            if ("##" if start else "") + word[start:end] in vocab
+        )
         end = next(ends, None)
         if end is None:
             return [vocab["[UNK]"]]
@@ -131,7 +177,9 @@ def greedy(word: str, vocab: dict[str, int]) -> list[int]:
 def test_pieces_are_the_longest_that_fit(tmp_path):
     ours, vocab = Subwords(vocab_file(tmp_path, PIECES)), numbered(PIECES)
     for text in random_texts(80, "ropewalks  "):
-        assert ours.encode(text.encode()).tolist() == [i for word in text.split() for i in greedy(word, vocab)], text
+        assert ours.encode(text.encode()).tolist() == [
+            i for word in text.split() for i in greedy(word, vocab)
+        ], text
 
 
 def in_twos(text: str) -> list[str]:
@@ -142,7 +190,12 @@ def in_twos(text: str) -> list[str]:
         if "\u4e00" <= text[place] <= "\u9fff":
             end = min(place + 2, len(text))
         else:
-            while end < len(text) and text[end].isalnum() and text[place].isalnum() and not "\u4e00" <= text[end] <= "\u9fff":
+            while (
+                end < len(text)
+                and text[end].isalnum()
+                and text[place].isalnum()
+                and not "\u4e00" <= text[end] <= "\u9fff"
+            ):
                 end += 1
         words.append(text[place:end])
         place = end
@@ -155,12 +208,19 @@ def tokenized(text: str, hmm: bool) -> list[tuple[str, int, int]]:
 
 
 def test_chinese_words_are_segmented_as_in_roformer(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "rjieba", SimpleNamespace(cut=lambda text, hmm: in_twos(text), tokenize=tokenized))
+    monkeypatch.setitem(
+        sys.modules,
+        "rjieba",
+        SimpleNamespace(cut=lambda text, hmm: in_twos(text), tokenize=tokenized),
+    )
     from transformers import RoFormerTokenizer
 
     ours, theirs = Subwords(vocab_file(tmp_path, WORDS)), RoFormerTokenizer(numbered(WORDS))
     for text in [*random_texts(60, "合同纠纷甲乙丙ropes, R12"), "合同纠纷甲合同 ropes"]:
-        assert ours.encode(text.encode()).tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert (
+            ours.encode(text.encode()).tolist()
+            == theirs(text, add_special_tokens=False)["input_ids"]
+        ), text
     assert numbered(WORDS)["合同"] in ours.encode("合同".encode())
 
 
@@ -177,16 +237,31 @@ def starts(tokenizer: Tokenizer, text: str) -> list[bool]:
 def test_a_word_of_bytes_is_letters_digits_underscores_and_what_is_not_ascii():
     text = b"ab_1 \xff\xc3, c"
     begins = "^...^^.^^^"
-    assert "".join("^" if each else "." for each in Bytes().starts_word(Bytes().encode(text))) == begins
+    assert (
+        "".join("^" if each else "." for each in Bytes().starts_word(Bytes().encode(text)))
+        == begins
+    )
 
 
 def test_a_word_of_pieces_starts_without_a_sign(tmp_path):
     ours = Subwords(vocab_file(tmp_path, PIECES))
-    assert starts(ours, "long ropes 甲乙, 12") == [True, False, True, False, True, True, True, True, False]
+    assert starts(ours, "long ropes 甲乙, 12") == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_a_sentencepiece_word_starts_at_its_sign(tmp_path):
-    inner = tokenizers.Tokenizer(tokenizers.models.BPE({"▁": 0, "a": 1, "b": 2, "▁a": 3, "<s>": 4, "</s>": 5}, [("▁", "a")]))
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.BPE({"▁": 0, "a": 1, "b": 2, "▁a": 3, "<s>": 4, "</s>": 5}, [("▁", "a")])
+    )
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     inner.save(str(tmp_path / "tokenizer.json"))
     ours = open_tokenizer(tmp_path)
@@ -205,7 +280,9 @@ def test_a_length_saved_in_the_file_cuts_nothing(tmp_path):
 
 
 def test_a_vocabulary_may_skip_ids_and_lack_a_mask(tmp_path):
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 20, "?": 3, "[SEP]": 5}, unk_token="?"))
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "b": 20, "?": 3, "[SEP]": 5}, unk_token="?")
+    )
     inner.save(str(tmp_path / "tokenizer.json"))
     ours = open_tokenizer(tmp_path / "tokenizer.json")
     assert (ours.num_words, ours.mask_id, ours.vocab_size, ours.start) == (21, 21, 24, None)
@@ -219,7 +296,10 @@ def test_a_folder_gives_its_vocab_file_first(tmp_path):
 
 
 def test_names_follow_the_vocabulary_and_its_settings(tmp_path):
-    made = [vocab_file(tmp_path / "a", PIECES), vocab_file(tmp_path / "b", PIECES, do_lower_case=False)]
+    made = [
+        vocab_file(tmp_path / "a", PIECES),
+        vocab_file(tmp_path / "b", PIECES, do_lower_case=False),
+    ]
     made.append(vocab_file(tmp_path / "c", [*PIECES, "c"]))
     assert len({Subwords(path).name for path in made}) == 3
     assert Subwords(vocab_file(tmp_path / "d", PIECES)).name == Subwords(made[0]).name
@@ -231,8 +311,14 @@ def test_names_follow_the_vocabulary_and_its_settings(tmp_path):
         ({"t.json": "{}"}, r"tokenizer\.json"),
         ({"vocab.txt": "a\nb\n"}, r"one token per line, .* lacks \[UNK\], \[CLS\], \[SEP\]"),
         ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "{"}, "must be JSON"),
-        ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "[1]"}, "true, false or null"),
-        ({"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": '{"do_lower_case": 3}'}, "true, false or null"),
+        (
+            {"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": "[1]"},
+            "true, false or null",
+        ),
+        (
+            {"vocab.txt": "[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": '{"do_lower_case": 3}'},
+            "true, false or null",
+        ),
     ],
 )
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path, files, said):

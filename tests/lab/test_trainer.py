@@ -30,10 +30,15 @@ from ropewalk.spec import RopeSpec
 
 
 def by_hand(model, batches, settings):
-    """The definition: cross entropy of logits, torch's own clip, AdamW over matrices and the rest, a cosine."""
+    """The definition: cross entropy of logits, torch's own clip, AdamW over matrices and the rest,
+    a cosine.
+    """
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, betas=settings.betas, eps=settings.eps)
     found, first, step = [], 0, 0
     total = sum(stage.steps for stage in settings.stages)
@@ -47,7 +52,9 @@ def by_hand(model, batches, settings):
             norm = nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
             way = (step - settings.warmup) / (total - 1 - settings.warmup)
             cosine = settings.final + (1 - settings.final) * (1 + math.cos(math.pi * way)) / 2
-            rate = settings.learning_rate * ((step + 1) / settings.warmup if step < settings.warmup else cosine)
+            rate = settings.learning_rate * (
+                (step + 1) / settings.warmup if step < settings.warmup else cosine
+            )
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
@@ -88,7 +95,9 @@ def test_parts_with_unequal_counts_add_up(tmp_path):
     """A mask leaves each part another number of targets; the mean is over all of them."""
     model, task = tiny_model(), TaskBatches("copy", options=(("least", 0.1),))
     settings = [tiny_settings(stages=(Stage(16, 4, 3),), accumulation=parts) for parts in (1, 4)]
-    first, second = (tiny_trainer(tmp_path, None, settings=s, model=tiny_model(), batches=task) for s in settings)
+    first, second = (
+        tiny_trainer(tmp_path, None, settings=s, model=tiny_model(), batches=task) for s in settings
+    )
     first.run()
     second.run()
     assert losses(first) == pytest.approx(losses(second), rel=1e-5)
@@ -103,14 +112,18 @@ def test_the_smoothed_loss_has_no_pull_of_its_start(tmp_path):
     trainer = tiny_trainer(tmp_path, None, settings=tiny_settings(smoothing=0.5))
     trainer.run()
     weights = [0.5 ** (9 - i) for i in range(1, 10)]
-    expected = sum(w * loss for w, loss in zip(weights, losses(trainer), strict=True)) / sum(weights)
+    expected = sum(w * loss for w, loss in zip(weights, losses(trainer), strict=True)) / sum(
+        weights
+    )
     assert trainer.smoothed == pytest.approx(expected)
 
 
 def test_learned_frequencies_have_a_group_of_their_own():
     model = tiny_model("rope_learnable")
     names = group_names(model)
-    assert {name.rsplit(".", 1)[1] for name, group in names.items() if group == "frequencies"} == {"log_scale"}
+    assert {name.rsplit(".", 1)[1] for name, group in names.items() if group == "frequencies"} == {
+        "log_scale"
+    }
     assert {"self_attn", "mlp", "embed_tokens", "frequencies"} <= set(names.values())
     groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, frequency_rate=0.3)
     slow = [g for g in groups if g["lr"] == pytest.approx(0.3)]
@@ -141,7 +154,9 @@ def test_norms_of_groups_are_those_of_their_gradients(encoding):
     assert dict(zip(norms.names, found[1:].tolist(), strict=True)) == pytest.approx(
         {group: torch.cat(grads).norm().item() for group, grads in expected.items()}, rel=1e-5
     )
-    assert found[0].item() == pytest.approx(torch.cat([g for grads in expected.values() for g in grads]).norm().item(), rel=1e-5)
+    assert found[0].item() == pytest.approx(
+        torch.cat([g for grads in expected.values() for g in grads]).norm().item(), rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("share", [0.3, 3.0])
@@ -178,7 +193,10 @@ def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
     assert rest.run().step == 9
     assert losses(rest) == expected
     assert rest.smoothed == smoothed
-    assert all(torch.equal(own, weight) for own, weight in zip(rest.model.parameters(), weights, strict=True))
+    assert all(
+        torch.equal(own, weight)
+        for own, weight in zip(rest.model.parameters(), weights, strict=True)
+    )
 
 
 def test_a_run_without_a_folder_goes_on_too(tmp_path, whole):
@@ -190,8 +208,15 @@ def test_a_run_without_a_folder_goes_on_too(tmp_path, whole):
 
 def test_the_last_two_checkpoints_are_kept(tmp_path):
     tiny_trainer(tmp_path).run()
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["step-000000009", "step-000000006"]
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["log.jsonl", "step-000000006", "step-000000009"]
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == [
+        "step-000000009",
+        "step-000000006",
+    ]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "log.jsonl",
+        "step-000000006",
+        "step-000000009",
+    ]
 
 
 def damage_bytes(path):
@@ -263,13 +288,18 @@ def test_a_full_disk_costs_one_checkpoint(tmp_path, monkeypatch, logged):
     (said,) = logged
     assert "step 6 could not be saved" in said
     assert os.strerror(errno.ENOSPC) in said
-    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == ["step-000000009", "step-000000003"]
+    assert [p.name for p in checkpoint.checkpoints(tmp_path / "run")] == [
+        "step-000000009",
+        "step-000000003",
+    ]
     assert not [p for p in (tmp_path / "run").iterdir() if "partial" in p.name]
 
 
 def test_ctrl_c_saves_after_the_step_and_the_run_goes_on(tmp_path, whole):
     interrupted = tiny_trainer(
-        tmp_path, settings=tiny_settings(evaluate_every=4), evaluate=lambda t: os.kill(os.getpid(), signal.SIGINT) or {}
+        tmp_path,
+        settings=tiny_settings(evaluate_every=4),
+        evaluate=lambda t: os.kill(os.getpid(), signal.SIGINT) or {},
     )
     before = signal.getsignal(signal.SIGINT)
     outcome = interrupted.run()
@@ -281,7 +311,9 @@ def test_ctrl_c_saves_after_the_step_and_the_run_goes_on(tmp_path, whole):
     assert losses(rest) == whole[0.0][0]
 
 
-@pytest.mark.parametrize("change", [{"learning_rate": 2e-2}, {"seed": 1}, {"clip": None}, {"stages": (Stage(12, 4, 9),)}])
+@pytest.mark.parametrize(
+    "change", [{"learning_rate": 2e-2}, {"seed": 1}, {"clip": None}, {"stages": (Stage(12, 4, 9),)}]
+)
 def test_another_run_is_not_continued(tmp_path, change):
     tiny_trainer(tmp_path).run(stop=3)
     with pytest.raises(RopeError, match=next(iter(change))):
@@ -305,7 +337,10 @@ def test_other_data_and_other_models_are_refused(tmp_path):
 
 def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path):
     with pytest.raises(RopeError, match="must stay finite"):
-        tiny_trainer(tmp_path, settings=tiny_settings(learning_rate=1e30, clip=None, schedule="constant", warmup=0)).run()
+        tiny_trainer(
+            tmp_path,
+            settings=tiny_settings(learning_rate=1e30, clip=None, schedule="constant", warmup=0),
+        ).run()
     for path in checkpoint.checkpoints(tmp_path / "run"):
         _, files = checkpoint.read_checkpoint(path)
         assert all(t.isfinite().all() for t in files["model.safetensors"].values())
@@ -313,7 +348,10 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path):
 
 def test_the_log_is_json_lines_with_what_is_due(tmp_path):
     trainer = tiny_trainer(
-        tmp_path, evaluate=lambda t: {"answer": 42}, settings=tiny_settings(evaluate_every=3), tensorboard=True
+        tmp_path,
+        evaluate=lambda t: {"answer": 42},
+        settings=tiny_settings(evaluate_every=3),
+        tensorboard=True,
     )
     trainer.run()
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
@@ -321,7 +359,9 @@ def test_the_log_is_json_lines_with_what_is_due(tmp_path):
     full = [row for row in rows if "gradients" in row]
     assert {row["step"] for row in full} == {3, 4, 6, 8, 9}
     for row in full:
-        assert math.sqrt(sum(v * v for v in row["gradients"].values())) == pytest.approx(row["gradient"], rel=1e-5)
+        assert math.sqrt(sum(v * v for v in row["gradients"].values())) == pytest.approx(
+            row["gradient"], rel=1e-5
+        )
         assert row["tokens_per_second"] > 0
     assert list((tmp_path / "run" / "tensorboard").iterdir())
 
@@ -383,7 +423,10 @@ def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, logge
     from ropewalk.lab import precision
 
     monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: False)
-    plain, mixed = (tiny_trainer(tmp_path, None, settings=tiny_settings(precision=p)) for p in ("float32", "bfloat16"))
+    plain, mixed = (
+        tiny_trainer(tmp_path, None, settings=tiny_settings(precision=p))
+        for p in ("float32", "bfloat16")
+    )
     plain.run()
     mixed.run()
     assert losses(plain) == losses(mixed)

@@ -20,7 +20,11 @@ class NoTargets:
 
 
 def test_a_step_without_targets_has_the_loss_0_and_no_gradient(tmp_path):
-    trainer = tiny_trainer(tmp_path, batches=NoTargets(tiny_batches(tmp_path)), settings=tiny_settings(weight_decay=0.0))
+    trainer = tiny_trainer(
+        tmp_path,
+        batches=NoTargets(tiny_batches(tmp_path)),
+        settings=tiny_settings(weight_decay=0.0),
+    )
     before = [p.clone() for p in trainer.model.parameters()]
     assert trainer.run().step == 9
     assert losses(trainer) == [0.0] * 9

@@ -1,4 +1,6 @@
-"""Parts of a training, one at a time: micro-batches, old checkpoints, the optimizer's state, the clip, the speed of bfloat16."""
+"""Parts of a training, one at a time: micro-batches, old checkpoints, the optimizer's state, the
+clip, the speed of bfloat16.
+"""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -40,7 +42,10 @@ def test_an_old_checkpoint_that_cannot_be_removed_stays(tmp_path):
     run.mkdir()
     (run / "step-000000001").symlink_to(tmp_path / "elsewhere")
     checkpoint.write_checkpoint(run, 2, {"model.safetensors": {"x": torch.ones(2)}}, {}, keep=1)
-    assert [path.name for path in checkpoint.checkpoints(run)] == ["step-000000002", "step-000000001"]
+    assert [path.name for path in checkpoint.checkpoints(run)] == [
+        "step-000000002",
+        "step-000000001",
+    ]
     assert (tmp_path / "elsewhere").is_dir()
 
 
@@ -52,7 +57,10 @@ def test_damaged_checkpoints_of_later_steps_do_not_count_as_kept(tmp_path):
     for step in (8, 9):
         (tmp_path / f"step-{step:09d}" / "model.safetensors").write_bytes(b"")
     checkpoint.write_checkpoint(tmp_path, 7, files, {}, keep=2)
-    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == ["step-000000007", "step-000000005"]
+    assert [path.name for path in checkpoint.checkpoints(tmp_path)] == [
+        "step-000000007",
+        "step-000000005",
+    ]
     newest = checkpoint.read_newest(tmp_path)
     assert newest is not None
     assert newest[0]["step"] == 7
@@ -60,10 +68,14 @@ def test_damaged_checkpoints_of_later_steps_do_not_count_as_kept(tmp_path):
 
 @pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
 def test_the_step_of_a_fused_optimizer_is_on_the_device_of_the_weights(fused, device):
-    """The meta device stands for a GPU; torch has no fused AdamW for it, so an object with the same attributes is used."""
+    """The meta device stands for a GPU; torch has no fused AdamW for it, so an object with the same
+    attributes is used.
+    """
     model = nn.Linear(3, 2, bias=False, device="meta")
     optimizer: Any = SimpleNamespace(defaults={"fused": fused}, state=defaultdict(dict))
-    checkpoint.load_optimizer(model, optimizer, {"step weight": torch.tensor(7.0), "exp_avg weight": torch.ones(2, 3)})
+    checkpoint.load_optimizer(
+        model, optimizer, {"step weight": torch.tensor(7.0), "exp_avg weight": torch.ones(2, 3)}
+    )
     found = {name: value.device.type for name, value in optimizer.state[model.weight].items()}
     assert found == {"step": device, "exp_avg": "meta"}
 
@@ -79,9 +91,13 @@ def test_a_tiny_gradient_is_clipped_as_torch_does():
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize(("float32", "bfloat16", "faster"), [(2.0, 1.0, True), (1.0, 1.0, False), (1.0, 2.0, False)])
+@pytest.mark.parametrize(
+    ("float32", "bfloat16", "faster"), [(2.0, 1.0, True), (1.0, 1.0, False), (1.0, 2.0, False)]
+)
 def test_bfloat16_is_faster_only_if_it_takes_less_time(monkeypatch, float32, bfloat16, faster):
     clock = iter([0.0, float32, 10.0, 10.0 + bfloat16])
     monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    measured = precision.bfloat16_is_faster.__wrapped__  # without the cache, which holds the answer of this machine
+    measured = (
+        precision.bfloat16_is_faster.__wrapped__
+    )  # without the cache, which holds the answer of this machine
     assert measured() is faster

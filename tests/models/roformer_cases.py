@@ -1,4 +1,6 @@
-"""Small RoFormers and BERTs of transformers with random weights, and how their answers read beside ours."""
+"""Small RoFormers and BERTs of transformers with random weights, and how their answers read beside
+ours.
+"""
 
 import torch
 import transformers
@@ -25,8 +27,14 @@ ROFORMERS = {
     "rotary_value": ("ForMaskedLM", {"rotary_value": True, "hidden_act": "relu"}),
     "untied": ("ForMaskedLM", {"tie_word_embeddings": False, "type_vocab_size": 3}),
     "decoder": ("ForCausalLM", {"is_decoder": True, "hidden_act": "gelu_new"}),
-    "decoder_rotary_value": ("ForCausalLM", {"is_decoder": True, "rotary_value": True, "embedding_size": 10}),
-    "decoder_untied": ("ForCausalLM", {"is_decoder": True, "tie_word_embeddings": False, "pad_token_id": None}),
+    "decoder_rotary_value": (
+        "ForCausalLM",
+        {"is_decoder": True, "rotary_value": True, "embedding_size": 10},
+    ),
+    "decoder_untied": (
+        "ForCausalLM",
+        {"is_decoder": True, "tie_word_embeddings": False, "pad_token_id": None},
+    ),
     "classification": ("ForSequenceClassification", {"num_labels": 5}),
     "token_classification": ("ForTokenClassification", {"num_labels": 4, "layer_norm_eps": 1e-5}),
     "multiple_choice": ("ForMultipleChoice", {}),
@@ -68,7 +76,11 @@ def words(shape, name=""):
 
 def answer(model, tokens, types, padding=None):
     """Return the output of a transformers model as one tensor."""
-    said = model(tokens, token_type_ids=types, attention_mask=None if padding is None else padding.long())
+    said = model(
+        tokens, token_type_ids=types, attention_mask=None if padding is None else padding.long()
+    )
     if hasattr(said, "start_logits"):
         return torch.stack((said.start_logits, said.end_logits), dim=-1)
-    return next(said[key] for key in ("logits", "prediction_logits", "last_hidden_state") if key in said)
+    return next(
+        said[key] for key in ("logits", "prediction_logits", "last_hidden_state") if key in said
+    )

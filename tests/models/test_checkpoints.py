@@ -1,4 +1,6 @@
-"""Checkpoints: what is written is read back, what does not fit is named, and old entries are passed over."""
+"""Checkpoints: what is written is read back, what does not fit is named, and old entries are passed
+over.
+"""
 
 import json
 
@@ -40,7 +42,11 @@ def reconfigure(folder, **changes):
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1, 20_000, 5_000_000_000])
-@pytest.mark.parametrize("options", [{}, {"num_experts": 3, "qk_norm": True, "dense_layers": (1,)}], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_experts": 3, "qk_norm": True, "dense_layers": (1,)}],
+    ids=["dense", "experts"],
+)
 def test_a_round_trip_is_exact_in_one_file_or_many(tmp_path, options, max_shard_bytes):
     model = make(**options)
     checkpoints.save(model, tmp_path / "model", max_shard_bytes=max_shard_bytes)
@@ -71,9 +77,13 @@ def test_experts_are_read_fused_and_one_by_one(tmp_path):
     model = theirs("qwen3 moe")
     model.save_pretrained(tmp_path / "apart")
     (tmp_path / "fused").mkdir()
-    (tmp_path / "fused" / "config.json").write_text((tmp_path / "apart" / "config.json").read_text())
+    (tmp_path / "fused" / "config.json").write_text(
+        (tmp_path / "apart" / "config.json").read_text()
+    )
     save_file(
-        {k: v.contiguous() for k, v in model.state_dict().items()}, tmp_path / "fused" / "model.safetensors", {"format": "pt"}
+        {k: v.contiguous() for k, v in model.state_dict().items()},
+        tmp_path / "fused" / "model.safetensors",
+        {"format": "pt"},
     )
     keys = [set(load_file(tmp_path / name / "model.safetensors")) for name in ("apart", "fused")]
     assert "model.layers.0.mlp.experts.3.up_proj.weight" in keys[0]
@@ -83,25 +93,47 @@ def test_experts_are_read_fused_and_one_by_one(tmp_path):
 
 
 MINIMIND = {
-    "model_type": "minimind", "hidden_size": 24, "num_hidden_layers": 2, "vocab_size": 41, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "intermediate_size": 38, "rope_theta": 1e6, "max_position_embeddings": 64, "rms_norm_eps": 1e-6,
-    "hidden_act": "silu", "dropout": 0.1, "use_moe": False, "inference_rope_scaling": False, "rope_scaling": None,
-}  # fmt: skip
+    "model_type": "minimind",
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "vocab_size": 41,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 38,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "dropout": 0.1,
+    "use_moe": False,
+    "inference_rope_scaling": False,
+    "rope_scaling": None,
+}
 
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_minimind_files_are_qwen3_with_other_words(tmp_path, experts):
     """Its own config, tables of the rotation left in the file, and the tied head written out."""
-    options = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 12, "norm_topk_prob": True}
+    options = {
+        "num_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 12,
+        "norm_topk_prob": True,
+    }
     sizes = SIZES | {"num_hidden_layers": 2, "head_dim": 4, "tie_word_embeddings": True}
     sizes |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
     family = "Qwen3Moe" if experts else "Qwen3"
     config = getattr(transformers, f"{family}Config")(**(sizes | (options if experts else {})))
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     model.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps(MINIMIND | ({**options, "use_moe": True} if experts else {})))
+    (tmp_path / "model" / "config.json").write_text(
+        json.dumps(MINIMIND | ({**options, "use_moe": True} if experts else {}))
+    )
     tables = {"model.freqs_cos": torch.zeros(64, 4), "model.freqs_sin": torch.zeros(64, 4)}
-    rewrite(tmp_path / "model", lambda w: w.update(tables | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}))
+    rewrite(
+        tmp_path / "model",
+        lambda w: w.update(tables | {"lm_head.weight": w["model.embed_tokens.weight"].clone()}),
+    )
     ours, given = checkpoints.load(tmp_path / "model"), tokens() % 41
     assert ours.config.dropout == 0.1
     torch.testing.assert_close(ours(given), model(given).logits, atol=1e-5, rtol=0)
@@ -111,7 +143,13 @@ def test_minimind_files_are_qwen3_with_other_words(tmp_path, experts):
 
 
 @pytest.mark.parametrize(
-    "key", ["model.layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq", "model.freqs_cos", "embed_positions.weight"]
+    "key",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "rotary_emb.inv_freq",
+        "model.freqs_cos",
+        "embed_positions.weight",
+    ],
 )
 def test_old_tables_are_passed_over(folder, key):
     expected = checkpoints.load(folder).state_dict()
@@ -129,14 +167,23 @@ KEYS = "model.layers.0.self_attn.k_proj.weight"
     [
         (lambda w: w.pop(KEYS), f"missing: {KEYS}"),
         (lambda w: w.pop(NORM), f"missing: {NORM}"),
-        (lambda w: w.update({"model.layers.0.self_attn.sink": torch.zeros(2)}), "unexpected: model.layers.0.self_attn.sink"),
+        (
+            lambda w: w.update({"model.layers.0.self_attn.sink": torch.zeros(2)}),
+            "unexpected: model.layers.0.self_attn.sink",
+        ),
         (lambda w: w.update({NORM: torch.zeros(9)}), f"{NORM}: must have the shape \\[10\\]"),
-        (lambda w: w.update({KEYS: torch.zeros(19, 20)}), f"{KEYS}: must have the shape \\[20, 20\\].* got \\[19, 20\\]"),
-        (lambda w: w.update({NORM: torch.zeros(10, dtype=torch.int64)}), f"{NORM}: must be float32"),
+        (
+            lambda w: w.update({KEYS: torch.zeros(19, 20)}),
+            f"{KEYS}: must have the shape \\[20, 20\\].* got \\[19, 20\\]",
+        ),
+        (
+            lambda w: w.update({NORM: torch.zeros(10, dtype=torch.int64)}),
+            f"{NORM}: must be float32",
+        ),
         (lambda w: w.update({NORM: torch.zeros(10, dtype=torch.float16)}), "dtype: must be given"),
         (lambda w: w.update({NORM.removeprefix("model."): torch.zeros(10)}), "the same weight"),
     ],
-)  # fmt: skip
+)
 def test_a_weight_that_does_not_fit_is_named(folder, change, told):
     rewrite(folder, change)
     with pytest.raises(RopeError, match=told):
@@ -174,9 +221,14 @@ def test_a_config_that_is_no_decoder_is_refused_by_name(folder, changes, field):
 
 def test_load_lists_what_it_supports(folder):
     reconfigure(folder, model_type="gpt2")
-    with pytest.raises(RopeError, match=r"must be one of llama, .*bert; load other models with transformers and call rw\.patch"):
+    with pytest.raises(
+        RopeError,
+        match=r"must be one of llama, .*bert; load other models with transformers and call rw\.patch",
+    ):
         rw.load(folder)
-    with pytest.raises(RopeError, match=r"must be a local folder with config\.json and safetensors files; download"):
+    with pytest.raises(
+        RopeError, match=r"must be a local folder with config\.json and safetensors files; download"
+    ):
         rw.load("meta-llama/Llama-3.2-1B")
 
 
@@ -209,7 +261,11 @@ def test_saving_refuses_what_it_does_not_know_and_what_it_says_already(tmp_path)
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_scalings_survive_the_trip(tmp_path, dynamic):
-    scaling = frequencies.Dynamic(factor=2.0, original_length=24) if dynamic else frequencies.Yarn(factor=4.0, original_length=16)
+    scaling = (
+        frequencies.Dynamic(factor=2.0, original_length=24)
+        if dynamic
+        else frequencies.Yarn(factor=4.0, original_length=16)
+    )
     model = make(encoding=rw.RopeSpec(head_dim=10, theta=500.0, scaling=scaling)).float()
     checkpoints.save(model, tmp_path / "model")
     given = tokens(seq=30)
@@ -220,9 +276,15 @@ def test_scalings_survive_the_trip(tmp_path, dynamic):
 
 
 ROFORMER = {
-    "vocab_size": 41, "hidden_size": 24, "num_layers": 2, "num_heads": 3, "intermediate_size": 30, "length": 40,
-    "head": "masked_lm", "embedding_size": 10,
-}  # fmt: skip
+    "vocab_size": 41,
+    "hidden_size": 24,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 30,
+    "length": 40,
+    "head": "masked_lm",
+    "embedding_size": 10,
+}
 
 
 def test_roformer_goes_through_the_same_door(tmp_path):
@@ -245,9 +307,14 @@ def test_a_preset_is_a_model(name):
     assert model.config == PRESETS[name]
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     about = {
-        "tiny": 0.11, "tiny-moe": 0.19, "llama-100m": 100, "minimind-3": 64, "minimind-3-moe": 198, "roformer-small": 30,
+        "tiny": 0.11,
+        "tiny-moe": 0.19,
+        "llama-100m": 100,
+        "minimind-3": 64,
+        "minimind-3-moe": 198,
+        "roformer-small": 30,
         "roformer-base": 124,
-    }  # fmt: skip
+    }
     assert millions == pytest.approx(about[name], rel=0.05)
 
 
@@ -258,18 +325,24 @@ def test_an_unknown_preset_names_the_known():
 
 
 def test_transformers_gets_no_token_ids_that_nobody_chose(tmp_path):
-    """By default a Llama of transformers begins with token 1 and ends with token 2, whatever its vocabulary."""
+    """By default a Llama of transformers begins with token 1 and ends with token 2, whatever its
+    vocabulary.
+    """
     assert transformers.LlamaConfig().eos_token_id == 2
     checkpoints.save(make().float(), tmp_path / "model", extra_config={"eos_token_id": 7})
     read = transformers.AutoConfig.from_pretrained(tmp_path / "model")
     assert (read.bos_token_id, read.eos_token_id, read.pad_token_id) == (None, 7, None)
 
 
-@pytest.mark.parametrize("used", [{}, {"use_sliding_window": False}, {"use_sliding_window": True}], ids=str)
+@pytest.mark.parametrize(
+    "used", [{}, {"use_sliding_window": False}, {"use_sliding_window": True}], ids=str
+)
 def test_the_window_of_a_qwen_is_that_of_transformers(used):
     """Published configs name a window that the model does not use."""
     raw = SIZES | {"sliding_window": 3, "max_window_layers": 1} | used
-    config = checkpoints.FORMATS["qwen2"].config_from_hf({"model_type": "qwen2", "rope_theta": 1e6, **raw})
+    config = checkpoints.FORMATS["qwen2"].config_from_hf(
+        {"model_type": "qwen2", "rope_theta": 1e6, **raw}
+    )
     assert config.window == transformers.Qwen2Config(**raw).sliding_window
 
 
@@ -278,8 +351,16 @@ def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(laye
     """Old configs give the interval alone."""
     given = {} if interval is None else {"no_rope_layer_interval": interval}
     peer = transformers.SmolLM3Config(num_hidden_layers=layers, **given)
-    sizes = {"vocab_size": 30, "hidden_size": 24, "intermediate_size": 20, "num_attention_heads": 4, "num_hidden_layers": layers}
-    config = checkpoints.FORMATS["smollm3"].config_from_hf({"model_type": "smollm3", "rope_theta": 5e6, **sizes, **given})
+    sizes = {
+        "vocab_size": 30,
+        "hidden_size": 24,
+        "intermediate_size": 20,
+        "num_attention_heads": 4,
+        "num_hidden_layers": layers,
+    }
+    config = checkpoints.FORMATS["smollm3"].config_from_hf(
+        {"model_type": "smollm3", "rope_theta": 5e6, **sizes, **given}
+    )
     assert [int(kind != "nope") for kind in config.layer_types] == peer.no_rope_layers
 
 
@@ -290,7 +371,10 @@ def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(laye
         ("Llama", {"num_key_value_heads": None}),
         ("Mistral", {}),
         ("Mistral", {"sliding_window": None}),
-        ("Ministral3", {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        (
+            "Ministral3",
+            {"head_dim": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        ),
         ("SmolLM3", {}),
         ("SmolLM3", {"num_key_value_heads": None}),
         ("Qwen2", {}),
@@ -307,12 +391,25 @@ def test_keys_that_are_absent_are_those_of_transformers(family, options):
     raw = {"vocab_size": 11, "intermediate_size": 24, "num_hidden_layers": 2, **heads, **options}
     reference = getattr(transformers, f"{family}Config")(**raw)
     config = config_from_hf({"model_type": reference.model_type, **raw})
-    assert (config.num_kv_heads, config.norm_eps) == (reference.num_key_value_heads, reference.rms_norm_eps)
+    assert (config.num_kv_heads, config.norm_eps) == (
+        reference.num_key_value_heads,
+        reference.rms_norm_eps,
+    )
     windows = [config.window if each in WINDOWED else None for each in config.layer_types]
     window = getattr(reference, "sliding_window", None)
     types = getattr(reference, "layer_types", None) or ["sliding_attention"] * 2
     assert windows == [window if each == "sliding_attention" else None for each in types]
     if family == "Qwen3Moe":
-        found = (config.experts_per_token, config.moe_intermediate_size, config.norm_topk, config.router_aux_coef)
-        names = ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "router_aux_loss_coef")
+        found = (
+            config.experts_per_token,
+            config.moe_intermediate_size,
+            config.norm_topk,
+            config.router_aux_coef,
+        )
+        names = (
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "norm_topk_prob",
+            "router_aux_loss_coef",
+        )
         assert found == tuple(getattr(reference, name) for name in names)

@@ -1,4 +1,6 @@
-"""Laws of the Decoder that hold for every encoding and option; transformers is the oracle in test_decoder_hf.py."""
+"""Laws of the Decoder that hold for every encoding and option; transformers is the oracle in
+test_decoder_hf.py.
+"""
 
 import pytest
 import torch
@@ -17,10 +19,21 @@ from ropewalk.models.experts import Routes, balance_loss, gated
 
 OPTIONS = {
     "plain": {},
-    "all biases and norms": {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "qk_norm": True, "tie_embeddings": False},
+    "all biases and norms": {
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "qk_norm": True,
+        "tie_embeddings": False,
+    },
     "window": {"window": 3},
     "mixed layers": {"layer_types": ("sliding", "nope"), "window": 3},
-    "experts": {"num_experts": 5, "experts_per_token": 2, "moe_intermediate_size": 11, "router_aux_coef": 0.1},
+    "experts": {
+        "num_experts": 5,
+        "experts_per_token": 2,
+        "moe_intermediate_size": 11,
+        "router_aux_coef": 0.1,
+    },
     "linear": {"attention": "linear", "qk_norm": True},
     "gelu": {"activation": "gelu"},
 }
@@ -45,7 +58,10 @@ EVERY = (
 def test_a_token_sees_its_past_through_a_cache_as_in_one_pass(options):
     model, given = make(**options), tokens()
     whole, caches = model(given), model.caches()
-    pieces = [model(given[:, :3], caches=caches), *(model(given[:, i : i + 1], caches=caches) for i in range(3, SEQ))]
+    pieces = [
+        model(given[:, :3], caches=caches),
+        *(model(given[:, i : i + 1], caches=caches) for i in range(3, SEQ)),
+    ]
     close(torch.cat(pieces, dim=1), whole)
     changed = given.clone()
     changed[:, 4] = (changed[:, 4] + 1) % VOCAB
@@ -120,7 +136,9 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(name):
             targets[:, 3] = IGNORED
         expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         if model.config.num_experts:
-            assert model.loss(given, **options) > expected + 0.1  # even use costs 0.1 * experts_per_token
+            assert (
+                model.loss(given, **options) > expected + 0.1
+            )  # even use costs 0.1 * experts_per_token
         plain = make(**(OPTIONS[name] | {"router_aux_coef": 0.0}))
         close(plain.loss(given, **options), expected)
 
@@ -143,7 +161,9 @@ def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, max_logits):
     torch.testing.assert_close(found.double(), expected, atol=bound, rtol=bound)
     for mine, theirs in zip(torch.autograd.grad(found, given), wanted, strict=True):
         assert mine.dtype == dtype
-        torch.testing.assert_close(mine.double(), theirs, atol=bound * theirs.abs().max().item(), rtol=0)
+        torch.testing.assert_close(
+            mine.double(), theirs, atol=bound * theirs.abs().max().item(), rtol=0
+        )
     with torch.no_grad():
         torch.testing.assert_close(3 * token_loss(*given, targets, max_logits), found)
 
@@ -152,15 +172,25 @@ def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
     x = torch.tensor([[7.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_loss(x, weight, torch.tensor([0])).backward()
-    expected = -torch.sigmoid(torch.tensor(-7.0)).item()  # p - 1, which bfloat16 near p = 1 would round to 0
+    expected = -torch.sigmoid(
+        torch.tensor(-7.0)
+    ).item()  # p - 1, which bfloat16 near p = 1 would round to 0
     assert x.grad[0, 0].item() == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 def test_many_chunks_add_up_beyond_what_bfloat16_can_count():
-    x, weight = torch.ones(600, 1, dtype=torch.bfloat16), torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
-    token_loss(x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2).backward()  # every row a chunk
-    assert weight.grad.tolist() == [[-0.5], [0.5]]  # 600 halves over 600; a bfloat16 sum of halves ends at 128
+    x, weight = (
+        torch.ones(600, 1, dtype=torch.bfloat16),
+        torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True),
+    )
+    token_loss(
+        x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2
+    ).backward()  # every row a chunk
+    assert weight.grad.tolist() == [
+        [-0.5],
+        [0.5],
+    ]  # 600 halves over 600; a bfloat16 sum of halves ends at 128
 
 
 def test_the_gate_has_the_gradient_of_its_formula():
@@ -170,7 +200,9 @@ def test_the_gate_has_the_gradient_of_its_formula():
         expected, found = by_formula(gate) * up, gated(packed, name)
         close(found, expected)
         weight = torch.randn_like(found)
-        close(*(torch.autograd.grad((each * weight).sum(), packed)[0] for each in (found, expected)))
+        close(
+            *(torch.autograd.grad((each * weight).sum(), packed)[0] for each in (found, expected))
+        )
 
 
 def test_experts_that_are_used_evenly_have_the_least_balance_loss():
@@ -179,7 +211,9 @@ def test_experts_that_are_used_evenly_have_the_least_balance_loss():
     skewed = Routes(torch.tensor([[0.8, 0.1, 0.1]] * 6), torch.zeros(6, 1, dtype=torch.int64))
     assert balance_loss([skewed]).item() == pytest.approx(3 * 0.8)
     padding = torch.tensor([[True, False, False], [False, False, False]])
-    by_hand = Routes(torch.tensor([[0.5, 0.3, 0.2]] + [[0.0, 0.0, 1.0]] * 5), torch.tensor([[0]] + [[2]] * 5))
+    by_hand = Routes(
+        torch.tensor([[0.5, 0.3, 0.2]] + [[0.0, 0.0, 1.0]] * 5), torch.tensor([[0]] + [[2]] * 5)
+    )
     assert balance_loss([by_hand], padding).item() == pytest.approx(3 * 0.5)
 
 
@@ -192,7 +226,11 @@ def test_dropout_acts_in_training_only():
 
 
 def test_weights_begin_as_the_config_says():
-    model = Decoder(DecoderConfig(97, 64, 80, 2, 4, qkv_bias=True, num_experts=3, init_std=0.05, encoding="fire"))
+    model = Decoder(
+        DecoderConfig(
+            97, 64, 80, 2, 4, qkv_bias=True, num_experts=3, init_std=0.05, encoding="fire"
+        )
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "encoding" not in name:
@@ -238,7 +276,14 @@ def test_weights_begin_as_the_config_says():
     ],
 )
 def test_bad_options_are_refused_by_name(options, field):
-    base = {"vocab_size": 9, "hidden_size": 20, "intermediate_size": 8, "num_layers": 2, "num_heads": 6, "num_kv_heads": 2}
+    base = {
+        "vocab_size": 9,
+        "hidden_size": 20,
+        "intermediate_size": 8,
+        "num_layers": 2,
+        "num_heads": 6,
+        "num_kv_heads": 2,
+    }
     assert_refused(field, lambda: DecoderConfig(**(base | {"head_dim": 10} | options)))
 
 
@@ -246,13 +291,17 @@ def test_bad_options_are_refused_by_name(options, field):
 def test_tokens_are_int32_or_int64(dtype):
     model, given = make(), tokens(seq=5)
     for call in (model, model.loss, model.features):
-        assert "pass tokens.long()" in str(assert_refused("tokens", lambda call=call: call(given.to(dtype))))
+        assert "pass tokens.long()" in str(
+            assert_refused("tokens", lambda call=call: call(given.to(dtype)))
+        )
         assert_refused("tokens", lambda call=call: call(given[0]))
     assert torch.equal(model(given.int()), model(given))
 
 
 def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
-    """In one layer: all far tokens are then at the same distance. Layers without positions have no distances to change."""
+    """In one layer: all far tokens are then at the same distance. Layers without positions have no
+    distances to change.
+    """
     given = tokens(seq=9)
     reordered = torch.cat((given[:, [4, 2, 5, 0, 3, 1]], given[:, 6:]), dim=1)
     model = make(num_layers=1, remapping=ReRope(3))
@@ -283,26 +332,44 @@ def test_caches_must_be_one_a_layer():
 
 
 def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
-    """They compute an RMS norm of q and k; a norm that a user put in its place must not be left out."""
+    """They compute an RMS norm of q and k; a norm that a user put in its place must not be left
+    out.
+    """
 
     def reason(change):
         layer = make(qk_norm=True).layers[0].self_attn
         change(layer)
-        return layer.why_not_fused(layer.qkv_proj.weight.new_zeros(1, 4, layer.qkv_proj.in_features))
+        return layer.why_not_fused(
+            layer.qkv_proj.weight.new_zeros(1, 4, layer.qkv_proj.in_features)
+        )
 
     assert "CUDA" in reason(lambda layer: None)  # nothing else is in the way
-    assert "LayerNorm" in reason(lambda layer: setattr(layer, "q_norm", nn.LayerNorm(layer.head_dim)))
+    assert "LayerNorm" in reason(
+        lambda layer: setattr(layer, "q_norm", nn.LayerNorm(layer.head_dim))
+    )
     assert "Identity" in reason(lambda layer: setattr(layer, "k_norm", nn.Identity()))
-    assert "eps" in reason(lambda layer: setattr(layer, "k_norm", nn.RMSNorm(layer.head_dim, eps=0.5)))
+    assert "eps" in reason(
+        lambda layer: setattr(layer, "k_norm", nn.RMSNorm(layer.head_dim, eps=0.5))
+    )
     assert "eps" in reason(lambda layer: setattr(layer.q_norm, "eps", None))
     assert "hooks" in reason(lambda layer: layer.k_norm.register_forward_hook(lambda *_: None))
-    assert "hooks" in reason(lambda layer: layer.qkv_proj.register_forward_pre_hook(lambda *_: None))
+    assert "hooks" in reason(
+        lambda layer: layer.qkv_proj.register_forward_pre_hook(lambda *_: None)
+    )
 
 
 def test_a_linear_layer_is_linear_however_it_is_called():
-    """Against the quadratic formula: rotated features above, features below, then the norm of each head."""
+    """Against the quadratic formula: rotated features above, features below, then the norm of each
+    head.
+    """
     torch.manual_seed(3)
-    sizes = {"vocab_size": 13, "hidden_size": 12, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
+    sizes = {
+        "vocab_size": 13,
+        "hidden_size": 12,
+        "intermediate_size": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
     layer = Decoder(DecoderConfig(**sizes, attention="linear")).double().layers[0].self_attn
     x, rope = torch.randn(2, 5, 12, dtype=torch.float64), rw.Rope(rw.RopeSpec(6))
     q, k, v = (x @ layer.qkv_proj.weight.mT).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4)

@@ -1,4 +1,6 @@
-"""The Decoder against transformers: equal logits, gradients, losses and greedy generation, weights in and out."""
+"""The Decoder against transformers: equal logits, gradients, losses and greedy generation, weights
+in and out.
+"""
 
 import pytest
 import torch
@@ -24,15 +26,25 @@ def tokens(batch=BATCH, seq=SEQ):
 
 
 def by_their_names(model, tensors):
-    """Our tensors under transformers' names, the packed ones cut where the heads and the halves end."""
+    """Our tensors under transformers' names, the packed ones cut where the heads and the halves
+    end.
+    """
     found, config = {}, model.config
-    widths = [n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    widths = [
+        n * config.head_dim for n in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    ]
     for name, value in tensors.items():
         name = name if name.startswith("lm_head") else "model." + name
         if "qkv_proj" in name:
-            found |= {name.replace("qkv", part): piece for part, piece in zip("qkv", value.split(widths), strict=True)}
+            found |= {
+                name.replace("qkv", part): piece
+                for part, piece in zip("qkv", value.split(widths), strict=True)
+            }
         elif "mlp.gate_up_proj" in name:
-            found |= {name.replace("gate_up", part): piece for part, piece in zip(("gate", "up"), value.chunk(2), strict=True)}
+            found |= {
+                name.replace("gate_up", part): piece
+                for part, piece in zip(("gate", "up"), value.chunk(2), strict=True)
+            }
         else:
             found[name] = value
     return found
@@ -47,12 +59,20 @@ def test_logits_and_gradients_are_equal(pair):
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     (expected * weight).sum().backward()
     (found * weight).sum().backward()
-    mine = by_their_names(ours, {name: parameter.grad for name, parameter in ours.named_parameters()})
+    mine = by_their_names(
+        ours, {name: parameter.grad for name, parameter in ours.named_parameters()}
+    )
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     assert mine.keys() == wanted.keys()
     for name, gradient in wanted.items():
         bound = 2e-6 * max(1.0, gradient.abs().max().item()) + 1e-5
-        torch.testing.assert_close(mine[name], gradient, atol=bound, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            mine[name],
+            gradient,
+            atol=bound,
+            rtol=1e-5,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 def test_greedy_generation_with_a_cache_gives_the_same_tokens(pair):
@@ -81,8 +101,13 @@ def test_the_loss_is_theirs_without_the_logits(pair):
     torch.testing.assert_close(ours.loss(given), expected, atol=2e-6, rtol=1e-5)
     expected = F.cross_entropy(model(given).logits.flatten(0, 1).double(), given.flatten())
     if experts and model.config.router_aux_loss_coef:
-        expected = expected + model.config.router_aux_loss_coef * model(given, labels=given, **options).aux_loss
-    torch.testing.assert_close(ours.loss(given, given).double(), expected.double(), atol=2e-6, rtol=1e-5)
+        expected = (
+            expected
+            + model.config.router_aux_loss_coef * model(given, labels=given, **options).aux_loss
+        )
+    torch.testing.assert_close(
+        ours.loss(given, given).double(), expected.double(), atol=2e-6, rtol=1e-5
+    )
 
 
 def test_what_we_save_transformers_loads(pair, tmp_path):

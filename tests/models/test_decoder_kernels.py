@@ -1,4 +1,6 @@
-"""What a Decoder gives to the kernels of a GPU, and what it refuses to give, tested without a GPU; tests/gpu runs the kernels."""
+"""What a Decoder gives to the kernels of a GPU, and what it refuses to give, tested without a GPU;
+tests/gpu runs the kernels.
+"""
 
 import pytest
 import torch
@@ -7,11 +9,25 @@ from torch import nn
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import KVCache
-from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig, decoder_attention, generation
+from ropewalk.models import (
+    Decoder,
+    DecoderConfig,
+    RoFormer,
+    RoFormerConfig,
+    decoder_attention,
+    generation,
+)
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 decode_step = pytest.importorskip("ropewalk.models.decode_step")
-SIZES = {"vocab_size": 13, "hidden_size": 12, "intermediate_size": 8, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2}
+SIZES = {
+    "vocab_size": 13,
+    "hidden_size": 12,
+    "intermediate_size": 8,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+}
 
 
 class OnCuda(nn.Parameter):
@@ -40,7 +56,15 @@ def hooked(register):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"head_dim": 256}, {"qk_norm": True}, {"layer_types": ("full", "nope")}, {"activation": "swish"}], ids=str
+    "options",
+    [
+        {},
+        {"head_dim": 256},
+        {"qk_norm": True},
+        {"layer_types": ("full", "nope")},
+        {"activation": "swish"},
+    ],
+    ids=str,
 )
 def test_what_can_be_captured(options):
     assert decode_step.why_not(make(**options), torch.zeros(256, 3, dtype=torch.int64)) is None
@@ -68,26 +92,48 @@ def test_what_cannot_be_captured_says_why(model, rows, reason):
 
 def test_a_roformer_has_no_graph_and_says_so(monkeypatch):
     monkeypatch.setattr(generation, "why_no_triton", lambda x: None)  # as on a GPU
-    sizes = {"vocab_size": 13, "hidden_size": 12, "num_layers": 1, "num_heads": 2, "intermediate_size": 8}
+    sizes = {
+        "vocab_size": 13,
+        "hidden_size": 12,
+        "num_layers": 1,
+        "num_heads": 2,
+        "intermediate_size": 8,
+    }
     model = RoFormer(RoFormerConfig(**sizes, head="causal_lm", causal=True)).eval()
     given = torch.ones(1, 3, dtype=torch.int64)
-    assert "only a Decoder" in str(assert_refused("graph", lambda: model.generate(given, 2, graph=True)))
+    assert "only a Decoder" in str(
+        assert_refused("graph", lambda: model.generate(given, 2, graph=True))
+    )
 
 
 def plain(x, weight, bias, *, spec, positions, heads, norm):
-    """The heads [B, S, H, D] of x @ weight^T + bias, q and k normed and rotated, as written in the fused call's contract."""
-    q, k, v = nn.functional.linear(x, weight, bias).unflatten(-1, (-1, spec.head_dim)).split((*heads, heads[1]), dim=-2)
+    """The heads [B, S, H, D] of x @ weight^T + bias, q and k normed and rotated, as written in the
+    fused call's contract.
+    """
+    q, k, v = (
+        nn.functional.linear(x, weight, bias)
+        .unflatten(-1, (-1, spec.head_dim))
+        .split((*heads, heads[1]), dim=-2)
+    )
     if norm is not None:
         q, k = (
-            t / (t.square().mean(-1, keepdim=True) + norm.eps).sqrt() * w for t, w in ((q, norm.q_weight), (k, norm.k_weight))
+            t / (t.square().mean(-1, keepdim=True) + norm.eps).sqrt() * w
+            for t, w in ((q, norm.q_weight), (k, norm.k_weight))
         )
     z = torch.exp(1j * positions[:, None, None] * spec.frequencies().radians)
-    q, k = (torch.view_as_real(torch.complex(*t.chunk(2, -1)) * z).movedim(-1, -2).flatten(-2) for t in (q, k))
+    q, k = (
+        torch.view_as_real(torch.complex(*t.chunk(2, -1)) * z).movedim(-1, -2).flatten(-2)
+        for t in (q, k)
+    )
     return q, k, v
 
 
-@pytest.mark.parametrize("cache", [None, KVCache(), KVCache(rotated=False)], ids=["none", "rotated", "not rotated"])
-@pytest.mark.parametrize("options", [{}, {"qk_norm": True, "norm_eps": 0.3}, {"qkv_bias": True}], ids=str)
+@pytest.mark.parametrize(
+    "cache", [None, KVCache(), KVCache(rotated=False)], ids=["none", "rotated", "not rotated"]
+)
+@pytest.mark.parametrize(
+    "options", [{}, {"qk_norm": True, "norm_eps": 0.3}, {"qkv_bias": True}], ids=str
+)
 def test_the_fused_projection_is_the_projection_normed_and_rotated(monkeypatch, options, cache):
     """A cache of keys that are not rotated gets them from the layer's own path."""
     monkeypatch.setattr(decoder_attention, "FEWEST_TOKENS", 1)
@@ -101,7 +147,11 @@ def test_the_fused_projection_is_the_projection_normed_and_rotated(monkeypatch, 
         assert found is None
         return
     q, k, v = layer.project(x)
-    expected = (layer.encoding.rotate(q, positions, key=False), layer.encoding.rotate(k, positions, key=True), v)
+    expected = (
+        layer.encoding.rotate(q, positions, key=False),
+        layer.encoding.rotate(k, positions, key=True),
+        v,
+    )
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -115,11 +165,17 @@ def test_the_kernels_get_the_norm_of_the_heads():
     assert make().layers[0].self_attn.head_norm() is None
 
 
-@pytest.mark.parametrize(("cache", "capacity", "held"), [("growing", 2, 9), ("static", None, 9), ("static", 40, 40)])
+@pytest.mark.parametrize(
+    ("cache", "capacity", "held"), [("growing", 2, 9), ("static", None, 9), ("static", 40, 40)]
+)
 def test_a_captured_step_holds_the_prompt_and_all_new_tokens(monkeypatch, cache, capacity, held):
     """A growing cache does not use its capacity."""
     opened = []
     monkeypatch.setattr(generation, "why_not_graph", lambda *_: None)
-    monkeypatch.setattr(decode_step, "captured_step", lambda model, rows, tokens: opened.append((rows, tokens)))
-    generation._graph_opener(make(), torch.zeros(2, 3, dtype=torch.int64), cache, 6, capacity, True)()
+    monkeypatch.setattr(
+        decode_step, "captured_step", lambda model, rows, tokens: opened.append((rows, tokens))
+    )
+    generation._graph_opener(
+        make(), torch.zeros(2, 3, dtype=torch.int64), cache, 6, capacity, True
+    )()
     assert opened == [(2, held)]

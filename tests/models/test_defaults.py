@@ -21,12 +21,28 @@ from ropewalk.models.generation import generate
 from ropewalk.models.migrate import Migration
 
 HEADS, HEAD_DIM, SEQ = 3, 6, 5
-SIZES = {"vocab_size": 11, "hidden_size": 24, "intermediate_size": 16, "num_layers": 1, "num_heads": 2}
+SIZES = {
+    "vocab_size": 11,
+    "hidden_size": 24,
+    "intermediate_size": 16,
+    "num_layers": 1,
+    "num_heads": 2,
+}
 
 
 def test_published_sizes_are_the_defaults():
-    assert (ReRope().window, LeakyReRope().window, SelfExtend().window, DualChunk().chunk) == (512, 512, 1024, 8192)
-    assert (LogAbove().scale, LogAbove().length, Power().length, Power().power) == (0.1, 8192, 2048, 0.1)
+    assert (ReRope().window, LeakyReRope().window, SelfExtend().window, DualChunk().chunk) == (
+        512,
+        512,
+        1024,
+        8192,
+    )
+    assert (LogAbove().scale, LogAbove().length, Power().length, Power().power) == (
+        0.1,
+        8192,
+        2048,
+        0.1,
+    )
     # a token's phase depends on four tokens, a reflection of PaTH on three
     assert SelectivePhases(12, 3, 4).conv.weight.shape[-1] == 4
     assert PathAttention(12, 3).w_conv.weight.shape[-1] == 3
@@ -40,7 +56,9 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
     window = trained // 4
     least = next(n for n in range(2, served) if (served - window) / n <= 2 * trained // 3 - window)
     assert LeakyReRope.for_length(trained, served) == LeakyReRope(window, least, trained)
-    assert SelfExtend.for_length(trained, served) == SelfExtend(least, window // least * least or window)
+    assert SelfExtend.for_length(trained, served) == SelfExtend(
+        least, window // least * least or window
+    )
     assert ReRope.for_length(trained, served) == ReRope(window, trained)
 
 
@@ -50,15 +68,29 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
         ("chunk", lambda: DualChunk(chunk=1, local=1)),
         ("head_dim", lambda: rw.DecoderConfig(**SIZES, head_dim=0)),
         ("encoding", lambda: rw.DecoderConfig(**SIZES, encoding="bogus", layer_types=("nope",))),
-        ("head_dim", lambda: LatentAttention(12, 3, kv_rank=4, nope_dim=2, rope_dim=2, value_dim=2, head_dim=4)),
+        (
+            "head_dim",
+            lambda: LatentAttention(
+                12, 3, kv_rank=4, nope_dim=2, rope_dim=2, value_dim=2, head_dim=4
+            ),
+        ),
         ("kind", lambda: unshard(torch.zeros(2, 3), 0, kind="foo")),
         ("slowdown", lambda: LeakyReRope(slowdown=0)),
         ("dropout", lambda: Attention(12, 3, dropout=-0.1)),
         ("dropout", lambda: Attention(12, 3, dropout=1.1)),
         ("model_dim", lambda: SelectivePhases(10, 3, 4)),
-        ("encoding", lambda: rw.DecoderConfig(**SIZES, encoding={"full": "rope", "elsewhere": "rope"})),
-        ("tokens", lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, -1, 2]]), 1)),
-        ("tokens", lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, 11, 2]]), 1)),
+        (
+            "encoding",
+            lambda: rw.DecoderConfig(**SIZES, encoding={"full": "rope", "elsewhere": "rope"}),
+        ),
+        (
+            "tokens",
+            lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, -1, 2]]), 1),
+        ),
+        (
+            "tokens",
+            lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, 11, 2]]), 1),
+        ),
     ],
 )
 def test_the_first_value_outside_is_refused_by_name(field, call):
@@ -101,7 +133,9 @@ def angles_at(spec, positions, length):
 
 @pytest.mark.parametrize("key", [False, True])
 def test_pope_reads_the_length_and_the_side(key):
-    """Dynamic NTK and a magnitude on queries alone; each channel becomes a pair at the angle of its position."""
+    """Dynamic NTK and a magnitude on queries alone; each channel becomes a pair at the angle of its
+    position.
+    """
     positions, length = torch.arange(SEQ) + 20, 64
     dynamic = rw.RopeSpec(2 * HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))
     yarn = rw.RopeSpec(2 * HEAD_DIM, scaling=fq.Yarn(64, factor=4.0), magnitude_on="q")
@@ -113,14 +147,18 @@ def test_pope_reads_the_length_and_the_side(key):
         # on queries alone it is squared, so that scores are multiplied by as much
         magnitude = 1.0 if spec is dynamic or key else (0.1 * math.log(4) + 1) ** 2
         expected = torch.cat((size * angles.cos(), size * angles.sin()), dim=-1) * magnitude
-        torch.testing.assert_close(encoding.rotate(x, positions, key=key, length=length), expected, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            encoding.rotate(x, positions, key=key, length=length), expected, atol=1e-6, rtol=1e-6
+        )
 
 
 def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused():
     spec = rw.RopeSpec(HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))
     encoding = RotaryPlus(Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64), spec)
     positions, x = torch.arange(SEQ) + 20, torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)
-    z = torch.complex(x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) * torch.exp(1j * angles_at(spec, positions, 64))
+    z = torch.complex(x[..., : HEAD_DIM // 2], x[..., HEAD_DIM // 2 :]) * torch.exp(
+        1j * angles_at(spec, positions, 64)
+    )
     found = encoding.rotate(x, positions, key=True, length=64)
     torch.testing.assert_close(found, torch.cat((z.real, z.imag), dim=-1), atol=1e-6, rtol=1e-6)
     assert "twice" in encoding.why_not("linear")
@@ -131,7 +169,11 @@ def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused(
 def test_an_ignored_token_may_be_infinite(max_logits):
     """Loss and gradients are those of the other tokens alone."""
     torch.manual_seed(0)
-    x, weight, targets = torch.randn(5, 4).double(), torch.randn(11, 4).double(), torch.tensor([3, -100, 5, -100, 0])
+    x, weight, targets = (
+        torch.randn(5, 4).double(),
+        torch.randn(11, 4).double(),
+        torch.tensor([3, -100, 5, -100, 0]),
+    )
     x[1], x[3, 2] = math.inf, math.nan
     kept = targets >= 0
     found = [t.clone().requires_grad_() for t in (x, weight)]
@@ -147,7 +189,9 @@ def test_an_ignored_token_may_be_infinite(max_logits):
 
 
 def test_dense_layers_are_sorted_so_that_a_saved_config_is_the_same():
-    config = rw.DecoderConfig(**{**SIZES, "num_layers": 3}, num_experts=2, qk_norm=True, dense_layers=(2, 0, 2))
+    config = rw.DecoderConfig(
+        **{**SIZES, "num_layers": 3}, num_experts=2, qk_norm=True, dense_layers=(2, 0, 2)
+    )
     assert config.dense_layers == (0, 2)
     assert config_from_hf(config_to_hf(config)).dense_layers == (0, 2)
 

@@ -1,4 +1,6 @@
-"""Generation: sampling against transformers' own processors, stopping, streaming, padding and every kind of cache."""
+"""Generation: sampling against transformers' own processors, stopping, streaming, padding and every
+kind of cache.
+"""
 
 import numpy as np
 import pytest
@@ -17,7 +19,10 @@ def model():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.7])
-@pytest.mark.parametrize(("top_k", "top_p"), [(None, None), (4, None), (None, 0.6), (9, 0.5), (VOCAB + 5, 1.0), (1, 1e-6)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(None, None), (4, None), (None, 0.6), (9, 0.5), (VOCAB + 5, 1.0), (1, 1e-6)],
+)
 def test_what_can_be_drawn_is_what_transformers_can_draw(temperature, top_k, top_p):
     logits = torch.randn(6, VOCAB) * 2
     kept = Sampling(temperature, top_k, top_p)._filtered(logits / temperature)
@@ -46,13 +51,21 @@ def test_draws_follow_the_probabilities():
 
 def test_a_seed_repeats_a_text_and_another_gives_another(model):
     given = tokens(batch=1)
-    first, second, other = (model.generate(given, 12, temperature=1.5, seed=seed) for seed in (3, 3, 4))
+    first, second, other = (
+        model.generate(given, 12, temperature=1.5, seed=seed) for seed in (3, 3, 4)
+    )
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache": "none"}, {"cache": "static"}, {"cache": "static", "capacity": 40}, {"cache": "sliding", "capacity": 40}]
+    "options",
+    [
+        {"cache": "none"},
+        {"cache": "static"},
+        {"cache": "static", "capacity": 40},
+        {"cache": "sliding", "capacity": 40},
+    ],
 )
 def test_every_cache_that_holds_the_text_gives_the_same_text(model, options):
     given = tokens()
@@ -88,7 +101,9 @@ def test_left_padded_rows_are_written_as_if_alone(attention, cache):
 
 
 def test_the_sinks_of_left_padded_rows_are_theirs(model):
-    """The logits of every step, as if each row were alone; padding once took the place of the sinks."""
+    """The logits of every step, as if each row were alone; padding once took the place of the
+    sinks.
+    """
     long, short = tokens(batch=1, seq=9), tokens(batch=1, seq=5)
     batch = torch.cat((long, torch.cat((tokens(batch=1, seq=4), short), dim=1)))
     padding = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
@@ -116,7 +131,15 @@ def test_rows_stop_by_themselves_and_the_text_ends_with_the_last(model):
 
 
 @pytest.mark.parametrize(
-    "kind", [np.int64, np.uint8, torch.tensor, lambda n: np.array([n]), lambda n: torch.tensor([n]), lambda n: {n}]
+    "kind",
+    [
+        np.int64,
+        np.uint8,
+        torch.tensor,
+        lambda n: np.array([n]),
+        lambda n: torch.tensor([n]),
+        lambda n: {n},
+    ],
 )
 def test_any_integer_can_stop_a_row_or_fill_it(model, kind):
     given = tokens(batch=2)
@@ -184,7 +207,9 @@ def test_nothing_new_is_nothing_new(model):
 )
 def test_bad_options_are_refused_before_the_first_step(model, options, field):
     call = {"tokens": torch.zeros(2, 3, dtype=torch.int64), "max_new_tokens": 2} | options
-    assert_refused(field, lambda: model.stream(call.pop("tokens"), call.pop("max_new_tokens"), **call))
+    assert_refused(
+        field, lambda: model.stream(call.pop("tokens"), call.pop("max_new_tokens"), **call)
+    )
 
 
 @pytest.mark.parametrize("cache", ["growing", "none"])
@@ -204,14 +229,19 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept():
     """Four tokens of a quarter each, and half of the probability: two of them, not three."""
     seen = {Sampling(1.0, top_p=0.5).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)}
     assert len(seen) == 2
-    above = {Sampling(1.0, top_p=0.51).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)}
+    above = {
+        Sampling(1.0, top_p=0.51).pick(torch.zeros(1, 4), None, None).item() for _ in range(60)
+    }
     assert len(above) == 3
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.7])
 def test_the_penalty_on_repetition_is_that_of_transformers(penalty):
     for _ in range(40):
-        given, logits = torch.randint(0, 9, (3, 4)), torch.randn(3, 9) - 2  # most logits are negative
+        given, logits = (
+            torch.randint(0, 9, (3, 4)),
+            torch.randn(3, 9) - 2,
+        )  # most logits are negative
         wanted = hf.RepetitionPenaltyLogitsProcessor(penalty)(given, logits.clone()).argmax(-1)
         seen = torch.zeros(3, 9, dtype=torch.bool).scatter(1, given, True)
         assert torch.equal(Sampling(repetition_penalty=penalty).pick(logits, seen, None), wanted)

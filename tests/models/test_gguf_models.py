@@ -1,4 +1,6 @@
-"""Decoders loaded from GGUF files: the logits of transformers with the same weights, and of llama.cpp where it is installed."""
+"""Decoders loaded from GGUF files: the logits of transformers with the same weights, and of
+llama.cpp where it is installed.
+"""
 
 import numpy as np
 import pytest
@@ -12,11 +14,21 @@ from ropewalk.models import Decoder
 VOCAB = 259
 TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]]
 NAMES = {
-    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head", "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-}  # fmt: skip
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
 
 
 def in_file(name: str) -> str:
@@ -35,9 +47,18 @@ def hf_model(architecture: str, **options):
     kind = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[architecture]
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=512, rms_norm_eps=1e-5, initializer_range=0.3, **options,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        rms_norm_eps=1e-5,
+        initializer_range=0.3,
+        **options,
+    )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     for name, value in model.named_parameters():
         if name.endswith("bias"):
@@ -46,7 +67,9 @@ def hf_model(architecture: str, **options):
 
 
 def gguf_of(model, path, architecture: str, **more):
-    """Write the weights of a model of transformers as its converter does: rows of q and k are permuted for Llama."""
+    """Write the weights of a model of transformers as its converter does: rows of q and k are
+    permuted for Llama.
+    """
     state = {name: value.numpy() for name, value in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
@@ -87,7 +110,9 @@ def test_transformers_own_reader_gives_the_same_logits(tmp_path):
     pytest.importorskip("gguf")
     transformers = pytest.importorskip("transformers")
     path = gguf_of(hf_model("llama"), tmp_path / "a.gguf", "llama", vocab_size=VOCAB)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
     tokens = torch.tensor(TOKENS)
     torch.testing.assert_close(rw.load(path)(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
 
@@ -96,7 +121,11 @@ def test_quantised_weights_become_the_dtype_that_is_asked_for(tmp_path):
     weights = llama_weights(vocab=VOCAB)
     blocks = np.random.default_rng(0).integers(0, 256, (VOCAB, 34), dtype=np.uint8)
     blocks[:, :2] = np.full((VOCAB, 1), 0.01, "<f2").view(np.uint8)
-    path = write(tmp_path / "a.gguf", sizes(), {**weights, "token_embd.weight": (8, (VOCAB, 32), blocks.tobytes())})
+    path = write(
+        tmp_path / "a.gguf",
+        sizes(),
+        {**weights, "token_embd.weight": (8, (VOCAB, 32), blocks.tobytes())},
+    )
     expected = torch.from_numpy(blocks[:, 2:].view(np.int8) * np.float32(np.float16(0.01)))
     torch.testing.assert_close(rw.load(path).embed_tokens.weight.data, expected)
     assert rw.load(path, dtype=torch.bfloat16).norm.weight.dtype == torch.bfloat16
@@ -114,9 +143,13 @@ def test_a_loaded_file_is_saved_as_a_folder_with_the_same_logits(tmp_path):
 @pytest.mark.parametrize("rotary_dim", [4, 8, 16])
 @torch.no_grad()
 def test_the_first_dimensions_rotate_as_they_lie_in_the_file(rotary_dim, tmp_path):
-    """Neighbours are rotated together in a Llama file; the dimensions after the first `rotary_dim` keep their place."""
+    """Neighbours are rotated together in a Llama file; the dimensions after the first `rotary_dim`
+    keep their place.
+    """
     weights = llama_weights(vocab=VOCAB)
-    ours = rw.load(write(tmp_path / "a.gguf", sizes(**{"rope.dimension_count": rotary_dim}), weights))
+    ours = rw.load(
+        write(tmp_path / "a.gguf", sizes(**{"rope.dimension_count": rotary_dim}), weights)
+    )
     spec = rw.RopeSpec(16, rotary_dim=rotary_dim, layout="interleaved")
     expected, state = Decoder(ours.config.with_(encoding=spec)).eval(), ours.state_dict()
     for layer in range(2):
@@ -128,17 +161,37 @@ def test_the_first_dimensions_rotate_as_they_lie_in_the_file(rotary_dim, tmp_pat
 
 
 WRONG = {
-    "another architecture": ({"general.architecture": "mamba"}, {}, "general.architecture: must be one of llama, qwen2, qwen3"),
+    "another architecture": (
+        {"general.architecture": "mamba"},
+        {},
+        "general.architecture: must be one of llama, qwen2, qwen3",
+    ),
     "experts": ({"llama.expert_count": 8}, {}, "llama.expert_count: must be 0"),
-    "layers": ({"llama.block_count": 4000}, {}, "num_hidden_layers: must not exceed the number of tensors"),
-    "layers without rotation": ({"llama.attention.rope_pattern": [True, False]}, {}, "rope_pattern: must be true for every"),
-    "no rotation": ({"llama.attention.rope_pattern": [False, False]}, {}, "rope_pattern: must be true for every layer"),
+    "layers": (
+        {"llama.block_count": 4000},
+        {},
+        "num_hidden_layers: must not exceed the number of tensors",
+    ),
+    "layers without rotation": (
+        {"llama.attention.rope_pattern": [True, False]},
+        {},
+        "rope_pattern: must be true for every",
+    ),
+    "no rotation": (
+        {"llama.attention.rope_pattern": [False, False]},
+        {},
+        "rope_pattern: must be true for every layer",
+    ),
     "no layers": ({"llama.block_count": 0}, {}, "num_hidden_layers"),
     "an array": ({"llama.attention.head_count": [2, 2]}, {}, "head_count: must be an integer"),
     "shape": ({}, {"blk.1.attn_q.weight": np.ones((16, 32))}, "must have the shape"),
     "unexpected": ({}, {"blk.1.ssm_a": np.ones(4)}, "unexpected: blk.1.ssm_a"),
     "unexpected layer": ({}, {"blk.2.attn_q.weight": np.ones((32, 32))}, "unexpected"),
-    "the same layer": ({}, {"blk.01.attn_q.weight": np.ones((32, 32))}, "unexpected: blk.01.attn_q.weight"),
+    "the same layer": (
+        {},
+        {"blk.01.attn_q.weight": np.ones((32, 32))},
+        "unexpected: blk.01.attn_q.weight",
+    ),
 }
 
 
@@ -164,20 +217,39 @@ ROPES = {
     "plain": ({}, {}),
     "theta": ({"rope.freq_base": 5e5}, {}),
     "linear": ({"rope.scaling.type": "linear", "rope.scaling.factor": 3.0}, {}),
-    "yarn": ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128}, {}),
+    "yarn": (
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+        },
+        {},
+    ),
     "attn_factor": ({"rope.scaling.attn_factor": 1.3}, {}),
     "yarn, attn_factor": (
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128,
-         "rope.scaling.attn_factor": 0.8},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": 0.8,
+        },
         {},
     ),
     "yarn, betas ignored": (
-        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 4096,
-         "rope.scaling.yarn_beta_fast": 2.0, "rope.scaling.yarn_attn_factor": 3.0},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.yarn_beta_fast": 2.0,
+            "rope.scaling.yarn_attn_factor": 3.0,
+        },
         {},
     ),
-    "rope_freqs": ({}, {"rope_freqs.weight": np.array([1, 1.5, 2, 2.25, 3, 5, 8, 8], dtype=np.float32)}),
-}  # fmt: skip
+    "rope_freqs": (
+        {},
+        {"rope_freqs.weight": np.array([1, 1.5, 2, 2.25, 3, 5, 8, 8], dtype=np.float32)},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +264,15 @@ def test_llama_cpp_gives_the_same_probabilities(name, llama_cpp, tmp_path):
     keys, tensors = ROPES[name]
     tokens = [*byte_tokens(), "<s>", "</s>", "<pad>"]
     metadata = sizes(**keys) | {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3, "tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.bos_token_id": 256,
-        "tokenizer.ggml.eos_token_id": 257, "tokenizer.ggml.add_bos_token": False,
-    }  # fmt: skip
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * 256 + [3] * 3,
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 256,
+        "tokenizer.ggml.eos_token_id": 257,
+        "tokenizer.ggml.add_bos_token": False,
+    }
     path = write(tmp_path / "a.gguf", metadata, {**llama_weights(vocab=VOCAB), **tensors})
     theirs = log_probabilities(llama_cpp, path, TOKENS[0])
     ours = rw.load(path)(torch.tensor(TOKENS))[0, -1].log_softmax(-1).numpy()
@@ -212,5 +289,8 @@ def log_probabilities(llama_cpp, path, tokens) -> np.ndarray:
     params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     asked = {"prompt": tokens, "max_tokens": 1, "logprobs": VOCAB, "temperature": 1.0}
     answer = llama_cpp.Server(params).handle_completions(asked)
-    found = {each["id"]: each["logprob"] for each in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
+    found = {
+        each["id"]: each["logprob"]
+        for each in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    }
     return np.array([found[i] for i in range(VOCAB)])

@@ -1,4 +1,6 @@
-"""Migration: what is not positional goes over bit by bit, what becomes of the rest is told, and what is frozen stays."""
+"""Migration: what is not positional goes over bit by bit, what becomes of the rest is told, and
+what is frozen stays.
+"""
 
 import pytest
 import torch
@@ -12,11 +14,22 @@ from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
 from ropewalk.models.migrate import FREEZES, apply_freeze, migrate
 from ropewalk.models.roformer_checkpoint import from_transformers, name_to_hf
 
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16}
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 30,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 22,
+    "length": 16,
+}
 SOURCES = {
-    "roformer": lambda encoding: RoFormer(RoFormerConfig(**SIZES, encoding=encoding, head="masked_lm")),
+    "roformer": lambda encoding: RoFormer(
+        RoFormerConfig(**SIZES, encoding=encoding, head="masked_lm")
+    ),
     "decoder": lambda encoding: Decoder(DecoderConfig(**SIZES, encoding=encoding)),
-    "linear": lambda encoding: RoFormer(RoFormerConfig(**SIZES, encoding=encoding, attention="linear")),
+    "linear": lambda encoding: RoFormer(
+        RoFormerConfig(**SIZES, encoding=encoding, attention="linear")
+    ),
 }
 sources = pytest.mark.parametrize("kind", SOURCES)
 
@@ -28,7 +41,9 @@ def test_everything_of_a_bert_but_its_positions_goes_over(name):
     weights = peer.state_dict()
     weights |= {"bert." + key: value for key, value in weights.items()} if name == "bare" else {}
     for key in done.copied:
-        assert torch.equal(done.model.state_dict()[key], weights[name_to_hf(key, done.model.config, "bert")])
+        assert torch.equal(
+            done.model.state_dict()[key], weights[name_to_hf(key, done.model.config, "bert")]
+        )
     assert set(done.copied) == set(done.model.state_dict())
     assert done.initialised == done.frozen == ()
     poolers = [key for key in peer.state_dict() if "pooler" in key or "seq_relationship" in key]
@@ -44,7 +59,9 @@ def test_with_all_angles_zero_the_new_model_is_the_bert_without_positions(name):
     tokens, types = words((2, 7), name)
     with torch.no_grad():
         expected, still = answer(peer, tokens, types), torch.zeros(7, dtype=torch.int64)
-        torch.testing.assert_close(done.model(tokens, still, types=types), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            done.model(tokens, still, types=types), expected, atol=1e-5, rtol=1e-5
+        )
         assert (done.model(tokens, types=types) - expected).abs().max() > 1e-3
 
 
@@ -56,11 +73,16 @@ def test_the_new_model_rotates_as_roformer_does():
     missing, surplus = peer.load_state_dict(
         weights | {"cls.predictions.decoder.bias": weights["cls.predictions.bias"]}, strict=False
     )
-    assert set(missing) == {"roformer.encoder.embed_positions.weight", "cls.predictions.decoder.weight"}
+    assert set(missing) == {
+        "roformer.encoder.embed_positions.weight",
+        "cls.predictions.decoder.weight",
+    }
     assert surplus == []
     tokens, types = words((2, 7))
     with torch.no_grad():
-        torch.testing.assert_close(done.model(tokens, types=types), answer(peer, tokens, types), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            done.model(tokens, types=types), answer(peer, tokens, types), atol=1e-5, rtol=1e-5
+        )
 
 
 @sources
@@ -82,7 +104,9 @@ def test_our_models_migrate_too_and_the_source_stays(kind, encoding):
     assert done.model(words((1, 40))[0]).shape[1] == 40  # past the length the table had
 
 
-@pytest.mark.parametrize("encoding", [name for name, kind in ENCODINGS.items() if not kind.causal_only])
+@pytest.mark.parametrize(
+    "encoding", [name for name, kind in ENCODINGS.items() if not kind.causal_only]
+)
 def test_the_account_covers_every_weight_of_both_models(encoding):
     source = SOURCES["roformer"]("learned")
     done = migrate(source, encoding)
@@ -108,7 +132,9 @@ def test_a_new_head_is_initialised_and_the_old_one_dropped():
     assert {key for key in done.dropped if key.startswith("head.")} == {
         key for key in source.state_dict() if key.startswith("head.")
     }
-    assert [name for name, p in done.model.named_parameters() if p.requires_grad] == list(done.initialised)
+    assert [name for name, p in done.model.named_parameters() if p.requires_grad] == list(
+        done.initialised
+    )
     for text in ("copied", "dropped", "head.out.weight", "frozen"):
         assert text in str(done)
 
@@ -122,9 +148,15 @@ def test_a_head_of_another_size_is_not_copied():
 
 TRAINED = {
     "none": lambda name: True,
-    "embeddings": lambda name: not name.startswith(("embeddings.words", "embeddings.types", "embed_tokens")),
-    "all_but_attention": lambda name: ("_proj" in name and "mlp" not in name) or ".attention.norm" in name,
-    "all_but_query_key": lambda name: any(part in name for part in ("q_proj", "k_proj", "qkv_proj")),
+    "embeddings": lambda name: (
+        not name.startswith(("embeddings.words", "embeddings.types", "embed_tokens"))
+    ),
+    "all_but_attention": lambda name: (
+        ("_proj" in name and "mlp" not in name) or ".attention.norm" in name
+    ),
+    "all_but_query_key": lambda name: any(
+        part in name for part in ("q_proj", "k_proj", "qkv_proj")
+    ),
     "all_but_head": lambda name: name.startswith(("head.", "lm_head.")),
 }
 
@@ -152,17 +184,23 @@ def test_a_policy_freezes_what_it_says_and_training_moves_the_rest(kind, policy)
 
 def test_only_trained_frequencies_train_where_all_else_is_frozen():
     done = migrate(SOURCES["roformer"]("learned"), "rope_learnable", freeze="all_but_new")
-    assert [name.split(".")[-1] for name, p in done.model.named_parameters() if p.requires_grad] == ["log_scale"] * 2
+    assert [
+        name.split(".")[-1] for name, p in done.model.named_parameters() if p.requires_grad
+    ] == ["log_scale"] * 2
 
 
 @pytest.mark.parametrize("kind", ["roformer", "decoder"])
 def test_the_fixed_matrices_of_an_encoding_stay_fixed(kind):
     done = migrate(SOURCES[kind]("rope"), "fope")
-    fixed = [name for name, _ in done.model.named_parameters() if name.endswith(("cos_mix", "sin_mix"))]
+    fixed = [
+        name for name, _ in done.model.named_parameters() if name.endswith(("cos_mix", "sin_mix"))
+    ]
     assert len(fixed) == 4
     assert sorted(done.frozen) == sorted(fixed)
     new = SOURCES[kind]("fope")
-    assert [p.requires_grad for p in done.model.parameters()] == [p.requires_grad for p in new.parameters()]
+    assert [p.requires_grad for p in done.model.parameters()] == [
+        p.requires_grad for p in new.parameters()
+    ]
     with pytest.raises(RopeError, match="must leave something to train"):
         apply_freeze(new, "all_but_new")
 
@@ -204,7 +242,9 @@ def test_dtype_mode_and_spec_come_along():
 
 
 def test_a_migration_keeps_float64_and_gradient_checkpointing():
-    source = RoFormer(RoFormerConfig(vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8)).double()
+    source = RoFormer(
+        RoFormerConfig(vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8)
+    ).double()
     with torch.no_grad():
         source.layers[0].up.weight.fill_(1 / 3)  # float32 has another third
     source.gradient_checkpointing = True

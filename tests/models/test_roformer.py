@@ -1,4 +1,6 @@
-"""RoFormer against transformers: the same logits, gradients and words from the same weights, and past where that stops."""
+"""RoFormer against transformers: the same logits, gradients and words from the same weights, and
+past where that stops.
+"""
 
 import pytest
 import torch
@@ -10,12 +12,19 @@ from ropewalk import RopeSpec
 from ropewalk.frequencies import Dynamic
 from ropewalk.models import RoFormer, RoFormerConfig
 from ropewalk.models.checkpoints import load, save
-from ropewalk.models.roformer_checkpoint import from_transformers, load_weights, name_from_hf, name_to_hf
+from ropewalk.models.roformer_checkpoint import (
+    from_transformers,
+    load_weights,
+    name_from_hf,
+    name_to_hf,
+)
 
 FAMILIES = [("RoFormer", name) for name in ROFORMERS] + [("Bert", name) for name in BERTS]
 every_model = pytest.mark.parametrize(("family", "name"), FAMILIES, ids=lambda value: value)
 every_roformer = pytest.mark.parametrize("name", ROFORMERS)
-decoders = pytest.mark.parametrize("name", [name for name in ROFORMERS if name.startswith("decoder")])
+decoders = pytest.mark.parametrize(
+    "name", [name for name in ROFORMERS if name.startswith("decoder")]
+)
 
 
 def assert_equal_logits(ours, expected):
@@ -33,19 +42,36 @@ def test_logits_and_gradients_equal_transformers(family, name):
     weights = torch.randn_like(expected)
     (expected * weights).sum().backward()
     (got * weights).sum().backward()
-    wanted = {name_from_hf(key, model.config, family.lower()): p.grad for key, p in peer.named_parameters() if p.grad is not None}
+    wanted = {
+        name_from_hf(key, model.config, family.lower()): p.grad
+        for key, p in peer.named_parameters()
+        if p.grad is not None
+    }
     for key, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[key], atol=2e-5, rtol=1e-4, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            parameter.grad,
+            wanted[key],
+            atol=2e-5,
+            rtol=1e-4,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
 
 
 # by default transformers summarises a choice by its last token, were it padding
-@pytest.mark.parametrize(("family", "name"), [case for case in FAMILIES if "choice" not in case[1]], ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [case for case in FAMILIES if "choice" not in case[1]],
+    ids=lambda value: value,
+)
 def test_real_tokens_of_rows_padded_on_the_right_equal_transformers(family, name):
     peer = theirs(family, name)
     tokens, types = words((2, 7), name)
     padding = torch.tensor([[True] * 7, [True] * 4 + [False] * 3])
     with torch.no_grad():
-        expected, got = answer(peer, tokens, types, padding), from_transformers(peer)(tokens, types=types, padding=padding)
+        expected, got = (
+            answer(peer, tokens, types, padding),
+            from_transformers(peer)(tokens, types=types, padding=padding),
+        )
     rows = expected.ndim == 2
     assert_equal_logits(got if rows else got[padding], expected if rows else expected[padding])
 
@@ -55,7 +81,9 @@ def test_greedy_words_from_a_cache_equal_transformers(name):
     peer = theirs("RoFormer", name, spread=0.5)
     model, (tokens, _) = from_transformers(peer), words((3, 5))
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    expected = peer.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=9, **options)
+    expected = peer.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=9, **options
+    )
     assert model.generate(tokens, 9).tolist() == expected.tolist()
     assert model.generate(tokens, 9, cache="none").tolist() == expected.tolist()
 
@@ -64,12 +92,17 @@ def test_greedy_words_from_a_cache_equal_transformers(name):
 def test_texts_longer_than_the_table_of_transformers(name):
     long = theirs("RoFormer", name, max_position_embeddings=5 * LONGEST)
     short = theirs("RoFormer", name)
-    short.load_state_dict({key: value for key, value in long.state_dict().items() if "embed_positions" not in key}, strict=False)
+    short.load_state_dict(
+        {key: value for key, value in long.state_dict().items() if "embed_positions" not in key},
+        strict=False,
+    )
     tokens, types = words((1, 4 * LONGEST + 1), name)
     with pytest.raises((IndexError, RuntimeError)):
         answer(short, tokens, types)
     with torch.no_grad():
-        assert_equal_logits(from_transformers(short)(tokens, types=types), answer(long, tokens, types))
+        assert_equal_logits(
+            from_transformers(short)(tokens, types=types), answer(long, tokens, types)
+        )
 
 
 @every_roformer
@@ -96,7 +129,11 @@ def test_words_after_a_prompt_padded_on_the_left_equal_those_after_the_prompt_al
     assert got[1:].tolist() == model.generate(long, 7).tolist()
 
 
-@pytest.mark.parametrize(("labels", "count"), [({"0": "a", "1": "b", "2": "c"}, 3), ({}, 2), (None, 2), (["a"], 2)], ids=str)
+@pytest.mark.parametrize(
+    ("labels", "count"),
+    [({"0": "a", "1": "b", "2": "c"}, 3), ({}, 2), (None, 2), (["a"], 2)],
+    ids=str,
+)
 def test_labels_are_counted_where_a_config_names_them(labels, count):
     assert RoFormerConfig.from_hf(SMALL | {"id2label": labels}).num_labels == count
 
@@ -104,7 +141,9 @@ def test_labels_are_counted_where_a_config_names_them(labels, count):
 @every_roformer
 def test_what_we_save_transformers_reads(name, tmp_path):
     ending, extra = ROFORMERS[name]
-    config = RoFormerConfig.from_hf(SMALL | extra | {"architectures": ["RoFormer" + ending], "id2label": {"0": "a", "1": "b"}})
+    config = RoFormerConfig.from_hf(
+        SMALL | extra | {"architectures": ["RoFormer" + ending], "id2label": {"0": "a", "1": "b"}}
+    )
     model = RoFormer(config).eval()
     save(model, tmp_path / "saved")
     peer = getattr(transformers, "RoFormer" + ending).from_pretrained(tmp_path / "saved").eval()
@@ -129,7 +168,10 @@ def test_names_go_there_and_back(family, name):
         there = name_to_hf(key, model.config, family.lower())
         assert name_from_hf(there, model.config, family.lower()) == key
         # a bare model's checkpoint has no prefix
-        assert name_from_hf(there.removeprefix(family.lower() + "."), model.config, family.lower()) == key
+        assert (
+            name_from_hf(there.removeprefix(family.lower() + "."), model.config, family.lower())
+            == key
+        )
 
 
 def test_weights_that_transformers_does_not_have_keep_their_names():
@@ -141,13 +183,24 @@ def test_weights_that_transformers_does_not_have_keep_their_names():
 
 def test_old_names_and_tables_are_understood():
     peer = theirs("RoFormer", "masked_lm")
-    model = RoFormer(RoFormerConfig.from_hf(SMALL | {"architectures": ["RoFormerForMaskedLM"]})).eval()
+    model = RoFormer(
+        RoFormerConfig.from_hf(SMALL | {"architectures": ["RoFormerForMaskedLM"]})
+    ).eval()
     old = {
-        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        key.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): value
         for key, value in peer.state_dict().items()
     }
     assert "roformer.encoder.embed_positions.weight" in old
-    load_weights(model, old | {"roformer.embeddings.position_ids": torch.arange(4), "roformer.pooler.dense.bias": torch.ones(30)})
+    load_weights(
+        model,
+        old
+        | {
+            "roformer.embeddings.position_ids": torch.arange(4),
+            "roformer.pooler.dense.bias": torch.ones(30),
+        },
+    )
     tokens, types = words((1, 7))
     assert_equal_logits(model(tokens, types=types), answer(peer, tokens, types))
 
@@ -169,7 +222,11 @@ def test_a_model_without_a_config_of_transformers_is_refused(config):
 
 
 def test_the_defaults_are_those_of_transformers():
-    assert RoFormerConfig.from_hf({}) == RoFormerConfig.from_hf(transformers.RoFormerConfig().to_dict()) == RoFormerConfig()
+    assert (
+        RoFormerConfig.from_hf({})
+        == RoFormerConfig.from_hf(transformers.RoFormerConfig().to_dict())
+        == RoFormerConfig()
+    )
     bert = RoFormerConfig.from_hf({"model_type": "bert"})
     assert bert == RoFormerConfig.from_hf(transformers.BertConfig().to_dict())
     assert (bert.vocab_size, bert.length, bert.encoding) == (30522, 512, "learned")

@@ -1,4 +1,6 @@
-"""What a RoFormer can be beyond transformers: v2, other encodings, linear attention, packing, heads on one encoder."""
+"""What a RoFormer can be beyond transformers: v2, other encodings, linear attention, packing, heads
+on one encoder.
+"""
 
 import json
 import math
@@ -16,9 +18,15 @@ from ropewalk.models import HEADS, RoFormer, RoFormerConfig
 from ropewalk.models.roformer_checkpoint import load_weights, name_to_hf
 
 SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 30, "num_layers": 2, "num_heads": 3, "intermediate_size": 22, "length": 16,
-    "dropout": 0.0, "attention_dropout": 0.0,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 30,
+    "num_layers": 2,
+    "num_heads": 3,
+    "intermediate_size": 22,
+    "length": 16,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 LENGTHENED = rw.RopeSpec(10, scaling=rw.frequencies.Dynamic(factor=2.0, original_length=4))
 LINEAR = [name for name, kind in ENCODINGS.items() if kind.linear]
 
@@ -38,14 +46,22 @@ def assert_same(got, expected):
 
 
 def rotated(x, head_dim):
-    """Every neighbouring pair of x [S, heads * head_dim] times e^{i position / 10000^(2j/head_dim)}."""
+    """Every neighbouring pair of x [S, heads * head_dim] times e^{i position /
+    10000^(2j/head_dim)}.
+    """
     pairs = torch.view_as_complex(x.reshape(len(x), -1, head_dim // 2, 2))
-    angles = torch.arange(len(x)).double()[:, None] * 10_000.0 ** (-torch.arange(head_dim // 2).double() * 2 / head_dim)
-    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)[:, None]).reshape(x.shape)
+    angles = torch.arange(len(x)).double()[:, None] * 10_000.0 ** (
+        -torch.arange(head_dim // 2).double() * 2 / head_dim
+    )
+    return torch.view_as_real(
+        pairs * torch.polar(torch.ones_like(angles), angles)[:, None]
+    ).reshape(x.shape)
 
 
 def second_version_by_definition(weights, tokens, heads=3):
-    """RoFormer v2 on one row of tokens: norms without weights, layers without biases, the word table as head."""
+    """RoFormer v2 on one row of tokens: norms without weights, layers without biases, the word
+    table as head.
+    """
     norm = lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
     words = weights["roformer.embeddings.word_embeddings.weight"]
     x = norm(words[tokens] + weights["roformer.embeddings.token_type_embeddings.weight"][0])
@@ -53,7 +69,10 @@ def second_version_by_definition(weights, tokens, heads=3):
     for n in range(2):
         layer = lambda name, x, n=n: x @ weights[f"roformer.encoder.layer.{n}.{name}.weight"].T
         q, k = (rotated(layer(f"attention.self.{name}", x), size) for name in ("query", "key"))
-        q, k, v = (t.reshape(len(x), heads, size).transpose(0, 1) for t in (q, k, layer("attention.self.value", x)))
+        q, k, v = (
+            t.reshape(len(x), heads, size).transpose(0, 1)
+            for t in (q, k, layer("attention.self.value", x))
+        )
         mixed = (q @ k.transpose(1, 2) / math.sqrt(size)).softmax(-1) @ v
         x = norm(x + layer("attention.output.dense", mixed.transpose(0, 1).reshape(len(x), -1)))
         x = norm(x + layer("output.dense", F.gelu(layer("intermediate.dense", x))))
@@ -66,28 +85,41 @@ def test_the_second_version_equals_its_definition():
     tokens = words((1, 7))[0]
     weights = {name_to_hf(key, model.config): value for key, value in model.state_dict().items()}
     assert_same(model(tokens)[0], second_version_by_definition(weights, tokens[0]))
-    published = model.config.with_(norm="layer_norm", bias=True).to_hf() | {"norm_type": "rms_norm", "use_bias": False}
+    published = model.config.with_(norm="layer_norm", bias=True).to_hf() | {
+        "norm_type": "rms_norm",
+        "use_bias": False,
+    }
     read = RoFormerConfig.from_hf(published)
     assert (read.norm, read.bias) == ("rms_norm", False)
 
 
 def test_the_second_version_starts_narrower_with_depth():
-    model = RoFormer(RoFormerConfig(vocab_size=400, hidden_size=96, num_layers=4, num_heads=2, norm="rms_norm", bias=False))
+    model = RoFormer(
+        RoFormerConfig(
+            vocab_size=400, hidden_size=96, num_layers=4, num_heads=2, norm="rms_norm", bias=False
+        )
+    )
     expected = 96**-0.5 * 4**-0.5
     assert abs(model.embeddings.words.weight[1:].std().item() / expected - 1) < 0.03
     assert model.embeddings.words.weight.abs().max() <= 2 * 1.13684723 * expected
 
 
-@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+@pytest.mark.parametrize(
+    ("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR]
+)
 def test_order_matters_to_every_encoding_but_none(attention, name):
     model, (tokens, types) = make(encoding=name, attention=attention), words((1, 7))
     order = torch.tensor([0, 5, 2, 3, 4, 1, 6])
     plain, swapped = model(tokens, types=types), model(tokens[:, order], types=types[:, order])
-    difference = (plain[:, -1] - swapped[:, -1]).abs().max().item()  # the last token stays and sees all others
+    difference = (
+        (plain[:, -1] - swapped[:, -1]).abs().max().item()
+    )  # the last token stays and sees all others
     assert difference < 1e-10 if name == "none" else difference > 1e-6
 
 
-@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+@pytest.mark.parametrize(
+    ("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR]
+)
 def test_padding_changes_no_real_token(attention, name):
     model, (tokens, types) = make(encoding=name, attention=attention), words((1, 5))
     alone = model(tokens, types=types)
@@ -97,9 +129,15 @@ def test_padding_changes_no_real_token(attention, name):
         assert_same(model(pad(tokens), types=pad(types), padding=real)[:, left : left + 5], alone)
 
 
-@pytest.mark.parametrize(("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR])
+@pytest.mark.parametrize(
+    ("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR]
+)
 def test_packed_documents_equal_rows_of_their_own(attention, name):
-    model, first, second = make(encoding=name, attention=attention), words((1, 3))[0], words((1, 4))[0]
+    model, first, second = (
+        make(encoding=name, attention=attention),
+        words((1, 3))[0],
+        words((1, 4))[0],
+    )
     documents = torch.tensor([[0] * 3 + [1] * 4])
     packed = model(torch.cat((first, second), dim=1), documents=documents)
     assert_same(packed, torch.cat((model(first), model(second)), dim=1))
@@ -108,9 +146,14 @@ def test_packed_documents_equal_rows_of_their_own(attention, name):
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 @pytest.mark.parametrize("name", [n for n in LINEAR if not n.endswith("d")] + ["learned"])
 def test_token_after_token_from_caches_equals_the_whole(attention, name):
-    model, tokens = make(encoding=name, attention=attention, causal=True, head="causal_lm"), words((2, 7))[0]
+    model, tokens = (
+        make(encoding=name, attention=attention, causal=True, head="causal_lm"),
+        words((2, 7))[0],
+    )
     caches = model.caches()
-    pieces = [model(tokens[:, :3], caches=caches)] + [model(tokens[:, i : i + 1], caches=caches) for i in range(3, 7)]
+    pieces = [model(tokens[:, :3], caches=caches)] + [
+        model(tokens[:, i : i + 1], caches=caches) for i in range(3, 7)
+    ]
     assert_same(torch.cat(pieces, dim=1), model(tokens))
 
 
@@ -135,7 +178,9 @@ def test_gradients_do_not_notice_checkpointing(attention):
     gradients = []
     for checkpointing in (False, True):
         model.gradient_checkpointing = checkpointing
-        gradients.append(torch.autograd.grad(model(tokens).square().sum(), list(model.parameters())))
+        gradients.append(
+            torch.autograd.grad(model(tokens).square().sum(), list(model.parameters()))
+        )
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(recomputed, plain, atol=1e-9, rtol=1e-9)
 
@@ -165,11 +210,22 @@ def test_another_head_stands_on_the_same_encoder(name):
     model = make(head="masked_lm")
     other = model.with_head(name, num_labels=4)
     tokens = words((2, 7), name)[0]
-    assert other(tokens).shape == {
-        "none": (2, 7, 30), "masked_lm": (2, 7, VOCABULARY), "causal_lm": (2, 7, VOCABULARY), "classification": (2, 4),
-        "token_classification": (2, 7, 4), "multiple_choice": (2, 3), "question_answering": (2, 7, 2), "similarity": (2, 30),
-    }[name]  # fmt: skip
-    assert all(a is b for a, b in zip(other.layers.parameters(), model.layers.parameters(), strict=True))
+    assert (
+        other(tokens).shape
+        == {
+            "none": (2, 7, 30),
+            "masked_lm": (2, 7, VOCABULARY),
+            "causal_lm": (2, 7, VOCABULARY),
+            "classification": (2, 4),
+            "token_classification": (2, 7, 4),
+            "multiple_choice": (2, 3),
+            "question_answering": (2, 7, 2),
+            "similarity": (2, 30),
+        }[name]
+    )
+    assert all(
+        a is b for a, b in zip(other.layers.parameters(), model.layers.parameters(), strict=True)
+    )
     assert other.head is not model.head
 
 
@@ -182,18 +238,35 @@ def test_similarity_is_the_direction_of_the_pooled_first_token():
     with torch.no_grad():
         pooled = peer(tokens, token_type_ids=types).pooler_output
         vectors = model(tokens, types=types)
-    torch.testing.assert_close(vectors @ vectors.T, F.cosine_similarity(pooled[:, None], pooled[None], dim=-1), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        vectors @ vectors.T,
+        F.cosine_similarity(pooled[:, None], pooled[None], dim=-1),
+        atol=1e-5,
+        rtol=0,
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"encoding": "learned", "head": "masked_lm"}, {"head": "similarity", "pooler_activation": "relu"},
-     {"head": "similarity", "encoding": "learned"}, {"head": "classification", "num_labels": 7, "activation": "relu"},
-     {"head": "multiple_choice", "summary": "mean", "pad_token": None}, {"causal": True, "head": "causal_lm"},
-     {"encoding": "learned", "causal": True, "head": "causal_lm"}, {"classifier_activation": "relu", "summary": "first"},
-     {"encoding": "learned", "head": "classification", "classifier_activation": "tanh", "head_dropout": "bert"}],
+    [
+        {},
+        {"encoding": "learned", "head": "masked_lm"},
+        {"head": "similarity", "pooler_activation": "relu"},
+        {"head": "similarity", "encoding": "learned"},
+        {"head": "classification", "num_labels": 7, "activation": "relu"},
+        {"head": "multiple_choice", "summary": "mean", "pad_token": None},
+        {"causal": True, "head": "causal_lm"},
+        {"encoding": "learned", "causal": True, "head": "causal_lm"},
+        {"classifier_activation": "relu", "summary": "first"},
+        {
+            "encoding": "learned",
+            "head": "classification",
+            "classifier_activation": "tanh",
+            "head_dropout": "bert",
+        },
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_configs_go_there_and_back(changes):
     config = RoFormerConfig(**(SIZES | changes))
     assert RoFormerConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
@@ -211,10 +284,16 @@ def test_configs_go_there_and_back(changes):
         ({"bias": False}, "bias"),
         ({"head": "classification", "classifier_activation": "tanh"}, "classifier_activation"),
         ({"encoding": "learned", "head": "classification"}, "classifier_activation"),
-        ({"encoding": "learned", "head": "classification", "classifier_activation": "tanh"}, "head_dropout"),
+        (
+            {"encoding": "learned", "head": "classification", "classifier_activation": "tanh"},
+            "head_dropout",
+        ),
         ({"head": "multiple_choice", "head_dropout": "bert"}, "head_dropout"),
         ({"encoding": "learned", "embedding_size": 14}, "embedding_size"),
-        ({"encoding": "learned", "head": "similarity", "pooler_activation": "relu"}, "pooler_activation"),
+        (
+            {"encoding": "learned", "head": "similarity", "pooler_activation": "relu"},
+            "pooler_activation",
+        ),
     ],
 )
 def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, field):
@@ -223,7 +302,9 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
 
 @pytest.mark.parametrize("scaling", [rw.frequencies.Default(), rw.frequencies.XPos()], ids=str)
 def test_values_that_rotate_move_with_their_tokens(scaling):
-    """In one layer: its output depends on absolute positions, so what later layers cached would change as well."""
+    """In one layer: its output depends on absolute positions, so what later layers cached would
+    change as well.
+    """
     spec = rw.RopeSpec(10, layout="interleaved", scaling=scaling)
     model = make(encoding=spec, rotary_value=True, causal=True, head="causal_lm", num_layers=1)
     text, moved, at_once = words((2, 9))[0], model.caches(), model.caches()
@@ -264,14 +345,29 @@ def test_bad_configs_are_refused_by_name(changes, field):
     [
         ({"model_type": "llama"}, "model_type"),
         ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "position_embedding_type"),
+        (
+            {"model_type": "bert", "position_embedding_type": "relative_key"},
+            "position_embedding_type",
+        ),
         ({"architectures": "RoFormerModel"}, "architectures"),
         ({"ropewalk": {"vocab_size": 3}}, "ropewalk"),
         ({"ropewalk": {"encoding": "alibi"}}, "ropewalk"),
-        ({"architectures": ["RoFormerForSequenceClassification"], "ropewalk": {"classifier_activation": "tanh"}}, "ropewalk"),
-        ({"architectures": ["RoFormerForMaskedLM"], "ropewalk": {"head": "similarity"}}, "ropewalk"),
+        (
+            {
+                "architectures": ["RoFormerForSequenceClassification"],
+                "ropewalk": {"classifier_activation": "tanh"},
+            },
+            "ropewalk",
+        ),
+        (
+            {"architectures": ["RoFormerForMaskedLM"], "ropewalk": {"head": "similarity"}},
+            "ropewalk",
+        ),
         ({"rope_theta": 500.0}, "rope_theta"),
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "rope_parameters",
+        ),
         ({"hidden_size": "768"}, "hidden_size"),
         ({"is_decoder": 1}, "causal"),
     ],
@@ -294,19 +390,27 @@ def test_bad_calls_are_refused_by_name():
     for field, call in bad.items():
         assert_refused(field, call)
     for dtype in (torch.int8, torch.uint8, torch.int16):
-        assert "pass tokens.long()" in str(assert_refused("tokens", lambda dtype=dtype: model(tokens.to(dtype))))
+        assert "pass tokens.long()" in str(
+            assert_refused("tokens", lambda dtype=dtype: model(tokens.to(dtype)))
+        )
 
 
 def test_multiple_choice_needs_an_axis_of_choices():
     model, (tokens, _) = make(head="multiple_choice"), words((2, 7))
     for wrong in (tokens, tokens[0]):
-        assert "[batch, choices, tokens]" in str(assert_refused("tokens", lambda wrong=wrong: model(wrong)))
-    assert "must be [batch, tokens]" in str(assert_refused("tokens", lambda: make(head="classification")(tokens[None])))
+        assert "[batch, choices, tokens]" in str(
+            assert_refused("tokens", lambda wrong=wrong: model(wrong))
+        )
+    assert "must be [batch, tokens]" in str(
+        assert_refused("tokens", lambda: make(head="classification")(tokens[None]))
+    )
 
 
 def test_a_language_model_that_sees_later_tokens_does_not_generate():
     model, (tokens, _) = make(head="causal_lm", causal=False), words((2, 7))
-    assert "causal=True" in str(assert_refused("head", lambda: model.generate(tokens, 3, cache="none")))
+    assert "causal=True" in str(
+        assert_refused("head", lambda: model.generate(tokens, 3, cache="none"))
+    )
 
 
 def test_wrong_weights_are_named():

@@ -1,4 +1,6 @@
-"""A RoFormer in training: dropout where transformers has it, and new heads that begin as new models do."""
+"""A RoFormer in training: dropout where transformers has it, and new heads that begin as new models
+do.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ CASES = [("RoFormer", name) for name in ROFORMERS] + [("Bert", name) for name in
 
 @pytest.mark.parametrize(("family", "name"), CASES, ids=lambda value: value)
 def test_dropout_acts_where_it_does_in_transformers(family, name):
-    """The same random numbers drop the same values, as long as every dropout is met in the same order and shape."""
+    """The same random numbers drop the same values, as long as every dropout is met in the same
+    order and shape.
+    """
     peer = theirs(family, name, hidden_dropout_prob=0.4).train()
     model = from_transformers(peer)
     assert model.training
@@ -26,7 +30,14 @@ def test_dropout_acts_where_it_does_in_transformers(family, name):
     assert not torch.equal(model(tokens, types=types), got[1])
 
 
-SIZES = {"vocab_size": 40, "hidden_size": 96, "num_layers": 1, "num_heads": 2, "intermediate_size": 96, "initializer_range": 0.05}
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 96,
+    "num_layers": 1,
+    "num_heads": 2,
+    "intermediate_size": 96,
+    "initializer_range": 0.05,
+}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -37,27 +48,43 @@ def test_a_new_head_keeps_the_mode_of_the_model(training):
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_new_head_begins_as_in_a_new_model(head):
-    """Normal weights of the config's deviation, and no bias; torch's own linear layers begin otherwise."""
-    made = RoFormer(RoFormerConfig(**SIZES)).with_head(head, num_labels=30, summary_projection=True).head
+    """Normal weights of the config's deviation, and no bias; torch's own linear layers begin
+    otherwise.
+    """
+    made = (
+        RoFormer(RoFormerConfig(**SIZES))
+        .with_head(head, num_labels=30, summary_projection=True)
+        .head
+    )
     for name, weight in made.named_parameters():
         if name.endswith("bias"):
             assert not weight.any(), name
         elif "norm" not in name:
-            assert weight.std().item() == pytest.approx(0.05, rel=0.25 if weight.numel() < 500 else 0.06), name
+            assert weight.std().item() == pytest.approx(
+                0.05, rel=0.25 if weight.numel() < 500 else 0.06
+            ), name
 
 
 @pytest.mark.parametrize(
-    "changes", [{"causal": True}, {"encoding": "alibi", "num_layers": 7}, {"dropout": 0.5}, {"wings": 2}], ids=str
+    "changes",
+    [{"causal": True}, {"encoding": "alibi", "num_layers": 7}, {"dropout": 0.5}, {"wings": 2}],
+    ids=str,
 )
 def test_a_new_head_does_not_change_the_shared_layers(changes):
     model = RoFormer(RoFormerConfig(**SIZES))
-    assert assert_refused("changes", lambda: model.with_head("causal_lm", **changes)).value == sorted(changes)
+    assert assert_refused(
+        "changes", lambda: model.with_head("causal_lm", **changes)
+    ).value == sorted(changes)
 
 
 def test_a_new_head_may_repeat_fields_and_have_its_own_matrix():
-    model = RoFormer(RoFormerConfig(**SIZES, causal=True)).with_head("causal_lm", causal=True, tie_embeddings=False)
+    model = RoFormer(RoFormerConfig(**SIZES, causal=True)).with_head(
+        "causal_lm", causal=True, tie_embeddings=False
+    )
     assert model.head.decoder.weight.shape == (40, 96)
-    assert model.config == RoFormerConfig(**SIZES, causal=True, head="causal_lm", tie_embeddings=False)
+    assert model.config == RoFormerConfig(
+        **SIZES, causal=True, head="causal_lm", tie_embeddings=False
+    )
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])

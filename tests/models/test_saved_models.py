@@ -1,4 +1,6 @@
-"""A saved model is the model: transformers and our reader compute from the folder what it computed, or it is not saved."""
+"""A saved model is the model: transformers and our reader compute from the folder what it computed,
+or it is not saved.
+"""
 
 from collections import Counter
 
@@ -16,7 +18,9 @@ kinds = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 
 
 def save_and_compare(model, folder) -> str:
-    """Return what happened: the field that was refused, or "equal"; fail if a reader computes something else."""
+    """Return what happened: the field that was refused, or "equal"; fail if a reader computes
+    something else.
+    """
     tokens = tokens_for(model)
     try:
         rw.save(model, folder)
@@ -30,7 +34,11 @@ def save_and_compare(model, folder) -> str:
         read = model.hidden(tokens) if getattr(model.config, "head", "") == "similarity" else ours
         torch.testing.assert_close(answer(peer, tokens), read, atol=1e-4, rtol=0)
         torch.testing.assert_close(again(tokens), ours, atol=1e-5, rtol=0)
-    changed = {name for name in vars(model.config) if getattr(again.config, name) != getattr(model.config, name)}
+    changed = {
+        name
+        for name in vars(model.config)
+        if getattr(again.config, name) != getattr(model.config, name)
+    }
     assert changed <= {"encoding"}, changed  # a name may come back as the spec it means
     return "equal"
 
@@ -49,7 +57,12 @@ def outcomes(kind, draws, folder) -> Counter:
 
 def test_a_temperature_that_the_saved_model_would_not_have_is_refused(tmp_path):
     """transformers' Qwen3 with experts reads no temperature; nothing is warned of before the error."""
-    changes = {"temperature": FloorLog(0.3, 2), "num_experts": 4, "experts_per_token": 1, "qk_norm": True}
+    changes = {
+        "temperature": FloorLog(0.3, 2),
+        "num_experts": 4,
+        "experts_per_token": 1,
+        "qk_norm": True,
+    }
     model = build(DecoderConfig, changes, seed=0)
     assert_refused("temperature", lambda: rw.save(model, tmp_path / "model"))
 
@@ -76,7 +89,10 @@ def test_every_field_is_drawn(kind):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [(RoFormerConfig, "layers.0.attention.encoding.rope"), (DecoderConfig, "layers.1.self_attn.encoding.rope")],
+    [
+        (RoFormerConfig, "layers.0.attention.encoding.rope"),
+        (DecoderConfig, "layers.1.self_attn.encoding.rope"),
+    ],
     ids=["roformer", "decoder"],
 )
 def test_a_rotation_that_the_config_does_not_describe_is_named(tmp_path, kind, name):
@@ -92,7 +108,10 @@ def test_a_rotation_that_the_config_does_not_describe_is_named(tmp_path, kind, n
 def test_a_weight_that_the_config_does_not_describe_is_named(tmp_path):
     model = build(RoFormerConfig, {}, seed=0)
     model.layers[0].up = torch.nn.Linear(30, 22, bias=False)
-    with pytest.raises(RopeError, match=r"exactly the weights that model\.config describes; got \['layers\.0\.up\.bias'\]"):
+    with pytest.raises(
+        RopeError,
+        match=r"exactly the weights that model\.config describes; got \['layers\.0\.up\.bias'\]",
+    ):
         rw.save(model, tmp_path / "a")
     model.layers[0].up = torch.nn.Linear(30, 21)
     with pytest.raises(RopeError, match=r"layers\.0\.up\.weight: must have the shape \[22, 30\]"):
@@ -100,7 +119,13 @@ def test_a_weight_that_the_config_does_not_describe_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "extra", [{"norm_type": "rms_norm"}, {"ropewalk": {"summary": "first"}}, {"rope_theta": 500.0}, {"add_cross_attention": True}]
+    "extra",
+    [
+        {"norm_type": "rms_norm"},
+        {"ropewalk": {"summary": "first"}},
+        {"rope_theta": 500.0},
+        {"add_cross_attention": True},
+    ],
 )
 def test_extra_keys_must_not_describe_another_model(tmp_path, extra):
     model = build(RoFormerConfig, {}, seed=0)

@@ -1,4 +1,6 @@
-"""No text of a figure lies on another, whatever the config: the boxes are measured after the figure is drawn."""
+"""No text of a figure lies on another, whatever the config: the boxes are measured after the figure
+is drawn.
+"""
 
 import itertools
 from pathlib import Path
@@ -19,7 +21,9 @@ NAMES = ("Llama-3.1-8B", "Gemma-3-27B", "DeepSeek-V3")
 
 
 def view_of(name: str, language: str = "en") -> plots.View:
-    facts = next(each for each in read_checkpoint(EXAMPLES[name]).layers.values() if each is not None)
+    facts = next(
+        each for each in read_checkpoint(EXAMPLES[name]).layers.values() if each is not None
+    )
     return plots.View(facts.spec, facts.trained, facts.served, plots.Look(language=language))
 
 
@@ -27,15 +31,29 @@ def labels_outside(axis) -> list[Text]:
     """The labels of ticks beyond the ends of an axis: matplotlib has them, but does not draw them."""
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    return [label for tick in ticks if not low <= tick.get_loc() <= high for label in (tick.label1, tick.label2)]
+    return [
+        label
+        for tick in ticks
+        if not low <= tick.get_loc() <= high
+        for label in (tick.label1, tick.label2)
+    ]
 
 
 def overlapping(figure) -> list[tuple[str, str]]:
     """The pairs of texts whose boxes share more than a point in both directions."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
-    undrawn = {label for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) for label in labels_outside(axis)}
-    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip() and text not in undrawn]
+    undrawn = {
+        label
+        for ax in figure.axes
+        for axis in (ax.xaxis, ax.yaxis)
+        for label in labels_outside(axis)
+    }
+    texts = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip() and text not in undrawn
+    ]
     boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
     inside = [(words, box) for words, box in boxes if box.width > 0 and figure.bbox.overlaps(box)]
     return [
@@ -68,7 +86,9 @@ def test_every_figure_has_a_caption_and_no_caption_is_left_over():
     # other tests take figures out and put them back, which changes the order
     assert set(plots.CAPTIONS) == set(plots.FIGURES)
     assert all(text.endswith(".") and len(text) < 150 for text in plots.CAPTIONS.values())
-    gallery = " ".join((Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8").split())
+    gallery = " ".join(
+        (Path(__file__).parents[2] / "docs" / "gallery.md").read_text(encoding="utf-8").split()
+    )
     assert [name for name, text in plots.CAPTIONS.items() if text not in gallery] == []
 
 

@@ -1,4 +1,6 @@
-"""Every figure shows the numbers it claims to show: its lines and maps are held to formulas written out here."""
+"""Every figure shows the numbers it claims to show: its lines and maps are held to formulas written
+out here.
+"""
 
 import math
 import struct
@@ -56,7 +58,11 @@ def curve(figure, index, panel=0):
 
 
 def labels(figure, panel=0):
-    return [each.get_label() for each in figure.axes[panel].get_lines() if not each.get_label().startswith("_")]
+    return [
+        each.get_label()
+        for each in figure.axes[panel].get_lines()
+        if not each.get_label().startswith("_")
+    ]
 
 
 def cosines(distance_, theta=THETA):
@@ -66,7 +72,10 @@ def cosines(distance_, theta=THETA):
 def check_rotation(figure):
     for position in range(6):
         x, y = curve(figure, 1 + position)
-        assert (x, y) == (pytest.approx([0, math.cos(position)]), pytest.approx([0, math.sin(position)]))
+        assert (x, y) == (
+            pytest.approx([0, math.cos(position)]),
+            pytest.approx([0, math.sin(position)]),
+        )
 
 
 def check_clocks(figure):
@@ -76,7 +85,10 @@ def check_clocks(figure):
     assert len(hands) == len(angles)
     for hand, angle in zip(hands, angles, strict=True):
         (x0, x1), (y0, y1) = hand.get_data()
-        assert (x1 - x0, y1 - y0) == (pytest.approx(0.43 * math.cos(angle)), pytest.approx(0.43 * math.sin(angle)))
+        assert (x1 - x0, y1 - y0) == (
+            pytest.approx(0.43 * math.cos(angle)),
+            pytest.approx(0.43 * math.sin(angle)),
+        )
     assert "a turn in 6.3" in {text.get_text() for text in figure.axes[0].texts}
 
 
@@ -104,7 +116,10 @@ def check_coverage(figure):
     assert curve(figure, 0)[1] == pytest.approx(OMEGA * TRAINED / (2 * np.pi))
     assert curve(figure, 1)[1] == pytest.approx(OMEGA * SERVED / (2 * np.pi))
     after = curve(figure, 2)[1]
-    assert (after[0], after[-1]) == (pytest.approx(SERVED / (2 * np.pi)), pytest.approx(OMEGA[-1] * TRAINED / (2 * np.pi)))
+    assert (after[0], after[-1]) == (
+        pytest.approx(SERVED / (2 * np.pi)),
+        pytest.approx(OMEGA[-1] * TRAINED / (2 * np.pi)),
+    )
     assert labels(figure)[2] == "after yarn"
 
 
@@ -125,7 +140,9 @@ def check_decay(figure):
     bound, score = curve(figure, 0, 1)[1], curve(figure, 1, 1)[1]
     q, k = (np.random.default_rng(0).normal(size=(2, 2 * PAIRS))[i] for i in range(2))
     h = (q[:PAIRS] + 1j * q[PAIRS:]) * (k[:PAIRS] - 1j * k[PAIRS:])
-    assert score == pytest.approx([abs((h * np.exp(1j * d * OMEGA)).sum().real) for d in range(257)], abs=1e-9)
+    assert score == pytest.approx(
+        [abs((h * np.exp(1j * d * OMEGA)).sum().real) for d in range(257)], abs=1e-9
+    )
     assert (score <= bound + 1e-12).all()
     assert bound[9] == pytest.approx(np.abs(np.diff(np.append(h, 0))).max() * sums(9).sum())
 
@@ -172,7 +189,11 @@ def check_precision(figure):
     assert (x[0], x[-1]) == (1000, 2**40)
 
 
-CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
+CHECKS = {
+    name.removeprefix("check_"): check
+    for name, check in list(globals().items())
+    if name.startswith("check_")
+}
 
 
 @every_figure
@@ -209,7 +230,10 @@ def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
     spectrum = plots.draw("spectrum", view)
     assert labels(spectrum)[:2] == ["default", "yarn"]
     slowest = 2 * np.pi * 10_000 ** (7 / 8)
-    assert (curve(spectrum, 0)[1][-1], curve(spectrum, 1)[1][-1]) == (pytest.approx(slowest), pytest.approx(4 * slowest))
+    assert (curve(spectrum, 0)[1][-1], curve(spectrum, 1)[1][-1]) == (
+        pytest.approx(slowest),
+        pytest.approx(4 * slowest),
+    )
     assert labels(plots.draw("scalings", view)) == ["linear", "ntk", "llama3", "yarn"]
     assert labels(plots.draw("coverage", view))[2] == "after yarn"
 
@@ -234,10 +258,14 @@ def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
     figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(language="zh")))
     from matplotlib.text import Text
 
-    chinese = [text for text in figure.findobj(Text) if any("一" <= c <= "鿿" for c in text.get_text())]
+    chinese = [
+        text for text in figure.findobj(Text) if any("一" <= c <= "鿿" for c in text.get_text())
+    ]
     assert chinese
     assert all(text.get_fontfamily()[0] == "Some Font" for text in chinese)
-    titles = [ax.get_title(loc="left") for ax in figure.axes] + [ax.get_xlabel() for ax in figure.axes]
+    titles = [ax.get_title(loc="left") for ax in figure.axes] + [
+        ax.get_xlabel() for ax in figure.axes
+    ]
     assert not set(titles) & set(words.CHINESE)
 
 
@@ -290,7 +318,16 @@ def test_the_font_is_one_with_the_glyphs_and_never_the_last_resort():
 
 
 def test_colours_are_okabe_and_itos_and_differ():
-    palette = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+    palette = {
+        "#000000",
+        "#E69F00",
+        "#56B4E9",
+        "#009E73",
+        "#F0E442",
+        "#0072B2",
+        "#D55E00",
+        "#CC79A7",
+    }
     for colours in (look.ON_LIGHT, look.ON_DARK):
         assert set(colours) <= palette
         assert len(set(colours)) == len(colours)
@@ -299,13 +336,17 @@ def test_colours_are_okabe_and_itos_and_differ():
 
 @pytest.mark.parametrize("suffix", ["svg", "pdf"])
 def test_the_same_figure_gives_the_same_bytes(drawn, tmp_path, suffix):
-    first, second = (plots.save(drawn("similarity"), tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2))
+    first, second = (
+        plots.save(drawn("similarity"), tmp_path / f"{i}.{suffix}").read_bytes() for i in range(2)
+    )
     assert first == second
     assert first[:4] == {"svg": b"<?xm", "pdf": b"%PDF"}[suffix]
 
 
 def test_an_svg_keeps_its_words(drawn, tmp_path):
-    assert "Similarity against distance" in plots.save(drawn("similarity"), tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "Similarity against distance" in plots.save(
+        drawn("similarity"), tmp_path / "a.svg"
+    ).read_text(encoding="utf-8")
 
 
 def test_the_contact_sheet_holds_every_picture(drawn):
@@ -314,7 +355,9 @@ def test_the_contact_sheet_holds_every_picture(drawn):
     assert [ax.get_title() for ax in sheet.axes] == list(figures)
     for ax, figure in zip(sheet.axes, figures.values(), strict=True):
         pixels = np.asarray(ax.images[0].get_array())
-        assert pixels.shape[:2] == tuple(round(72 * side) for side in figure.get_size_inches()[::-1])
+        assert pixels.shape[:2] == tuple(
+            round(72 * side) for side in figure.get_size_inches()[::-1]
+        )
         assert pixels[..., :3].std() > 5
 
 

@@ -33,7 +33,9 @@ def test_a_title_may_be_any_text(monkeypatch, title):
     monkeypatch.setattr(looks, "chinese_font", lambda: "Some Font")
     chinese = Look(language="zh")
     titles = {"distance": "距离"}
-    assert bars({"a": 1.0}, title=title, x="x", look=chinese).axes[0].get_title(loc="left") == titles.get(title, title)
+    assert bars({"a": 1.0}, title=title, x="x", look=chinese).axes[0].get_title(
+        loc="left"
+    ) == titles.get(title, title)
     assert bars({"a": 1.0}, title=title, x="x").axes[0].get_title(loc="left") == title
     ax = directions(torch.randn(2, 3, 2), title=title, look=chinese).axes[0]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("每列的弧度", "每行的弧度")
@@ -49,7 +51,8 @@ def test_ticks_are_the_lengths_themselves():
 
 def test_the_subtitle_names_the_factor_of_the_innermost_scaling():
     parts = [
-        View(RopeSpec(8, scaling=scaling)).parameters.split(" · ")[2] for scaling in (YARN, Clipped(YARN), Given((1.0,) * 4))
+        View(RopeSpec(8, scaling=scaling)).parameters.split(" · ")[2]
+        for scaling in (YARN, Clipped(YARN), Given((1.0,) * 4))
     ]
     assert parts == ["yarn 4", "clipped yarn 4", "given"]
     assert len(View(RopeSpec(8)).parameters.split(" · ")) == 3

@@ -1,4 +1,6 @@
-"""Every page about a method has a picture for light and for dark pages, of what the library computes."""
+"""Every page about a method has a picture for light and for dark pages, of what the library
+computes.
+"""
 
 import importlib.util
 import math
@@ -26,10 +28,13 @@ def pictures():
     del sys.modules[spec.name]
 
 
-@pytest.mark.parametrize("page", [path.stem for path in sorted((DOCS / "methods").glob("*.md")) if path.stem != "index"])
+@pytest.mark.parametrize(
+    "page", [path.stem for path in sorted((DOCS / "methods").glob("*.md")) if path.stem != "index"]
+)
 def test_every_page_has_a_picture_on_light_and_dark_paper(page, pictures):
     shown = re.findall(
-        r"!\[[^\]]{20,}\]\(\.\./images/([\w-]+)\.png\)", (DOCS / "methods" / f"{page}.md").read_text(encoding="utf-8")
+        r"!\[[^\]]{20,}\]\(\.\./images/([\w-]+)\.png\)",
+        (DOCS / "methods" / f"{page}.md").read_text(encoding="utf-8"),
     )
     assert shown
     for name in shown:
@@ -38,7 +43,10 @@ def test_every_page_has_a_picture_on_light_and_dark_paper(page, pictures):
 
 
 def lines(figure) -> dict[str, tuple[list, list]]:
-    return {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in figure.axes[0].get_lines()}
+    return {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in figure.axes[0].get_lines()
+    }
 
 
 def test_pictures_show_the_formulas(pictures):
@@ -50,9 +58,18 @@ def test_pictures_show_the_formulas(pictures):
         taper = 1 if m is None else (1 + math.cos(math.pi * m / 19)) / 2
         assert cope[pair] == pytest.approx(10_000 ** (-pair / 64) * taper, rel=1e-9)
     pope = lines(drawn["pope"])["PoPE, 64 channels"][1]
-    assert pope[9] == pytest.approx(sum(math.cos(9 * 10_000 ** (-c / 64)) for c in range(64)) / 64, rel=1e-9)
+    assert pope[9] == pytest.approx(
+        sum(math.cos(9 * 10_000 ** (-c / 64)) for c in range(64)) / 64, rel=1e-9
+    )
     imaginary = lines(drawn["rope-plus"])["imaginary"][1]
-    assert imaginary[9] == pytest.approx(sum(math.sin(9 * 10_000 ** (-i / 32)) for i in range(32)) / 32, rel=1e-9)
+    assert imaginary[9] == pytest.approx(
+        sum(math.sin(9 * 10_000 ** (-i / 32)) for i in range(32)) / 32, rel=1e-9
+    )
     slowed = lines(drawn["riflex"])["RIFLEx, 66 frames"][1]
     assert slowed[5] == pytest.approx(math.cos(5 * 0.9 * 2 * math.pi / 66), rel=1e-9)
-    assert [bar.get_width() for bar in drawn["latent-attention"].axes[0].patches] == [32768, 2048, 256, 576]
+    assert [bar.get_width() for bar in drawn["latent-attention"].axes[0].patches] == [
+        32768,
+        2048,
+        256,
+        576,
+    ]

@@ -1,4 +1,6 @@
-"""Tables of an engine's rotary module: exact angles where they are float32 products, everything else as it was."""
+"""Tables of an engine's rotary module: exact angles where they are float32 products, everything
+else as it was.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ class Rotary(torch.nn.Module):
         return INV_FREQ.clone()
 
     def _compute_cos_sin_cache(self):
-        return table_of(self._compute_inv_freq(1e4) / getattr(self, "scaling_factors", [1.0])[0], self.length)
+        return table_of(
+            self._compute_inv_freq(1e4) / getattr(self, "scaling_factors", [1.0])[0], self.length
+        )
 
 
 @pytest.mark.parametrize("magnitude", [1.0, 1.25])
@@ -50,7 +54,9 @@ def test_a_module_keeps_its_frequencies_and_its_method(factor):
 
 def test_a_call_inside_another_call_leaves_no_trace():
     module = Rotary(100_001)
-    exact = with_exact_angles(module, lambda: with_exact_angles(module, module._compute_cos_sin_cache))
+    exact = with_exact_angles(
+        module, lambda: with_exact_angles(module, module._compute_cos_sin_cache)
+    )
     assert (exact - table_of(INV_FREQ, 100_001, dtype=torch.float64)).abs().max() < 1e-6
     assert "_compute_inv_freq" not in vars(module)
 
@@ -74,13 +80,17 @@ def test_a_table_of_several_factors_stays():
     module = Rotary(100, 4.0)
     module.scaling_factors = [4.0, 2.0]
     table = torch.cat([table_of(INV_FREQ / 4, 100), table_of(INV_FREQ / 2, 100)])
-    assert with_exact_angles(module, lambda: module._compute_inv_freq(1.0) is None or table) is table
+    assert (
+        with_exact_angles(module, lambda: module._compute_inv_freq(1.0) is None or table) is table
+    )
 
 
 def test_several_tables_stay():
     """SGLang's dual chunk attention computes a tuple of tables from one set of frequencies."""
     module = Rotary(100)
     tables = (table_of(INV_FREQ, 100), table_of(INV_FREQ, 50))
-    found = with_exact_angles(module, lambda: tables if module._compute_inv_freq(1.0) is not None else None)
+    found = with_exact_angles(
+        module, lambda: tables if module._compute_inv_freq(1.0) is not None else None
+    )
     assert found is tables
     assert "_compute_inv_freq" not in vars(module)

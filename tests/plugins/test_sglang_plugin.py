@@ -1,4 +1,6 @@
-"""SGLang plug-in: its modules have exact tables, also after rows were appended; without its switch it does nothing."""
+"""SGLang plug-in: its modules have exact tables, also after rows were appended; without its switch
+it does nothing.
+"""
 
 import subprocess
 import sys
@@ -8,7 +10,8 @@ import plugin_files
 import pytest
 
 RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "run"
-#: SGLang imports packages for GPUs; the runner has empty modules in their place, so it needs a process of its own
+#: SGLang imports packages for GPUs; the runner has empty modules in their place, so it needs a
+#: process of its own
 SCRIPT = """
 import sys
 sys.path[:0] = sys.argv[1:3]
@@ -41,7 +44,7 @@ for position in (150_000, 390_000):
         near = (after[kind].cos_sin_cache[:500] - before[kind].cos_sin_cache[:500]).abs().max()
         print(kind, float(near), *(plugin_files.error_at(each[kind], kind, position) for each in (before, after)))
     lengthen(after)
-"""
+"""  # noqa: E501
 
 
 def test_it_is_off_unless_asked(monkeypatch):
@@ -60,7 +63,11 @@ def test_sglangs_own_modules_are_exact(monkeypatch):
     command = [sys.executable, "-c", SCRIPT, str(RUNNERS), str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [line.split() for line in done.stdout.splitlines() if line.split()[:1] and line.split()[0] in plugin_files.KINDS]
+    rows = [
+        line.split()
+        for line in done.stdout.splitlines()
+        if line.split()[:1] and line.split()[0] in plugin_files.KINDS
+    ]
     assert len(rows) == len(plugin_files.KINDS) + 2
     for kind, near, before, after in rows:
         assert float(near) < 5e-5, kind

@@ -15,9 +15,15 @@ for package in ("transformers", "kernels"):
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 SIZES = {
-    "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64,
-    "vocab_size": 50, "max_position_embeddings": 4096, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "vocab_size": 50,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,9 @@ def test_the_logits_stay_and_ropewalk_rotates(plugin, name, monkeypatch):
     expected = model(tokens, position_ids=positions).logits
     calls = []
     rotate = rw.apply_rotary_pos_emb
-    monkeypatch.setattr(rw, "apply_rotary_pos_emb", lambda *args, **named: calls.append(1) or rotate(*args, **named))
+    monkeypatch.setattr(
+        rw, "apply_rotary_pos_emb", lambda *args, **named: calls.append(1) or rotate(*args, **named)
+    )
     model.set_use_kernels(True, plugin.kernel_config())
     calls.clear()
     torch.testing.assert_close(model(tokens, position_ids=positions).logits, expected)

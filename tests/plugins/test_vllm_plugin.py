@@ -33,7 +33,10 @@ def test_vllms_own_modules_are_exact(plugin, monkeypatch):
         with set_current_vllm_config(VllmConfig()):
             return {
                 kind: rotary_embedding.get_rope(
-                    64, length, rope_parameters={"rope_theta": 1e4, "rope_type": kind, **more}, dtype=torch.float32
+                    64,
+                    length,
+                    rope_parameters={"rope_theta": 1e4, "rope_type": kind, **more},
+                    dtype=torch.float32,
                 )
                 for kind, (more, length) in plugin_files.KINDS.items()
             }

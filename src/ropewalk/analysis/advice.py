@@ -16,9 +16,11 @@ LARGE_TABLE = 64 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `applies` decides whether the advice is given, and `figure` is the figure of `ropewalk.plots` that shows it.
+    """One check: `applies` decides whether the advice is given, and `figure` is the figure of
+    `ropewalk.plots` that shows it.
 
-    `advice` and `because` are format strings over the Facts, named `f`, and the values that `numbers` returns.
+    `advice` and `because` are format strings over the Facts, named `f`, and the values that
+    `numbers` returns.
     """
 
     name: str
@@ -40,14 +42,17 @@ class Advice:
 
 
 def _beta_limit(facts: Facts) -> float:
-    """Return how many turns the fastest pair, one radian per step, completes within YaRN's original length."""
+    """Return how many turns the fastest pair, one radian per step, completes within YaRN's original
+    length.
+    """
     return facts.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
 
 def _is_new(facts: Facts) -> bool:
     """Return whether a spec is for a new model, whose theta and scaling can still be chosen.
 
-    The spec of a checkpoint's config has another precision than "exact": its weights were trained with float32 frequencies.
+    The spec of a checkpoint's config has another precision than "exact": its weights were trained
+    with float32 frequencies.
     """
     return facts.spec.precision == "exact"
 
@@ -55,98 +60,146 @@ def _is_new(facts: Facts) -> bool:
 #: advice is given for every check that applies, in this order
 CHECKS: tuple[Check, ...] = (
     Check(
-        "in_range", "coverage",
+        "in_range",
+        "coverage",
         lambda f: f.served_distance <= f.trained_distance and isinstance(f.spec.scaling, Default),
         "Keep it: no scaling is needed at this length.",
         "every distance up to {f.served_distance:,} occurred in training",
     ),
     Check(
-        "unseen_angles", "beyond",
+        "unseen_angles",
+        "beyond",
         lambda f: f.new_angles > 0 and isinstance(f.spec.scaling, Default),
-        "Use Yarn(factor={f.factor}, original_length={f.trained}), or DynamicYarn to leave short text unchanged.",
-        "{f.new_angles} of {f.spec.pairs} pairs reach angles beyond token {f.trained:,} that did not occur in training",
+        "Use Yarn(factor={f.factor}, original_length={f.trained}), or DynamicYarn to leave "
+        "short text unchanged.",
+        "{f.new_angles} of {f.spec.pairs} pairs reach angles beyond token {f.trained:,} that "
+        "did not occur in training",
     ),
     Check(
-        "stretched_too_little", "coverage",
+        "stretched_too_little",
+        "coverage",
         lambda f: f.new_angles > 0 and not isinstance(f.spec.scaling, Default),
-        "This is correct if the model was trained further at {f.served:,} tokens; otherwise serve fewer tokens{or_factor}.",
-        "with {f.spec.scaling.name}, {f.new_angles} of {f.spec.pairs} pairs reach angles that did not occur in training",
-        lambda f: {"or_factor": f", or use factor {f.factor}" if _is_new(f) and hasattr(f.scaling, "factor") else ""},
+        "This is correct if the model was trained further at {f.served:,} tokens; otherwise "
+        "serve fewer tokens{or_factor}.",
+        "with {f.spec.scaling.name}, {f.new_angles} of {f.spec.pairs} pairs reach angles that "
+        "did not occur in training",
+        lambda f: {
+            "or_factor": f", or use factor {f.factor}"
+            if _is_new(f) and hasattr(f.scaling, "factor")
+            else ""
+        },
     ),
     Check(
-        "trained_unknown", "coverage",
-        lambda f: f.trained == f.served and not f.trained_given and getattr(f.scaling, "factor", 1) > 1
-        and getattr(f.scaling, "original_length", None) is None,
-        "Give the trained length before the extension, to see its coverage: ropewalk inspect --trained.",
-        "a config with {f.spec.scaling.name} scaling has no trained length, so {f.trained:,} is used for both lengths",
+        "trained_unknown",
+        "coverage",
+        lambda f: (
+            f.trained == f.served
+            and not f.trained_given
+            and getattr(f.scaling, "factor", 1) > 1
+            and getattr(f.scaling, "original_length", None) is None
+        ),
+        "Give the trained length before the extension, to see its coverage: ropewalk inspect "
+        "--trained.",
+        "a config with {f.spec.scaling.name} scaling has no trained length, so {f.trained:,} "
+        "is used for both lengths",
     ),
     Check(
-        "linear_blurs", "scalings",
+        "linear_blurs",
+        "scalings",
         lambda f: _is_new(f) and isinstance(f.scaling, Linear) and f.scaling.factor > 1,
         "Without fine-tuning use Yarn or Ntk instead; Linear needs training to recover.",
-        "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in training, so neighbours are more alike",
+        "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in "
+        "training, so neighbours are more alike",
         lambda f: {"fast": int((f.coverage.trained >= 1).sum())},
     ),
     Check(
-        "always_on", "scalings",
-        lambda f: _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.factor > 1 and f.served > f.trained,
+        "always_on",
+        "scalings",
+        lambda f: (
+            _is_new(f)
+            and isinstance(f.scaling, Yarn)
+            and f.scaling.factor > 1
+            and f.served > f.trained
+        ),
         "If most requests are short, serve with DynamicYarn(original_length={f.trained}).",
-        "{slowed} of {f.spec.pairs} pairs are slowed at every length, also below token {f.trained:,}",
+        "{slowed} of {f.spec.pairs} pairs are slowed at every length, also below token "
+        "{f.trained:,}",
         lambda f: {"slowed": f.spec.pairs - f.bands.count("kept")},
     ),
     Check(
-        "beta_too_fast", "coverage",
-        lambda f: _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.beta_fast > _beta_limit(f),
+        "beta_too_fast",
+        "coverage",
+        lambda f: (
+            _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.beta_fast > _beta_limit(f)
+        ),
         "Lower beta_fast below {limit:.0f}.",
-        "no pair completes {f.scaling.beta_fast:g} turns within {f.scaling.original_length:,} tokens, so only the "
+        "no pair completes {f.scaling.beta_fast:g} turns within {f.scaling.original_length:,} tokens, so only the "  # noqa: E501
         "fastest one keeps its frequency",
         lambda f: {"limit": _beta_limit(f)},
     ),
     Check(
-        "follows_the_length", "scalings",
+        "follows_the_length",
+        "scalings",
         lambda f: f.spec.needs_length,
         "Update cached keys with rope.rerotate when the length changes.",
-        "the frequencies of {f.spec.scaling.name} depend on the length, and cached keys were rotated for an earlier length",
+        "the frequencies of {f.spec.scaling.name} depend on the length, and cached keys were "
+        "rotated for an earlier length",
     ),
     Check(
-        "float32_angles", "precision",
+        "float32_angles",
+        "precision",
         lambda f: f.errors.get("hf", 0.0) > BFLOAT16_ROUNDING,
         'Do not compute angles in float32 at this length: use precision "{policy}".',
-        "float32 angles are off by {f.errors[hf]:.1e} near token {f.served:,}, more than bfloat16's rounding of {bound:.1e}",
-        lambda f: {"bound": BFLOAT16_ROUNDING, "policy": "exact" if f.spec.precision == "exact" else "hf_frequencies"},
+        "float32 angles are off by {f.errors[hf]:.1e} near token {f.served:,}, more than "
+        "bfloat16's rounding of {bound:.1e}",
+        lambda f: {
+            "bound": BFLOAT16_ROUNDING,
+            "policy": "exact" if f.spec.precision == "exact" else "hf_frequencies",
+        },
     ),
     Check(
-        "large_table", "precision",
+        "large_table",
+        "precision",
         lambda f: f.all_rows_bytes > LARGE_TABLE,
-        "Do not store a table of all positions; ropewalk stores {stored:.1f} MiB and computes the rest.",
+        "Do not store a table of all positions; ropewalk stores {stored:.1f} MiB and computes "
+        "the rest.",
         "cos and sin of {f.served:,} positions take {full:.0f} MiB",
         lambda f: {"full": f.all_rows_bytes / 2**20, "stored": f.memory["auto"] / 2**20},
     ),
     Check(
-        "all_repeat", "spectrum",
+        "all_repeat",
+        "spectrum",
         lambda f: _is_new(f) and f.window is None and f.aliasing.repeating == f.spec.pairs,
-        "For long documents try a larger theta, and measure: the slowest pair should not repeat within the text.",
-        "all {f.spec.pairs} pairs repeat within {f.served:,} tokens, the slowest after {f.aliasing.longest:,.0f}",
+        "For long documents try a larger theta, and measure: the slowest pair should not "
+        "repeat within the text.",
+        "all {f.spec.pairs} pairs repeat within {f.served:,} tokens, the slowest after "
+        "{f.aliasing.longest:,.0f}",
     ),
     Check(
-        "random_keys_win", "base_bound",
+        "random_keys_win",
+        "base_bound",
         lambda f: _is_new(f) and f.first_negative is not None,
-        "For retrieval over the whole length try a larger theta, and measure: this curve is jagged, not a threshold.",
-        "from distance {f.first_negative:,} on, the sum of cosines is sometimes negative: a random key outscores a similar one",
+        "For retrieval over the whole length try a larger theta, and measure: this curve is "
+        "jagged, not a threshold.",
+        "from distance {f.first_negative:,} on, the sum of cosines is sometimes negative: a "
+        "random key outscores a similar one",
     ),
     Check(
-        "axes", "angles",
+        "axes",
+        "angles",
         lambda f: f.spec.num_axes > 1,
-        "Give positions as [axes, batch, tokens]; rw.positions builds them for text, images and video.",
+        "Give positions as [axes, batch, tokens]; rw.positions builds them for text, images "
+        "and video.",
         "the pairs use {f.spec.num_axes} axes",
     ),
     Check(
-        "causal_only", "decay",
+        "causal_only",
+        "decay",
         lambda f: isinstance(f.scaling, XPos),
         "Use it for causal attention only.",
         "xPos magnitudes grow without bound if a key comes after its query",
     ),
-)  # fmt: skip
+)
 
 
 def advise(facts: Facts) -> list[Advice]:
@@ -154,8 +207,18 @@ def advise(facts: Facts) -> list[Advice]:
     advice = []
     for check in CHECKS:
         if check.applies(facts):
-            values = {"f": facts, **check.numbers(facts)}  # the names that the format strings of a check may use
-            advice.append(Advice(check.name, check.advice.format(**values), check.because.format(**values), check.figure))
+            values = {
+                "f": facts,
+                **check.numbers(facts),
+            }  # the names that the format strings of a check may use
+            advice.append(
+                Advice(
+                    check.name,
+                    check.advice.format(**values),
+                    check.because.format(**values),
+                    check.figure,
+                )
+            )
     return advice
 
 
@@ -171,7 +234,12 @@ class Use:
 
 #: a first choice for each use; ropewalk.lab.guide has the measured reason for every entry
 GUIDE: tuple[Use, ...] = (
-    Use("short text", "Default(), theta 10,000", "all distances occurred in training, so no scaling is needed", "coverage"),
+    Use(
+        "short text",
+        "Default(), theta 10,000",
+        "all distances occurred in training, so no scaling is needed",
+        "coverage",
+    ),
     Use(
         "long documents, new model",
         "Default(), trained at the length to be served",
@@ -181,7 +249,8 @@ GUIDE: tuple[Use, ...] = (
     Use(
         "long documents, trained model, no fine-tuning",
         "DynamicYarn(original_length)",
-        "fast pairs keep their frequency, slow pairs stay within the angles of training, short text is unchanged",
+        "fast pairs keep their frequency, slow pairs stay within the angles of training, short "
+        "text is unchanged",
         "scalings",
     ),
     Use(
@@ -193,7 +262,8 @@ GUIDE: tuple[Use, ...] = (
     Use(
         "code and retrieval",
         'Default(), theta 10,000, precision "exact" or the checkpoint\'s "hf_frequencies"',
-        "fast pairs distinguish neighbouring tokens, and float32 angles lose accuracy in fast pairs first",
+        "fast pairs distinguish neighbouring tokens, and float32 angles lose accuracy in fast "
+        "pairs first",
         "precision",
     ),
     Use(

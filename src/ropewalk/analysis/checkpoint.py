@@ -18,7 +18,10 @@ from ropewalk.interop.gguf.write import sizes_of
 from ropewalk.spec import RopeSpec
 
 #: layer type -> config keys of its attention window
-WINDOW_KEYS = {"sliding_attention": ("sliding_window", "local_attention"), "chunked_attention": ("attention_chunk_size",)}
+WINDOW_KEYS = {
+    "sliding_attention": ("sliding_window", "local_attention"),
+    "chunked_attention": ("attention_chunk_size",),
+}
 #: the source of a length that the caller gave
 GIVEN = "given"
 MAX_LENGTH = 1 << 40
@@ -38,32 +41,50 @@ class Checkpoint:
     sources: dict[str, tuple[str, str]]
 
 
-def read_checkpoint(config: Any, trained: int | None = None, served: int | None = None) -> Checkpoint:
-    """Return the facts of a config: a dict, a transformers config, or the path of a config.json, its folder or a GGUF file.
+def read_checkpoint(
+    config: Any, trained: int | None = None, served: int | None = None
+) -> Checkpoint:
+    """Return the facts of a config: a dict, a transformers config, or the path of a config.json,
+    its folder or a GGUF file.
 
-    trained  tokens seen in training; None: the scaling's original length, else the config's longest sequence
-    served   tokens to serve; None: the longer of the config's longest sequence and original length times factor
+    trained  tokens seen in training; None: the scaling's original length, else the config's longest
+             sequence
+    served   tokens to serve; None: the longer of the config's longest sequence and original length
+             times factor
     """
     specs, explanation, text_config = _read(config)
     length = served_length(text_config)
     # the config's longest sequence and the config key that names it
-    longest = None if length is None else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
+    longest = (
+        None
+        if length is None
+        else (integer(length.key, length.value, low=1, high=MAX_LENGTH), length.key)
+    )
     layers: dict[str, Facts | None] = {}
     sources: dict[str, tuple[str, str]] = {}
     for layer_type, spec in specs.items():
         layers[layer_type] = None
         if spec is not None:
-            (trained_tokens, trained_source), (served_tokens, served_source) = _lengths(spec, longest, trained, served)
+            (trained_tokens, trained_source), (served_tokens, served_source) = _lengths(
+                spec, longest, trained, served
+            )
             window = _window(text_config, layer_type)
             layers[layer_type] = Facts(
-                spec, trained_tokens, served_tokens, window, methods=tuple(COS_SIN_METHODS), trained_given=trained is not None
+                spec,
+                trained_tokens,
+                served_tokens,
+                window,
+                methods=tuple(COS_SIN_METHODS),
+                trained_given=trained is not None,
             )
             sources[layer_type] = trained_source, served_source
     return Checkpoint(explanation, layers, sources)
 
 
 def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping[str, Any]]:
-    """Return the spec of each layer type, where its values came from, and the part of the config that has the lengths."""
+    """Return the spec of each layer type, where its values came from, and the part of the config
+    that has the lengths.
+    """
     if is_gguf(config):
         file = GgufFile(config)
         specs, explanation = read_ropes(file)
@@ -74,12 +95,16 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
 
 
 def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
-    """Return the attention window of a layer type in tokens; None if its queries attend to all earlier keys."""
+    """Return the attention window of a layer type in tokens; None if its queries attend to all
+    earlier keys.
+    """
     window = find(config, *WINDOW_KEYS.get(layer_type, ()))
     return None if window is None else integer(window.key, window.value, low=1, high=MAX_LENGTH)
 
 
-def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None) -> tuple[Sourced, Sourced]:
+def _lengths(
+    spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None
+) -> tuple[Sourced, Sourced]:
     """Return the trained and the served length, each as (tokens, where the number came from).
 
     longest          the longest sequence that the config names, in the same form
@@ -94,10 +119,16 @@ def _lengths(spec: RopeSpec, longest: Sourced | None, trained: int | None, serve
     elif longest is not None:
         trained_length = longest
     else:
-        raise RopeError(SERVED_LENGTH_KEY, "must be in the config; or give the trained length (CLI: --trained)", None)
+        raise RopeError(
+            SERVED_LENGTH_KEY,
+            "must be in the config; or give the trained length (CLI: --trained)",
+            None,
+        )
     if served is not None:
         return trained_length, (served, GIVEN)
     candidates = [] if longest is None else [longest]
     if original is not None:
         candidates.append((int(original * factor), "original length times factor"))
-    return trained_length, max(candidates, default=trained_length)  # the longer one, with its source
+    return trained_length, max(
+        candidates, default=trained_length
+    )  # the longer one, with its source

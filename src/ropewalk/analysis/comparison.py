@@ -30,18 +30,24 @@ EXACT = 1e-9
 class Comparison:
     """One encoding, measured in float64 with its initial parameters.
 
-    entry         where it adds positions: "input", "qk", "scores", several of them joined by " + ", or "none"
-    drift         largest change of a causal attention weight when all positions are shifted together; 0 means relative
-    causal_only   declared by the class, not measured: defined only if no query attends to a later key
+    entry         where it adds positions: "input", "qk", "scores", several of them joined by " + ",
+                  or "none"
+    drift         largest change of a causal attention weight when all positions are shifted
+                  together; 0 means relative
+    causal_only   declared by the class, not measured: defined only if no query attends to a later
+                  key
     linear        its scores have rank head_dim at most, so it works with linear attention
     bounded       positions beyond `length` raise an error
     parameters    number of learned parameters
-    flops         floating-point operations of the matrix products that the encoding adds, at `length` tokens
-    tensor_bytes  size of the largest tensor that the encoding creates, at `length` tokens, batch size 1, float32
+    flops         floating-point operations of the matrix products that the encoding adds, at
+                  `length` tokens
+    tensor_bytes  size of the largest tensor that the encoding creates, at `length` tokens, batch
+                  size 1, float32
     order         exponent p if tensor_bytes grows as length^p
-    excess        how far scores at distances up to 4 x `length` leave the range of those within `length`, in widths of that range
-    spread        effective number of keys (exp of the entropy of the weights) at 4 x `length` tokens, divided by that at
-                  `length` tokens; all tokens are equal
+    excess        how far scores at distances up to 4 x `length` leave the range of those within
+                  `length`, in widths of that range
+    spread        effective number of keys (exp of the entropy of the weights) at 4 x `length`
+                  tokens, divided by that at `length` tokens; all tokens are equal
     """
 
     name: str
@@ -63,11 +69,18 @@ class Comparison:
         return self.drift < EXACT
 
 
-def compare(names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128) -> list[Comparison]:
-    """Return one Comparison for each encoding in `names`, in attention of these sizes; `length` is the trained length."""
+def compare(
+    names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128
+) -> list[Comparison]:
+    """Return one Comparison for each encoding in `names`, in attention of these sizes; `length` is
+    the trained length.
+    """
     integer("length", length, low=8)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-        return [_measure(choice("names", name, ENCODINGS), num_heads, head_dim, length) for name in names]
+        return [
+            _measure(choice("names", name, ENCODINGS), num_heads, head_dim, length)
+            for name in names
+        ]
 
 
 def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Comparison:
@@ -111,7 +124,9 @@ def _is_bounded(encoding: Encoding, length: int) -> bool:
 
 
 def _entries(encoding: Encoding) -> list[str]:
-    """Return at which of "input", "qk" and "scores" the encoding acts, tried with three tokens of ones."""
+    """Return at which of "input", "qk" and "scores" the encoding acts, tried with three tokens of
+    ones.
+    """
     sizes, positions = encoding.sizes, torch.arange(3)
     coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, 3, sizes.model_dim, dtype=torch.float64)
@@ -133,7 +148,9 @@ def _weights(layer: Attention, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _drift(layer: Attention, length: int) -> float:
-    """Return the largest change of an attention weight when all positions are shifted by half of `length`."""
+    """Return the largest change of an attention weight when all positions are shifted by half of
+    `length`.
+    """
     seq = length // 2
     x = torch.randn(1, seq, layer.encoding.sizes.model_dim, dtype=torch.float64)
     before, after = (_weights(layer, x, torch.arange(seq) + shift) for shift in (0, length - seq))
@@ -141,20 +158,27 @@ def _drift(layer: Attention, length: int) -> float:
 
 
 def _keys_in_use(layer: Attention, token: Tensor, seq: int) -> float:
-    """Return to how many of `seq` equal tokens the last query attends: exp(entropy) of its weights, averaged over the heads."""
+    """Return to how many of `seq` equal tokens the last query attends: exp(entropy) of its weights,
+    averaged over the heads.
+    """
     weights = _weights(layer, token.expand(1, seq, -1), torch.arange(seq))[0, :, -1]
     return torch.special.entr(weights).sum(dim=-1).exp().mean().item()
 
 
 def _spread(layer: Attention, length: int) -> float:
-    """Return `_keys_in_use` of a random token at STRETCH times `length`, divided by that at `length`."""
+    """Return `_keys_in_use` of a random token at STRETCH times `length`, divided by that at
+    `length`.
+    """
     token = torch.randn(layer.encoding.sizes.model_dim, dtype=torch.float64)
     return _keys_in_use(layer, token, STRETCH * length) / _keys_in_use(layer, token, length)
 
 
 @torch.no_grad()
-def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor) -> Tensor:
-    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim] at positions `q_at` and `k_at`.
+def _scores(
+    encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_at: Tensor
+) -> Tensor:
+    """Return scaled scores [B, H, Sq, Sk] of tokens [B, S, model_dim] at positions `q_at` and
+    `k_at`.
 
     The projections to q and k are the identity.
     """
@@ -162,7 +186,11 @@ def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_a
     rotated = []
     for x, positions in ((queries, q_at), (keys, k_at)):
         coordinates = _on_all_axes(encoding, positions)
-        heads = encoding.embed(x, coordinates).unflatten(-1, (sizes.num_heads, sizes.head_dim)).transpose(1, 2)
+        heads = (
+            encoding.embed(x, coordinates)
+            .unflatten(-1, (sizes.num_heads, sizes.head_dim))
+            .transpose(1, 2)
+        )
         rotated.append(encoding.rotate(heads, coordinates, key=x is keys))
     q, k = rotated
     scores = q @ k.transpose(-1, -2) / math.sqrt(sizes.head_dim)
@@ -171,12 +199,15 @@ def _scores(encoding: Encoding, queries: Tensor, keys: Tensor, q_at: Tensor, k_a
 
 
 def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
-    """Return scores of unit queries at each distance with unit keys at position 0: [head_dim, H, distances, head_dim].
+    """Return scores of unit queries at each distance with unit keys at position 0: [head_dim, H,
+    distances, head_dim].
 
     The score of any q and k is a linear combination of these.
     """
     size = encoding.sizes.head_dim
-    unit = torch.eye(size, dtype=torch.float64).repeat(1, encoding.sizes.num_heads)  # the same vector for every head
+    unit = torch.eye(size, dtype=torch.float64).repeat(
+        1, encoding.sizes.num_heads
+    )  # the same vector for every head
     queries = unit[:, None].expand(-1, len(distances), -1)
     return _scores(encoding, queries, unit[None], distances, torch.zeros(size, dtype=torch.int64))
 
@@ -184,17 +215,25 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 def _rank(encoding: Encoding, bounded: bool) -> int:
     """Return the rank of one head's score matrix, for a few more tokens than it has dimensions.
 
-    A product of q and k has rank head_dim at most; linear attention cannot compute scores of a higher rank.
+    A product of q and k has rank head_dim at most; linear attention cannot compute scores of a
+    higher rank.
     """
     positions = torch.arange(encoding.sizes.head_dim + 5)
     if bounded:  # the encoding refuses positions beyond its length
         positions = positions.clamp(max=encoding.sizes.length - 1)
-    queries, keys = (torch.randn(1, len(positions), encoding.sizes.model_dim, dtype=torch.float64) for _ in range(2))
-    return int(torch.linalg.matrix_rank(_scores(encoding, queries, keys, positions, positions)[0, 0]))
+    queries, keys = (
+        torch.randn(1, len(positions), encoding.sizes.model_dim, dtype=torch.float64)
+        for _ in range(2)
+    )
+    return int(
+        torch.linalg.matrix_rank(_scores(encoding, queries, keys, positions, positions)[0, 0])
+    )
 
 
 def _excess(encoding: Encoding, length: int) -> float:
-    """Return how far scores beyond `length` leave the range of the scores within it, divided by the widest such range."""
+    """Return how far scores beyond `length` leave the range of the scores within it, divided by the
+    widest such range.
+    """
     scores = _unit_scores(encoding, torch.arange(STRETCH * length))
     within, beyond = scores[:, :, :length], scores[:, :, length:]
     low, high = within.amin(dim=2), within.amax(dim=2)
@@ -213,9 +252,15 @@ class _LargestTensor(TorchDispatchMode):
         self.bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Run one torch operation and record the bytes of its largest result; results in an argument's memory are not counted."""
+        """Run one torch operation and record the bytes of its largest result; results in an
+        argument's memory are not counted.
+        """
         result = func(*args, **(kwargs or {}))
-        input_pointers = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        input_pointers = {
+            t.untyped_storage().data_ptr()
+            for t in tree_leaves((args, kwargs))
+            if isinstance(t, Tensor)
+        }
         for t in tree_leaves(result):
             if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in input_pointers:
                 self.bytes = max(self.bytes, t.untyped_storage().nbytes())
@@ -224,9 +269,13 @@ class _LargestTensor(TorchDispatchMode):
 
 @torch.no_grad()
 def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
-    """Return (FLOPs of matrix products, bytes of the largest tensor) that the encoding adds, at `seq` float32 tokens."""
+    """Return (FLOPs of matrix products, bytes of the largest tensor) that the encoding adds, at
+    `seq` float32 tokens.
+    """
     sizes = encoding.sizes
-    positions = torch.arange(seq) % sizes.length  # within the maximum position; the cost does not depend on positions
+    positions = (
+        torch.arange(seq) % sizes.length
+    )  # within the maximum position; the cost does not depend on positions
     coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, seq, sizes.model_dim)
     q = torch.ones(1, sizes.num_heads, seq, sizes.head_dim)
@@ -241,9 +290,19 @@ def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
 
 
 COLUMNS = (
-    "encoding", "entry", "relative", "causal only", "linear", "bounded", "parameters", "largest tensor", "grows as",
-    "matmul FLOPs", "excess", "spread",
-)  # fmt: skip
+    "encoding",
+    "entry",
+    "relative",
+    "causal only",
+    "linear",
+    "bounded",
+    "parameters",
+    "largest tensor",
+    "grows as",
+    "matmul FLOPs",
+    "excess",
+    "spread",
+)
 
 
 def as_markdown(rows: Iterable[Comparison]) -> str:

@@ -1,4 +1,5 @@
-"""How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base bound.
+"""How scores depend on distance: decay and its bound, similarity, and the cosine sum of the base
+bound.
 
 R_m is the rotation at position m, and omega_i the frequency of pair i, in radians per position.
 """
@@ -16,14 +17,19 @@ _BLOCK = 1 << 15
 
 def phasors(radians: Numbers, positions: Numbers) -> np.ndarray:
     """Return e^{i p omega}, the rotation of each pair at each position: complex [positions, pairs]."""
-    return np.exp(1j * np.outer(np.asarray(positions, dtype=np.float64), np.asarray(radians, dtype=np.float64)))
+    return np.exp(
+        1j
+        * np.outer(np.asarray(positions, dtype=np.float64), np.asarray(radians, dtype=np.float64))
+    )
 
 
 def pairs_of(x: np.ndarray) -> np.ndarray:
     """Return the pairs (x_i, x_{i+d/2}) of [..., d] as complex numbers [..., d/2]."""
     half = x.shape[-1] // 2
     if x.shape[-1] != 2 * half:
-        raise RopeError("x", "must have an even last dimension, since dimensions form pairs", list(x.shape))
+        raise RopeError(
+            "x", "must have an even last dimension, since dimensions form pairs", list(x.shape)
+        )
     return x[..., :half] + 1j * x[..., half:]
 
 
@@ -43,7 +49,9 @@ def decay(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 
 def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Return a bound on |<R_m q, R_n k>|, by Abel summation: max_i |h_{i+1} - h_i| * sum_j |S_j|, h_i = q_i conj(k_i)."""
+    """Return a bound on |<R_m q, R_n k>|, by Abel summation: max_i |h_{i+1} - h_i| * sum_j |S_j|,
+    h_i = q_i conj(k_i).
+    """
     products = np.append(pairs_of(q) * pairs_of(k).conj(), 0)
     return np.abs(np.diff(products)).max() * partial_sums(radians, distances).sum(axis=-1)
 
@@ -51,22 +59,30 @@ def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Number
 def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return sum_i cos(m omega_i) for each distance m; omega_i is the frequency of pair i.
 
-    It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE Bounds Context Length").
+    It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE
+    Bounds Context Length").
     """
-    distances, frequencies = np.asarray(distances, dtype=np.float64), np.asarray(radians, dtype=np.float64)
-    blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))  # all distances at once would need much memory
+    distances, frequencies = (
+        np.asarray(distances, dtype=np.float64),
+        np.asarray(radians, dtype=np.float64),
+    )
+    blocks = np.split(
+        distances, range(_BLOCK, len(distances), _BLOCK)
+    )  # all distances at once would need much memory
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
 
 
 def first_negative(radians: Numbers, length: int) -> int | None:
     """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a slightly larger one may still
-    have a negative sum.
+    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a
+    slightly larger one may still have a negative sum.
     """
     integer("length", length, low=1)
     for start in range(1, length + 1, _BLOCK):
-        negative = np.flatnonzero(cosine_sum(radians, np.arange(start, min(start + _BLOCK, length + 1))) < 0)
+        negative = np.flatnonzero(
+            cosine_sum(radians, np.arange(start, min(start + _BLOCK, length + 1))) < 0
+        )
         if negative.size:
             return start + int(negative[0])
     return None

@@ -22,9 +22,11 @@ _MAX_SEARCHED = 1 << 18
 
 @dataclass(frozen=True)
 class Facts:
-    """One spec, its trained length and its served length; all other values are computed on first access.
+    """One spec, its trained length and its served length; all other values are computed on first
+    access.
 
-    With a `window` no query attends to a key farther away, so distances are bounded while positions are not.
+    With a `window` no query attends to a key farther away, so distances are bounded while positions
+    are not.
     """
 
     spec: RopeSpec
@@ -71,12 +73,16 @@ class Facts:
 
     @cached_property
     def coverage(self) -> ladder.Coverage:
-        """Turns of each pair over the trained and the served distance; the frequencies are those of the served length."""
+        """Turns of each pair over the trained and the served distance; the frequencies are those of
+        the served length.
+        """
         return ladder.coverage(self.spec, self.trained_distance, self.served_distance, self.served)
 
     @cached_property
     def new_angles(self) -> int:
-        """How many pairs, with the spec's scaling, reach angles at the served length that did not occur in training."""
+        """How many pairs, with the spec's scaling, reach angles at the served length that did not
+        occur in training.
+        """
         turns_with_scaling = self.coverage.scaled
         return int(self.coverage.new_angles(turns_with_scaling).sum())
 
@@ -93,12 +99,16 @@ class Facts:
     @cached_property
     def errors(self) -> dict[str, float]:
         """The largest error of cos and sin at the end of the served length, by method."""
-        curves = error_curves(self.spec, [self.served - 1], self.methods, length=self.served, width=self.width)
+        curves = error_curves(
+            self.spec, [self.served - 1], self.methods, length=self.served, width=self.width
+        )
         return {name: float(curve[0]) for name, curve in curves.items()}
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes of cos and sin that `Rope(spec, tables=...)` keeps for the served length, by the value of `tables`."""
+        """The bytes of cos and sin that `Rope(spec, tables=...)` keeps for the served length, by
+        the value of `tables`.
+        """
         return memory(self.spec, self.served)
 
     @property
@@ -108,5 +118,7 @@ class Facts:
 
     @cached_property
     def first_negative(self) -> int | None:
-        """The first distance at which the cosine sum is negative, or None; distances up to 262,144 are searched."""
+        """The first distance at which the cosine sum is negative, or None; distances up to 262,144
+        are searched.
+        """
         return first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))

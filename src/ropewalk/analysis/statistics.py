@@ -1,4 +1,6 @@
-"""Compare scores by paired differences over windows and seeds; differences within the noise are ties."""
+"""Compare scores by paired differences over windows and seeds; differences within the noise are
+ties.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SIGMAS = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """Values [seeds, windows], measured on the same windows for every seed and every compared model. Lower is better."""
+    """Values [seeds, windows], measured on the same windows for every seed and every compared
+    model. Lower is better.
+    """
 
     values: np.ndarray
 
@@ -24,7 +28,9 @@ class Score:
         """Check the values and convert them to float64 with two axes."""
         values = np.atleast_2d(np.asarray(self.values, dtype=np.float64))
         if values.ndim != 2 or not values.size or not np.isfinite(values).all():
-            raise RopeError("values", "must be finite numbers [seeds, windows]", np.shape(self.values))
+            raise RopeError(
+                "values", "must be finite numbers [seeds, windows]", np.shape(self.values)
+            )
         object.__setattr__(self, "values", values)
 
     @property
@@ -49,7 +55,8 @@ class Score:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return the standard error of the mean of [seeds, windows]; the squared errors over windows and over seeds are added.
+    """Return the standard error of the mean of [seeds, windows]; the squared errors over windows
+    and over seeds are added.
 
     A single window, or a single seed, contributes no error.
     """
@@ -61,7 +68,9 @@ def standard_error(values: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`verdict` is "a" or "b" (which is lower) or "tied"; `difference` is a - b, `error` its standard error."""
+    """`verdict` is "a" or "b" (which is lower) or "tied"; `difference` is a - b, `error` its
+    standard error.
+    """
 
     verdict: str
     difference: float
@@ -74,13 +83,18 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
     """Return which of two scores on the same windows is lower, or that they are tied.
 
     sigmas  a difference of at most this many standard errors is a tie
-    floor   additional noise, such as the deviation between seeds if only one was run; its square adds to the squared error
+    floor   additional noise, such as the deviation between seeds if only one was run; its square
+            adds to the squared error
     """
     if a.values.shape != b.values.shape:
         rule = "must be measured on the same seeds and windows to be compared"
         raise RopeError("score", rule, [list(a.values.shape), list(b.values.shape)])
     if a.values.size < 2:
-        raise RopeError("score", "must have at least two windows or seeds: the noise of a single value is unknown", a.values.size)
+        raise RopeError(
+            "score",
+            "must have at least two windows or seeds: the noise of a single value is unknown",
+            a.values.size,
+        )
     paired = a.values - b.values
     difference = float(paired.mean())
     error = math.hypot(standard_error(paired), number("floor", floor, low=0))
@@ -89,11 +103,19 @@ def compare(a: Score, b: Score, *, sigmas: float = SIGMAS, floor: float = 0.0) -
     return Comparison("tied" if is_tied else lower, difference, error, a.seeds, a.windows)
 
 
-def rank(scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0) -> list[list[str]]:
-    """Return groups of names from lowest to highest; a group has the names that `compare` finds tied with its first name."""
+def rank(
+    scores: Mapping[str, Score], *, sigmas: float = SIGMAS, floor: float = 0.0
+) -> list[list[str]]:
+    """Return groups of names from lowest to highest; a group has the names that `compare` finds
+    tied with its first name.
+    """
     groups: list[list[str]] = []
     for name in sorted(scores, key=lambda each: scores[each].mean):
-        if groups and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict == "tied":
+        if (
+            groups
+            and compare(scores[groups[-1][0]], scores[name], sigmas=sigmas, floor=floor).verdict
+            == "tied"
+        ):
             groups[-1].append(name)
         else:
             groups.append([name])

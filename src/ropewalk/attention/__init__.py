@@ -1,8 +1,9 @@
 """Attention layers that accept any encoding.
 
-`Attention` is softmax attention in O(n^2), `LatentAttention` the same with one latent per token (MLA), `LinearAttention` and
-`linear_attention` are O(n), `KVCache` holds keys and values. `SelectiveAttention` and `PathAttention` have position encodings
-that follow from the tokens themselves. `remap` replaces the distances of RoPE for longer contexts, `temperature` multiplies
+`Attention` is softmax attention in O(n^2), `LatentAttention` the same with one latent per token
+(MLA), `LinearAttention` and `linear_attention` are O(n), `KVCache` holds keys and values.
+`SelectiveAttention` and `PathAttention` have position encodings that follow from the tokens
+themselves. `remap` replaces the distances of RoPE for longer contexts, `temperature` multiplies
 queries by a factor of their position.
 """
 

@@ -1,6 +1,8 @@
-"""Backends of softmax attention: torch's fused kernel, FlexAttention, and the definition in plain torch.
+"""Backends of softmax attention: torch's fused kernel, FlexAttention, and the definition in plain
+torch.
 
-Each backend has a `why_not` function, which returns the reason why the backend cannot run a call, or None.
+Each backend has a `why_not` function, which returns the reason why the backend cannot run a call,
+or None.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from ropewalk.errors import RopeError, choice
 
 #: the fewest queries of a block of attention with a window
 FEWEST_IN_BLOCK = 1024
-#: from so many queries on FlexAttention is taken for windows and documents (results/h200_window.jsonl)
+#: from so many queries on FlexAttention is taken for windows and documents
+#: (results/h200_window.jsonl)
 FEWEST_QUERIES = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One attention call: q [B, H, Sq, D] and k [B, Hk, Sk, D] already rotated, `bias` broadcastable to [B, H, Sq, Sk]."""
+    """One attention call: q [B, H, Sq, D] and k [B, Hk, Sk, D] already rotated, `bias`
+    broadcastable to [B, H, Sq, Sk].
+    """
 
     q: Tensor
     k: Tensor
@@ -42,13 +47,19 @@ class Call:
 
     def part(self, start: int, stop: int, first_key: int, stop_key: int) -> Call:
         """Return the call of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
-        bias = None if self.bias is None else part_of_scores(self.bias, start, stop, first_key, stop_key)
+        bias = (
+            None
+            if self.bias is None
+            else part_of_scores(self.bias, start, stop, first_key, stop_key)
+        )
         k, v = (t[:, :, first_key:stop_key] for t in (self.k, self.v))
         visible = self.visible.part(start, stop, first_key, stop_key)
         return replace(self, q=self.q[:, :, start:stop], k=k, v=v, visible=visible, bias=bias)
 
     def full_mask(self, dtype: torch.dtype) -> Tensor | None:
-        """Return bias and masks as one tensor: additive, of `dtype`, if any is float, else boolean; None if there are none."""
+        """Return bias and masks as one tensor: additive, of `dtype`, if any is float, else boolean;
+        None if there are none.
+        """
         allowed = self.visible.allowed(*self.lengths, self.q.device)
         added = [t.to(dtype) for t in (self.bias, self.visible.added) if t is not None]
         if not added:
@@ -58,7 +69,8 @@ class Call:
 
 
 def trimmed(call: Call) -> Call:
-    """Return the call without the keys that no query sees because of the window, and without a window that hides no key.
+    """Return the call without the keys that no query sees because of the window, and without a
+    window that hides no key.
 
     The weights have a column for every key, so a call that wants them stays as it is.
     """
@@ -80,14 +92,18 @@ def trimmed(call: Call) -> Call:
 
 
 def run_math(call: Call) -> tuple[Tensor, Tensor]:
-    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights; a query without keys gives 0."""
+    """Return softmax(scale q k^T + bias) v, computed in float32 (or float64), and the weights; a
+    query without keys gives 0.
+    """
     groups = call.q.shape[1] // call.k.shape[1]
     k, v = (t.repeat_interleave(groups, dim=1) if groups > 1 else t for t in (call.k, call.v))
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     scores = (call.q.to(compute_dtype) @ k.to(compute_dtype).transpose(-1, -2)) * call.scale
     mask = call.full_mask(compute_dtype)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        )
     # the softmax of a row of -inf is NaN
     empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
@@ -101,14 +117,17 @@ def sdpa_why_not(call: Call) -> str | None:
 
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
-    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask, else with a mask tensor.
+    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask,
+    else with a mask tensor.
 
-    A window is computed in blocks of queries, each over the keys that it sees, so work and memory grow with the window.
+    A window is computed in blocks of queries, each over the keys that it sees, so work and memory
+    grow with the window.
     """
     visible, (q_len, k_len) = call.visible, call.lengths
     block = max(FEWEST_IN_BLOCK, visible.window or 0)
     if visible.window is not None and q_len > block:
-        # a compiled graph is for a number of blocks, and `int` fixes this number without fixing the number of queries
+        # a compiled graph is for a number of blocks, and `int` fixes this number without fixing the
+        # number of queries
         starts = (i * block for i in range(int(-(-q_len // block))))
         parts = (trimmed(call.part(start, min(start + block, q_len), 0, k_len)) for start in starts)
         return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None
@@ -116,15 +135,32 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     only_causal = call.bias is None and visible.only_causal
     mask, is_causal = None, False
     if only_causal and visible.offset == 0 and q_len == k_len:
-        is_causal = True  # aligns the mask top-left, which is wrong if cached keys come before the queries
-    elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):  # a single query after all keys sees every key
+        is_causal = (
+            True  # aligns the mask top-left, which is wrong if cached keys come before the queries
+        )
+    elif not (
+        only_causal and q_len == 1 and visible.offset == k_len - 1
+    ):  # a single query after all keys sees every key
         mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
-        call.q, call.k, call.v, mask, dropout_p=call.dropout, is_causal=is_causal, scale=call.scale, enable_gqa=grouped
+        call.q,
+        call.k,
+        call.v,
+        mask,
+        dropout_p=call.dropout,
+        is_causal=is_causal,
+        scale=call.scale,
+        enable_gqa=grouped,
     )
-    may_lack_keys = visible.padding is not None or visible.q_documents is not None or visible.mask is not None
+    may_lack_keys = (
+        visible.padding is not None or visible.q_documents is not None or visible.mask is not None
+    )
     if mask is not None and may_lack_keys:
-        empty = ~mask.any(dim=-1, keepdim=True) if mask.dtype == torch.bool else (mask == float("-inf")).all(dim=-1, keepdim=True)
+        empty = (
+            ~mask.any(dim=-1, keepdim=True)
+            if mask.dtype == torch.bool
+            else (mask == float("-inf")).all(dim=-1, keepdim=True)
+        )
         out = out.masked_fill(empty, 0.0)
     return out, None
 
@@ -141,12 +177,16 @@ def flex_why_not(call: Call) -> str | None:
 
 
 def run_flex(call: Call) -> tuple[Tensor, None]:
-    """Run FlexAttention with a block mask, which skips blocks hidden by a window or by packed documents."""
+    """Run FlexAttention with a block mask, which skips blocks hidden by a window or by packed
+    documents.
+    """
     return flex.run(call.q, call.k, call.v, call.scale, call.visible), None
 
 
 #: name -> (why_not, run)
-ATTENTION_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], tuple[Tensor, Tensor | None]]]] = {
+ATTENTION_BACKENDS: dict[
+    str, tuple[Callable[[Call], str | None], Callable[[Call], tuple[Tensor, Tensor | None]]]
+] = {
     "sdpa": (sdpa_why_not, run_sdpa),
     "flex": (flex_why_not, run_flex),
     "math": (lambda call: None, run_math),

@@ -1,7 +1,8 @@
-"""KVCache: keys and values with the position of each token, so that they can be shifted, evicted, reused and re-scaled exactly.
+"""KVCache: keys and values with the position of each token, so that they can be shifted, evicted,
+reused and re-scaled exactly.
 
-A token's index is its order of arrival, which causality uses; its position is what the rotation uses. Keys are stored
-rotated, or unrotated if the frequencies depend on the length of the sequence.
+A token's index is its order of arrival, which causality uses; its position is what the rotation
+uses. Keys are stored rotated, or unrotated if the frequencies depend on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ropewalk.positions import left_padded
 
 
 class CachedTokens(NamedTuple):
-    """The contents of a cache: k, v [B, H, N, D], positions [B, N] or [axes, B, N], valid [B, N] (False for padding)."""
+    """The contents of a cache: k, v [B, H, N, D], positions [B, N] or [axes, B, N], valid [B, N]
+    (False for padding).
+    """
 
     k: Tensor
     v: Tensor
@@ -48,20 +51,33 @@ class KVCache:
 
     growing   doubles its memory as needed
     static    holds at most `capacity` tokens and raises an error for more
-    sliding   keeps the first `sinks` real tokens of each row and the latest tokens, `capacity` in all
+    sliding   keeps the first `sinks` real tokens of each row and the latest tokens, `capacity` in
+              all
 
-    `rotated` says whether it holds keys after the rotation; None: yes, unless the frequencies depend on the length.
+    `rotated` says whether it holds keys after the rotation; None: yes, unless the frequencies
+    depend on the length.
     """
 
-    def __init__(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0, rotated: bool | None = None) -> None:
+    def __init__(
+        self,
+        kind: str = "growing",
+        capacity: int | None = None,
+        sinks: int = 0,
+        rotated: bool | None = None,
+    ) -> None:
         self.kind = choice("kind", kind, ("growing", "static", "sliding"))
         if kind != "growing" and capacity is None:
             raise RopeError("capacity", f"must be given for a {kind} cache", capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
-        self.sinks = integer("sinks", sinks, low=0)  # how many of the first tokens a sliding cache keeps
+        self.sinks = integer(
+            "sinks", sinks, low=0
+        )  # how many of the first tokens a sliding cache keeps
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
-            raise RopeError("sinks", "must be 0 unless kind='sliding', and then less than capacity", sinks)
-        self.rotated = rotated  # whether keys are stored after the rotation; None: decided by the first encoding
+            raise RopeError(
+                "sinks", "must be 0 unless kind='sliding', and then less than capacity", sinks
+            )
+        # whether keys are stored after the rotation; None: decided by the first encoding
+        self.rotated = rotated
         #: whether any token may be padding; if not, attention needs no mask
         self.padded = False
         self.size = 0
@@ -71,17 +87,24 @@ class KVCache:
         return self.size
 
     def keeps_rotated(self, encoding: Encoding) -> bool:
-        """Return whether keys are stored rotated: yes, unless their frequencies change with the length."""
+        """Return whether keys are stored rotated: yes, unless their frequencies change with the
+        length.
+        """
         if self.rotated is None:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
         return self.rotated
 
     def _holds_rotations(self, encoding: Encoding, name: str = "encoding") -> bool:
-        """Return whether keys must be re-rotated to be moved; raise an error if positions cannot be taken out of them."""
+        """Return whether keys must be re-rotated to be moved; raise an error if positions cannot be
+        taken out of them.
+        """
         if not self.keeps_rotated(encoding) or encoding.entry != "qk":
             return False
         if not isinstance(encoding, Rotary):
-            rule = "must rotate, so that its keys can be moved; for this one use KVCache(rotated=False)"
+            rule = (
+                "must rotate, so that its keys can be moved; for this one use "
+                "KVCache(rotated=False)"
+            )
             raise RopeError(name, rule, type(encoding).__name__)
         return True
 
@@ -105,7 +128,9 @@ class KVCache:
 
     @property
     def next_positions(self) -> Tensor | int:
-        """The position of each row's next token, [B]: its last real position + 1; 0 if the row or the cache is empty."""
+        """The position of each row's next token, [B]: its last real position + 1; 0 if the row or
+        the cache is empty.
+        """
         if not self.size:
             return 0
         seen, lowest = self.seen, -(2**62)
@@ -113,14 +138,21 @@ class KVCache:
         last = last if last.ndim == 1 else last.amax(dim=0)  # of the axis with the largest position
         return torch.where(last > lowest, last + 1, 0)
 
-    def append(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None) -> CachedTokens:
-        """Add tokens (k, v [B, H, S, D], positions [B, S]) and return all tokens that their queries may attend to.
+    def append(
+        self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None
+    ) -> CachedTokens:
+        """Add tokens (k, v [B, H, S, D], positions [B, S]) and return all tokens that their queries
+        may attend to.
 
-        A sliding cache drops old tokens after this result is built, so the result may exceed its capacity.
+        A sliding cache drops old tokens after this result is built, so the result may exceed its
+        capacity.
         """
         added, count = self._checked(k, v, positions, valid), k.shape[-2]
-        if self.kind == "static" and self.size + count > self.capacity:  # type: ignore[operator]  # required for static
-            rule = f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"
+        # required for static
+        if self.kind == "static" and self.size + count > self.capacity:  # type: ignore[operator]
+            rule = (
+                f"holds at most {self.capacity} tokens; give it more capacity or use kind='growing'"
+            )
             raise RopeError("cache", rule, self.size + count)
         self.padded = self.padded or valid is not None
         self._store(added, count)
@@ -130,36 +162,62 @@ class KVCache:
             self._slide()
         return seen
 
-    def _checked(self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None) -> CachedTokens:
-        """Return the new tokens with one position each; raise an error if they do not fit together or with the cached ones."""
+    def _checked(
+        self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None
+    ) -> CachedTokens:
+        """Return the new tokens with one position each; raise an error if they do not fit together
+        or with the cached ones.
+        """
         batch, _, new, _ = k.shape
         if v.shape[:-1] != k.shape[:-1]:
-            raise RopeError("v", f"must have the batch, heads and tokens of k, {list(k.shape[:-1])}", list(v.shape))
+            raise RopeError(
+                "v",
+                f"must have the batch, heads and tokens of k, {list(k.shape[:-1])}",
+                list(v.shape),
+            )
         if valid is not None and (valid.dtype != torch.bool or valid.shape != (batch, new)):
             rule = f"must be boolean [{batch}, {new}], True for real tokens"
             raise RopeError("valid", rule, [valid.dtype, list(valid.shape)])
         positions = self._checked_positions(positions, batch, new)
-        valid = torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
+        valid = (
+            torch.ones(batch, new, dtype=torch.bool, device=k.device) if valid is None else valid
+        )
         added = CachedTokens(k, v, positions, valid)
         if self.size:
-            self._check_sizes(added, self._buffers)  # type: ignore[arg-type]  # set with the first token
+            # set with the first token
+            self._check_sizes(added, self._buffers)  # type: ignore[arg-type]
         return added
 
     @staticmethod
     def _check_sizes(added: CachedTokens, buffers: CachedTokens) -> None:
-        """Raise an error unless the new tokens have the sizes of the cached ones; copying would broadcast one row to all rows."""
+        """Raise an error unless the new tokens have the sizes of the cached ones; copying would
+        broadcast one row to all rows.
+        """
         for name, new, old in zip(CachedTokens._fields, added, buffers, strict=True):
             if _sizes(old) != _sizes(new):
-                rule = f"must have the batch and sizes of the cached ones, {_sizes(old)} besides the tokens"
+                rule = (
+                    f"must have the batch and sizes of the cached ones, {_sizes(old)} besides the "
+                    "tokens"
+                )
                 raise RopeError(name, f"{rule}; repeat its rows first", list(new.shape))
 
     def _checked_positions(self, positions: Tensor, batch: int, tokens: int) -> Tensor:
-        """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they do not fit."""
-        if positions.shape[-1] != tokens or (positions.ndim > 1 and positions.shape[-2] not in (1, batch)):
+        """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they do not
+        fit.
+        """
+        if positions.shape[-1] != tokens or (
+            positions.ndim > 1 and positions.shape[-2] not in (1, batch)
+        ):
             rule = f"must be [{tokens}], [{batch}, {tokens}] or [axes, {batch}, {tokens}]"
             raise RopeError("positions", rule, list(positions.shape))
-        if positions.is_floating_point() and self.size and not self._buffers.positions.is_floating_point():  # type: ignore[union-attr]
-            raise RopeError("positions", "must be integers, as the cached ones are", positions.dtype)
+        if (
+            positions.is_floating_point()
+            and self.size
+            and not self._buffers.positions.is_floating_point()
+        ):  # type: ignore[union-attr]
+            raise RopeError(
+                "positions", "must be integers, as the cached ones are", positions.dtype
+            )
         positions = positions.expand(*positions.shape[:-2], batch, tokens)
         # int32 would limit all later positions
         return positions if positions.is_floating_point() else positions.to(torch.int64)
@@ -169,31 +227,49 @@ class KVCache:
         if not self.size:
             self._buffers = None  # the rows, sizes and dtypes may be others than before
         if any(t.requires_grad for t in (*added, *(self._buffers or ()))):
-            # autograd needs the cached keys and values as they were, so new tensors hold the cached and the added tokens
+            # autograd needs the cached keys and values as they were, so new tensors hold the cached
+            # and the added tokens
             parts = zip(self.seen, added, strict=True) if self.size else zip(added, strict=True)
-            self._buffers = CachedTokens(*(torch.cat(part, dim=_token_dim(part[0])) for part in parts))
+            self._buffers = CachedTokens(
+                *(torch.cat(part, dim=_token_dim(part[0])) for part in parts)
+            )
             return
         self._leave_inference_mode()
         self._reserve(self.size + count, added)
-        for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]  # reserved above
+        # reserved above
+        for buffer, tokens in zip(self._buffers, added, strict=True):  # type: ignore[arg-type]
             _tokens(buffer, self.size, count).copy_(tokens)
 
     def _leave_inference_mode(self) -> None:
-        """Copy buffers that were made in inference mode if it is off, because torch writes to such tensors only inside of it."""
-        if self._buffers is None or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+        """Copy buffers that were made in inference mode if it is off, because torch writes to such
+        tensors only inside of it.
+        """
+        if (
+            self._buffers is None
+            or torch.compiler.is_compiling()
+            or torch.is_inference_mode_enabled()
+        ):
             return
         if any(t.is_inference() for t in self._buffers):
             self._buffers = CachedTokens(*(t.clone() for t in self._buffers))
 
     def _reserve(self, needed: int, like: CachedTokens) -> None:
-        """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of `like`."""
+        """Allocate buffers for at least `needed` tokens; their dtypes and other sizes are those of
+        `like`.
+        """
         allocated = 0 if self._buffers is None else self._buffers.positions.shape[-1]
         if self._buffers is not None and needed <= allocated:
             return
-        allocated = self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
+        allocated = (
+            self.capacity if self.kind == "static" and self.capacity else max(needed, 2 * allocated)
+        )
 
         def empty(t: Tensor) -> Tensor:
-            return t.new_zeros([*t.shape[:-2], allocated, t.shape[-1]] if t.ndim == 4 else [*t.shape[:-1], allocated])
+            return t.new_zeros(
+                [*t.shape[:-2], allocated, t.shape[-1]]
+                if t.ndim == 4
+                else [*t.shape[:-1], allocated]
+            )
 
         buffers = CachedTokens(*(empty(t) for t in like))
         if self.size:
@@ -202,17 +278,27 @@ class KVCache:
         self._buffers = buffers
 
     def _slide(self) -> None:
-        """Drop the oldest tokens beyond the capacity, except the first `sinks` real tokens of each row."""
+        """Drop the oldest tokens beyond the capacity, except the first `sinks` real tokens of each
+        row.
+        """
         capacity: int = self.capacity  # type: ignore[assignment]  # required for sliding
         if not (self.sinks and self.padded):
             self.evict(self.sinks, self.sinks + self.size - capacity)
             return
         valid = self.seen.valid
         sinks = valid & (valid.cumsum(dim=-1) <= self.sinks)
-        age = torch.arange(self.size, device=valid.device) + sinks * self.size  # sinks are kept as if they were the latest
+        age = (
+            torch.arange(self.size, device=valid.device) + sinks * self.size
+        )  # sinks are kept as if they were the latest
         kept = age.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
-        index = {2: kept, 3: kept[None], 4: kept[:, None, :, None]}  # for positions and valid, positions with axes, k and v
-        self._buffers = CachedTokens(*(t.take_along_dim(index[t.ndim], dim=_token_dim(t)) for t in self.seen))
+        index = {
+            2: kept,
+            3: kept[None],
+            4: kept[:, None, :, None],
+        }  # for positions and valid, positions with axes, k and v
+        self._buffers = CachedTokens(
+            *(t.take_along_dim(index[t.ndim], dim=_token_dim(t)) for t in self.seen)
+        )
         self.size = capacity
 
     def evict(self, start: int, stop: int) -> None:
@@ -220,38 +306,64 @@ class KVCache:
         integer("start", start, low=0, high=self.size)
         integer("stop", stop, low=start, high=self.size)
         keep = [*range(start), *range(stop, self.size)]
-        index = torch.tensor(keep, dtype=torch.int64, device=self.seen.positions.device)  # int64 even if empty
+        index = torch.tensor(
+            keep, dtype=torch.int64, device=self.seen.positions.device
+        )  # int64 even if empty
         self._buffers = CachedTokens(*(t.index_select(_token_dim(t), index) for t in self.seen))
         self.size = len(keep)
 
     def rollback(self, tokens: int) -> None:
-        """Remove the latest `tokens` tokens, as after a rejected draft; tokens that a sliding cache dropped do not come back."""
+        """Remove the latest `tokens` tokens, as after a rejected draft; tokens that a sliding cache
+        dropped do not come back.
+        """
         self.size -= integer("tokens", tokens, low=0, high=self.size)
 
     def reorder(self, rows: Tensor) -> None:
         """Select rows by index, as beam search does."""
-        self._buffers = CachedTokens(*(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen))
+        self._buffers = CachedTokens(
+            *(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen)
+        )
 
-    def move(self, positions: Tensor, encoding: Encoding, to: Encoding | None = None, **lengths: int | Tensor | None) -> None:
-        """Give every token a new position; keys are re-rotated, by `to` if given. `lengths` as in `rotation.rerotate`."""
+    def move(
+        self,
+        positions: Tensor,
+        encoding: Encoding,
+        to: Encoding | None = None,
+        **lengths: int | Tensor | None,
+    ) -> None:
+        """Give every token a new position; keys are re-rotated, by `to` if given. `lengths` as in
+        `rotation.rerotate`.
+        """
         self._refuse_rerotation(encoding)
         to = encoding if to is None else to
         self._refuse_rerotation(to, "to")
         seen = self.seen
-        positions = self._checked_positions(positions, len(seen.valid), self.size).expand_as(seen.positions).contiguous()
+        positions = (
+            self._checked_positions(positions, len(seen.valid), self.size)
+            .expand_as(seen.positions)
+            .contiguous()
+        )
         holds_rotations = self._holds_rotations(encoding)
         if self._holds_rotations(to, "to") != holds_rotations:
-            rule = "must rotate keys if and only if the encoding of the cached keys does; compute the keys again"
+            rule = (
+                "must rotate keys if and only if the encoding of the cached keys does; compute the "
+                "keys again"
+            )
             raise RopeError("to", rule, type(to).__name__)
         if holds_rotations:
-            rope, target = encoding.rope, to.rope  # type: ignore[union-attr]  # encodings with rotations have one
-            k = rope.rerotate(seen.k, seen.positions, positions, target, match_magnitude=True, **lengths)  # type: ignore[operator]
+            # encodings with rotations have one
+            rope, target = encoding.rope, to.rope  # type: ignore[union-attr]
+            k = rope.rerotate(
+                seen.k, seen.positions, positions, target, match_magnitude=True, **lengths
+            )  # type: ignore[operator]
         else:
             k = seen.k
         self._buffers = CachedTokens(k, seen.v, positions, seen.valid)
 
     def shift(self, by: int | Tensor, encoding: Encoding) -> None:
-        """Add `by` (an integer, or one for each row [B]) to every position: the context shift after an eviction."""
+        """Add `by` (an integer, or one for each row [B]) to every position: the context shift after
+        an eviction.
+        """
         seen = self.seen
         if isinstance(by, Tensor):
             if by.is_floating_point() or by.shape not in ((), (len(seen.valid),)):
@@ -267,7 +379,9 @@ class KVCache:
         self.move(left_padded(self.seen.valid), encoding)
 
     def rescale(self, encoding: Encoding, to: Encoding, **lengths: int | Tensor | None) -> None:
-        """Re-rotate the keys with another scaling or base; the positions stay. `lengths` as in `move`."""
+        """Re-rotate the keys with another scaling or base; the positions stay. `lengths` as in
+        `move`.
+        """
         self.move(self.seen.positions, encoding, to, **lengths)
 
     def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
@@ -283,4 +397,6 @@ class KVCache:
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
         """Raise an error if the cached keys have positions that the encoding cannot change."""
         if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
-            raise RopeError(name, f"must allow cached keys to move: {reason}", type(encoding).__name__)
+            raise RopeError(
+                name, f"must allow cached keys to move: {reason}", type(encoding).__name__
+            )

@@ -1,4 +1,6 @@
-"""Packed documents: tokens of a row with equal document indices are one document, whether or not they are neighbours."""
+"""Packed documents: tokens of a row with equal document indices are one document, whether or not
+they are neighbours.
+"""
 
 from __future__ import annotations
 
@@ -9,46 +11,66 @@ from ropewalk.attention.linear_sums import Features, divide, in_chunks
 
 
 def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
-    """Return positions [B, S] that count the real tokens of each document from 0; padding has the position before it."""
-    # sort the tokens by document, count the real ones, and subtract the count at the start of each document
+    """Return positions [B, S] that count the real tokens of each document from 0; padding has the
+    position before it.
+    """
+    # sort the tokens by document, count the real ones, and subtract the count at the start of each
+    # document
     order = documents.argsort(dim=-1, stable=True)
     numbers = documents.gather(-1, order)
     real = torch.ones_like(order) if padding is None else padding.long().gather(-1, order)
     counted = real.cumsum(dim=-1)
     starts = torch.ones_like(numbers, dtype=torch.bool)
     starts[:, 1:] = numbers[:, 1:] != numbers[:, :-1]
-    # the count only grows, so the running maximum carries each document's value at its start to its later tokens
+    # the count only grows, so the running maximum carries each document's value at its start to its
+    # later tokens
     before_document = torch.where(starts, counted - real, 0).cummax(dim=-1).values
     # back in the order of the row
     return torch.empty_like(order).scatter(-1, order, (counted - before_document - 1).clamp(min=0))
 
 
 def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
-    """Return [B, S], True for the real tokens of the document that each row's last real token belongs to.
+    """Return [B, S], True for the real tokens of the document that each row's last real token
+    belongs to.
 
     padding  boolean [B, S], True for real tokens; None if all are
     """
     if not documents.shape[-1]:
         return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
-    last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)  # the last real token of each row
+    last = (index if padding is None else index * padding).amax(
+        dim=-1, keepdim=True
+    )  # the last real token of each row
     same = documents == documents.gather(-1, last)
     return same if padding is None else same & padding
 
 
-def attend_in_documents(features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float) -> Tensor:
-    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document; `documents` is [B, S]."""
-    order = documents.argsort(dim=-1, stable=True)  # tokens of a document become neighbours and keep their order
+def attend_in_documents(
+    features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float
+) -> Tensor:
+    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document;
+    `documents` is [B, S].
+    """
+    order = documents.argsort(
+        dim=-1, stable=True
+    )  # tokens of a document become neighbours and keep their order
     numbers = documents.gather(-1, order)
     # the rotated features are for the numerator, the plain ones for the denominator
-    q, k, q_plain, k_plain, v = (t.take_along_dim(order[:, None, :, None], dim=-2) for t in (*features, v.to(features.k.dtype)))
+    q, k, q_plain, k_plain, v = (
+        t.take_along_dim(order[:, None, :, None], dim=-2)
+        for t in (*features, v.to(features.k.dtype))
+    )
     numerator = _sums(q, k, v, numbers, causal, chunk)
     denominator = _sums(q_plain, k_plain, torch.ones_like(v[..., :1]), numbers, causal, chunk)
-    return divide(numerator, denominator, eps).take_along_dim(order.argsort(dim=-1)[:, None, :, None], dim=-2)
+    return divide(numerator, denominator, eps).take_along_dim(
+        order.argsort(dim=-1)[:, None, :, None], dim=-2
+    )
 
 
 def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chunk: int) -> Tensor:
-    """Return each query's sum of (q.k) v over its own document, up to itself if causal; the tokens of a document are adjacent."""
+    """Return each query's sum of (q.k) v over its own document, up to itself if causal; the tokens
+    of a document are adjacent.
+    """
     earlier = _causal_sums(q, k, v, documents, chunk)
     if causal:
         return earlier
@@ -58,9 +80,11 @@ def _sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, causal: bool, chun
 
 
 def _causal_sums(q: Tensor, k: Tensor, v: Tensor, documents: Tensor, chunk: int) -> Tensor:
-    """Return the sum of (q_i.k_j) v_j over j <= i in the same document, for every i; tokens of a document are neighbours.
+    """Return the sum of (q_i.k_j) v_j over j <= i in the same document, for every i; tokens of a
+    document are neighbours.
 
-    Within a chunk all scores are formed. `state` is the sum of k_j v_j^T over the earlier chunks' tokens of the latest document.
+    Within a chunk all scores are formed. `state` is the sum of k_j v_j^T over the earlier chunks'
+    tokens of the latest document.
     """
     seq = q.shape[-2]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]

@@ -1,4 +1,6 @@
-"""FlexAttention of torch: compiled, with a block mask, so that it skips the blocks of scores that are masked completely."""
+"""FlexAttention of torch: compiled, with a block mask, so that it skips the blocks of scores that
+are masked completely.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ropewalk.caches import cached
 
 
 def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **options: Any) -> Any:
-    """Return FlexAttention of q [B, H, Sq, D] over k and v [B, Hk, Sk, D]; `options` go to torch's function."""
+    """Return FlexAttention of q [B, H, Sq, D] over k and v [B, Hk, Sk, D]; `options` go to torch's
+    function.
+    """
     (batch, heads, q_len), k_len = q.shape[:3], k.shape[2]
     mask, band = visible.mask, visible.band
     if mask is not None:
@@ -25,39 +29,62 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
     by_row = by_row or (band is not None and (band.q_group.ndim > 1 or band.k_group.ndim > 1))
     by_head = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1
     sizes = (batch if by_row else None, heads if by_head else None, q_len, k_len, q.device)
-    # tensors that are made while a graph is compiled or captured belong to it, so they cannot be kept
-    in_graph = torch.compiler.is_compiling() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    # tensors that are made while a graph is compiled or captured belong to it, so they cannot be
+    # kept
+    in_graph = torch.compiler.is_compiling() or (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
     if by_row or band is not None or in_graph:
         block_mask = _block_mask(visible, *sizes)
     else:
         block_mask = _kept_block_mask(visible.causal, visible.window, visible.offset, sizes)
     attend = compiled()[1]
-    return attend(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=heads != k.shape[1], **options)
+    return attend(
+        q, k, v, block_mask=block_mask, scale=scale, enable_gqa=heads != k.shape[1], **options
+    )
 
 
 @cached("block masks of FlexAttention", entries=16)
 def _kept_block_mask(causal: bool, window: int | None, offset: int, sizes: tuple[Any, ...]) -> Any:
-    """Return the block mask of a call that has no mask tensors; the layers of a model use the same one."""
+    """Return the block mask of a call that has no mask tensors; the layers of a model use the same
+    one.
+    """
     with torch.inference_mode(False):  # a later call may need it for a backward pass
         return _block_mask(Visibility(causal, window, offset=offset), *sizes)
 
 
 def _block_mask(
-    visible: Visibility, batch: int | None, heads: int | None, q_len: int, k_len: int, device: torch.device
-) -> Any:  # fmt: skip
-    """Return the block mask of a call; batch or heads are None if all rows or all heads have the same mask."""
-    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731 - FlexAttention counts the arguments of a function
+    visible: Visibility,
+    batch: int | None,
+    heads: int | None,
+    q_len: int,
+    k_len: int,
+    device: torch.device,
+) -> Any:
+    """Return the block mask of a call; batch or heads are None if all rows or all heads have the
+    same mask.
+    """
+    # FlexAttention counts the arguments of a function
+    attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731
     return compiled()[0](attends, batch, heads, q_len, k_len, device=device)
 
 
 @cached("compiled FlexAttention", entries=1)
 def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return torch's create_block_mask and flex_attention, compiled; after a second length they are compiled for all lengths.
+    """Return torch's create_block_mask and flex_attention, compiled; after a second length they are
+    compiled for all lengths.
 
     Without compilation both would hold a number for every query and key in memory.
     """
     from torch.nn.attention import flex_attention as module
 
-    # after 8 compilations, for other masks or other gradients, torch would use the uncompiled functions, unless it can be told
-    more: dict[str, Any] = {"recompile_limit": 64} if "recompile_limit" in inspect.signature(torch.compile).parameters else {}
-    return torch.compile(module.create_block_mask, **more), torch.compile(module.flex_attention, **more)
+    # after 8 compilations, for other masks or other gradients, torch would use the uncompiled
+    # functions, unless it can be told
+    more: dict[str, Any] = (
+        {"recompile_limit": 64}
+        if "recompile_limit" in inspect.signature(torch.compile).parameters
+        else {}
+    )
+    return torch.compile(module.create_block_mask, **more), torch.compile(
+        module.flex_attention, **more
+    )

@@ -1,4 +1,6 @@
-"""LatentAttention: multi-head latent attention (MLA), whose cache holds one latent vector and one rotated key for each token."""
+"""LatentAttention: multi-head latent attention (MLA), whose cache holds one latent vector and one
+rotated key for each token.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,19 @@ from ropewalk.spec import RopeSpec
 
 
 class LatentAttention(Attention):
-    """MLA of DeepSeek-V2 and V3: keys and values are projected up from a latent, positions are in `rope_dim` dims beside it.
+    """MLA of DeepSeek-V2 and V3: keys and values are projected up from a latent, positions are in
+    `rope_dim` dims beside it.
 
-    A score is (q_nope . k_nope + R q_rope . R k_rope) * scale, scale = 1 / sqrt(nope_dim + rope_dim); k_rope is one vector for
-    all heads, and the latent is never rotated. Parameters have the names of transformers' DeepseekV3Attention.
+    A score is (q_nope . k_nope + R q_rope . R k_rope) * scale, scale = 1 / sqrt(nope_dim +
+    rope_dim); k_rope is one vector for all heads, and the latent is never rotated. Parameters have
+    the names of transformers' DeepseekV3Attention.
 
     kv_rank, q_rank  width of the latents; q_rank None = one full matrix for q
-    encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or a name that rotates
-    absorbed         True: multiply q by the up-projection instead of the latents, so that keys and values are never formed
-                     (fewer operations in a decode step); None = when there are more cached tokens than queries
+    encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or
+                     a name that rotates
+    absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
+                     values are never formed (fewer operations in a decode step); None = when there
+                     are more cached tokens than queries
     """
 
     def __init__(
@@ -42,7 +48,13 @@ class LatentAttention(Attention):
         length: int = 2048,
         **options,
     ) -> None:
-        sizes = {"kv_rank": kv_rank, "nope_dim": nope_dim, "rope_dim": rope_dim, "value_dim": value_dim, "q_rank": q_rank}
+        sizes = {
+            "kv_rank": kv_rank,
+            "nope_dim": nope_dim,
+            "rope_dim": rope_dim,
+            "value_dim": value_dim,
+            "q_rank": q_rank,
+        }
         for name, size in sizes.items():
             if size is not None:
                 integer(name, size, low=1)
@@ -50,18 +62,45 @@ class LatentAttention(Attention):
         if not isinstance(rotary, Rotary) or rotary.rope.spec.head_dim != rope_dim:
             raise RopeError("encoding", f"must rotate heads of rope_dim = {rope_dim}", encoding)
         if rotary.query_copies > 1:
-            rule = "must keep the number of query heads, because only a part of each is rotated; use 'rope'"
+            rule = (
+                "must keep the number of query heads, because only a part of each is rotated; use "
+                "'rope'"
+            )
             raise RopeError("encoding", rule, type(rotary).__name__)
         for name in ("num_kv_heads", "head_dim", "rotate_values", "shared_kv", "qk_norm", "o_bias"):
             if name in options:
-                raise RopeError(name, "is not an option of LatentAttention; leave it out", options[name])
+                raise RopeError(
+                    name, "is not an option of LatentAttention; leave it out", options[name]
+                )
         if options.get("remapping") is not None:
-            rule = "must be None: LatentAttention rotates a part of each query, and a remapping rotates whole queries"
+            rule = (
+                "must be None: LatentAttention rotates a part of each query, and a remapping "
+                "rotates whole queries"
+            )
             raise RopeError("remapping", rule, options["remapping"])
         head_dim = nope_dim + rope_dim
-        super().__init__(model_dim, num_heads, head_dim=head_dim, encoding=rotary, bias=bias, length=length, **options)
-        del self.q_proj, self.k_proj, self.v_proj, self.q_norm, self.k_norm  # of `Attention`; MLA has its own, below
-        self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = kv_rank, nope_dim, rope_dim, value_dim
+        super().__init__(
+            model_dim,
+            num_heads,
+            head_dim=head_dim,
+            encoding=rotary,
+            bias=bias,
+            length=length,
+            **options,
+        )
+        del (
+            self.q_proj,
+            self.k_proj,
+            self.v_proj,
+            self.q_norm,
+            self.k_norm,
+        )  # of `Attention`; MLA has its own, below
+        self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = (
+            kv_rank,
+            nope_dim,
+            rope_dim,
+            value_dim,
+        )
         self.q_rank, self.absorbed = q_rank, absorbed
         if q_rank is None:
             self.q_proj = nn.Linear(model_dim, num_heads * head_dim, bias=False)
@@ -75,10 +114,20 @@ class LatentAttention(Attention):
         self.o_proj = nn.Linear(num_heads * value_dim, model_dim, bias=bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [B, heads, S, nope + rope], the shared key [B, 1, S, rope] and the latent [B, 1, S, rank], not rotated."""
-        q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        """Return q [B, heads, S, nope + rope], the shared key [B, 1, S, rope] and the latent [B, 1,
+        S, rank], not rotated.
+        """
+        q = (
+            self.q_proj(x)
+            if self.q_rank is None
+            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        )
         latent, k = self.kv_a_proj_with_mqa(x).split([self.kv_rank, self.rope_dim], dim=-1)
-        return self._heads(q, self.num_heads), k.unsqueeze(1), self.kv_a_layernorm(latent).unsqueeze(1)
+        return (
+            self._heads(q, self.num_heads),
+            k.unsqueeze(1),
+            self.kv_a_layernorm(latent).unsqueeze(1),
+        )
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return q with its last `rope_dim` dims rotated, and the shared key rotated."""
@@ -91,7 +140,13 @@ class LatentAttention(Attention):
         return torch.cat((nope, super()._rotated_query(rope, positions, length)), dim=-1)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visibility,
+        bias: Tensor | None,
+        return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output [B, H, Sq, value_dim] and, if the backend has them, the weights.
 
@@ -100,10 +155,13 @@ class LatentAttention(Attention):
         up = self.kv_b_proj.weight.unflatten(0, (self.num_heads, -1))  # [H, nope + value, rank]
         up_key, up_value = up.split([self.nope_dim, self.value_dim], dim=1)
         if self.absorbed or (self.absorbed is None and k.shape[-2] > q.shape[-2]):
-            # q . (up_key latent) = (q up_key) . latent: attend to the latents themselves, then project the result up
+            # q . (up_key latent) = (q up_key) . latent: attend to the latents themselves, then
+            # project the result up
             nope, rope = q.split([self.nope_dim, self.rope_dim], dim=-1)
             q = torch.cat((nope @ up_key, rope), dim=-1)
-            out, weights = super()._attend(q, torch.cat((v, k), dim=-1), v, visible, bias, return_weights)
+            out, weights = super()._attend(
+                q, torch.cat((v, k), dim=-1), v, visible, bias, return_weights
+            )
             return out @ up_value.mT, weights
         # otherwise every head gets its own keys and values from the latents
         k = torch.cat((v @ up_key.mT, k.expand(-1, self.num_heads, -1, -1)), dim=-1)

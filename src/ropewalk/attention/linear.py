@@ -1,9 +1,12 @@
 """Linear attention with RoPE, in O(n): the n x n weights are never materialised.
 
-    numerator   out_i = sum_j [R_i phi(q_i)].[R_j phi(k_j)] v_j / sum_j phi(q_i).phi(k_j)       rotation in the numerator only
-    cosine      out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij), cos_ij = (R_i q_i/|q_i|).(R_j k_j/|k_j|)
+    numerator   out_i = sum_j [R_i phi(q_i)].[R_j phi(k_j)] v_j / sum_j phi(q_i).phi(k_j)
+                rotation in the numerator only
+    cosine      out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij), cos_ij = (R_i
+                q_i/|q_i|).(R_j k_j/|k_j|)
 
-Both are sums over keys of a feature times a value, so a chunk of queries needs only the sums over earlier chunks.
+Both are sums over keys of a feature times a value, so a chunk of queries needs only the sums over
+earlier chunks.
 """
 
 from __future__ import annotations
@@ -14,9 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.documents import attend_in_documents, in_last_document, positions_in_documents
+from ropewalk.attention.documents import (
+    attend_in_documents,
+    in_last_document,
+    positions_in_documents,
+)
 from ropewalk.attention.head_sizes import head_sizes
-from ropewalk.attention.linear_sums import CHUNK, FEATURE_MAPS, FORMS, State, attend, checked_state, key_sums, make_features
+from ropewalk.attention.linear_sums import (
+    CHUNK,
+    FEATURE_MAPS,
+    FORMS,
+    State,
+    attend,
+    checked_state,
+    key_sums,
+    make_features,
+)
 from ropewalk.attention.masks import check_token_masks
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Linear
@@ -45,23 +61,33 @@ def linear_attention(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> tuple[Tensor, State]:
-    """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output and the new state.
+    """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output
+    and the new state.
 
-    positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in `state`, or of each document
+    positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in
+               `state`, or of each document
     form       "numerator" or "cosine": the two formulas at the top of this file
-    phi        the feature map of the form "numerator": "elu" (elu(x) + 1), "relu", or a function of q and k
-    scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H] or [B, H, 1, 1]
-    chunk      causal attention computes so many tokens at a time; eps: a denominator up to it counts as no keys
+    phi        the feature map of the form "numerator": "elu" (elu(x) + 1), "relu", or a function of
+               q and k
+    scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H]
+               or [B, H, 1, 1]
+    chunk      causal attention computes so many tokens at a time; eps: a denominator up to it
+               counts as no keys
     padding    [B, S], True for real tokens
-    documents  [B, S], the document index of each token; tokens with equal indices are one document, neighbours or not. The
-               returned state is that of the document of each row's last real token
+    documents  [B, S], the document index of each token; tokens with equal indices are one document,
+               neighbours or not. The returned state is that of the document of each row's last real
+               token
     state      the state that an earlier call returned for the preceding tokens
     backend    "triton", "torch", or None for Triton if it can run this call
     """
     feature = check_linear(q, k, v, rope, form, phi, state, chunk)
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
     if documents is not None and state is not None:
-        raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
+        raise RopeError(
+            "documents",
+            "cannot be used with a state; give each document its own row",
+            list(documents.shape),
+        )
     state, scale = checked_state(state, q, v, form), checked_scale(scale, q, form)
     if positions is None:
         positions = _default_positions(q, padding, documents) + state.count[:, None]
@@ -71,12 +97,15 @@ def linear_attention(
     # the tokens whose sums the returned state holds
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
-    if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:  # None prefers Triton
+    if (
+        choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None
+    ):  # None prefers Triton
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None
         sums = state.kv_sum, state.k_sum
-        out, kv_sum, k_sum = _KernelAttention.apply(q, k, v, *sums, scale_or_none, call)  # type: ignore[misc]  # three outputs
+        # three outputs
+        out, kv_sum, k_sum = _KernelAttention.apply(q, k, v, *sums, scale_or_none, call)  # type: ignore[misc]
         return out, State(kv_sum, k_sum, count)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
     if documents is None:
@@ -84,30 +113,48 @@ def linear_attention(
     else:
         out = attend_in_documents(features, v, documents, causal, chunk, eps)
         mask = counted[:, None, :, None]  # type: ignore[index]  # set with documents
-        kv_sum, k_sum = key_sums(features._replace(k=features.k * mask, k_plain=features.k_plain * mask), v)
+        kv_sum, k_sum = key_sums(
+            features._replace(k=features.k * mask, k_plain=features.k_plain * mask), v
+        )
     return out.to(v.dtype), State(kv_sum, k_sum, count)
 
 
 def _default_positions(q: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
-    """Return positions from 0 on, [S] or [B, S]: over the real tokens of each row, or of each document."""
+    """Return positions from 0 on, [S] or [B, S]: over the real tokens of each row, or of each
+    document.
+    """
     if documents is not None:
         return positions_in_documents(documents, padding)
     return torch.arange(q.shape[-2], device=q.device) if padding is None else left_padded(padding)
 
 
 def check_linear(
-    q: Tensor, k: Tensor, v: Tensor, rope: Rope, form: str, phi: str | Callable, state: State | None, chunk: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rope: Rope,
+    form: str,
+    phi: str | Callable,
+    state: State | None,
+    chunk: int,
 ) -> str | None:
-    """Raise an error for bad arguments; return the name of the feature map, or None if it is the caller's own function."""
+    """Raise an error for bad arguments; return the name of the feature map, or None if it is the
+    caller's own function.
+    """
     choice("form", form, FORMS)
     if isinstance(phi, str):
         choice("phi", phi, FEATURE_MAPS)
     integer("chunk", chunk, low=1)
     if q.shape != k.shape or q.shape[:-1] != v.shape[:-1]:
-        rule = "must match q in batch, heads, tokens and (k only) head_dim; repeat shared heads first"
+        rule = (
+            "must match q in batch, heads, tokens and (k only) head_dim; repeat shared heads first"
+        )
         raise RopeError("k, v", rule, [list(t.shape) for t in (q, k, v)])
     if state is not None and rope.spec.needs_length:
-        rule = "holds keys rotated for an earlier length; with a scaling that depends on the length use softmax attention"
+        rule = (
+            "holds keys rotated for an earlier length; with a scaling that depends on the length "
+            "use softmax attention"
+        )
         raise RopeError("state", rule, rope.spec.scaling)
     if form == "cosine":
         return form
@@ -115,21 +162,35 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale, a tensor as one that broadcasts to [B, H, 1, 1]; raise an error if it does not, or has no meaning."""
+    """Return the scale, a tensor as one that broadcasts to [B, H, 1, 1]; raise an error if it does
+    not, or has no meaning.
+    """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
-        raise RopeError("scale", f"must be 1 for the form {form!r}, which has no scale; use form='cosine'", scale)
+        raise RopeError(
+            "scale",
+            f"must be 1 for the form {form!r}, which has no scale; use form='cosine'",
+            scale,
+        )
     if not isinstance(scale, Tensor) or not scale.ndim:
         return scale
     shaped = scale.view(-1, 1, 1) if scale.ndim == 1 else scale
     batch, heads = q.shape[:2]
-    if not 3 <= shaped.ndim <= 4 or any(n not in (1, m) for n, m in zip(shaped.shape[::-1], (1, 1, heads, batch), strict=False)):
+    if not 3 <= shaped.ndim <= 4 or any(
+        n not in (1, m) for n, m in zip(shaped.shape[::-1], (1, 1, heads, batch), strict=False)
+    ):
         rule = f"must be one number, one for each head [{heads}], or [{batch}, {heads}, 1, 1]"
         raise RopeError("scale", rule, list(scale.shape))
     return shaped
 
 
 def why_not_triton(
-    q: Tensor, v: Tensor, rope: Rope, feature: str | None, scale: Tensor | float, causal: bool, documents: Tensor | None
+    q: Tensor,
+    v: Tensor,
+    rope: Rope,
+    feature: str | None,
+    scale: Tensor | float,
+    causal: bool,
+    documents: Tensor | None,
 ) -> str | None:
     """Return why the Triton kernels cannot run this call; None if they can."""
     if not causal:
@@ -142,11 +203,20 @@ def why_not_triton(
 
 
 class _KernelAttention(torch.autograd.Function):
-    """Runs the Triton kernels in forward; backward recomputes in plain torch, which is also linear in the length."""
+    """Runs the Triton kernels in forward; backward recomputes in plain torch, which is also linear
+    in the length.
+    """
 
     @staticmethod
     def forward(
-        ctx, q: Tensor, k: Tensor, v: Tensor, kv_sum: Tensor, k_sum: Tensor, scale: Tensor | None, call: LinearCall
+        ctx,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        kv_sum: Tensor,
+        k_sum: Tensor,
+        scale: Tensor | None,
+        call: LinearCall,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the output and the state after the last token, both from the kernels."""
         ctx.call = call
@@ -155,40 +225,54 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients, by autograd through the definition in plain torch, which is computed again here."""
+        """Return the gradients, by autograd through the definition in plain torch, which is
+        computed again here.
+        """
         call: LinearCall = ctx.call
         needed: tuple[bool, ...] = ctx.needs_input_grad[:6]
         inputs: Any = [
-            t if t is None else t.detach().requires_grad_(need) for t, need in zip(ctx.saved_tensors, needed, strict=True)
+            t if t is None else t.detach().requires_grad_(need)
+            for t, need in zip(ctx.saved_tensors, needed, strict=True)
         ]
         q, k, v, kv_sum, k_sum, scale = inputs
         # the kernels name one feature; plain torch has a form and, for "numerator", its feature map
         form, phi = ("cosine", "elu") if call.feature == "cosine" else ("numerator", call.feature)
         with torch.enable_grad():
             scale = 1.0 if scale is None else scale
-            features = make_features(q, k, Rope(call.spec), call.positions, call.real, form, phi, scale)
-            out, *state = attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
+            features = make_features(
+                q, k, Rope(call.spec), call.positions, call.real, form, phi, scale
+            )
+            out, *state = attend(
+                features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps
+            )
             out = out.to(v.dtype)
         with_grad = [t for t in inputs if t is not None and t.requires_grad]
         # without a gradient of k, the sums of the keys depend on nothing that needs one
-        outputs, output_grads = zip(*((t, g) for t, g in zip((out, *state), grads, strict=True) if t.requires_grad), strict=True)
+        outputs, output_grads = zip(
+            *((t, g) for t, g in zip((out, *state), grads, strict=True) if t.requires_grad),
+            strict=True,
+        )
         input_grads = iter(torch.autograd.grad(outputs, with_grad, output_grads, allow_unused=True))
         return *(next(input_grads) if need else None for need in needed), None
 
 
 def identity_rope(head_dim: int) -> Rope:
-    """Return a Rope that rotates by 0 everywhere, for linear attention with positions added elsewhere or none."""
+    """Return a Rope that rotates by 0 everywhere, for linear attention with positions added
+    elsewhere or none.
+    """
     # frequencies below 2^-64 turns per step are rounded to 0
     return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
 class LinearAttention(nn.Module):
-    """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are linear in the length.
+    """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are
+    linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1. `phi`, `chunk`: as in
-    `linear_attention`.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1.
+    `phi`, `chunk`: as in `linear_attention`.
     scale is a in the "cosine" form: a number, such as 1; None: learned, one for each head.
-    By default each head's output is normed, since the weights of the "numerator" form do not sum to one.
+    By default each head's output is normed, since the weights of the "numerator" form do not sum to
+    one.
     """
 
     def __init__(
@@ -213,14 +297,22 @@ class LinearAttention(nn.Module):
             choice("phi", phi, FEATURE_MAPS)
         self.rope = Rope(RopeSpec(head_dim=self.head_dim) if spec is None else spec)
         self.form, self.phi, self.causal, self.chunk = form, phi, causal, chunk
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(model_dim, num_heads * self.head_dim, bias=bias) for _ in range(3))
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(model_dim, num_heads * self.head_dim, bias=bias) for _ in range(3)
+        )
         self.o_proj = nn.Linear(num_heads * self.head_dim, model_dim, bias=bias)
         self.norm = nn.RMSNorm(self.head_dim, eps=1e-6) if out_norm else nn.Identity()
         if scale is not None and form != "cosine":
-            raise RopeError("scale", f"must be None for the form {form!r}, which has no scale; use form='cosine'", scale)
+            raise RopeError(
+                "scale",
+                f"must be None for the form {form!r}, which has no scale; use form='cosine'",
+                scale,
+            )
         self.scale = None if scale is None else number("scale", scale, low=0, high=1)
         if form == "cosine" and scale is None:
-            self.raw_scale = nn.Parameter(torch.full((num_heads, 1, 1), 3.0))  # its sigmoid, 0.95, is the first scale
+            self.raw_scale = nn.Parameter(
+                torch.full((num_heads, 1, 1), 3.0)
+            )  # its sigmoid, 0.95, is the first scale
 
     def forward(
         self,
@@ -231,7 +323,9 @@ class LinearAttention(nn.Module):
         documents: Tensor | None = None,
         state: State | None = None,
     ) -> tuple[Tensor, State]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the sequence."""
+        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the
+        sequence.
+        """
         q, k, v = (
             proj(x).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
@@ -240,7 +334,18 @@ class LinearAttention(nn.Module):
         if self.form == "cosine" and self.scale is None:
             scale = torch.sigmoid(self.raw_scale)
         out, state = linear_attention(
-            q, k, v, self.rope, positions, form=self.form, phi=self.phi, scale=scale, causal=self.causal,
-            padding=padding, documents=documents, state=state, chunk=self.chunk,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            self.rope,
+            positions,
+            form=self.form,
+            phi=self.phi,
+            scale=scale,
+            causal=self.causal,
+            padding=padding,
+            documents=documents,
+            state=state,
+            chunk=self.chunk,
+        )
         return self.o_proj(self.norm(out).transpose(1, 2).flatten(-2)), state

@@ -1,6 +1,7 @@
 """The sums of linear attention in plain torch: the reference for the kernels, and their backward.
 
-A weight is a dot product of features, so later queries need only one sum over past keys: key feature times value.
+A weight is a dot product of features, so later queries need only one sum over past keys: key
+feature times value.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ CHUNK = 128
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """Return elu(x) + 1: x + 1 if x > 0, else e^x. On a CPU this takes half the time of torch's elu."""
+    """Return elu(x) + 1: x + 1 if x > 0, else e^x. On a CPU this takes half the time of torch's
+    elu.
+    """
     return x.clamp(max=0).exp() + F.relu(x)
 
 
@@ -28,10 +31,11 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu_plus_one, "rel
 
 
 class State(NamedTuple):
-    """Sums over all past tokens, in float32 or float64; the size does not grow with the number of tokens.
+    """Sums over all past tokens, in float32 or float64; the size does not grow with the number of
+    tokens.
 
-    kv_sum [B, H, F, Dv]   sum of (key feature) (value)^T for the numerator; features are rotated to absolute positions
-    k_sum [B, H, F']       sum of key features for the denominator
+    kv_sum [B, H, F, Dv]   sum of (key feature) (value)^T for the numerator; features are rotated to
+    absolute positions k_sum [B, H, F']       sum of key features for the denominator
     count [B]              real tokens so far, which is the next position of each row
     """
 
@@ -41,7 +45,9 @@ class State(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Features of the numerator (q, k: rotated) and of the denominator (q_plain, k_plain: rotated in the cosine form only)."""
+    """Features of the numerator (q, k: rotated) and of the denominator (q_plain, k_plain: rotated
+    in the cosine form only).
+    """
 
     q: Tensor
     k: Tensor
@@ -69,7 +75,10 @@ def make_features(
         q_plain, k_plain = phi(q.to(compute_dtype)), phi(k.to(compute_dtype))
         q, k = rope.rotate(q_plain, positions), rope.rotate(k_plain, positions, key=True)
     else:
-        q, k = (rope.rotate(F.normalize(x.to(compute_dtype), dim=-1), positions, key=key) for x, key in ((q, False), (k, True)))
+        q, k = (
+            rope.rotate(F.normalize(x.to(compute_dtype), dim=-1), positions, key=key)
+            for x, key in ((q, False), (k, True))
+        )
         # a constant feature 1 adds the 1 of the weight 1 + scale cos
         one = torch.ones_like(q[..., :1])
         q, k = torch.cat((one, q * scale), dim=-1), torch.cat((one, k), dim=-1)
@@ -91,11 +100,13 @@ def in_chunks(x: Tensor, chunk: int) -> Tensor:
     return F.pad(x, (0, 0, 0, -seq % chunk)).unflatten(-2, (-(-seq // chunk), chunk))
 
 
-def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+def causal_sums(
+    q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int
+) -> tuple[Tensor, Tensor]:
     """Return sum_{j <= i} (q_i.k_j) v_j for every i, and `state` after the last token.
 
-    q, k [B, H, S, F], v [B, H, S, Dv], and state [B, H, F, Dv], the sum of k_j v_j^T over preceding tokens.
-    Cost O(S chunk (F + Dv) + S F Dv): linear in S.
+    q, k [B, H, S, F], v [B, H, S, Dv], and state [B, H, F, Dv], the sum of k_j v_j^T over preceding
+    tokens. Cost O(S chunk (F + Dv) + S F Dv): linear in S.
     """
     seq = q.shape[-2]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
@@ -103,26 +114,35 @@ def causal_sums(q: Tensor, k: Tensor, v: Tensor, state: Tensor, chunk: int) -> t
     k_transposed = k.transpose(-1, -2).contiguous()
     inside = (q @ k_transposed).tril_()  # the scores within each chunk
     # the state before each chunk, and after the last one
-    states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(dim=2)  # [B, H, N + 1, F, Dv]
+    states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(
+        dim=2
+    )  # [B, H, N + 1, F, Dv]
     return (inside @ v + q @ states[:, :, :-1]).flatten(2, 3)[:, :, :seq], states[:, :, -1]
 
 
 def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the denominators sum_{j <= i} q_i.k_j [B, H, S, 1] and the sum of all keys, `k_sum` included.
+    """Return the denominators sum_{j <= i} q_i.k_j [B, H, S, 1] and the sum of all keys, `k_sum`
+    included.
 
     To reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]
     inside = in_chunks(k, chunk).cumsum(dim=-2)  # running sums within each chunk, [B, H, N, C, F]
-    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)  # before each chunk, [B, H, N + 1, F]
+    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(
+        dim=2
+    )  # before each chunk, [B, H, N + 1, F]
     running = (inside + before[:, :, :-1, None]).flatten(2, 3)[:, :, :seq]
     return (q * running).sum(dim=-1, keepdim=True), before[:, :, -1]
 
 
 def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State:
-    """Return `state` if it fits q [B, H, S, D] and v [B, H, S, Dv], or zeros, the state before the first token, if None."""
+    """Return `state` if it fits q [B, H, S, D] and v [B, H, S, Dv], or zeros, the state before the
+    first token, if None.
+    """
     batch, heads, _, head_dim = q.shape
-    features = head_dim + 1 if form == "cosine" else head_dim  # this form has the constant feature 1
+    features = (
+        head_dim + 1 if form == "cosine" else head_dim
+    )  # this form has the constant feature 1
     shapes = [(batch, heads, features, v.shape[-1]), (batch, heads, features), (batch,)]
     if state is None:
         dtype = torch.promote_types(q.dtype, torch.float32)
@@ -144,7 +164,9 @@ def attend(
     features: Features, v: Tensor, state: State, causal: bool, chunk: int = CHUNK, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (out, kv_sum, k_sum): the output, and the sums of `state` with these tokens added."""
-    q, k, q_plain, k_plain = features  # q and k for the numerator, the other two for the denominator
+    q, k, q_plain, k_plain = (
+        features  # q and k for the numerator, the other two for the denominator
+    )
     v, kv_sum, k_sum = v.to(k.dtype), state.kv_sum, state.k_sum
     if causal:
         numerator, kv_sum = causal_sums(q, k, v, kv_sum, chunk)

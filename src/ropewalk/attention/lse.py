@@ -1,6 +1,8 @@
-"""Attention that also returns the log-sum-exp of its scores, so that the results of several calls can be merged.
+"""Attention that also returns the log-sum-exp of its scores, so that the results of several calls
+can be merged.
 
-Memory stays bounded: the plain torch backend runs a block of queries at a time, the others never form the scores.
+Memory stays bounded: the plain torch backend runs a block of queries at a time, the others never
+form the scores.
 """
 
 from __future__ import annotations
@@ -23,26 +25,36 @@ MOST_SCORES = 1 << 26
 
 
 class Partial(NamedTuple):
-    """The output [B, H, Sq, D] and the log-sum-exp of the scores [B, H, Sq], which is -inf for a query without keys."""
+    """The output [B, H, Sq, D] and the log-sum-exp of the scores [B, H, Sq], which is -inf for a
+    query without keys.
+    """
 
     out: Tensor
     lse: Tensor
 
 
 def merge(parts: Sequence[Partial], dtype: torch.dtype) -> Tensor:
-    """Return the attention over the keys of all parts together; no key may be in two parts. A query without keys gives 0."""
+    """Return the attention over the keys of all parts together; no key may be in two parts. A query
+    without keys gives 0.
+    """
     lse = torch.stack([part.lse for part in parts])
-    # weights relative to the highest one; the clamp keeps a query without keys, -inf in all parts, from becoming NaN
+    # weights relative to the highest one; the clamp keeps a query without keys, -inf in all parts,
+    # from becoming NaN
     highest = lse.amax(dim=0).clamp(min=torch.finfo(lse.dtype).min).detach()
     weights = (lse - highest).exp()
     total = weights.sum(dim=0)
     weights = weights / torch.where(total > 0, total, 1.0)
-    out = sum(weight.unsqueeze(-1) * part.out.to(lse.dtype) for weight, part in zip(weights, parts, strict=True))
+    out = sum(
+        weight.unsqueeze(-1) * part.out.to(lse.dtype)
+        for weight, part in zip(weights, parts, strict=True)
+    )
     return out.to(dtype)  # type: ignore[union-attr]  # there is at least one part
 
 
 def run_math(call: Call) -> Partial:
-    """Return output and log-sum-exp in float32 (or float64), computed for a block of queries at a time."""
+    """Return output and log-sum-exp in float32 (or float64), computed for a block of queries at a
+    time.
+    """
     q_len, k_len = call.lengths
     compute_dtype = torch.promote_types(call.q.dtype, torch.float32)
     call = replace(call, k=call.k.to(compute_dtype), v=call.v.to(compute_dtype))
@@ -52,32 +64,49 @@ def run_math(call: Call) -> Partial:
     # read back once for all blocks: skipping keys saves far more time than waiting costs
     firsts, stops = ([0], [k_len]) if whole else key_ranges(call, rows).tolist()
     blocks = zip(starts, firsts, stops, strict=True)
-    parts = [_block(call, start, min(start + rows, q_len), first, stop) for start, first, stop in blocks]
-    return parts[0] if len(parts) == 1 else Partial(*(torch.cat(tensors, dim=2) for tensors in zip(*parts, strict=True)))
+    parts = [
+        _block(call, start, min(start + rows, q_len), first, stop) for start, first, stop in blocks
+    ]
+    return (
+        parts[0]
+        if len(parts) == 1
+        else Partial(*(torch.cat(tensors, dim=2) for tensors in zip(*parts, strict=True)))
+    )
 
 
 def key_ranges(call: Call, rows: int) -> Tensor:
-    """Return [first key, end of the keys] that each block of `rows` queries may see by causality and band; int64 [2, blocks]."""
+    """Return [first key, end of the keys] that each block of `rows` queries may see by causality
+    and band; int64 [2, blocks].
+    """
     visible, band, (q_len, k_len) = call.visible, call.visible.band, call.lengths
     blocks = -(-q_len // rows)
     key = torch.arange(k_len, device=call.q.device)
     inside = torch.ones(1, blocks, k_len, dtype=torch.bool, device=key.device)
     if visible.causal:
-        inside = inside & (key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None])
+        inside = inside & (
+            key < visible.offset + rows * torch.arange(1, blocks + 1, device=key.device)[:, None]
+        )
     if band is not None:
-        q_groups = torch.nn.functional.pad(band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0)
+        q_groups = torch.nn.functional.pad(
+            band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0
+        )
         q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
-        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)  # [B, blocks]
+        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(
+            dim=-1
+        )  # [B, blocks]
         k_groups = band.k_group.reshape(-1, 1, k_len)
         # a query sees a key if band.low <= q_group - k_group < band.high
         if band.low is not None:
             inside = inside & (k_groups <= last_group.unsqueeze(-1) - band.low)
         if band.high is not None:
             inside = inside & (k_groups > first_group.unsqueeze(-1) - band.high)
-    # the first and the last key that some entry of the batch may see; both ends are 0 for a block without keys
+    # the first and the last key that some entry of the batch may see; both ends are 0 for a block
+    # without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
     has_keys = inside.amax(dim=-1)
-    return torch.stack((inside.argmax(dim=-1) * has_keys, (k_len - inside.flip(-1).argmax(dim=-1)) * has_keys))
+    return torch.stack(
+        (inside.argmax(dim=-1) * has_keys, (k_len - inside.flip(-1).argmax(dim=-1)) * has_keys)
+    )
 
 
 def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> Partial:
@@ -91,18 +120,26 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     # the heads of a group share their keys: one product with all of their queries
     scores = ((q * call.scale).flatten(2, 3) @ k.mT).unflatten(2, (groups, -1))
     visible = call.visible.part(start, stop, first_key, stop_key)
-    bias = None if call.bias is None else part_of_scores(call.bias, start, stop, first_key, stop_key)
-    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible, bias=bias).full_mask(k.dtype)
+    bias = (
+        None if call.bias is None else part_of_scores(call.bias, start, stop, first_key, stop_key)
+    )
+    mask = replace(call, q=call.q[:, :, start:stop], k=k, visible=visible, bias=bias).full_mask(
+        k.dtype
+    )
     if mask is not None:
         while mask.ndim < 4:
             mask = mask.unsqueeze(0)
         mask = mask.unflatten(1, (-1, groups)) if mask.shape[1] > 1 else mask.unsqueeze(2)
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        scores = (
+            scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        )
     # the softmax, relative to the highest score; the clamp keeps a row of -inf from becoming NaN
     top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
-    safe = torch.where(total > 0, total, 1.0)  # so that a query without keys has no NaN in its gradient either
+    safe = torch.where(
+        total > 0, total, 1.0
+    )  # so that a query without keys has no NaN in its gradient either
     out = (weights.flatten(2, 3) @ v).unflatten(2, (groups, -1)) / safe
     lse = torch.where(total > 0, top + safe.log(), float("-inf")).squeeze(-1)
     return Partial(out.flatten(1, 2), lse.flatten(1, 2))
@@ -113,7 +150,10 @@ def flex_why_not(call: Call) -> str | None:
     if call.q.device.type != "cuda":
         return "FlexAttention is compiled for CUDA only"
     if call.bias is not None or call.visible.added is not None:
-        return "a float mask or a bias has a value for every score, and FlexAttention forms no such tensor"
+        return (
+            "a float mask or a bias has a value for every score, and FlexAttention forms no such "
+            "tensor"
+        )
     return None
 
 
@@ -134,7 +174,9 @@ def _with_lse() -> dict[str, Any]:
 def triton_why_not(call: Call) -> str | None:
     """Return why our Triton kernel cannot run this call; None if it can."""
     visible = call.visible
-    if call.bias is not None or any(x is not None for x in (visible.window, visible.padding, visible.q_documents, visible.mask)):
+    if call.bias is not None or any(
+        x is not None for x in (visible.window, visible.padding, visible.q_documents, visible.mask)
+    ):
         return "our Triton kernel supports causality and a band, and no other mask or bias"
     if visible.band is None or call.k.shape[-2] == 0:
         return "our Triton kernel needs keys, and a band that limits which of them a query sees"
@@ -142,15 +184,26 @@ def triton_why_not(call: Call) -> str | None:
 
 
 def run_triton(call: Call) -> Partial:
-    """Run our Triton kernel, which skips the blocks of keys before and after the band; it has no backward pass."""
+    """Run our Triton kernel, which skips the blocks of keys before and after the band; it has no
+    backward pass.
+    """
     visible, band = call.visible, call.visible.band
     assert band is not None  # see triton_why_not
     ranges = key_ranges(call, banded.ROWS)
-    masks = (ranges, visible.causal, visible.offset, band.q_group, band.k_group, band.low, band.high)
+    masks = (
+        ranges,
+        visible.causal,
+        visible.offset,
+        band.q_group,
+        band.k_group,
+        band.low,
+        band.high,
+    )
     return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, call.scale, *masks)))
 
 
-#: name -> (why_not, run); each returns the output and the log-sum-exp. Torch's fused kernel, "sdpa", does not return it
+#: name -> (why_not, run); each returns the output and the log-sum-exp. Torch's fused kernel,
+#: "sdpa", does not return it
 LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Partial]]] = {
     "triton": (triton_why_not, run_triton),
     "flex": (flex_why_not, run_flex),
@@ -159,10 +212,16 @@ LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Par
 
 
 def pick_with_lse(call: Call, name: str | None = None) -> tuple[str, str]:
-    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run, else plain torch."""
+    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run,
+    else plain torch.
+    """
     if name is None:
         reason = triton_why_not(call)
-        return ("math", reason) if reason else ("triton", "our kernel skips the keys outside of a band")
+        return (
+            ("math", reason)
+            if reason
+            else ("triton", "our kernel skips the keys outside of a band")
+        )
     why_not, _ = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
     if reason := why_not(call):
         raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)

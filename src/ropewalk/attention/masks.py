@@ -1,4 +1,6 @@
-"""Visibility: which keys a query may attend to, by causality, window, documents, padding, a band and the caller's mask."""
+"""Visibility: which keys a query may attend to, by causality, window, documents, padding, a band
+and the caller's mask.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,17 @@ from ropewalk.checks import INTEGERS
 from ropewalk.errors import RopeError, integer
 
 
-def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: Tensor | None) -> None:
+def check_token_masks(
+    batch: int, seq: int, padding: Tensor | None, documents: Tensor | None
+) -> None:
     """Raise an error unless padding and documents are [batch, seq], boolean and integer."""
     shape = (batch, seq)
     if padding is not None and (padding.shape != shape or padding.dtype != torch.bool):
         rule = f"must be boolean {list(shape)}, True for real tokens"
         raise RopeError("padding", rule, [padding.dtype, list(padding.shape)])
-    if documents is not None and (documents.shape != shape or documents.is_floating_point() or documents.is_complex()):
+    if documents is not None and (
+        documents.shape != shape or documents.is_floating_point() or documents.is_complex()
+    ):
         rule = f"must be integer {list(shape)}, the document index of every token"
         raise RopeError("documents", rule, [documents.dtype, list(documents.shape)])
 
@@ -26,26 +32,41 @@ def check_token_masks(batch: int, seq: int, padding: Tensor | None, documents: T
 def checked_positions(positions: Tensor, batch: int, seq: int, entry: str | None) -> Tensor:
     """Return positions; raise an error unless they are [seq], [batch, seq] or [axes, batch, seq].
 
-    entry  where the layer's encoding enters. For "input" and "scores", positions must be integers on one axis; they are
-           returned as int64, whose differences are exact. The other encodings check dtype and axes themselves.
+    entry  where the layer's encoding enters. For "input" and "scores", positions must be integers
+           on one axis; they are returned as int64, whose differences are exact. The other encodings
+           check dtype and axes themselves.
     """
     one_axis = entry in ("input", "scores")
     if not isinstance(positions, Tensor) or (one_axis and positions.dtype not in INTEGERS):
         rule = f"must be an integer tensor {_shapes_of_positions(batch, seq, one_axis)}"
         raise RopeError("positions", rule, getattr(positions, "dtype", type(positions)))
     shape = list(positions.shape)
-    if not 1 <= len(shape) <= (2 if one_axis else 3) or shape[-1] != seq or (len(shape) > 1 and shape[-2] not in (1, batch)):
-        raise RopeError("positions", f"must be {_shapes_of_positions(batch, seq, one_axis)} for these tokens", shape)
+    if (
+        not 1 <= len(shape) <= (2 if one_axis else 3)
+        or shape[-1] != seq
+        or (len(shape) > 1 and shape[-2] not in (1, batch))
+    ):
+        raise RopeError(
+            "positions",
+            f"must be {_shapes_of_positions(batch, seq, one_axis)} for these tokens",
+            shape,
+        )
     return positions.to(torch.int64) if one_axis else positions
 
 
 def _shapes_of_positions(batch: int, seq: int, one_axis: bool) -> str:
     """Return the accepted shapes of positions, for an error message."""
-    return f"[{seq}] or [{batch}, {seq}]" if one_axis else f"[{seq}], [{batch}, {seq}] or [axes, {batch}, {seq}]"
+    return (
+        f"[{seq}] or [{batch}, {seq}]"
+        if one_axis
+        else f"[{seq}], [{batch}, {seq}] or [axes, {batch}, {seq}]"
+    )
 
 
 def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: int) -> Tensor:
-    """Return the part of a tensor that broadcasts to [B, H, Sq, Sk] for queries start ... stop - 1 and these keys."""
+    """Return the part of a tensor that broadcasts to [B, H, Sq, Sk] for queries start ... stop - 1
+    and these keys.
+    """
     # an axis of size 1, or an absent one, is for all queries or keys
     t = t if t.shape[-1] == 1 else t[..., first_key:stop_key]
     return t if t.ndim < 2 or t.shape[-2] == 1 else t[..., start:stop, :]
@@ -53,7 +74,9 @@ def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: i
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The pairs of tokens with low <= q_group - k_group < high; None is no bound. The groups are integer [S] or [B, S]."""
+    """The pairs of tokens with low <= q_group - k_group < high; None is no bound. The groups are
+    integer [S] or [B, S].
+    """
 
     q_group: Tensor
     k_group: Tensor
@@ -62,7 +85,11 @@ class Band:
 
     def contains(self, difference: Tensor) -> Tensor:
         """Return where a difference of groups, q_group - k_group, is inside the band."""
-        above = torch.ones_like(difference, dtype=torch.bool) if self.low is None else difference >= self.low
+        above = (
+            torch.ones_like(difference, dtype=torch.bool)
+            if self.low is None
+            else difference >= self.low
+        )
         return above if self.high is None else above & (difference < self.high)
 
     def allowed(self) -> Tensor:
@@ -71,7 +98,9 @@ class Band:
         return allowed if allowed.ndim == 2 else allowed.unsqueeze(1)
 
     def at(self, b: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return whether query q of row b and key k are inside the band; all three are index tensors."""
+        """Return whether query q of row b and key k are inside the band; all three are index
+        tensors.
+        """
         q_group = self.q_group[q] if self.q_group.ndim == 1 else self.q_group[b, q]
         k_group = self.k_group[k] if self.k_group.ndim == 1 else self.k_group[b, k]
         return self.contains(q_group - k_group)
@@ -81,12 +110,16 @@ class Band:
 class Visibility:
     """The masking of one attention call.
 
-    window       how many keys a query attends to, itself included, on its left (and as many on its right if not causal),
-                 counted in the row: padding and tokens of other documents count too
+    window       how many keys a query attends to, itself included, on its left (and as many on its
+                 right if not causal), counted in the row: padding and tokens of other documents
+                 count too
     padding      [B, Sk], True for real keys
-    q_documents  [B, Sq], the document index of each query in a packed row; `k_documents` [B, Sk] that of each key
-    mask         the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or float to add to the scores
-    offset       number of cached keys before the first query; causality and window take it into account
+    q_documents  [B, Sq], the document index of each query in a packed row; `k_documents` [B, Sk]
+                 that of each key
+    mask         the caller's own, broadcastable to [B, H, Sq, Sk]: boolean (True = attend), or
+                 float to add to the scores
+    offset       number of cached keys before the first query; causality and window take it into
+                 account
     band         for attention computed in pieces (remappings): the pairs of tokens of one piece
     """
 
@@ -102,16 +135,30 @@ class Visibility:
     def __post_init__(self) -> None:
         if self.window is not None:
             integer("window", self.window, low=1)
-        if self.mask is not None and self.mask.dtype != torch.bool and not self.mask.is_floating_point():
-            raise RopeError("mask", "must be boolean (True = attend) or float (added to the scores)", self.mask.dtype)
+        if (
+            self.mask is not None
+            and self.mask.dtype != torch.bool
+            and not self.mask.is_floating_point()
+        ):
+            raise RopeError(
+                "mask",
+                "must be boolean (True = attend) or float (added to the scores)",
+                self.mask.dtype,
+            )
 
     @property
     def only_causal(self) -> bool:
-        """Whether causality is the only mask; then backends can use their is_causal flag instead of a mask tensor."""
-        return self.causal and all(x is None for x in (self.window, self.padding, self.q_documents, self.mask, self.band))
+        """Whether causality is the only mask; then backends can use their is_causal flag instead of
+        a mask tensor.
+        """
+        return self.causal and all(
+            x is None for x in (self.window, self.padding, self.q_documents, self.mask, self.band)
+        )
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
-        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing is masked."""
+        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing
+        is masked.
+        """
         masks = []
         if self.causal or self.window is not None:
             queries = torch.arange(q_len, device=device)[:, None] + self.offset
@@ -139,19 +186,25 @@ class Visibility:
         """Return the masking of queries start ... stop - 1 and keys first_key ... stop_key - 1."""
         band, keys = self.band, slice(first_key, stop_key)
         if band is not None:
-            band = replace(band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., keys])
+            band = replace(
+                band, q_group=band.q_group[..., start:stop], k_group=band.k_group[..., keys]
+            )
         return replace(
             self,
             padding=None if self.padding is None else self.padding[:, keys],
             q_documents=None if self.q_documents is None else self.q_documents[:, start:stop],
             k_documents=None if self.k_documents is None else self.k_documents[:, keys],
-            mask=None if self.mask is None else part_of_scores(self.mask, start, stop, first_key, stop_key),
+            mask=None
+            if self.mask is None
+            else part_of_scores(self.mask, start, stop, first_key, stop_key),
             offset=self.offset + start - first_key,
             band=band,
         )
 
     def at(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        """Return whether query q of head h and row b attends to key k; all four are index tensors, as in FlexAttention."""
+        """Return whether query q of head h and row b attends to key k; all four are index tensors,
+        as in FlexAttention.
+        """
         k_minus_q = k - q - self.offset
         allowed = k_minus_q <= 0 if self.causal else k_minus_q == k_minus_q  # all True, as a tensor
         if self.window is not None:

@@ -1,7 +1,9 @@
-"""Remapped distances: longer contexts without training, because no distance exceeds those that a model was trained with.
+"""Remapped distances: longer contexts without training, because no distance exceeds those that a
+model was trained with.
 
-Plain RoPE scores query i and key j by their distance i - j. A remapping replaces it by a smaller distance for far keys. It is
-built of pieces: in each one, queries and keys are rotated at other positions, and the piece holds some of the pairs.
+Plain RoPE scores query i and key j by their distance i - j. A remapping replaces it by a smaller
+distance for far keys. It is built of pieces: in each one, queries and keys are rotated at other
+positions, and the piece holds some of the pairs.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from ropewalk.errors import integer
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Attention between the pairs of tokens in `band`, with q rotated at `q_positions` and k at `k_positions`.
+    """Attention between the pairs of tokens in `band`, with q rotated at `q_positions` and k at
+    `k_positions`.
 
-    The frequencies are divided by `slowdown`, so the distance of a pair is (q_positions - k_positions) / slowdown.
+    The frequencies are divided by `slowdown`, so the distance of a pair is (q_positions -
+    k_positions) / slowdown.
     """
 
     q_positions: Tensor
@@ -32,7 +36,9 @@ class Piece:
 
 
 class Remapping:
-    """Base class of all remappings: frozen dataclasses whose `pieces` hold every pair of tokens exactly once."""
+    """Base class of all remappings: frozen dataclasses whose `pieces` hold every pair of tokens
+    exactly once.
+    """
 
     name: ClassVar[str]
 
@@ -41,16 +47,24 @@ class Remapping:
         raise NotImplementedError
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
-        """Return a factor for each query, float64 with the shape of `positions`; None if there is none."""
+        """Return a factor for each query, float64 with the shape of `positions`; None if there is
+        none.
+        """
         return None
 
     def distances(self, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the distance by which each query and key are scored, float64 [Sq, Sk] or [B, Sq, Sk]."""
+        """Return the distance by which each query and key are scored, float64 [Sq, Sk] or [B, Sq,
+        Sk].
+        """
         total = torch.zeros((), dtype=torch.float64, device=q_positions.device)
         for piece in self.pieces(q_positions, k_positions):
-            distance = (piece.q_positions.unsqueeze(-1) - piece.k_positions.unsqueeze(-2)).double() / piece.slowdown
+            distance = (
+                piece.q_positions.unsqueeze(-1) - piece.k_positions.unsqueeze(-2)
+            ).double() / piece.slowdown
             in_piece = piece.band.allowed()
-            total = total + torch.where(in_piece if in_piece.ndim == 2 else in_piece.squeeze(1), distance, 0.0)
+            total = total + torch.where(
+                in_piece if in_piece.ndim == 2 else in_piece.squeeze(1), distance, 0.0
+            )
         return total
 
     @classmethod
@@ -59,13 +73,21 @@ class Remapping:
         raise NotImplementedError
 
 
-def _near_and_far(q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1) -> list[Piece]:
-    """Return a piece with the true distances below `window`, and a piece with the positions far_q and far_k for the rest."""
-    return [Piece(q, k, Band(q, k, None, window)), Piece(far_q, far_k, Band(q, k, window, None), slowdown)]
+def _near_and_far(
+    q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1
+) -> list[Piece]:
+    """Return a piece with the true distances below `window`, and a piece with the positions far_q
+    and far_k for the rest.
+    """
+    return [
+        Piece(q, k, Band(q, k, None, window)),
+        Piece(far_q, far_k, Band(q, k, window, None), slowdown),
+    ]
 
 
 def _slowdown(trained: int, served: int, window: int) -> int:
-    """Return by how much to divide the distances beyond `window`, so that all stay within two thirds of the trained length.
+    """Return by how much to divide the distances beyond `window`, so that all stay within two
+    thirds of the trained length.
 
     The last third is not used, because distances near the trained length are rare in training.
     """
@@ -77,8 +99,8 @@ def _slowdown(trained: int, served: int, window: int) -> int:
 class ReRope(Remapping):
     """ReRoPE: distances stop growing at `window`.
 
-    With `log_n_length`, queries are also multiplied by max(1, log(position + 1) / log(log_n_length)), as its author does with
-    the trained length.
+    With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
+    log(log_n_length)), as its author does with the trained length.
     """
 
     name: ClassVar[str] = "rerope"
@@ -104,7 +126,9 @@ class ReRope(Remapping):
 
 @dataclass(frozen=True)
 class LeakyReRope(Remapping):
-    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly; `log_n_length` as in ReRope."""
+    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly; `log_n_length` as
+    in ReRope.
+    """
 
     name: ClassVar[str] = "leaky_rerope"
     window: int = 512
@@ -120,7 +144,9 @@ class LeakyReRope(Remapping):
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
         # (i + window (slowdown - 1) - j) / slowdown = window + (i - j - window) / slowdown
         far_q = q_positions + self.window * (self.slowdown - 1)
-        return _near_and_far(q_positions, k_positions, self.window, far_q, k_positions, self.slowdown)
+        return _near_and_far(
+            q_positions, k_positions, self.window, far_q, k_positions, self.slowdown
+        )
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
         return None if self.log_n_length is None else LogN(self.log_n_length).factor(positions)
@@ -133,7 +159,9 @@ class LeakyReRope(Remapping):
 
 @dataclass(frozen=True)
 class SelfExtend(Remapping):
-    """Self-Extend: beyond `window`, positions are grouped, `group` neighbouring tokens at one position."""
+    """Self-Extend: beyond `window`, positions are grouped, `group` neighbouring tokens at one
+    position.
+    """
 
     name: ClassVar[str] = "self_extend"
     group: int = 8
@@ -150,23 +178,29 @@ class SelfExtend(Remapping):
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> SelfExtend:
-        """Return a SelfExtend with a quarter of the trained length as window and the group that `served` tokens need."""
+        """Return a SelfExtend with a quarter of the trained length as window and the group that
+        `served` tokens need.
+        """
         window = max(1, trained // 4)
         group = _slowdown(trained, served, window)
-        # the window is rounded to a multiple of the group, so that dividing it by the group leaves no remainder; a window less
-        # than one group stays as it is, since a larger one would lead beyond the trained length
+        # the window is rounded to a multiple of the group, so that dividing it by the group leaves
+        # no remainder; a window less than one group stays as it is, since a larger one would lead
+        # beyond the trained length
         return cls(group, window // group * group or window)
 
 
 @dataclass(frozen=True)
 class DualChunk(Remapping):
-    """Dual chunk attention (DCA): keys are at their positions inside chunks of `chunk` - `local` tokens.
+    """Dual chunk attention (DCA): keys are at their positions inside chunks of `chunk` - `local`
+    tokens.
 
-    A query is at its own position inside its chunk for the keys of this chunk, up to one chunk further for those of the chunk
-    before, and at the farthest position for all older ones; no distance exceeds `chunk`.
+    A query is at its own position inside its chunk for the keys of this chunk, up to one chunk
+    further for those of the chunk before, and at the farthest position for all older ones; no
+    distance exceeds `chunk`.
 
-    With `length`, the trained one, scores are also multiplied by m^2, m = max(1, 1 + 0.1 log(n / length)), where n counts the
-    tokens up to the query. vLLM multiplies q and k by m each, with the n of the whole prompt for all of its tokens.
+    With `length`, the trained one, scores are also multiplied by m^2, m = max(1, 1 + 0.1 log(n /
+    length)), where n counts the tokens up to the query. vLLM multiplies q and k by m each, with the
+    n of the whole prompt for all of its tokens.
     """
 
     name: ClassVar[str] = "dca"
@@ -181,17 +215,27 @@ class DualChunk(Remapping):
             integer("length", self.length, low=1)
 
     def pieces(self, q_positions: Tensor, k_positions: Tensor) -> list[Piece]:
-        """Return three pieces: keys in the query's own chunk, in the chunk before it, and in all older chunks."""
+        """Return three pieces: keys in the query's own chunk, in the chunk before it, and in all
+        older chunks.
+        """
         size = self.chunk - self.local
         q_chunk, k_chunk = q_positions // size, k_positions // size
         q, k = q_positions % size, k_positions % size
-        before, older = (q + size).clamp(max=self.chunk), torch.full_like(q, min(2 * size - 1, self.chunk))
+        before, older = (
+            (q + size).clamp(max=self.chunk),
+            torch.full_like(q, min(2 * size - 1, self.chunk)),
+        )
         # the positions of the queries, and the bounds low <= query chunk - key chunk < high
         pieces = ((q, None, 1), (before, 1, 2), (older, 2, None))
-        return [Piece(positions, k, Band(q_chunk, k_chunk, low, high)) for positions, low, high in pieces]
+        return [
+            Piece(positions, k, Band(q_chunk, k_chunk, low, high))
+            for positions, low, high in pieces
+        ]
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
-        return None if self.length is None else LogAbove(0.1, self.length).factor(positions).square()
+        return (
+            None if self.length is None else LogAbove(0.1, self.length).factor(positions).square()
+        )
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> DualChunk:
@@ -199,4 +243,6 @@ class DualChunk(Remapping):
 
 
 #: every remapping by the name that `extend` knows it by
-REMAPPINGS: dict[str, type[Remapping]] = {each.name: each for each in (ReRope, LeakyReRope, SelfExtend, DualChunk)}
+REMAPPINGS: dict[str, type[Remapping]] = {
+    each.name: each for each in (ReRope, LeakyReRope, SelfExtend, DualChunk)
+}

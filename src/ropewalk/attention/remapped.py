@@ -23,7 +23,8 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default, Linear
 from ropewalk.spec import RopeSpec
 
-#: called with (whether it is k, positions, slowdown); returns q or k rotated there, by frequencies divided by slowdown
+#: called with (whether it is k, positions, slowdown); returns q or k rotated there, by frequencies
+#: divided by slowdown
 Rotate = Callable[[bool, Tensor, int], Tensor]
 
 
@@ -37,10 +38,14 @@ def attend_remapped(
     visible: Visibility,
     backend: str | None = None,
 ) -> Tensor:
-    """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each with its own band, are merged."""
+    """Return causal attention [B, H, Sq, D] with the distances of `remapping`: its pieces, each
+    with its own band, are merged.
+    """
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
-        q = rotate(False, piece.q_positions, piece.slowdown)  # the first argument says whether to rotate k
+        q = rotate(
+            False, piece.q_positions, piece.slowdown
+        )  # the first argument says whether to rotate k
         if factor is not None:
             # [Sq], or [B, Sq] with an axis for the heads
             q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))
@@ -50,17 +55,27 @@ def attend_remapped(
     return merge(parts, v.dtype)
 
 
-def check_remapping(remapping: Remapping | None, encoding: Encoding, causal: bool) -> Remapping | None:
+def check_remapping(
+    remapping: Remapping | None, encoding: Encoding, causal: bool
+) -> Remapping | None:
     """Return the remapping; raise an error if attention with this encoding cannot have it."""
     if remapping is None:
         return None
     if not isinstance(remapping, Remapping):
-        raise RopeError("remapping", f"must be a remapping ({', '.join(REMAPPINGS)}) or None", remapping)
-    if not (isinstance(encoding, Rotary) and encoding.only_rotates and encoding.rope.spec.num_axes == 1):
+        raise RopeError(
+            "remapping", f"must be a remapping ({', '.join(REMAPPINGS)}) or None", remapping
+        )
+    if not (
+        isinstance(encoding, Rotary) and encoding.only_rotates and encoding.rope.spec.num_axes == 1
+    ):
         rule = "needs an encoding that only rotates q and k, by one axis"
-        raise RopeError("remapping", f"{rule}; leave it out for {type(encoding).__name__}", remapping)
+        raise RopeError(
+            "remapping", f"{rule}; leave it out for {type(encoding).__name__}", remapping
+        )
     if not causal:
-        raise RopeError("remapping", "is defined for causal attention only; pass causal=True", remapping)
+        raise RopeError(
+            "remapping", "is defined for causal attention only; pass causal=True", remapping
+        )
     slowdown = getattr(remapping, "slowdown", 1)
     if slowdown > 1:
         slowed_spec(encoding.rope.spec, slowdown)
@@ -77,46 +92,70 @@ def remapped_attention(
     cache: KVCache | None,
     return_weights: bool,
 ) -> Tensor:
-    """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys that are not rotated."""
+    """Return the output [B, H, S, head_dim] of an `Attention` with a remapping; a cache holds keys
+    that are not rotated.
+    """
     check_remapped_call(layer, return_weights)
     length: int | Tensor | None = None
     k_positions = positions
-    # the cached tokens are keys too; each piece rotates them at its own positions, so they are stored unrotated
+    # the cached tokens are keys too; each piece rotates them at its own positions, so they are
+    # stored unrotated
     if cache is not None:
         if cache.rotated:
-            raise RopeError("cache", "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)", True)
+            raise RopeError(
+                "cache",
+                "must hold keys that are not rotated for a remapping; use KVCache(rotated=False)",
+                True,
+            )
         cache.rotated = False  # it was None if the cache is new
         seq = k.shape[-2]  # of the new tokens
         seen = cache.append(k, v, positions, visible.padding)
         k, v, k_positions = seen.k, seen.v, seen.positions
-        visible = replace(visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq)
+        visible = replace(
+            visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq
+        )
         length = cache.next_positions  # of each row: its tokens so far
     elif layer.encoding.rope.spec.needs_length and positions.numel():
         # the true last position of each row + 1; the pieces rotate at smaller positions
         length = positions.amax(dim=-1).to(torch.int64) + 1
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:
-        """Return the keys, or the queries, rotated at `positions`, all pairs slower by the factor `slowdown`."""
+        """Return the keys, or the queries, rotated at `positions`, all pairs slower by the factor
+        `slowdown`.
+        """
         x = k if key else q
         if slowdown > 1:
-            return rotation.rotate(x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key)
+            return rotation.rotate(
+                x, slowed_spec(layer.encoding.rope.spec, slowdown), positions, key=key
+            )
         return layer.encoding.rotate(x, positions, key=key, length=length)
 
-    return attend_remapped(layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, layer.backend)
+    return attend_remapped(
+        layer.remapping, rotate, v, positions, k_positions, layer.scale, visible, layer.backend
+    )
 
 
 def check_remapped_call(layer: Any, return_weights: bool) -> None:
     """Raise an error if an `Attention` with a remapping cannot run a call."""
     if return_weights:
-        raise RopeError("return_weights", "must be False with a remapping, whose pieces never form all weights", True)
+        raise RopeError(
+            "return_weights",
+            "must be False with a remapping, whose pieces never form all weights",
+            True,
+        )
     if layer.training and layer.dropout:
-        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout)
+        raise RopeError(
+            "dropout", "must be 0 with a remapping, or the model in eval mode", layer.dropout
+        )
 
 
 @cached("slowed specs", entries=32)
 def slowed_spec(spec: RopeSpec, slowdown: int) -> RopeSpec:
     """Return the spec with all frequencies divided by `slowdown`."""
     if not isinstance(spec.scaling, Default):
-        rule = "divides the frequencies, so the rope must have no scaling; use self_extend or remove the scaling"
+        rule = (
+            "divides the frequencies, so the rope must have no scaling; use self_extend or remove "
+            "the scaling"
+        )
         raise RopeError("leaky_rerope", rule, spec.scaling)
     return spec.with_(scaling=Linear(float(slowdown)))

@@ -1,7 +1,8 @@
 """Padding and packed documents for attention whose encoding follows from the tokens.
 
-What one token adds to the encoding of the next depends on their order, so the tokens of a row are sorted first: those of a
-document become neighbours, and padding goes to the end, where no real token sees it.
+What one token adds to the encoding of the next depends on their order, so the tokens of a row are
+sorted first: those of a document become neighbours, and padding goes to the end, where no real
+token sees it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The sorted tokens of each row: their indices [B, S], their documents, and whether they are real; None: one, or all."""
+    """The sorted tokens of each row: their indices [B, S], their documents, and whether they are
+    real; None: one, or all.
+    """
 
     index: Tensor
     documents: Tensor | None
@@ -33,15 +36,22 @@ class RowOrder:
         return out.take_along_dim(self.index.argsort(dim=-1).unsqueeze(-1), dim=1)
 
 
-def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, continues: bool) -> RowOrder | None:
-    """Return the order of the tokens of x [B, S, ..]: by document, padding last; None if the rows have neither.
+def row_order(
+    x: Tensor, padding: Tensor | None, documents: Tensor | None, continues: bool
+) -> RowOrder | None:
+    """Return the order of the tokens of x [B, S, ..]: by document, padding last; None if the rows
+    have neither.
 
     padding    boolean [B, S], True for real tokens
     continues  the call continues from a state, which holds earlier tokens
     """
     check_token_masks(x.shape[0], x.shape[1], padding, documents)
     if documents is not None and continues:
-        raise RopeError("documents", "cannot be used with a state; give each document its own row", list(documents.shape))
+        raise RopeError(
+            "documents",
+            "cannot be used with a state; give each document its own row",
+            list(documents.shape),
+        )
     if padding is None and documents is None:
         return None
     index = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
@@ -49,12 +59,17 @@ def row_order(x: Tensor, padding: Tensor | None, documents: Tensor | None, conti
     for sort_key in (documents, None if padding is None else ~padding):
         if sort_key is not None:
             index = index.gather(-1, sort_key.long().gather(-1, index).argsort(dim=-1, stable=True))
-    documents, padding = (None if each is None else each.gather(-1, index) for each in (documents, padding))
+    documents, padding = (
+        None if each is None else each.gather(-1, index) for each in (documents, padding)
+    )
     return RowOrder(index, documents, padding)
 
 
-def real_tokens(old: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor) -> Tensor | None:
-    """Return which of the `earlier` tokens and the S new tokens of x are real, [B, earlier + S]; None if all are.
+def real_tokens(
+    old: Tensor | None, earlier: int, order: RowOrder | None, x: Tensor
+) -> Tensor | None:
+    """Return which of the `earlier` tokens and the S new tokens of x are real, [B, earlier + S];
+    None if all are.
 
     `old` [B, earlier] says it of the earlier tokens, `order` of the new ones; None: all are.
     """
@@ -67,17 +82,27 @@ def real_tokens(old: Tensor | None, earlier: int, order: RowOrder | None, x: Ten
     return torch.cat((old, new), dim=-1)
 
 
-def visible_keys(rows: int, columns: int, order: RowOrder | None, real: Tensor | None, device: torch.device) -> Tensor:
-    """Return which keys each query sees, [rows, columns] or [B, 1, rows, columns]: its own and earlier real ones of its document.
+def visible_keys(
+    rows: int, columns: int, order: RowOrder | None, real: Tensor | None, device: torch.device
+) -> Tensor:
+    """Return which keys each query sees, [rows, columns] or [B, 1, rows, columns]: its own and
+    earlier real ones of its document.
 
     rows, columns  the number of queries, which are the last tokens, and of keys
-    real           [B, columns], which keys are real. A padded query sees its own key, so that its softmax is not NaN
+    real           [B, columns], which keys are real. A padded query sees its own key, so that its
+                   softmax is not NaN
     """
     visible = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
     if order is not None and order.documents is not None:
-        visible = visible & (order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)).unsqueeze(1)
+        visible = visible & (
+            order.documents.unsqueeze(-1) == order.documents.unsqueeze(-2)
+        ).unsqueeze(1)
     if real is not None:
         # each query's own key: the diagonal of the last `rows` columns
-        own_key = torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows).triu(columns - rows)
+        own_key = (
+            torch.ones(rows, columns, dtype=torch.bool, device=device)
+            .tril(columns - rows)
+            .triu(columns - rows)
+        )
         visible = visible & (real[:, None, None, :] | own_key)
     return visible

@@ -1,9 +1,10 @@
 """Selective RoPE: the tokens themselves say by how much q and k rotate at each step.
 
-    angle_p = tau * (phi_1 + ... + phi_p),  phi = a projection of the token, tau_i = theta^(-2i/d); phi = 1 everywhere is RoPE
+    angle_p = tau * (phi_1 + ... + phi_p),  phi = a projection of the token, tau_i = theta^(-2i/d);
+    phi = 1 everywhere is RoPE
 
-With linear attention the sum of angles need not be kept: the state itself rotates back by each step, and the newest key is
-added unrotated.
+With linear attention the sum of angles need not be kept: the state itself rotates back by each
+step, and the newest key is added unrotated.
 """
 
 from __future__ import annotations
@@ -25,22 +26,32 @@ from ropewalk.spec import RopeSpec
 
 
 class PhaseState(NamedTuple):
-    """What the phases of later tokens depend on: the last tokens of the convolution, and the angles so far [B, H, P]."""
+    """What the phases of later tokens depend on: the last tokens of the convolution, and the angles
+    so far [B, H, P].
+    """
 
     tokens: Tensor
     angles: Tensor
 
 
 class SelectivePhases(nn.Module):
-    """The angle by which each token rotates each pair of each head: two small projections, a convolution, a running sum.
+    """The angle by which each token rotates each pair of each head: two small projections, a
+    convolution, a running sum.
 
-    `rank` is the width between the two projections; `theta` gives the frequencies tau that multiply the sum.
+    `rank` is the width between the two projections; `theta` gives the frequencies tau that multiply
+    the sum.
     """
 
-    def __init__(self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5) -> None:
+    def __init__(
+        self, model_dim: int, num_heads: int, head_dim: int, *, rank: int = 16, theta: float = 5e5
+    ) -> None:
         super().__init__()
         if model_dim % num_heads:
-            raise RopeError("model_dim", f"must be a multiple of num_heads = {num_heads}: x is normed by heads", model_dim)
+            raise RopeError(
+                "model_dim",
+                f"must be a multiple of num_heads = {num_heads}: x is normed by heads",
+                model_dim,
+            )
         self.spec, self.num_heads = RopeSpec(head_dim=head_dim, theta=theta), num_heads
         self.down = nn.Linear(model_dim, integer("rank", rank, low=1), bias=False)
         self.up = nn.Linear(rank, num_heads * self.spec.pairs, bias=False)
@@ -49,12 +60,15 @@ class SelectivePhases(nn.Module):
     def forward(
         self, x: Tensor, state: PhaseState | None = None, order: RowOrder | None = None
     ) -> tuple[Tensor, Tensor, PhaseState]:
-        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the state after it.
+        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the
+        state after it.
 
         With an `order`, x is sorted by it; padding takes no step.
         """
         normed = F.normalize(x.unflatten(-1, (self.num_heads, -1)), dim=-1).flatten(-2)
-        phi, tokens = self.conv(self.up(self.down(normed)), None if state is None else state.tokens, order)
+        phi, tokens = self.conv(
+            self.up(self.down(normed)), None if state is None else state.tokens, order
+        )
         if order is not None and order.real is not None:
             phi = phi.masked_fill(~order.real.unsqueeze(-1), 0.0)
         phi = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).double()
@@ -66,22 +80,30 @@ class SelectivePhases(nn.Module):
 
 
 def linear_by_sums(
-    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None, seen: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    log_decay: Tensor,
+    frame: Tensor | None = None,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return linear attention with rotated q and k, and the rotating frame after the last token.
 
-    The frame is the state of linear attention, the decayed sum of k v^T, with keys rotated relative to the last token: its
-    angle is 0. It is computed here from sums of angles, which costs S^2.
+    The frame is the state of linear attention, the decayed sum of k v^T, with keys rotated relative
+    to the last token: its angle is 0. It is computed here from sums of angles, which costs S^2.
 
     q, k, v    [B, H, S, D] and [B, H, S, Dv]
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
     frame      [B, H, D, Dv], the frame after the tokens before this call
-    seen       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no use
+    seen       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no
+               use
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
-    # the decay between each key and each later query; the first tril keeps exp from overflowing above the diagonal
+    # the decay between each key and each later query; the first tril keeps exp from overflowing
+    # above the diagonal
     kept = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).tril().exp().tril().to(q.dtype)
     out = ((rotated_q @ rotated_k.mT) * (kept if seen is None else kept * seen)) @ v
     back = angles - angles[..., -1:, :]  # from the last token back to each key
@@ -96,7 +118,8 @@ def linear_by_sums(
 def linear_in_rotating_frame(
     q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as `linear_by_sums`, token by token: frame <- decay * R(-step) frame + k v^T, out = q^T frame.
+    """Return the same as `linear_by_sums`, token by token: frame <- decay * R(-step) frame + k v^T,
+    out = q^T frame.
 
     Costs S and keeps no growing sum of angles.
     """
@@ -116,7 +139,9 @@ def _rotated_frame(frame: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
 
 
 class SelectiveState(NamedTuple):
-    """The phases' state, rotated keys and values (softmax) or the rotating frame (linear), and which tokens are real."""
+    """The phases' state, rotated keys and values (softmax) or the rotating frame (linear), and
+    which tokens are real.
+    """
 
     phases: PhaseState
     memory: tuple[Tensor, ...]
@@ -124,9 +149,11 @@ class SelectiveState(NamedTuple):
 
 
 class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
-    """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each head and a rotating frame.
+    """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each
+    head and a rotating frame.
 
-    num_kv_heads < num_heads shares keys, values and angles between heads (GQA). `phases` are the options of SelectivePhases.
+    num_kv_heads < num_heads shares keys, values and angles between heads (GQA). `phases` are the
+    options of SelectivePhases.
     """
 
     def __init__(
@@ -141,13 +168,21 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
     ) -> None:
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.form = choice("form", form, ("softmax", "linear"))
-        self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)  # `phases` are its options
+        self.phases = SelectivePhases(
+            model_dim, self.num_kv_heads, self.head_dim, **phases
+        )  # `phases` are its options
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
 
     def _attend(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, order: RowOrder | None, state: SelectiveState | None
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        order: RowOrder | None,
+        state: SelectiveState | None,
     ) -> tuple[Tensor, SelectiveState]:
         """Return the output of every head, and the phases and the memory after the last token."""
         steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
@@ -157,7 +192,9 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         q, k = rotate_by_phase(q, self._for_every_head(angles)), rotate_by_phase(k, angles)
         earlier = 0 if state is None else state.memory[0].shape[-2]
         if state is not None:
-            k, v = (torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True))
+            k, v = (
+                torch.cat((old, new), dim=-2) for old, new in zip(state.memory, (k, v), strict=True)
+            )
         real = real_tokens(None if state is None else state.real, earlier, order, x)
         visible = visible_keys(q.shape[-2], k.shape[-2], order, real, x.device)
         scale, grouped = 1 / math.sqrt(self.head_dim), self.num_kv_heads < self.num_heads
@@ -165,18 +202,32 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         return out, SelectiveState(phases, (k, v), real)
 
     def _linear(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, steps: Tensor, order: RowOrder | None, state: SelectiveState | None
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        steps: Tensor,
+        order: RowOrder | None,
+        state: SelectiveState | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the normed output of every head, and the frame after the last token."""
-        # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers many tokens
+        # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers
+        # many tokens
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
         k, v, steps = (self._for_every_head(each) for each in (k, v, steps))
-        if order is not None and order.real is not None:  # padding adds nothing and lets nothing decay
+        if (
+            order is not None and order.real is not None
+        ):  # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
             seen = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
             out, frame = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
         else:
-            linear = linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame  # one token needs no sums
-            out, frame = linear(q, k, v, steps, log_decay, None if state is None else state.memory[0])
+            linear = (
+                linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
+            )  # one token needs no sums
+            out, frame = linear(
+                q, k, v, steps, log_decay, None if state is None else state.memory[0]
+            )
         return self.norm(out), frame

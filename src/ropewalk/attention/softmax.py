@@ -1,4 +1,6 @@
-"""Attention: multi-head softmax attention with any encoding, grouped heads, masks, packed documents and a KV cache."""
+"""Attention: multi-head softmax attention with any encoding, grouped heads, masks, packed documents
+and a KV cache.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,12 @@ class Attention(nn.Module):
     scale          of the softmax; by default 1/sqrt(head_dim), times the spec's softmax factor
     temperature    multiplies queries by a factor of their position
     remapping      changes the distances that RoPE scores by
-    rotate_values  rotate values by their positions like keys, and the output back by the position of its query, so that what a
-                   token contributes depends on its distance too
-    shared_kv      keys are also the values, and there is no v_proj (DeepSeek-V4: rotate_values too, with num_kv_heads=1)
-    learned_sinks  each head has one more score in its softmax, which is learned and belongs to no token, so that the weights
-                   add up to less than one (gpt-oss, DeepSeek-V4)
+    rotate_values  rotate values by their positions like keys, and the output back by the position
+                   of its query, so that what a token contributes depends on its distance too
+    shared_kv      keys are also the values, and there is no v_proj (DeepSeek-V4: rotate_values too,
+                   with num_kv_heads=1)
+    learned_sinks  each head has one more score in its softmax, which is learned and belongs to no
+                   token, so that the weights add up to less than one (gpt-oss, DeepSeek-V4)
     """
 
     def __init__(
@@ -86,16 +89,28 @@ class Attention(nn.Module):
         learned_sinks: bool = False,
     ) -> None:
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
+        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(
+            model_dim, num_heads, num_kv_heads, head_dim
+        )
         self.causal, self.backend = causal, backend
         self.window = None if window is None else integer("window", window, low=1)
         self.dropout = number("dropout", dropout, low=0, high=1)
-        self.encoding = as_encoding(encoding, Sizes(self.num_heads, self.head_dim, model_dim, integer("length", length, low=1)))
+        self.encoding = as_encoding(
+            encoding,
+            Sizes(self.num_heads, self.head_dim, model_dim, integer("length", length, low=1)),
+        )
         if self.encoding.causal_only and not causal:
-            raise RopeError("encoding", "is defined for causal attention only; pass causal=True", type(self.encoding).__name__)
+            raise RopeError(
+                "encoding",
+                "is defined for causal attention only; pass causal=True",
+                type(self.encoding).__name__,
+            )
         self.q_proj = nn.Linear(model_dim, self.num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.rotate_values, self.shared_kv = flag("rotate_values", rotate_values), flag("shared_kv", shared_kv)
+        self.rotate_values, self.shared_kv = (
+            flag("rotate_values", rotate_values),
+            flag("shared_kv", shared_kv),
+        )
         self._check_values()
         if not shared_kv:
             self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
@@ -104,20 +119,44 @@ class Attention(nn.Module):
         self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
         if scale is None:
-            factor = self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
+            factor = (
+                self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
+            )
             scale = factor / math.sqrt(self.head_dim)
         elif isinstance(self.encoding, RelativeVectors) and scale != 1 / math.sqrt(self.head_dim):
-            raise RopeError("scale", "must be None for 'nezha', whose bias is scaled by 1 / sqrt(head_dim)", scale)
+            raise RopeError(
+                "scale",
+                "must be None for 'nezha', whose bias is scaled by 1 / sqrt(head_dim)",
+                scale,
+            )
         self.scale = number("scale", scale, above=0)
-        self.temperature = None if temperature is None else QueryTemperature(temperature, self.num_heads)
+        self.temperature = (
+            None if temperature is None else QueryTemperature(temperature, self.num_heads)
+        )
         self.remapping = check_remapping(remapping, self.encoding, causal)
         if rotate_values and remapping is not None:
-            raise RopeError("rotate_values", "must be False with a remapping, which rotates a query at several positions", True)
-        self.sinks = nn.Parameter(torch.zeros(self.num_heads)) if flag("learned_sinks", learned_sinks) else None
+            raise RopeError(
+                "rotate_values",
+                "must be False with a remapping, which rotates a query at several positions",
+                True,
+            )
+        self.sinks = (
+            nn.Parameter(torch.zeros(self.num_heads))
+            if flag("learned_sinks", learned_sinks)
+            else None
+        )
         if backend is not None:
-            choice("backend", backend, ATTENTION_BACKENDS if self.sinks is None and remapping is None else LSE_BACKENDS)
+            choice(
+                "backend",
+                backend,
+                ATTENTION_BACKENDS if self.sinks is None and remapping is None else LSE_BACKENDS,
+            )
         if learned_sinks and (remapping is not None or self.encoding.query_copies > 1):
-            raise RopeError("learned_sinks", "must be False with a remapping, or with RoPE++, whose queries attend twice", True)
+            raise RopeError(
+                "learned_sinks",
+                "must be False with a remapping, or with RoPE++, whose queries attend twice",
+                True,
+            )
 
     def forward(
         self,
@@ -132,33 +171,55 @@ class Attention(nn.Module):
     ) -> Attended:
         """Attend over x [B, S, model_dim] and the tokens in `cache`.
 
-        positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1, 2, ... over the
-                    real tokens of each row, continuing after those in the cache
-        mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H, Sq, Sk]
-        padding     boolean [B, S], True for real tokens; padded queries attend to nothing, so they give o_proj(0)
-        documents   integer [B, S], the document index of each token of packed rows; tokens with equal indices are one
-                    document, neighbours or not; not with a cache
+        positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1,
+                    2, ... over the real tokens of each row, continuing after those in the cache
+        mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H,
+                    Sq, Sk]
+        padding     boolean [B, S], True for real tokens; padded queries attend to nothing, so they
+                    give o_proj(0)
+        documents   integer [B, S], the document index of each token of packed rows; tokens with
+                    equal indices are one document, neighbours or not; not with a cache
         """
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        rotated = self.project_rotated(x, positions, cache)  # None unless the layer can project and rotate at once
+        rotated = self.project_rotated(
+            x, positions, cache
+        )  # None unless the layer can project and rotate at once
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
         # a call that fails adds no tokens; torch.compile cannot undo what it has traced
-        with nullcontext() if cache is None or torch.compiler.is_compiling() else cache.unchanged_on_error():
+        with (
+            nullcontext()
+            if cache is None or torch.compiler.is_compiling()
+            else cache.unchanged_on_error()
+        ):
             if self.remapping is not None:
                 visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-                out, weights = remapped_attention(self, q, k, v, positions, visible, cache, return_weights), None
+                out, weights = (
+                    remapped_attention(self, q, k, v, positions, visible, cache, return_weights),
+                    None,
+                )
             else:
                 q, k, v, k_positions, key_padding = self._rotated_with_cache(
                     q, k, v, positions, padding, cache, rotated is not None
                 )
-                visible = Visibility(self.causal, self.window, key_padding, documents, documents, mask, offset=k.shape[-2] - seq)
-                out, weights = self._attend(q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights)
+                visible = Visibility(
+                    self.causal,
+                    self.window,
+                    key_padding,
+                    documents,
+                    documents,
+                    mask,
+                    offset=k.shape[-2] - seq,
+                )
+                out, weights = self._attend(
+                    q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights
+                )
                 if self.rotate_values:
-                    out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]  # see _check_values
+                    # see _check_values
+                    out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]
                 if weights is not None:
                     value_term = self.encoding.value_bias(weights, positions, k_positions)
                     out = out if value_term is None else out + value_term.to(out.dtype)
@@ -168,13 +229,23 @@ class Attention(nn.Module):
         return Attended(out, weights if return_weights else None)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the keys are the values."""
+        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the
+        keys are the values.
+        """
         q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
         k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
-        return q, k, k[..., :0] if self.shared_kv else self._heads(self.v_proj(x), self.num_kv_heads)
+        return (
+            q,
+            k,
+            k[..., :0] if self.shared_kv else self._heads(self.v_proj(x), self.num_kv_heads),
+        )
 
-    def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return `project(x)` with q and k rotated, if a layer can do both at once for these arguments; None otherwise."""
+    def project_rotated(
+        self, x: Tensor, positions: Tensor, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return `project(x)` with q and k rotated, if a layer can do both at once for these
+        arguments; None otherwise.
+        """
         return None
 
     def backend_for(
@@ -186,37 +257,66 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[str, str]:
-        """Return (backend, reason) that `forward` would use for x and these masks; an error if `backend` cannot run the call."""
-        q = x.new_empty(x.shape[0], self.num_heads, x.shape[1], self.head_dim, requires_grad=self.o_proj.weight.requires_grad)
+        """Return (backend, reason) that `forward` would use for x and these masks; an error if
+        `backend` cannot run the call.
+        """
+        q = x.new_empty(
+            x.shape[0],
+            self.num_heads,
+            x.shape[1],
+            self.head_dim,
+            requires_grad=self.o_proj.weight.requires_grad,
+        )
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
         # queries and keys are the same tokens, so their documents are the same
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-        bias = self.encoding.bias(q[:, :, :1], zero, zero)  # one token suffices: only whether the bias is None matters
+        bias = self.encoding.bias(
+            q[:, :, :1], zero, zero
+        )  # one token suffices: only whether the bias is None matters
         call = self._call(q, q, q, visible, bias, return_weights)
         if self.remapping is not None:
             check_remapped_call(self, return_weights)
             index = torch.arange(x.shape[1], device=x.device)
-            band = self.remapping.pieces(index, index)[0].band  # every piece has a band, and only that matters
+            band = self.remapping.pieces(index, index)[
+                0
+            ].band  # every piece has a band, and only that matters
             return pick_with_lse(replace(call, visible=replace(visible, band=band)), self.backend)
         return pick(call, self.backend) if self.sinks is None else pick_with_lse(call, self.backend)
 
     def _check_values(self) -> None:
         """Raise a RopeError unless the encoding can rotate values and undo it on the output."""
         if self.shared_kv and not self.rotate_values:
-            raise RopeError("shared_kv", "needs rotate_values=True: keys and values are one rotated tensor", True)
+            raise RopeError(
+                "shared_kv",
+                "needs rotate_values=True: keys and values are one rotated tensor",
+                True,
+            )
         if not self.rotate_values:
             return
         if not (isinstance(self.encoding, Rotary) and self.encoding.only_rotates):
-            raise RopeError("rotate_values", "needs an encoding that only rotates, such as 'rope'", type(self.encoding).__name__)
+            raise RopeError(
+                "rotate_values",
+                "needs an encoding that only rotates, such as 'rope'",
+                type(self.encoding).__name__,
+            )
         spec = self.encoding.rope.spec
         frequencies = spec.ladder_frequencies()
         pure = spec.magnitude_on == "scale" or frequencies.magnitude == 1
         if spec.needs_length or not pure or frequencies.growth is not None:
-            rule = "needs fixed frequencies without a magnitude, which would scale the values; pass magnitude_on='scale'"
+            rule = (
+                "needs fixed frequencies without a magnitude, which would scale the values; pass "
+                "magnitude_on='scale'"
+            )
             raise RopeError("rotate_values", rule, spec.scaling)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visibility,
+        bias: Tensor | None,
+        return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of every head [B, H, Sq, D] and, if the backend has them, the weights."""
         call = self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights)
@@ -224,10 +324,29 @@ class Attention(nn.Module):
             return attend(call, self.backend)
         return attend_with_sinks(call, self.sinks, self.backend)
 
-    def _call(self, q: Tensor, k: Tensor, v: Tensor, visible: Visibility, bias: Tensor | None, return_weights: bool) -> Call:
+    def _call(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        visible: Visibility,
+        bias: Tensor | None,
+        return_weights: bool,
+    ) -> Call:
         # value_bias needs the weights even if the caller does not
         wants_weights = return_weights or type(self.encoding).value_bias is not Encoding.value_bias
-        return trimmed(Call(q, k, v, self.scale, visible, bias, self.dropout if self.training else 0.0, wants_weights))
+        return trimmed(
+            Call(
+                q,
+                k,
+                v,
+                self.scale,
+                visible,
+                bias,
+                self.dropout if self.training else 0.0,
+                wants_weights,
+            )
+        )
 
     def token_positions(
         self,
@@ -239,28 +358,48 @@ class Attention(nn.Module):
         seq: int,
         device: torch.device,
     ) -> Tensor:
-        """Return `positions`, or the default positions [B, S] if None; `cache` is None or any object with `next_positions`."""
+        """Return `positions`, or the default positions [B, S] if None; `cache` is None or any
+        object with `next_positions`.
+        """
         if documents is not None and cache is not None:
-            raise RopeError("documents", "cannot be used with a cache; give each document its own row", list(documents.shape))
+            raise RopeError(
+                "documents",
+                "cannot be used with a cache; give each document its own row",
+                list(documents.shape),
+            )
         check_token_masks(batch, seq, padding, documents)
         if positions is not None:
             # a linear layer of RoFormer has no encoding of its own
-            return checked_positions(positions, batch, seq, getattr(getattr(self, "encoding", None), "entry", None))
+            return checked_positions(
+                positions, batch, seq, getattr(getattr(self, "encoding", None), "entry", None)
+            )
         if documents is not None:
             return positions_in_documents(documents, padding)
         first = 0 if cache is None else cache.next_positions
         if isinstance(first, Tensor):
             if len(first) != batch:
-                raise RopeError("cache", f"holds {len(first)} rows, so x must have as many; or use a new cache", batch)
+                raise RopeError(
+                    "cache",
+                    f"holds {len(first)} rows, so x must have as many; or use a new cache",
+                    batch,
+                )
             first = first.unsqueeze(-1)
         if padding is not None:
             return left_padded(padding) + first
         return (torch.arange(seq, device=device) + first).expand(batch, seq)
 
     def _rotated_with_cache(
-        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, padding: Tensor | None, cache: KVCache | None, rotated: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        padding: Tensor | None,
+        cache: KVCache | None,
+        rotated: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached tokens in front.
+        """Return (q, k, v, key positions, key padding): q and k rotated, k and v with the cached
+        tokens in front.
 
         `rotated` says that q and k are rotated already.
         """
@@ -269,8 +408,15 @@ class Attention(nn.Module):
             q, k = self._rotated(q, k, positions)
         if cache is None:
             return q, k, self._rotated_values(v, positions), positions, padding
-        if keeps_rotated and isinstance(self.encoding, Rotary) and self.encoding.rope.spec.needs_length:
-            rule = "must hold keys that are not rotated for a scaling that depends on the length; use KVCache(rotated=False)"
+        if (
+            keeps_rotated
+            and isinstance(self.encoding, Rotary)
+            and self.encoding.rope.spec.needs_length
+        ):
+            rule = (
+                "must hold keys that are not rotated for a scaling that depends on the length; use "
+                "KVCache(rotated=False)"
+            )
             raise RopeError("cache", rule, self.encoding.rope.spec.scaling)
         seen = cache.append(k, v, positions, padding)
         k = seen.k
@@ -279,22 +425,32 @@ class Attention(nn.Module):
             q = self._rotated_query(q, positions, length)
             k = self.encoding.rotate(k, seen.positions, key=True, length=length)
         # the fused kernel is faster without a mask, so pass none if all tokens are real
-        return q, k, self._rotated_values(seen.v, seen.positions), seen.positions, seen.valid if cache.padded else None
+        return (
+            q,
+            k,
+            self._rotated_values(seen.v, seen.positions),
+            seen.positions,
+            seen.valid if cache.padded else None,
+        )
 
     def _rotated(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if isinstance(self.encoding, Rotary) and type(self.encoding).rotate is Rotary.rotate:
             return self.encoding.rope(q, k, positions)  # one launch rotates both
-        return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(k, positions, key=True)
+        return self.encoding.rotate(q, positions, key=False), self.encoding.rotate(
+            k, positions, key=True
+        )
 
     def _rotated_query(self, q: Tensor, positions: Tensor, length: int | Tensor | None) -> Tensor:
         return self.encoding.rotate(q, positions, key=False, length=length)
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
         """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
-        # a cache holds values unrotated, so that its tokens can be moved; with shared_kv the keys are the values, and v is empty
+        # a cache holds values unrotated, so that its tokens can be moved; with shared_kv the keys
+        # are the values, and v is empty
         if not self.rotate_values or self.shared_kv:
             return v
-        return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]  # checked when the layer was made
+        # checked when the layer was made
+        return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]

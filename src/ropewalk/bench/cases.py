@@ -1,4 +1,6 @@
-"""The timed cases: named shapes, their tensors, and the float64 definition that every contender must agree with."""
+"""The timed cases: named shapes, their tensors, and the float64 definition that every contender
+must agree with.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,24 @@ SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
     "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
     "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
 }
-#: names that stand for several shapes; "doc shapes" are those for which claims about speed and memory were published
-GROUPS: dict[str, tuple[str, ...]] = {"doc shapes": ("8x32x512x64", "8x32x1024x128", "8x32x2048x256", "4x32x8192x128")}
-#: largest relative rms error of a contender: the rounding of its dtype, with a margin for cos and sin stored in that dtype
+#: names that stand for several shapes; "doc shapes" are those for which claims about speed and
+#: memory were published
+GROUPS: dict[str, tuple[str, ...]] = {
+    "doc shapes": ("8x32x512x64", "8x32x1024x128", "8x32x2048x256", "4x32x8192x128")
+}
+#: largest relative rms error of a contender: the rounding of its dtype, with a margin for cos and
+#: sin stored in that dtype
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 1e-3, torch.float32: 2e-4}
-#: the plain case, and variants that should be as fast: packed documents, three axes (M-RoPE), a quarter of each head rotated
+#: the plain case, and variants that should be as fast: packed documents, three axes (M-RoPE), a
+#: quarter of each head rotated
 VARIANTS = ("plain", "packed", "mrope", "partial")
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Query, key and positions of one shape; `order` is the memory order of the axes, "bshd" or "bhsd"."""
+    """Query, key and positions of one shape; `order` is the memory order of the axes, "bshd" or
+    "bhsd".
+    """
 
     name: str
     order: str
@@ -76,9 +85,15 @@ def shape_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def make_case(
-    name: str, order: str, device: str = "cpu", dtype: torch.dtype | None = None, variant: str = "plain", seed: int = 0
+    name: str,
+    order: str,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    variant: str = "plain",
+    seed: int = 0,
 ) -> Case:
-    """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch row) has random positions.
+    """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch
+    row) has random positions.
 
     `order` is the memory order of the axes, "bshd" or "bhsd"; `variant` one of VARIANTS.
     """
@@ -95,7 +110,9 @@ def make_case(
     elif variant == "packed":
         positions = positions % 1000  # documents of a thousand tokens
     if variant == "mrope":
-        positions = torch.stack((positions, positions // 64, positions % 64))  # time, row and column: 64 tokens per row
+        positions = torch.stack(
+            (positions, positions // 64, positions % 64)
+        )  # time, row and column: 64 tokens per row
     pairs = head_dim // 2
     third = pairs // 3
     spec = RopeSpec(
@@ -103,22 +120,34 @@ def make_case(
         rotary_dim=head_dim // 4 if variant == "partial" else None,
         axes=axes.chunked([pairs - 2 * third, third, third]) if variant == "mrope" else None,
     )
-    return Case(name, order, random_tensor(q_heads), random_tensor(k_heads), positions.contiguous(), spec)
+    return Case(
+        name, order, random_tensor(q_heads), random_tensor(k_heads), positions.contiguous(), spec
+    )
 
 
 def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
-    """Return x rotated in float64, with cos and sin computed directly from position times frequency."""
+    """Return x rotated in float64, with cos and sin computed directly from position times
+    frequency.
+    """
     pairs = case.spec.pairs
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
-    of_pairs = positions[..., None] if case.spec.axes is None else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
+    of_pairs = (
+        positions[..., None]
+        if case.spec.axes is None
+        else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
+    )
     angles = of_pairs * radians  # each pair rotates by the position on its axis
-    cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))  # broadcast over the heads
+    cos, sin = (
+        align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin())
+    )  # broadcast over the heads
     rotated = reference.rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
 
 def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
-    """Return the relative root-mean-square error of rotated q and k; large batches are checked row by row to save memory."""
+    """Return the relative root-mean-square error of rotated q and k; large batches are checked row
+    by row to save memory.
+    """
     squared_error = squared_norm = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]
     for rotated_x, x in zip(rotated, (case.q, case.k), strict=True):

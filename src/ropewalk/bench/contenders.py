@@ -1,6 +1,7 @@
 """The timed contenders: ropewalk with several options, and other installed libraries.
 
-Each function prepares a contender for a case (for example builds its tables) and returns a function of q and k.
+Each function prepares a contender for a case (for example builds its tables) and returns a function
+of q and k.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ Rotated = tuple[Tensor, Tensor]
 Call = Callable[[Tensor, Tensor], Rotated]
 
 
-def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backend: str | None = None) -> Call:
-    """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step, otherwise at 0, 1, 2, ..."""
+def ropewalk(
+    case: Case, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
+) -> Call:
+    """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step,
+    otherwise at 0, 1, 2, ...
+    """
     rope, seq_dim, positions = Rope(case.spec, backend=backend), case.seq_dim, case.positions
     if explicit or case.decode:
         return lambda q, k: rope(q, k, positions, seq_dim=seq_dim, inplace=inplace)
@@ -32,14 +37,22 @@ def ropewalk(case: Case, *, explicit: bool = False, inplace: bool = False, backe
 
 
 def ropewalk_interleaved(case: Case) -> Call:
-    """Return a function that runs `rope(q, k)` with the interleaved layout, for comparison with the complex product."""
-    return ropewalk(replace(case, spec=replace(case.spec, layout="interleaved", layout_out="interleaved")))
+    """Return a function that runs `rope(q, k)` with the interleaved layout, for comparison with the
+    complex product.
+    """
+    return ropewalk(
+        replace(case, spec=replace(case.spec, layout="interleaved", layout_out="interleaved"))
+    )
 
 
 def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
-    """Return cos and sin as transformers computes them: float32 angles, cast to the model's dtype, every entry stored twice."""
+    """Return cos and sin as transformers computes them: float32 angles, cast to the model's dtype,
+    every entry stored twice.
+    """
     pairs = case.q.shape[-1] // 2
-    inv_freq = 1.0 / (10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs)))
+    inv_freq = 1.0 / (
+        10_000.0 ** (torch.arange(0, 2 * pairs, 2, device=case.q.device).float() / (2 * pairs))
+    )
     angles = case.positions[..., None].float() * inv_freq
     angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.cos().to(case.q.dtype), angles.sin().to(case.q.dtype)
@@ -52,7 +65,9 @@ def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def hf_eager(case: Case) -> Call:
-    """Return a function that runs the rotation of transformers: two products and a rotate_half in the model's dtype."""
+    """Return a function that runs the rotation of transformers: two products and a rotate_half in
+    the model's dtype.
+    """
     cos, sin = hf_tables(case)
     return lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin))
 
@@ -68,7 +83,9 @@ def complex_form(case: Case) -> Call:
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
     angles = case.positions[..., None] * radians
-    rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(case.head_axis)
+    rotations = (
+        torch.polar(torch.ones_like(angles), angles).to(torch.complex64).unsqueeze(case.head_axis)
+    )
 
     def rotate(x: Tensor) -> Tensor:
         complex_pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
@@ -78,24 +95,36 @@ def complex_form(case: Case) -> Call:
 
 
 def lucidrains(case: Case) -> Call:
-    """Return a function that runs rotary-embedding-torch (interleaved) with its tables already built."""
+    """Return a function that runs rotary-embedding-torch (interleaved) with its tables already
+    built.
+    """
     from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
     rotary = RotaryEmbedding(case.q.shape[-1]).to(case.q.device)
-    freqs = rotary.forward(case.positions.flatten().float()).detach().unflatten(0, case.positions.shape)
+    freqs = (
+        rotary.forward(case.positions.flatten().float()).detach().unflatten(0, case.positions.shape)
+    )
     freqs = freqs.unsqueeze(case.head_axis)
-    return lambda q, k: (apply_rotary_emb(freqs, q).to(q.dtype), apply_rotary_emb(freqs, k).to(k.dtype))
+    return lambda q, k: (
+        apply_rotary_emb(freqs, q).to(q.dtype),
+        apply_rotary_emb(freqs, k).to(k.dtype),
+    )
 
 
 def liger(case: Case) -> Call:
-    """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D] memory."""
-    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]  # compared with, not a dependency
+    """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D]
+    memory.
+    """
+    # compared with, not a dependency
+    from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]
 
     cos, sin = (table.squeeze(case.head_axis) for table in hf_tables(case))
     if case.order == "bshd":
 
         def call(q: Tensor, k: Tensor) -> Rotated:
-            rotated_q, rotated_k = LigerRopeFunction.apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+            rotated_q, rotated_k = LigerRopeFunction.apply(
+                q.transpose(1, 2), k.transpose(1, 2), cos, sin
+            )
             return rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
 
         return call
@@ -140,7 +169,9 @@ def why_not(name: str, case: Case) -> str | None:
 
 
 def agrees(name: str, call: Call, case: Case) -> tuple[bool, float]:
-    """Return whether a contender agrees with the float64 definition on this case, and its relative rms error."""
+    """Return whether a contender agrees with the float64 definition on this case, and its relative
+    rms error.
+    """
 
     def relayout(x: Tensor, source: str, target: str) -> Tensor:
         return x if source == target else join_pairs(*split_pairs(x, source), target)

@@ -16,13 +16,17 @@ QUIET = "6"
 
 
 def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
-    """Return the largest number of bytes that torch's allocator holds during a call for it, including its results."""
+    """Return the largest number of bytes that torch's allocator holds during a call for it,
+    including its results.
+    """
     call()  # what a first call keeps, such as tables, is not counted
     return _on_gpu(call) if device == "cuda" else _on_cpu(call)
 
 
 def _on_gpu(call: Callable[[], Any]) -> int:
-    """Return how many bytes of GPU memory a call allocates at its peak, beyond those allocated before."""
+    """Return how many bytes of GPU memory a call allocates at its peak, beyond those allocated
+    before.
+    """
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -32,7 +36,9 @@ def _on_gpu(call: Callable[[], Any]) -> int:
 
 
 def _on_cpu(call: Callable[[], Any]) -> int:
-    """Return the most bytes of CPU memory that a call holds at one time: allocations less what was freed, from a profile."""
+    """Return the most bytes of CPU memory that a call holds at one time: allocations less what was
+    freed, from a profile.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     os.environ.setdefault("KINETO_LOG_LEVEL", QUIET)

@@ -27,10 +27,14 @@ def read(path: Path) -> list[Row]:
 
 
 def run_script(about: str | None, measures: dict[str, Callable[[], Iterable[Row]]]) -> None:
-    """Run a script of `benchmarks/`: call measures[device], a function that yields rows, print them and write them to --out."""
+    """Run a script of `benchmarks/`: call measures[device], a function that yields rows, print them
+    and write them to --out.
+    """
     parser = argparse.ArgumentParser(description=about)
     gpu_by_default = "cuda" in measures and (torch.cuda.is_available() or "cpu" not in measures)
-    parser.add_argument("--device", choices=list(measures), default="cuda" if gpu_by_default else "cpu")
+    parser.add_argument(
+        "--device", choices=list(measures), default="cuda" if gpu_by_default else "cpu"
+    )
     parser.add_argument("--out", type=Path, help="write the rows to this file, as JSON lines")
     options = parser.parse_args()
     rows = []

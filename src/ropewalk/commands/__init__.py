@@ -1,6 +1,7 @@
 """The commands of `ropewalk`, one module each. They call the library and print the results.
 
-`ropewalk_cli` lists the commands, declares their options, and imports a module only when its command runs.
+`ropewalk_cli` lists the commands, declares their options, and imports a module only when its
+command runs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Return a rich console: coloured on a terminal; without colours and 120 columns wide if the output is piped."""
+    """Return a rich console: coloured on a terminal; without colours and 120 columns wide if the
+    output is piped.
+    """
     from rich.console import Console
 
     # no markup: "[lab]" in a message is text, not a style
@@ -35,25 +38,38 @@ def device_of(name: str) -> str:
 
 
 def config_or_example(config: Path | None, name: str | None) -> Any:
-    """Return `config`, a path, or the config of the well-known model `name`: exactly one of the two must be given."""
+    """Return `config`, a path, or the config of the well-known model `name`: exactly one of the two
+    must be given.
+    """
     from ropewalk.errors import RopeError
     from ropewalk.examples import example
 
     if config is None and name is None:
-        rule = "must be the path of a config.json or its folder; or give --example with a well-known model, such as llama-3.1-8b"
+        rule = (
+            "must be the path of a config.json or its folder; or give --example with a well-known "
+            "model, such as llama-3.1-8b"
+        )
         raise RopeError("CONFIG", rule, None)
     if config is not None and name is not None:
-        raise RopeError("CONFIG", "must not be given together with --example; give one of them", [str(config), name])
+        raise RopeError(
+            "CONFIG",
+            "must not be given together with --example; give one of them",
+            [str(config), name],
+        )
     return config if name is None else example(name)
 
 
 def picture_path(path: Path) -> Path:
-    """Return the path of a picture to write, given as --plot; refuse a format that cannot be written, and a folder."""
+    """Return the path of a picture to write, given as --plot; refuse a format that cannot be
+    written, and a folder.
+    """
     from ropewalk.errors import RopeError
     from ropewalk.plots.look import FORMATS
 
     if path.suffix.lower().lstrip(".") not in FORMATS:
-        raise RopeError("--plot", f"must end with {', '.join(f'.{suffix}' for suffix in FORMATS)}", str(path))
+        raise RopeError(
+            "--plot", f"must end with {', '.join(f'.{suffix}' for suffix in FORMATS)}", str(path)
+        )
     return output_path(path, "--plot")
 
 
@@ -67,7 +83,9 @@ def output_path(path: Path, option: str = "--out") -> Path:
     return path
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> RenderableType:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = ""
+) -> RenderableType:
     """Return a rich table with `note` below it; columns whose cells are all empty are left out."""
     from rich.console import Group
     from rich.table import Table
@@ -75,7 +93,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], not
     rows = list(rows)
     shown = [column for column in range(len(columns)) if any(row[column] for row in rows)]
     headers = [columns[column] for column in shown]
-    rich_table = Table(*headers, title=title or None, title_justify="left", show_header=any(headers))
+    rich_table = Table(
+        *headers, title=title or None, title_justify="left", show_header=any(headers)
+    )
     for row in rows:
         rich_table.add_row(*(row[column] or "-" for column in shown))
     # not rich's caption, which would be wrapped to the width of the table

@@ -1,4 +1,6 @@
-"""`ropewalk bench`: time the rotation and a copy, and print a table or JSON lines; optionally draw a chart."""
+"""`ropewalk bench`: time the rotation and a copy, and print a table or JSON lines; optionally draw
+a chart.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,21 @@ from ropewalk.bench.contenders import CONTENDERS, contender_names
 from ropewalk.commands import console, device_of, output_path, picture_path, table
 from ropewalk.machine import machine
 
-COLUMNS = ("shape", "order", "dtype", "contender", "pass", "us", "copy us", "of a copy", "peak MB", "rms error")
+COLUMNS = (
+    "shape",
+    "order",
+    "dtype",
+    "contender",
+    "pass",
+    "us",
+    "copy us",
+    "of a copy",
+    "peak MB",
+    "rms error",
+)
 LEGEND = (
-    "us: microseconds of one call. of a copy: the speed in per cent of a copy's (GPU), or the time as a multiple of a "
-    "copy's (CPU). peak MB: the most that a call allocates, with its results, in 10^6 bytes. rms error: relative to float64."
+    "us: microseconds of one call. of a copy: the speed in per cent of a copy's (GPU), or the time as a multiple of a "  # noqa: E501
+    "copy's (CPU). peak MB: the most that a call allocates, with its results, in 10^6 bytes. rms error: relative to float64."  # noqa: E501
 )
 
 
@@ -32,13 +45,21 @@ def bench(
     plot: Path | None,
     json: bool,
 ) -> None:
-    """Time the rotation, a copy, and other installed libraries; a library whose results are wrong is not timed.
+    """Time the rotation, a copy, and other installed libraries; a library whose results are wrong
+    is not timed.
 
     With `names` only print the names that --shape and --contender take.
     """
     device = device_of(device)
-    default_shapes = cpu.CPU_SHAPES if device == "cpu" else [name for name in SHAPES if name not in cpu.CPU_SHAPES]
-    shapes, contenders = shape_names(shape or default_shapes), contender_names(contender or CONTENDERS)
+    default_shapes = (
+        cpu.CPU_SHAPES
+        if device == "cpu"
+        else [name for name in SHAPES if name not in cpu.CPU_SHAPES]
+    )
+    shapes, contenders = (
+        shape_names(shape or default_shapes),
+        contender_names(contender or CONTENDERS),
+    )
     if out is not None:
         output_path(out)
     if plot is not None:
@@ -63,22 +84,33 @@ def bench(
 def _print_names(json: bool) -> None:
     """Print the names that --shape and --contender take."""
     if json:
-        print(json_format.dumps({"shapes": [*SHAPES], "groups": GROUPS, "contenders": [*CONTENDERS]}))
+        print(
+            json_format.dumps({"shapes": [*SHAPES], "groups": GROUPS, "contenders": [*CONTENDERS]})
+        )
         return
     sizes = {}
     for name, (batch, tokens, q_heads, k_heads, head_dim, dtype) in SHAPES.items():
-        sizes[name] = f"{batch}x{tokens}, {q_heads}/{k_heads} heads x {head_dim}, {str(dtype).split('.')[1]}"
+        sizes[name] = (
+            f"{batch}x{tokens}, {q_heads}/{k_heads} heads x {head_dim}, {str(dtype).split('.')[1]}"
+        )
     sizes |= {name: ", ".join(shapes) for name, shapes in GROUPS.items()}
     columns = ("--shape", "batch x tokens, query/key heads x head_dim, dtype")
-    console().print(table("", columns, sizes.items()), table("", ("--contender",), ([name] for name in CONTENDERS)))
+    console().print(
+        table("", columns, sizes.items()),
+        table("", ("--contender",), ([name] for name in CONTENDERS)),
+    )
 
 
 def _collect(measured: Iterable[rows.Row], device: str, json: bool) -> list[rows.Row]:
-    """Return the rows, measured one by one, with the machine's name and versions; with `json` print each as it comes."""
+    """Return the rows, measured one by one, with the machine's name and versions; with `json` print
+    each as it comes.
+    """
     results: list[rows.Row] = []
     facts, screen = machine(device), Console(stderr=True)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as progress:
+    with Progress(
+        *columns, console=screen, transient=True, disable=not screen.is_terminal
+    ) as progress:
         task = progress.add_task("measuring", total=None)
         for row in measured:
             results.append({**row, **facts})
@@ -95,12 +127,16 @@ def _show(results: list[rows.Row]) -> None:
     if timed:
         out.print(_table(timed))
     # a contender is skipped for the same reason with many shapes; each reason is printed once
-    for reason in dict.fromkeys(f"not timed: {row['contender']}: {row['skipped']}" for row in results if "skipped" in row):
+    for reason in dict.fromkeys(
+        f"not timed: {row['contender']}: {row['skipped']}" for row in results if "skipped" in row
+    ):
         out.print(reason, soft_wrap=True)
 
 
 def _table(timed: list[dict[str, Any]]) -> RenderableType:
-    """Return a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU `times_copy`."""
+    """Return a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU
+    `times_copy`.
+    """
     lines = []
     for row in timed:
         ratio = ""
@@ -110,5 +146,7 @@ def _table(timed: list[dict[str, Any]]) -> RenderableType:
             ratio = f"{row['times_copy']} x"
         peak = f"{row['peak_bytes'] / 1e6:.2f}" if "peak_bytes" in row else ""
         numbers = (str(row["us"]), str(row.get("copy_us", "")), ratio, peak, str(row["rms_error"]))
-        lines.append((row["shape"], row["order"], row["dtype"], row["contender"], row["pass"], *numbers))
+        lines.append(
+            (row["shape"], row["order"], row["dtype"], row["contender"], row["pass"], *numbers)
+        )
     return table("", COLUMNS, lines, LEGEND)

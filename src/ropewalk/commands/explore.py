@@ -9,7 +9,9 @@ from ropewalk.explorer import launch
 
 
 def explore(port: int, report: Path | None, browser: bool, model: str | None) -> None:
-    """Print the address of the page and serve it until interrupted; nothing is printed if it cannot be served."""
+    """Print the address of the page and serve it until interrupted; nothing is printed if it cannot
+    be served.
+    """
     launch.check(port, report, model)
     console().print(f"http://{launch.HOME}:{port}  (Ctrl-C stops it)", soft_wrap=True)
     launch.launch(port, browser, report, model)

@@ -18,8 +18,11 @@ from ropewalk.interop.extend.keys import kinds
 
 #: settings that have an option of their own
 OWN_OPTIONS = {
-    "factor": "--factor", "original_length": "--original-length", "overwrite": "--overwrite", "layer_types": "--layer-type",
-}  # fmt: skip
+    "factor": "--factor",
+    "original_length": "--original-length",
+    "overwrite": "--overwrite",
+    "layer_types": "--layer-type",
+}
 
 
 def extend(
@@ -33,9 +36,11 @@ def extend(
     out: Path | None,
     json: bool,
 ) -> None:
-    """Write a config for a longer context; print the changes and which engines interpret the config differently.
+    """Write a config for a longer context; print the changes and which engines interpret the config
+    differently.
 
-    `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling that --set gives.
+    `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling
+    that --set gives.
     """
     if out is not None:
         output_path(out)
@@ -44,35 +49,64 @@ def extend(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
-            new_config, kind, factor=factor, original_length=original_length, layer_types=layer_type or None,
-            overwrite=overwrite, **settings,
-        )  # fmt: skip
+            new_config,
+            kind,
+            factor=factor,
+            original_length=original_length,
+            layer_types=layer_type or None,
+            overwrite=overwrite,
+            **settings,
+        )
     assert report is not None  # None is only returned without a kind
     if out is not None:
         _write(out, new_config)
     if json:
-        changes = {name: {"before": before, "after": after} for name, (before, after) in report.changes.items()}
+        changes = {
+            name: {"before": before, "after": after}
+            for name, (before, after) in report.changes.items()
+        }
         notes = {"disagreements": list(report.disagreements), "notes": list(report.notes)}
-        print(json_format.dumps({"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config}, indent=2))
+        print(
+            json_format.dumps(
+                {"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config},
+                indent=2,
+            )
+        )
     else:
-        console().print(f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}", soft_wrap=True)
+        console().print(
+            f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}",
+            soft_wrap=True,
+        )
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
-    """Return the values of --set by name; a name must be a field of the scaling that has no option of its own."""
+    """Return the values of --set by name; a name must be a field of the scaling that has no option
+    of its own.
+    """
     # configs have no name for NTK: it is written as a larger theta
-    choice("kind", kind, [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk])
+    choice(
+        "kind",
+        kind,
+        [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk],
+    )
     known = sorted({field.name for field in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}
     for text in texts:
         name, _, value = text.partition("=")
         if name not in known:
             instead = f"; use {OWN_OPTIONS[name]}" if name in OWN_OPTIONS else ""
-            rule = f"must be name=JSON with a name that {kind} has ({', '.join(known) or 'it has none'}){instead}"
+            rule = (
+                f"must be name=JSON with a name that {kind} has "
+                f"({', '.join(known) or 'it has none'}){instead}"
+            )
             raise RopeError("--set", rule, text)
         settings[name] = _value(text, value)
     if kind == "longrope" and "long_factor" not in settings:
-        raise RopeError("--set", "must give longrope its factors, one per pair: --set long_factor=[1.0,...]", texts)
+        raise RopeError(
+            "--set",
+            "must give longrope its factors, one per pair: --set long_factor=[1.0,...]",
+            texts,
+        )
     return settings
 
 
@@ -82,7 +116,9 @@ def _value(text: str, value: str) -> Any:
         # as a JSON object it is read by the strict parser of config.json
         (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
-        raise RopeError("--set", "must be name=JSON with finite numbers, such as beta_fast=16", text) from None
+        raise RopeError(
+            "--set", "must be name=JSON with finite numbers, such as beta_fast=16", text
+        ) from None
     return parsed
 
 

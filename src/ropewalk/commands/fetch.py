@@ -11,8 +11,12 @@ from ropewalk.lab.downloads import DOWNLOADS
 from ropewalk.lab.downloads import fetch as fetch_one
 
 
-def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: bool, json: bool) -> None:
-    """Download each of `names` in turn; with --dry-run only describe them. `archive` is a file that was downloaded already."""
+def fetch(
+    names: list[str], folder: Path | None, archive: Path | None, dry_run: bool, json: bool
+) -> None:
+    """Download each of `names` in turn; with --dry-run only describe them. `archive` is a file that
+    was downloaded already.
+    """
     for name in names:
         choice("NAME", name, DOWNLOADS)
     if archive is not None and len(names) > 1:
@@ -30,6 +34,8 @@ def fetch(names: list[str], folder: Path | None, archive: Path | None, dry_run: 
         for name, text in descriptions.items():
             print_line(f"{name}: {text}")
         return
-    paths = {name: str(fetch_one(name, folder, archive=archive, report=print_line)) for name in names}
+    paths = {
+        name: str(fetch_one(name, folder, archive=archive, report=print_line)) for name in names
+    }
     if json:
         print(json_format.dumps(paths, indent=2))

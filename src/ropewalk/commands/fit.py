@@ -15,10 +15,22 @@ from ropewalk.lab.progress import Progress
 
 
 def fit(
-    model: str, to: int, text: list[str] | None, method: list[str] | None, windows: int, passkeys: int, search: int,
-    long_ppl: bool, trained: int | None, seed: int, out: Path, device: str, json: bool,
-) -> None:  # fmt: skip
-    """Measure every method of reading `to` tokens, print the table and the recommendation, and write everything into a folder.
+    model: str,
+    to: int,
+    text: list[str] | None,
+    method: list[str] | None,
+    windows: int,
+    passkeys: int,
+    search: int,
+    long_ppl: bool,
+    trained: int | None,
+    seed: int,
+    out: Path,
+    device: str,
+    json: bool,
+) -> None:
+    """Measure every method of reading `to` tokens, print the table and the recommendation, and
+    write everything into a folder.
 
     windows, passkeys, search, long_ppl, trained and seed are those of `ropewalk.fit`.
     """
@@ -32,10 +44,20 @@ def fit(
 
     try:
         result = fit_model(
-            find_fetched(model), to, text=[find_fetched(each) for each in text] if text else None, methods=method or None,
-            windows=windows, passkeys=passkeys, search=search, long_ppl=long_ppl, trained=trained, out=out,
-            device=device_of(device), seed=seed, report=report,
-        )  # fmt: skip
+            find_fetched(model),
+            to,
+            text=[find_fetched(each) for each in text] if text else None,
+            methods=method or None,
+            windows=windows,
+            passkeys=passkeys,
+            search=search,
+            long_ppl=long_ppl,
+            trained=trained,
+            out=out,
+            device=device_of(device),
+            seed=seed,
+            report=report,
+        )
     finally:
         bar.close()
     write_page(result, out)
@@ -43,12 +65,17 @@ def fit(
     if json:
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
         data = {
-            "recommended": vars(result.recommendation), "in_config": vars(result.in_config), "table": rows,
-            "skipped": result.skipped, "facts": result.facts,
-        }  # fmt: skip
+            "recommended": vars(result.recommendation),
+            "in_config": vars(result.in_config),
+            "table": rows,
+            "skipped": result.skipped,
+            "facts": result.facts,
+        }
         print(json_format.dumps(data, indent=2, default=str))
         return
-    console().print(table(f"{result.facts['model']} at {to:,} tokens", columns, cells, note(result.facts)))
+    console().print(
+        table(f"{result.facts['model']} at {to:,} tokens", columns, cells, note(result.facts))
+    )
     for line in result.sentences():
         console().print(line, soft_wrap=True)
     written = [name for name in (CONFIG, "fit.png", PAGE) if (out / name).exists()]

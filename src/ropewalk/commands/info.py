@@ -1,4 +1,6 @@
-"""`ropewalk info`: print installed versions, the machine, and the available backends, extras and caches."""
+"""`ropewalk info`: print installed versions, the machine, and the available backends, extras and
+caches.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ from ropewalk.table import memory
 
 #: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
-#: engine: the group of entry points in which ropewalk's plug-in is found, and the variable that turns it on
-PLUGINS = {"vLLM": ("vllm.general_plugins", "ROPEWALK_VLLM"), "SGLang": ("sglang.srt.plugins", "ROPEWALK_SGLANG")}
+#: engine: the group of entry points in which ropewalk's plug-in is found, and the variable that
+#: turns it on
+PLUGINS = {
+    "vLLM": ("vllm.general_plugins", "ROPEWALK_VLLM"),
+    "SGLang": ("sglang.srt.plugins", "ROPEWALK_SGLANG"),
+}
 # `dev` is only for developing ropewalk
 _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
@@ -37,9 +43,14 @@ def info(json: bool) -> None:
     out = console()
     versions = {name: number or "not installed" for name, number in report["versions"].items()}
     caches = {cache.name: _size(cache) for cache in cache_infos()}
-    table_bytes = f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 dimensions"
+    table_bytes = (
+        f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 "
+        "dimensions"
+    )
     extras = {
-        name: f"needs {', '.join(missing)}; pip install 'ropewalk[{name}]'" if missing else "installed"
+        name: f"needs {', '.join(missing)}; pip install 'ropewalk[{name}]'"
+        if missing
+        else "installed"
         for name, missing in report["extras"].items()
     }
     for title, rows in (
@@ -52,14 +63,20 @@ def info(json: bool) -> None:
     ):
         out.print(_pairs(title, rows))
     for device, backends in report["backends"].items():
-        out.print(_pairs(f"Backends on {device}", {name: reason or "runs" for name, reason in backends.items()}))
+        out.print(
+            _pairs(
+                f"Backends on {device}",
+                {name: reason or "runs" for name, reason in backends.items()},
+            )
+        )
 
 
 def gather() -> dict[str, Any]:
     """Return everything that `info` prints, as plain data."""
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     return {
-        "versions": {"ropewalk": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+        "versions": {"ropewalk": __version__, "python": platform.python_version()}
+        | {name: version(name) for name in PACKAGES},
         "machine": {
             "system": f"{platform.system()} {platform.machine()}",
             "cpu": f"{device_name()}, {torch.backends.cpu.get_cpu_capability()}",
@@ -81,7 +98,8 @@ def plugins() -> dict[str, str]:
         installed = any(point.name == "ropewalk" for point in metadata.entry_points(group=group))
         on = "on" if os.environ.get(switch) == "1" else f"off; set {switch}=1 to turn it on"
         states[engine] = f"installed, {on}" if installed else "not installed"
-    # transformers has no entry points: the plug-in is on for each model that is loaded with its kernel config
+    # transformers has no entry points: the plug-in is on for each model that is loaded with its
+    # kernel config
     installed = version("ropewalk-transformers") is not None
     on = "on for models loaded with kernel_config=ropewalk_transformers.kernel_config()"
     states["transformers"] = f"installed; {on}" if installed else "not installed"
@@ -94,13 +112,17 @@ def extras() -> dict[str, list[str]]:
         required = metadata.requires("ropewalk") or []
     except metadata.PackageNotFoundError:
         return {}
-    needs: dict[str, list[str]] = {}  # extra -> its packages, and in brackets the extras that it includes
+    needs: dict[
+        str, list[str]
+    ] = {}  # extra -> its packages, and in brackets the extras that it includes
     for line in required:
         # such as: typer>=0.12; extra == "cli", or: ropewalk[cli]; extra == "lab"
         match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
         if match is not None:
             package, others, extra = match.groups()
-            needs.setdefault(extra, []).extend(f"[{other}]" for other in (others or "").split(",") if other)
+            needs.setdefault(extra, []).extend(
+                f"[{other}]" for other in (others or "").split(",") if other
+            )
             if package != "ropewalk":
                 needs[extra].append(package)
     return {extra: sorted(_missing(extra, needs)) for extra in sorted(needs)}
@@ -120,7 +142,11 @@ def _missing(extra: str, needs: dict[str, list[str]]) -> set[str]:
 def _size(cache: CacheInfo) -> str:
     """Return how full a cache is, as text."""
     size = f"{cache.entries:,} of {cache.most_entries:,} entries"
-    return size if cache.most_bytes is None else f"{size}, {cache.bytes:,} of {cache.most_bytes:,} bytes"
+    return (
+        size
+        if cache.most_bytes is None
+        else f"{size}, {cache.bytes:,} of {cache.most_bytes:,} bytes"
+    )
 
 
 def _pairs(title: str, rows: dict[str, Any]) -> Table:

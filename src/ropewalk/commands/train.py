@@ -1,4 +1,6 @@
-"""`ropewalk train`: train one model from a preset, in one process or under torchrun; resume from a checkpoint in its folder."""
+"""`ropewalk train`: train one model from a preset, in one process or under torchrun; resume from a
+checkpoint in its folder.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def train(
     tensorboard: bool,
     json: bool,
 ) -> None:
-    """Train a model from a preset with changed settings, evaluate it on held-out data, and print the outcome."""
+    """Train a model from a preset with changed settings, evaluate it on held-out data, and print
+    the outcome.
+    """
     settings = read_preset(preset, change or ())
     report = run_training(settings, folder, device, parallel, threads, tensorboard, quiet=json)
     if report is None:  # the first rank prints
@@ -42,17 +46,25 @@ def train(
         show(report, folder)
         for name, result in report.held_out.items():
             console().print(
-                f"{name}: loss {loss_text(result.loss)}, accuracy {percent(result.accuracy)} of {result.count:,} targets"
+                f"{name}: loss {loss_text(result.loss)}, accuracy {percent(result.accuracy)} "
+                f"of {result.count:,} targets"
             )
     exit_if_stopped(report)
 
 
 def run_training(
-    preset: Preset, folder: Path, device: str | None, parallel: str | None, threads: int | None, tensorboard: bool, quiet: bool
+    preset: Preset,
+    folder: Path,
+    device: str | None,
+    parallel: str | None,
+    threads: int | None,
+    tensorboard: bool,
+    quiet: bool,
 ) -> Report | None:
     """Train what a preset describes; return the report on the first rank, None on the others.
 
-    `parallel` is how several processes share the work, if torchrun started them; `quiet` shows no progress.
+    `parallel` is how several processes share the work, if torchrun started them; `quiet` shows no
+    progress.
     """
     if threads is not None:
         torch.set_num_threads(integer("threads", threads, low=1, high=MOST_THREADS))
@@ -72,9 +84,15 @@ def show(report: Report, folder: Path) -> None:
     """Print how a run ended and where its files are."""
     outcome, out = report.outcome, console()
     status = "stopped" if outcome.stopped else "done"
-    text = f"{status} at step {outcome.step}, loss {loss_text(outcome.loss)}, {outcome.seconds:.0f} s; log: {folder}/log.jsonl"
+    text = (
+        f"{status} at step {outcome.step}, loss {loss_text(outcome.loss)}, {outcome.seconds:.0f} "
+        f"s; log: {folder}/log.jsonl"
+    )
     out.print(text, soft_wrap=True)
-    out.print(f"model: {report.model}" if report.model else f"no model was written: {report.reason}", soft_wrap=True)
+    out.print(
+        f"model: {report.model}" if report.model else f"no model was written: {report.reason}",
+        soft_wrap=True,
+    )
 
 
 def exit_if_stopped(report: Report) -> None:

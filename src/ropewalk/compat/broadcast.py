@@ -15,39 +15,62 @@ from ropewalk.rotation import rotate_by
 def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: int = 0) -> Tensor:
     """Rotate x [..., D] by cos and sin [..., P], whose leading axes broadcast against those of x.
 
-    The axes along which the tables vary are token axes, those before them rows, those after them heads: [B, H, S, D] by
-    [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by [height, width, P]. `start` is the first rotated
-    dimension of D.
+    The axes along which the tables vary are token axes, those before them rows, those after them
+    heads: [B, H, S, D] by [S, P], [B, S, H, D] by [S, 1, P], an image [B, height, width, D] by
+    [height, width, P]. `start` is the first rotated dimension of D.
     """
     leading = x.shape[:-1]
     sizes = (1,) * (len(leading) + 1 - cos.ndim) + cos.shape[:-1]
-    if len(sizes) != len(leading) or any(size not in (1, of_x) for size, of_x in zip(sizes, leading, strict=True)):
-        raise RopeError("freqs", f"must broadcast against the leading axes {list(leading)} of x", list(cos.shape))
+    if len(sizes) != len(leading) or any(
+        size not in (1, of_x) for size, of_x in zip(sizes, leading, strict=True)
+    ):
+        raise RopeError(
+            "freqs",
+            f"must broadcast against the leading axes {list(leading)} of x",
+            list(cos.shape),
+        )
     varying = [axis for axis, size in enumerate(sizes) if size != 1]
     # the token axes are first ... stop - 1; for a table that does not vary, the last leading axis
     first, stop = (varying[0], varying[-1] + 1) if varying else (len(leading) - 1, len(leading))
     tokens = leading[first:stop]
     # one token axis for x and tables: x becomes [rows, tokens, heads, D], the tables [tokens, P]
     pairs = cos.shape[-1]
-    tables = [table.reshape(*sizes, pairs).expand(*sizes[:first], *tokens, *sizes[stop:], pairs) for table in (cos, sin)]
+    tables = [
+        table.reshape(*sizes, pairs).expand(*sizes[:first], *tokens, *sizes[stop:], pairs)
+        for table in (cos, sin)
+    ]
     cos, sin = (table.reshape(math.prod(tokens), pairs) for table in tables)
-    x_4d = x.reshape(math.prod(leading[:first]), math.prod(tokens), math.prod(leading[stop:]), x.shape[-1])
+    x_4d = x.reshape(
+        math.prod(leading[:first]), math.prod(tokens), math.prod(leading[stop:]), x.shape[-1]
+    )
     return rotate_by(x_4d, cos, sin, layout=layout, start=start, seq_dim=-3).reshape(x.shape)
 
 
 def pair_entries(name: str, table: Tensor) -> Tensor:
-    """Return one entry per pair [..., P] of a table [..., 2P] that repeats every entry for the neighbouring dimension."""
+    """Return one entry per pair [..., P] of a table [..., 2P] that repeats every entry for the
+    neighbouring dimension.
+    """
     if table.shape[-1] % 2:
-        raise RopeError(name, "must have an even last dimension: two equal entries for each pair", list(table.shape))
+        raise RopeError(
+            name,
+            "must have an even last dimension: two equal entries for each pair",
+            list(table.shape),
+        )
     first, second = split_pairs(table, "interleaved")
     can_check = table.device.type == "cpu" and not torch.compiler.is_compiling()
     if can_check and not bool((first == second).all()):
-        raise RopeError(name, "must repeat each entry for the neighbouring dimension, otherwise it is not a rotation", "unequal")
+        raise RopeError(
+            name,
+            "must repeat each entry for the neighbouring dimension, otherwise it is not a rotation",
+            "unequal",
+        )
     return first
 
 
 def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
-    """Return the given rows of the table; raise an error if it has too few, or name `source`, which gave a negative row."""
+    """Return the given rows of the table; raise an error if it has too few, or name `source`, which
+    gave a negative row.
+    """
     rule = "must have a row for every position; make the table longer"
     in_range = ((rows >= 0) & (rows < len(table))).all()
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
@@ -55,6 +78,10 @@ def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
         torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
     elif not bool(in_range):
         if int(rows.min()) < 0:
-            raise RopeError(source, "must not give a token a negative position, for which no table has a row", int(rows.min()))
+            raise RopeError(
+                source,
+                "must not give a token a negative position, for which no table has a row",
+                int(rows.min()),
+            )
         raise RopeError(name, rule, [list(table.shape), int(rows.max())])
     return table[rows]

@@ -1,7 +1,9 @@
-"""Drop-in for flash-attn's rotary API: x [batch, tokens, heads, dim] or packed [tokens, heads, dim], on any device.
+"""Drop-in for flash-attn's rotary API: x [batch, tokens, heads, dim] or packed [tokens, heads,
+dim], on any device.
 
-`RotaryEmbedding` needs no table and rotates at positions of any size. The functions that take tables raise an error for
-positions past the end of the table, where the original silently leaves tokens unrotated.
+`RotaryEmbedding` needs no table and rotates at positions of any size. The functions that take
+tables raise an error for positions past the end of the table, where the original silently leaves
+tokens unrotated.
 """
 
 from __future__ import annotations
@@ -31,12 +33,16 @@ __all__ = [
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotate by a quarter turn: (-x2, x1) of the two halves, or of every two neighbouring dimensions."""
+    """Rotate by a quarter turn: (-x2, x1) of the two halves, or of every two neighbouring
+    dimensions.
+    """
     first, second = split_pairs(x, _layout(interleaved))
     return join_pairs(-second, first, _layout(interleaved))
 
 
-def apply_rotary_emb_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+def apply_rotary_emb_torch(
+    x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False
+) -> Tensor:
     """Rotate x [B, S, H, D] by tables [S, P] or [B, S, P], which hold one row per token."""
     return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3)
 
@@ -51,14 +57,19 @@ def apply_rotary_emb(
     cu_seqlens: Tensor | None = None,
     max_seqlen: int | None = None,
 ) -> Tensor:
-    """Rotate the first 2P dimensions of x by tables [positions, P]: each token uses the row of its position.
+    """Rotate the first 2P dimensions of x by tables [positions, P]: each token uses the row of its
+    position.
 
-    x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the boundaries
+    x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the
+                    boundaries
     seqlen_offsets  how far each sequence is shifted: an int, or [B]
     max_seqlen      accepted and ignored, since positions follow from the boundaries
     """
     rows = _rows(x, seqlen_offsets, cu_seqlens)
-    cos, sin = (table_rows(name, table, "seqlen_offsets", rows) for name, table in (("cos", cos), ("sin", sin)))
+    cos, sin = (
+        table_rows(name, table, "seqlen_offsets", rows)
+        for name, table in (("cos", cos), ("sin", sin))
+    )
     return rotation.rotate_by(x, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=inplace)
 
 
@@ -76,27 +87,41 @@ def apply_rotary_emb_qkv_(
     seqlen_offsets: int | Tensor = 0,
     num_heads_q: int | None = None,
 ) -> Tensor:
-    """Rotate the queries and keys of a fused projection in place and return it; keys by `cos_k`, `sin_k` if given.
+    """Rotate the queries and keys of a fused projection in place and return it; keys by `cos_k`,
+    `sin_k` if given.
 
     qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
     rows = _rows(q, seqlen_offsets, None)
-    given = {"cos": cos, "sin": sin, "cos_k": cos if cos_k is None else cos_k, "sin_k": sin if sin_k is None else sin_k}
-    cos, sin, cos_k, sin_k = (table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items())
+    given = {
+        "cos": cos,
+        "sin": sin,
+        "cos_k": cos if cos_k is None else cos_k,
+        "sin_k": sin if sin_k is None else sin_k,
+    }
+    cos, sin, cos_k, sin_k = (
+        table_rows(name, table, "seqlen_offsets", rows) for name, table in given.items()
+    )
     # all tables are checked before the queries are overwritten
     check_tables(q, cos, sin, 0, -3)
     try:
         check_tables(k, cos_k, sin_k, 0, -3)
     except RopeError as error:
-        raise RopeError("qkv" if error.field == "x" else f"{error.field}_k", error.rule, error.value) from None
+        raise RopeError(
+            "qkv" if error.field == "x" else f"{error.field}_k", error.rule, error.value
+        ) from None
     rotation.rotate_by(q, cos, sin, layout=_layout(interleaved), seq_dim=-3, inplace=True)
     rotation.rotate_by(k, cos_k, sin_k, layout=_layout(interleaved), seq_dim=-3, inplace=True)
     return qkv
 
 
 def apply_rotary_emb_kv_(
-    kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
+    kv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0,
 ) -> Tensor:
     """Rotate the keys of kv [B, S, 2, H, D] in place and return it."""
     apply_rotary_emb(_keys(kv), cos, sin, interleaved, inplace=True, seqlen_offsets=seqlen_offsets)
@@ -104,19 +129,26 @@ def apply_rotary_emb_kv_(
 
 
 @cached("flash_attn ropes", entries=256)
-def _rope(head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int) -> Rope:
-    """Return the Rope of a head whose first `dim` dimensions rotate; `scale_base` and `center` are those of xPos."""
+def _rope(
+    head_dim: int, dim: int, base: float, interleaved: bool, scale_base: float | None, center: int
+) -> Rope:
+    """Return the Rope of a head whose first `dim` dimensions rotate; `scale_base` and `center` are
+    those of xPos.
+    """
     scaling = Default() if scale_base is None else XPos(scale_base, center)
     layout = _layout(interleaved)
-    return Rope(RopeSpec(head_dim, base, scaling, layout, rotary_dim=dim, precision="hf_frequencies"))
+    return Rope(
+        RopeSpec(head_dim, base, scaling, layout, rotary_dim=dim, precision="hf_frequencies")
+    )
 
 
 class RotaryEmbedding(nn.Module):
     """Rotate queries and keys in place, at any position; with `scale_base` it is xPos.
 
     dim          how many leading dimensions of a head are rotated
-    xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's own sequence, as in a new
-                 module of the original. Cached keys would then not match, so calls with an offset require a value
+    xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's
+                 own sequence, as in a new module of the original. Cached keys would then not match,
+                 so calls with an offset require a value
     """
 
     def __init__(
@@ -132,10 +164,20 @@ class RotaryEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         if not pos_idx_in_fp32:
-            raise RopeError("pos_idx_in_fp32", "must be true: bfloat16 cannot represent all integers above 256", pos_idx_in_fp32)
-        self.dim, self.base, self.interleaved = integer("dim", dim, low=2), number("base", base, above=0), interleaved
+            raise RopeError(
+                "pos_idx_in_fp32",
+                "must be true: bfloat16 cannot represent all integers above 256",
+                pos_idx_in_fp32,
+            )
+        self.dim, self.base, self.interleaved = (
+            integer("dim", dim, low=2),
+            number("base", base, above=0),
+            interleaved,
+        )
         self.scale_base = None if scale_base is None else number("scale_base", scale_base, above=0)
-        self.xpos_center = None if xpos_center is None else integer("xpos_center", xpos_center, low=-(2**62))
+        self.xpos_center = (
+            None if xpos_center is None else integer("xpos_center", xpos_center, low=-(2**62))
+        )
         self._rope_for(dim, 0)  # raises an error for a bad combination now, not at the first call
 
     def _rope_for(self, head_dim: int, center: int) -> Rope:
@@ -143,14 +185,25 @@ class RotaryEmbedding(nn.Module):
 
     @property
     def inv_freq(self) -> Tensor:
-        """Radians per step of each pair, float32; computed on access, so that no cast of the module can round them."""
+        """Radians per step of each pair, float32; computed on access, so that no cast of the module
+        can round them.
+        """
         return self._rope_for(self.dim, 0).spec.ladder_frequencies().radians.to(torch.float32)
 
     def cos_sin(
-        self, seqlen: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32, *, key: bool = False
+        self,
+        seqlen: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        key: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return tables [seqlen, P] for the functions of this module or of flash-attn; `key` matters for xPos only."""
-        return self._rope_for(self.dim, self._center(seqlen)).cos_sin(torch.arange(seqlen, device=device), dtype, key=key)
+        """Return tables [seqlen, P] for the functions of this module or of flash-attn; `key`
+        matters for xPos only.
+        """
+        return self._rope_for(self.dim, self._center(seqlen)).cos_sin(
+            torch.arange(seqlen, device=device), dtype, key=key
+        )
 
     def forward(
         self,
@@ -162,7 +215,8 @@ class RotaryEmbedding(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Rotate in place and return the arguments: qkv, or q [B, S, H, D] and kv [B, S, 2, H, D].
 
-        qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`; `seqlen_offset` an int or [B].
+        qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`;
+        `seqlen_offset` an int or [B].
         """
         q, k = _queries_and_keys(qkv, num_heads_q) if kv is None else (qkv, _keys(kv))
         rope = self._rope_for(q.shape[-1], self._center(qkv.shape[1], seqlen_offset, max_seqlen))
@@ -184,12 +238,18 @@ class RotaryEmbedding(nn.Module):
         if self.scale_base is None or self.xpos_center is not None:
             return self.xpos_center or 0
         if max_seqlen is None and (isinstance(offset, Tensor) or offset):
-            rule = "must be given (or max_seqlen) for xPos with an offset, because cached keys need a fixed center"
+            rule = (
+                "must be given (or max_seqlen) for xPos with an offset, because cached keys need a "
+                "fixed center"
+            )
             raise RopeError("xpos_center", rule, None)
         return (seq if max_seqlen is None else max_seqlen) // 2
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}, scale_base={self.scale_base}"
+        return (
+            f"dim={self.dim}, base={self.base:g}, interleaved={self.interleaved}, "
+            f"scale_base={self.scale_base}"
+        )
 
 
 def _layout(interleaved: bool) -> str:
@@ -200,7 +260,9 @@ def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Ten
     """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]."""
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
-    kv_heads = 0 if qkv.ndim != 4 or num_heads_q is None else qkv.shape[2] - num_heads_q  # heads of k and of v together
+    kv_heads = (
+        0 if qkv.ndim != 4 or num_heads_q is None else qkv.shape[2] - num_heads_q
+    )  # heads of k and of v together
     if num_heads_q is None or kv_heads < 2 or kv_heads % 2:
         rule = "must be [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with num_heads_q"
         raise RopeError("qkv", rule, [list(qkv.shape), num_heads_q])
@@ -218,15 +280,23 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if cu_seqlens is None:
         if x.ndim != 4:
             raise RopeError("x", "must be [B, S, H, D] without cu_seqlens", list(x.shape))
-        return positions.consecutive(x.shape[1], offset, None if isinstance(offset, Tensor) else x.device)
+        return positions.consecutive(
+            x.shape[1], offset, None if isinstance(offset, Tensor) else x.device
+        )
     if x.ndim != 3:
         raise RopeError("x", "must be packed [T, H, D] with cu_seqlens", list(x.shape))
     rows = positions.packed(cu_seqlens, x.shape[0])
     if not isinstance(offset, Tensor):
         return rows + offset
     if offset.shape != (len(cu_seqlens) - 1,):
-        raise RopeError("seqlen_offsets", f"must be one for each of the {len(cu_seqlens) - 1} sequences", list(offset.shape))
+        raise RopeError(
+            "seqlen_offsets",
+            f"must be one for each of the {len(cu_seqlens) - 1} sequences",
+            list(offset.shape),
+        )
     token = torch.arange(x.shape[0], device=x.device)
-    sequence = torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1  # of each token
+    sequence = (
+        torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1
+    )  # of each token
     # tokens past the last boundary are one more sequence, which has no offset
     return rows + torch.nn.functional.pad(offset.to(torch.int64), (0, 1))[sequence]

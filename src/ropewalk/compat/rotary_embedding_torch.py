@@ -1,7 +1,9 @@
-"""Drop-in for rotary-embedding-torch: the same frequencies, exact angles, and no cache that can become stale.
+"""Drop-in for rotary-embedding-torch: the same frequencies, exact angles, and no cache that can
+become stale.
 
-Pairs are neighbouring dimensions. The `rotate_*` methods need no table: at integer positions they are as exact in bfloat16
-and at position 10^7 as at 10. Tensors of angles (`forward`, `get_axial_freqs`) are float32, as in the original.
+Pairs are neighbouring dimensions. The `rotate_*` methods need no table: at integer positions they
+are as exact in bfloat16 and at position 10^7 as at 10. Tensors of angles (`forward`,
+`get_axial_freqs`) are float32, as in the original.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from ropewalk.frequencies.formulas import CPU, ntk_theta, periods
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.spec import RopeSpec
 
-__all__ = ["RotaryEmbedding", "apply_learned_rotations", "apply_rotary_emb", "broadcat", "rotate_half"]
+__all__ = [
+    "RotaryEmbedding",
+    "apply_learned_rotations",
+    "apply_rotary_emb",
+    "broadcat",
+    "rotate_half",
+]
 FREQS_FOR = ("lang", "pixel", "constant")
 
 
@@ -45,11 +53,13 @@ def apply_rotary_emb(
     seq_dim: int = -2,
     freqs_seq_dim: int | None = None,
 ) -> Tensor:
-    """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P] and multiply by `scale`.
+    """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P] and multiply by
+    `scale`.
 
-    freqs hold each angle twice, once for each dimension of a pair, and broadcast against t. If they are
-    [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, and that axis (the first one, if it has no
-    name) is longer than t, only its last S angles are used; S is the number of tokens of t.
+    freqs hold each angle twice, once for each dimension of a pair, and broadcast against t. If they
+    are [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, and that
+    axis (the first one, if it has no name) is longer than t, only its last S angles are used; S is
+    the number of tokens of t.
     """
     if freqs_seq_dim is None and (freqs.ndim == 2 or t.ndim == 3):
         freqs_seq_dim = 0
@@ -57,14 +67,28 @@ def apply_rotary_emb(
         seq, available = t.shape[seq_dim], freqs.shape[freqs_seq_dim]
         freqs = freqs.narrow(freqs_seq_dim, max(available - seq, 0), min(available, seq))
     if start_index + freqs.shape[-1] > t.shape[-1]:
-        raise RopeError("t", f"the last dimension must have at least {start_index + freqs.shape[-1]} entries", list(t.shape))
+        raise RopeError(
+            "t",
+            f"the last dimension must have at least {start_index + freqs.shape[-1]} entries",
+            list(t.shape),
+        )
     angles = pair_entries("freqs", freqs).to(torch.float64)
-    multiplier = pair_entries("scale", scale).to(torch.float64) if isinstance(scale, Tensor) and scale.ndim else scale
-    return rotate_broadcast(t, angles.cos() * multiplier, angles.sin() * multiplier, "interleaved", start_index)
+    multiplier = (
+        pair_entries("scale", scale).to(torch.float64)
+        if isinstance(scale, Tensor) and scale.ndim
+        else scale
+    )
+    return rotate_broadcast(
+        t, angles.cos() * multiplier, angles.sin() * multiplier, "interleaved", start_index
+    )
 
 
-def apply_learned_rotations(rotations: Tensor, t: Tensor, start_index: int = 0, freq_ranges: Tensor | None = None) -> Tensor:
-    """Rotate t by learned angles [..., R], one per pair; with `freq_ranges` [F] there are R * F angles."""
+def apply_learned_rotations(
+    rotations: Tensor, t: Tensor, start_index: int = 0, freq_ranges: Tensor | None = None
+) -> Tensor:
+    """Rotate t by learned angles [..., R], one per pair; with `freq_ranges` [F] there are R * F
+    angles.
+    """
     if freq_ranges is not None:
         rotations = (rotations.unsqueeze(-1) * freq_ranges).flatten(-2)
     return apply_rotary_emb(join_pairs(rotations, rotations, "interleaved"), t, start_index)
@@ -72,16 +96,18 @@ def apply_learned_rotations(rotations: Tensor, t: Tensor, start_index: int = 0, 
 
 @cached("rotary_embedding_torch specs", entries=256)
 def _spec(radians: tuple[float, ...], head_dim: int) -> RopeSpec:
-    return RopeSpec(head_dim, scaling=Given(radians), rotary_dim=2 * len(radians), layout="interleaved")
+    return RopeSpec(
+        head_dim, scaling=Given(radians), rotary_dim=2 * len(radians), layout="interleaved"
+    )
 
 
 class RotaryEmbedding(nn.Module):
     """Rotary embedding of neighbouring pairs, with the parameters of the original.
 
-    `freqs` is in the state dict, so checkpoints of the original load and save. It is a parameter only if `learned_freq`
-    is set; otherwise half() does not round it and DDP expects no gradient for it. `cache_if_possible` and
-    `cache_max_seq_len` are accepted and ignored. `t`, `q`, `k` are [..., S, D], or [..., S, H, D] with
-    `seq_before_head_dim`.
+    `freqs` is in the state dict, so checkpoints of the original load and save. It is a parameter
+    only if `learned_freq` is set; otherwise half() does not round it and DDP expects no gradient
+    for it. `cache_if_possible` and `cache_max_seq_len` are accepted and ignored. `t`, `q`, `k` are
+    [..., S, D], or [..., S, H, D] with `seq_before_head_dim`.
     """
 
     apply_rotary_emb = staticmethod(apply_rotary_emb)
@@ -106,34 +132,52 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         integer("dim", dim, low=2)
         self.dim, self.freqs_for = dim, choice("freqs_for", freqs_for, FREQS_FOR)
-        self.learned_freq, self.use_xpos = flag("learned_freq", learned_freq), flag("use_xpos", use_xpos)
+        self.learned_freq, self.use_xpos = (
+            flag("learned_freq", learned_freq),
+            flag("use_xpos", use_xpos),
+        )
         self.interpolate_factor = number("interpolate_factor", interpolate_factor, low=1)
         self.seq_before_head_dim = flag("seq_before_head_dim", seq_before_head_dim)
         self.default_seq_dim = -3 if seq_before_head_dim else -2
         self.scale_base = number("xpos_scale_base", xpos_scale_base, above=0)
         # an integer buffer tracks the device of the module, and no cast changes it
         self.register_buffer("dummy", torch.zeros((), dtype=torch.int64), persistent=False)
-        freqs = self._initial_freqs(custom_freqs, theta * 1.0, theta_rescale_factor, max_freq, num_freqs)
+        freqs = self._initial_freqs(
+            custom_freqs, theta * 1.0, theta_rescale_factor, max_freq, num_freqs
+        )
         if learned_freq:
             self.freqs = nn.Parameter(freqs)
         else:
             self._keep(freqs)
 
     def _keep(self, freqs: Tensor) -> None:
-        """Keep frequencies that are not learned, and the dtype in which `freqs` returns them: float64, or else float32."""
-        self._radians, self._dtype = tuple(freqs.double().tolist()), torch.promote_types(freqs.dtype, torch.float32)
+        """Keep frequencies that are not learned, and the dtype in which `freqs` returns them:
+        float64, or else float32.
+        """
+        self._radians, self._dtype = (
+            tuple(freqs.double().tolist()),
+            torch.promote_types(freqs.dtype, torch.float32),
+        )
 
-    def _initial_freqs(self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int) -> Tensor:
+    def _initial_freqs(
+        self, given: Tensor | None, theta: float, rescale: float, max_freq: float, num_freqs: int
+    ) -> Tensor:
         """Return the frequencies that the arguments of the constructor select, one per pair."""
         if given is not None:
             if given.ndim != 1 or not given.is_floating_point():
-                raise RopeError("custom_freqs", "must be floats [pairs]", [given.dtype, list(given.shape)])
+                raise RopeError(
+                    "custom_freqs", "must be floats [pairs]", [given.dtype, list(given.shape)]
+                )
             return given.detach().clone()
         if self.freqs_for == "pixel":
             return torch.linspace(1.0, max_freq / 2, self.dim // 2, device=CPU) * math.pi
         if self.freqs_for == "constant":
             return torch.ones(num_freqs, device=CPU)
-        base = ntk_theta(number("theta", theta, above=0), number("theta_rescale_factor", rescale, above=0), self.dim)
+        base = ntk_theta(
+            number("theta", theta, above=0),
+            number("theta_rescale_factor", rescale, above=0),
+            self.dim,
+        )
         return 1.0 / periods(self.dim, base, torch.float32)[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:
@@ -149,9 +193,14 @@ class RotaryEmbedding(nn.Module):
         return self.dummy.device  # type: ignore[return-value]  # a buffer
 
     def get_seq_pos(
-        self, seq_len: int, device: torch.device | None = None, dtype: torch.dtype | None = None, offset: float | Tensor = 0
+        self,
+        seq_len: int,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        offset: float | Tensor = 0,
     ) -> Tensor:
-        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16 skips integers above 256.
+        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16
+        skips integers above 256.
 
         Offsets [B], one for each row, give [B, seq_len].
         """
@@ -161,34 +210,55 @@ class RotaryEmbedding(nn.Module):
         return (positions / self.interpolate_factor).to(out_dtype)
 
     def forward(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return the angles [..., 2P] of positions t [...], each repeated for its pair; `seq_len` and `offset` are ignored."""
+        """Return the angles [..., 2P] of positions t [...], each repeated for its pair; `seq_len`
+        and `offset` are ignored.
+        """
         angles = self._angles(t)
         return join_pairs(angles, angles, "interleaved").to(torch.float32)
 
     def rotate_queries_or_keys(
-        self, t: Tensor, seq_dim: int | None = None, offset: float | Tensor = 0, scale: float | Tensor | None = None
+        self,
+        t: Tensor,
+        seq_dim: int | None = None,
+        offset: float | Tensor = 0,
+        scale: float | Tensor | None = None,
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ..., an offset for each row if [B], and multiply by `scale` (xPos)."""
+        """Rotate t at positions offset, offset + 1, ..., an offset for each row if [B], and
+        multiply by `scale` (xPos).
+        """
         if self.use_xpos and scale is None:
-            raise RopeError("scale", "must be given with use_xpos; or call rotate_queries_and_keys", None)
+            raise RopeError(
+                "scale", "must be given with use_xpos; or call rotate_queries_and_keys", None
+            )
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         # fixed frequencies at integer positions: the exact rotation, without a table
         if scale is None and not self.learned_freq and not isinstance(offset, float):
             interpolated = tuple(radians / self.interpolate_factor for radians in self._radians)
-            return rotation.rotate(t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim)
+            return rotation.rotate(
+                t, _spec(interpolated, t.shape[-1]), offset=offset, seq_dim=seq_dim
+            )
         multiplier = 1.0 if scale is None else scale
         if isinstance(multiplier, Tensor) and multiplier.ndim:
             if multiplier.ndim != 2:
-                raise RopeError("scale", "must be a number or a tensor [tokens, dim]", list(multiplier.shape))
+                raise RopeError(
+                    "scale", "must be a number or a tensor [tokens, dim]", list(multiplier.shape)
+                )
             multiplier = pair_entries("scale", multiplier)
-        return self._rotate(t, self.get_seq_pos(t.shape[seq_dim], t.device, torch.float64, offset), seq_dim, multiplier)
+        return self._rotate(
+            t,
+            self.get_seq_pos(t.shape[seq_dim], t.device, torch.float64, offset),
+            seq_dim,
+            multiplier,
+        )
 
     def rotate_queries_with_cached_keys(
         self, q: Tensor, k: Tensor, seq_dim: int | None = None, offset: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Rotate q and unrotated cached keys k: k from position 0 on, q from (k's length - q's length + offset) on.
+        """Rotate q and unrotated cached keys k: k from position 0 on, q from (k's length - q's
+        length + offset) on.
 
-        With xPos both are centred on the middle of k, so the scores are those of the whole sequence.
+        With xPos both are centred on the middle of k, so the scores are those of the whole
+        sequence.
         """
         seq_dim = self.default_seq_dim if seq_dim is None else seq_dim
         q_len, k_len = q.shape[seq_dim], k.shape[seq_dim]
@@ -200,63 +270,106 @@ class RotaryEmbedding(nn.Module):
             return rotated, self.rotate_queries_or_keys(k, seq_dim)
         steps = self.get_seq_pos(k_len, k.device, torch.float64)
         multipliers = self._xpos_multipliers(steps, k_len // 2)
-        rotated = self._rotate(q, self.get_seq_pos(q_len, q.device, torch.float64, start + offset), seq_dim, multipliers[start:])
+        rotated = self._rotate(
+            q,
+            self.get_seq_pos(q_len, q.device, torch.float64, start + offset),
+            seq_dim,
+            multipliers[start:],
+        )
         return rotated, self._rotate(k, steps, seq_dim, 1 / multipliers)
 
-    def rotate_queries_and_keys(self, q: Tensor, k: Tensor, seq_dim: int | None = None) -> tuple[Tensor, Tensor]:
-        """Rotate q and k with xPos: queries shrink and keys grow with position, relative to the middle of the sequence."""
+    def rotate_queries_and_keys(
+        self, q: Tensor, k: Tensor, seq_dim: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rotate q and k with xPos: queries shrink and keys grow with position, relative to the
+        middle of the sequence.
+        """
         if not self.use_xpos:
-            raise RopeError("use_xpos", "must be True for rotate_queries_and_keys; otherwise call rotate_queries_or_keys", False)
+            raise RopeError(
+                "use_xpos",
+                "must be True for rotate_queries_and_keys; otherwise call rotate_queries_or_keys",
+                False,
+            )
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return xPos's multipliers [S, dim], float32, at positions t [S], centred on the middle of t; each entry is repeated."""
+        """Return xPos's multipliers [S, dim], float32, at positions t [S], centred on the middle of
+        t; each entry is repeated.
+        """
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)
         multipliers = self._xpos_multipliers(t.to(torch.float64), len(t) // 2)
         return join_pairs(multipliers, multipliers, "interleaved").to(torch.float32)
 
-    def get_axial_freqs(self, *dims: int, offsets: Sequence[float] | Tensor | None = None) -> Tensor:
-        """Return the angles [*dims, 2P * axes] of a grid, for `apply_rotary_emb`; each axis has all frequencies.
+    def get_axial_freqs(
+        self, *dims: int, offsets: Sequence[float] | Tensor | None = None
+    ) -> Tensor:
+        """Return the angles [*dims, 2P * axes] of a grid, for `apply_rotary_emb`; each axis has all
+        frequencies.
 
-        With "pixel" frequencies positions run from -1 to 1 along each axis, else 0, 1, 2 ...; `offsets` shifts each axis.
+        With "pixel" frequencies positions run from -1 to 1 along each axis, else 0, 1, 2 ...;
+        `offsets` shifts each axis.
         """
         if offsets is not None and len(offsets) != len(dims):
-            raise RopeError("offsets", f"must have one offset for each of the {len(dims)} axes", list(offsets))
+            raise RopeError(
+                "offsets", f"must have one offset for each of the {len(dims)} axes", list(offsets)
+            )
         parts = []
         for axis, size in enumerate(dims):
-            coordinates = torch.linspace(-1, 1, size) if self.freqs_for == "pixel" else torch.arange(size)
+            coordinates = (
+                torch.linspace(-1, 1, size) if self.freqs_for == "pixel" else torch.arange(size)
+            )
             angles = self(coordinates.to(self.device) + (0 if offsets is None else offsets[axis]))
             axes_after = len(dims) - 1 - axis
             parts.append(angles.reshape(*[1] * axis, size, *[1] * axes_after, -1))
         return broadcat(parts)
 
     def _angles(self, positions: Tensor) -> Tensor:
-        """Return float64 angles [..., P], differentiable for learned frequencies; autocast does not affect this product."""
-        freqs = self.freqs if self.learned_freq else torch.tensor(self._radians, dtype=torch.float64, device=CPU)
+        """Return float64 angles [..., P], differentiable for learned frequencies; autocast does not
+        affect this product.
+        """
+        freqs = (
+            self.freqs
+            if self.learned_freq
+            else torch.tensor(self._radians, dtype=torch.float64, device=CPU)
+        )
         return positions.to(torch.float64).unsqueeze(-1) * freqs.to(positions.device, torch.float64)
 
-    def _rotate(self, x: Tensor, positions: Tensor, seq_dim: int, multiplier: float | Tensor) -> Tensor:
+    def _rotate(
+        self, x: Tensor, positions: Tensor, seq_dim: int, multiplier: float | Tensor
+    ) -> Tensor:
         angles = self._angles(positions)
         cos, sin = angles.cos() * multiplier, angles.sin() * multiplier
         return rotation.rotate_by(x, cos, sin, layout="interleaved", seq_dim=seq_dim)
 
     def _zeta(self) -> Tensor:
         """Return xPos's base (2i + 0.4 dim) / (1.4 dim) of each pair i, float64 [P]."""
-        return (torch.arange(0, self.dim, 2, dtype=torch.float64, device=self.device) + 0.4 * self.dim) / (1.4 * self.dim)
+        return (
+            torch.arange(0, self.dim, 2, dtype=torch.float64, device=self.device) + 0.4 * self.dim
+        ) / (1.4 * self.dim)
 
     def _xpos_multipliers(self, positions: Tensor, center: int) -> Tensor:
-        """Return zeta^((position - center) / scale_base) [S, P]: queries are multiplied by it, keys divided."""
-        return self._zeta().to(positions.device) ** ((positions - center) / self.scale_base).unsqueeze(-1)
+        """Return zeta^((position - center) / scale_base) [S, P]: queries are multiplied by it, keys
+        divided.
+        """
+        return self._zeta().to(positions.device) ** (
+            (positions - center) / self.scale_base
+        ).unsqueeze(-1)
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not self.learned_freq:
             destination[prefix + "freqs"] = self.freqs
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
-        """Load a state dict; frequencies that are not learned are no parameter here, so they are read from it separately."""
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        """Load a state dict; frequencies that are not learned are no parameter here, so they are
+        read from it separately.
+        """
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
         name = prefix + "freqs"
         if self.learned_freq or name not in state_dict:
             return

@@ -1,6 +1,7 @@
 """Attention over sequences that are split across processes.
 
-`shard` and `unshard` split and gather, the ring functions attend across ranks, `register_rules` adds DTensor sharding rules.
+`shard` and `unshard` split and gather, the ring functions attend across ranks, `register_rules`
+adds DTensor sharding rules.
 """
 
 from ropewalk.distributed.placements import register_rules
@@ -9,5 +10,11 @@ from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.distributed.sharding import shard, shard_positions, unshard
 
 __all__ = [
-    "register_rules", "ring_attention", "ring_forward", "ring_linear_attention", "shard", "shard_positions", "unshard",
-]  # fmt: skip
+    "register_rules",
+    "ring_attention",
+    "ring_forward",
+    "ring_linear_attention",
+    "shard",
+    "shard_positions",
+    "unshard",
+]

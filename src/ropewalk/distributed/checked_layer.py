@@ -8,16 +8,33 @@ from ropewalk.errors import RopeError
 
 def check_layer(layer: Attention) -> None:
     """Raise an error if ring attention cannot compute what `layer` does."""
-    # linear attention has a `forward` of its own; latent attention projects its keys and values up in `_attend`
-    if any(getattr(type(layer), name) is not getattr(Attention, name) for name in ("forward", "_attend")):
-        rule = "must attend as `Attention` does in ring attention; attend on one rank with another class"
+    # linear attention has a `forward` of its own; latent attention projects its keys and values up
+    # in `_attend`
+    if any(
+        getattr(type(layer), name) is not getattr(Attention, name)
+        for name in ("forward", "_attend")
+    ):
+        rule = (
+            "must attend as `Attention` does in ring attention; attend on one rank with another "
+            "class"
+        )
         raise RopeError("layer", rule, type(layer).__name__)
     if layer.dropout and layer.training:
-        raise RopeError("dropout", "differs between ranks; set it to 0, or apply dropout after attention", layer.dropout)
+        raise RopeError(
+            "dropout",
+            "differs between ranks; set it to 0, or apply dropout after attention",
+            layer.dropout,
+        )
     options = {
-        "remapping": layer.remapping, "rotate_values": layer.rotate_values, "learned_sinks": layer.sinks is not None,
+        "remapping": layer.remapping,
+        "rotate_values": layer.rotate_values,
+        "learned_sinks": layer.sinks is not None,
         "rotary_value": getattr(layer, "rotary_value", False),  # of a RoFormer
-    }  # fmt: skip
+    }
     for name, value in options.items():  # shared_kv comes with rotate_values
         if value:
-            raise RopeError(name, "is not supported by ring attention; leave it out, or attend on one rank", value)
+            raise RopeError(
+                name,
+                "is not supported by ring attention; leave it out, or attend on one rank",
+                value,
+            )

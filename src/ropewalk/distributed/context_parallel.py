@@ -1,4 +1,6 @@
-"""torch's context parallel as an engine: plain causal attention over head_tail shards, by fused CUDA kernels."""
+"""torch's context parallel as an engine: plain causal attention over head_tail shards, by fused
+CUDA kernels.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from ropewalk.distributed.sharding import Ring
 from ropewalk.distributed.tiles import Masking
 
 
-def torch_why_not(q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = ()) -> str | None:
-    """Return why torch's context parallel cannot run this attention, or None; `masks` names the masks given besides causality."""
+def torch_why_not(
+    q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = ()
+) -> str | None:
+    """Return why torch's context parallel cannot run this attention, or None; `masks` names the
+    masks given besides causality.
+    """
     if q.device.type != "cuda":
         return f"torch's context parallel needs CUDA, and q is on {q.device.type}"
     if importlib.util.find_spec("torch.distributed.tensor.experimental") is None:
@@ -53,11 +59,15 @@ def run_torch(q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tens
 
 
 class _TorchRing(torch.autograd.Function):
-    """Enters torch's context in forward and again in backward, which runs after forward has left it."""
+    """Enters torch's context in forward and again in backward, which runs after forward has left
+    it.
+    """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, scale: float, ring: Ring) -> Tensor:
-        """Return the output for this rank's q. It is computed on detached inputs, whose graph is kept in `ctx` for `backward`."""
+        """Return the output for this rank's q. It is computed on detached inputs, whose graph is
+        kept in `ctx` for `backward`.
+        """
         from torch.distributed.device_mesh import DeviceMesh
 
         group = torch.distributed.group.WORLD if ring.group is None else ring.group
@@ -66,12 +76,16 @@ class _TorchRing(torch.autograd.Function):
         with torch.set_grad_enabled(any(ctx.needs_input_grad)), _ring_attention_of_torch(ctx.mesh):
             q, k, v = ctx.inputs
             grouped = q.shape[1] != k.shape[1]
-            ctx.out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+            ctx.out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+            )
         return ctx.out.detach()
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        """Return the gradients of q, k and v, from the graph that `forward` kept; scale and ring have none."""
+        """Return the gradients of q, k and v, from the graph that `forward` kept; scale and ring
+        have none.
+        """
         with_grad = [t for t in ctx.inputs if t.requires_grad]
         with _ring_attention_of_torch(ctx.mesh):
             grads = iter(torch.autograd.grad(ctx.out, with_grad, grad))

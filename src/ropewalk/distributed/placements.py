@@ -3,7 +3,8 @@
 x may be sharded along   positions must be
 rows                     sharded in the same way if [B, S], replicated if [S]
 heads                    replicated
-tokens                   given and sharded in the same way, since default positions would restart at 0 on every rank
+tokens                   given and sharded in the same way, since default positions would restart at
+                         0 on every rank
 head_dim                 never: it would split pairs
 """
 
@@ -17,11 +18,16 @@ from ropewalk.ops import from_text
 
 
 def register_rules() -> None:
-    """Register the sharding rules with DTensor; call it once in each process, before the first DTensor is rotated."""
+    """Register the sharding rules with DTensor; call it once in each process, before the first
+    DTensor is rotated.
+    """
     try:
         from torch.distributed.tensor.experimental import register_sharding
     except ImportError:
-        rule = "must provide torch.distributed.tensor.experimental.register_sharding; use a newer version"
+        rule = (
+            "must provide torch.distributed.tensor.experimental.register_sharding; use a newer "
+            "version"
+        )
         raise RopeError("torch", rule, torch.__version__) from None
     ops = torch.ops.ropewalk
     register_sharding(ops.rotate.default)(_rotate_rules)
@@ -46,15 +52,21 @@ def _shard(x, dim: int):
 
 
 def _shard_rows(x, rows: int):
-    """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions is for all batch rows of x."""
-    dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))  # the batch axis of [S], [B, S] and [axes, B, S]
+    """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions
+    is for all batch rows of x.
+    """
+    dim = {1: None, 2: 0, 3: 1}.get(
+        getattr(x, "ndim", 0)
+    )  # the batch axis of [S], [B, S] and [axes, B, S]
     if dim is None or (x.shape[dim] == 1 and rows != 1):
         return _replicate(x)
     return _shard(x, dim)
 
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
-    """Return (placement of x, of positions, of length) for every axis that may be sharded, and for none."""
+    """Return (placement of x, of positions, of length) for every axis that may be sharded, and for
+    none.
+    """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     replicated = _replicate(positions), _replicate(length)
     rules = [(_replicate(x), *replicated)]
@@ -70,7 +82,9 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
 
 
 def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
-    """Return the rules of `rotate`: a list of (placements of the outputs, placements of the arguments)."""
+    """Return the rules of `rotate`: a list of (placements of the outputs, placements of the
+    arguments).
+    """
     others = [None] * 5  # the arguments after `length` are no tensors
     return [
         ([x_at], [x_at, positions_at, None, length_at, *others])
@@ -79,12 +93,16 @@ def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_p
 
 
 def _rotate_inplace_rules(*args) -> list:
-    """Return the rules of `rotate` without an output; torch raises an error if x would have to be resharded."""
+    """Return the rules of `rotate` without an output; torch raises an error if x would have to be
+    resharded.
+    """
     return [([], inputs) for _, inputs in _rotate_rules(*args)]
 
 
 def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
-    """Return the rules (placements of outputs, of arguments) of `rotate_qk`: q and k sharded alike, or q alone, by heads."""
+    """Return the rules (placements of outputs, of arguments) of `rotate_qk`: q and k sharded alike,
+    or q alone, by heads.
+    """
     others = [None] * 4  # the arguments that are no tensors
     rules = [
         ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *others])
@@ -94,12 +112,16 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
     if head is not None:
         # k with too few heads to shard stays replicated while q is sharded
         q_at, k_at = _shard(q, head), _replicate(k)
-        rules.append(([q_at, k_at], [q_at, k_at, _replicate(positions), None, _replicate(length), *others]))
+        rules.append(
+            ([q_at, k_at], [q_at, k_at, _replicate(positions), None, _replicate(length), *others])
+        )
     return rules
 
 
 def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `ropewalk::turn`: x and its tables are sharded alike."""
+    """Return the rules (placements of the outputs, of the arguments) of `ropewalk::turn`: x and its
+    tables are sharded alike.
+    """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     others = [None] * 4  # the arguments that are no tensors
     placements = [(_replicate(x), _replicate(cos)), (_shard(x, seq), _shard(cos, -2))]
@@ -112,17 +134,24 @@ def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
 
 
 def _cos_sin_rules(positions, length, magnitude_power, spec, dtype, key) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are sharded as positions are."""
+    """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are
+    sharded as positions are.
+    """
     from torch.distributed.tensor import Shard
 
-    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of each head [B, H, S, P]
+    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of
+    # each head [B, H, S, P]
     others = [None] * 4  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
     token_axis = 2 if from_text(spec)[0].per_head else int(positions.ndim > 1 or per_row)
     replicated, tokens = _replicate(positions), Shard(token_axis)
     rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
     rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))
-    if positions.ndim > 1 and (length is None or (per_row and length.shape[0] == positions.shape[-2])):
+    if positions.ndim > 1 and (
+        length is None or (per_row and length.shape[0] == positions.shape[-2])
+    ):
         rows = Shard(0)
-        rules.append(([rows, rows], [_shard(positions, -2), None if length is None else rows, *others]))
+        rules.append(
+            ([rows, rows], [_shard(positions, -2), None if length is None else rows, *others])
+        )
     return rules

@@ -1,8 +1,9 @@
 """Exact softmax attention over a sequence that is sharded across ranks.
 
-Queries stay on their rank; keys and values are sent around the ring. Each step gives a partial result and its log-sum-exp,
-and two partial results merge exactly. In backward the gradients of k and v travel with them and are back on their own rank
-after a full round. Scores are materialised for one tile of queries and keys at a time.
+Queries stay on their rank; keys and values are sent around the ring. Each step gives a partial
+result and its log-sum-exp, and two partial results merge exactly. In backward the gradients of k
+and v travel with them and are back on their own rank after a full round. Scores are materialised
+for one tile of queries and keys at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from ropewalk.attention.masks import check_token_masks
 from ropewalk.attention.softmax import Attention
 from ropewalk.distributed.checked_layer import check_layer
 from ropewalk.distributed.context_parallel import run_torch, torch_why_not
-from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, order_number, token_indices
+from ropewalk.distributed.sharding import (
+    Ring,
+    check_order,
+    exchange_lengths,
+    order_number,
+    token_indices,
+)
 from ropewalk.distributed.tiles import TILE, Bias, Masking, Tile, attend_tile, bias_of, merge, spans
 from ropewalk.encodings.base import Encoding
 from ropewalk.encodings.rotary import Rotary
@@ -36,7 +43,9 @@ class RingCall:
 
     ring: Ring
     masking: Masking
-    indices: tuple[Tensor, ...]  # of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
+    indices: tuple[
+        Tensor, ...
+    ]  # of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
     positions: tuple[Tensor | None, Tensor | None]  # of the queries and of the keys
     documents: Tensor | None
     padding: Tensor | None
@@ -44,9 +53,13 @@ class RingCall:
 
     @property
     def bias_parameters(self) -> list[nn.Parameter]:
-        """The learned parameters of the bias; each rank computes the part of their gradient that its own queries contribute."""
+        """The learned parameters of the bias; each rank computes the part of their gradient that
+        its own queries contribute.
+        """
         bias = self.masking.bias
-        return [p for p in bias.parameters() if p.requires_grad] if isinstance(bias, nn.Module) else []
+        return (
+            [p for p in bias.parameters() if p.requires_grad] if isinstance(bias, nn.Module) else []
+        )
 
 
 def ring_attention(
@@ -67,17 +80,23 @@ def ring_attention(
     engine: str | None = None,
     tile: int = TILE,
 ) -> Tensor:
-    """Attend this rank's q [B, H, S, D] to the keys of all ranks; k, v [B, Hk, S, D]. Every rank must call it.
+    """Attend this rank's q [B, H, S, D] to the keys of all ranks; k, v [B, Hk, S, D]. Every rank
+    must call it.
 
     q and k must be rotated already.
 
-    q_positions, k_positions   [S], [B, S] or [axes, B, S], used by a bias only; k_positions default to q_positions
-    encoding                   an Encoding, used for its bias; or a function bias(q, q_positions, k_positions) -> [.., Sq, Sk].
-                               Its parameters get gradients if it is an nn.Module; tensors that a plain function uses get none
-    documents, padding         [B, S] for this rank's tokens: the document index of each; True for real tokens
-    order                      "contiguous", "head_tail", or the index [S] in the sequence of each of this rank's tokens,
-                               which causality and window use instead of positions
-    engine                     "ring", "torch" (its context parallel), or None to choose as `pick_engine` does
+    q_positions, k_positions   [S], [B, S] or [axes, B, S], used by a bias only; k_positions default
+                               to q_positions
+    encoding                   an Encoding, used for its bias; or a function bias(q, q_positions,
+                               k_positions) -> [.., Sq, Sk]. Its parameters get gradients if it is
+                               an nn.Module; tensors that a plain function uses get none
+    documents, padding         [B, S] for this rank's tokens: the document index of each; True for
+                               real tokens
+    order                      "contiguous", "head_tail", or the index [S] in the sequence of each
+                               of this rank's tokens, which causality and window use instead of
+                               positions
+    engine                     "ring", "torch" (its context parallel), or None to choose as
+                               `pick_engine` does
     tile                       "ring" computes scores of so many queries and keys at a time
 
     `causal`, `window` and `scale` are as in `Attention`.
@@ -86,16 +105,27 @@ def ring_attention(
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
     check_order(order, q.shape[-2])
     integer("tile", tile, low=1)
-    masks = {name: mask for name, mask in (("documents", documents), ("padding", padding)) if mask is not None}
+    masks = {
+        name: mask
+        for name, mask in (("documents", documents), ("padding", padding))
+        if mask is not None
+    }
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else number("scale", scale, above=0)
-    masking = Masking(bias_of(encoding), scale, causal, None if window is None else integer("window", window, low=1))
+    masking = Masking(
+        bias_of(encoding),
+        scale,
+        causal,
+        None if window is None else integer("window", window, low=1),
+    )
     if masking.bias is not None and q_positions is None:
         raise RopeError("q_positions", "must be given: the bias depends on them", None)
     picked, _ = pick_engine(q, k, masking, order, masks, engine)
     k_positions = q_positions if k_positions is None else k_positions
     positions = (None, None) if masking.bias is None else (q_positions, k_positions)
     ring = Ring(group)
-    facts = _facts(q, k, v, positions[1], masking) | {name: name in masks for name in ("documents", "padding")}
+    facts = _facts(q, k, v, positions[1], masking) | {
+        name: name in masks for name in ("documents", "padding")
+    }
     facts |= {"order": order_number(order), "engine": ENGINES.index(picked)}
     lengths = exchange_lengths(q.shape[-2], q.device, group, facts)
     indices = token_indices(order, lengths, ring)
@@ -108,32 +138,72 @@ def ring_attention(
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) -> None:
     """Raise an error unless q, k, v and (q_positions, k_positions) fit together."""
-    fit = q.ndim == k.ndim == v.ndim == 4 and k.shape == (q.shape[0], k.shape[1], *q.shape[2:]) and v.shape[:-1] == k.shape[:-1]
+    fit = (
+        q.ndim == k.ndim == v.ndim == 4
+        and k.shape == (q.shape[0], k.shape[1], *q.shape[2:])
+        and v.shape[:-1] == k.shape[:-1]
+    )
     if not fit or q.shape[1] % k.shape[1]:
-        rule = "must be [B, heads, S, D] with q's tokens, and its heads must divide q's; v must have k's heads and tokens"
+        rule = (
+            "must be [B, heads, S, D] with q's tokens, and its heads must divide q's; v must have "
+            "k's heads and tokens"
+        )
         raise RopeError("k", rule, [list(t.shape) for t in (q, k, v)])
     for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
         if each is not None and each.shape[-1] != q.shape[-2]:
-            raise RopeError(name, f"must have one position for each of this rank's {q.shape[-2]} tokens", list(each.shape))
+            raise RopeError(
+                name,
+                f"must have one position for each of this rank's {q.shape[-2]} tokens",
+                list(each.shape),
+            )
 
 
-def _facts(q: Tensor, k: Tensor, v: Tensor, k_positions: Tensor | None, masking: Masking) -> dict[str, int | torch.dtype]:
-    """Return the sizes, dtypes and masks that all ranks must have in common: they send each other k, v and k_positions."""
+def _facts(
+    q: Tensor, k: Tensor, v: Tensor, k_positions: Tensor | None, masking: Masking
+) -> dict[str, int | torch.dtype]:
+    """Return the sizes, dtypes and masks that all ranks must have in common: they send each other
+    k, v and k_positions.
+    """
     batch, q_heads, _, head_dim = q.shape
-    sizes = {"batch": batch, "q heads": q_heads, "k heads": k.shape[1], "head_dim": head_dim, "v head_dim": v.shape[-1]}
-    dtypes = {"k dtype": k.dtype, "v dtype": v.dtype, "positions dtype": torch.bool if k_positions is None else k_positions.dtype}
+    sizes = {
+        "batch": batch,
+        "q heads": q_heads,
+        "k heads": k.shape[1],
+        "head_dim": head_dim,
+        "v head_dim": v.shape[-1],
+    }
+    dtypes = {
+        "k dtype": k.dtype,
+        "v dtype": v.dtype,
+        "positions dtype": torch.bool if k_positions is None else k_positions.dtype,
+    }
     rows = () if k_positions is None else k_positions.shape[:-1]
-    axes = {"positions axes": len(rows), "positions rows": math.prod(rows), "bias": masking.bias is not None}
+    axes = {
+        "positions axes": len(rows),
+        "positions rows": math.prod(rows),
+        "bias": masking.bias is not None,
+    }
     return sizes | dtypes | axes | {"causal": masking.causal, "window": masking.window or 0}
 
 
 def pick_engine(
-    q: Tensor, k: Tensor, masking: Masking, order: str | Tensor, masks: Iterable[str] = (), name: str | None = None
+    q: Tensor,
+    k: Tensor,
+    masking: Masking,
+    order: str | Tensor,
+    masks: Iterable[str] = (),
+    name: str | None = None,
 ) -> tuple[str, str]:
-    """Return (engine, reason): the named engine, or torch's if it can run this attention, else ours."""
+    """Return (engine, reason): the named engine, or torch's if it can run this attention, else
+    ours.
+    """
     reason = torch_why_not(q, k, masking, order, masks)
     if name is None:
-        return ("torch", "its fused kernels support this attention") if reason is None else ("ring", reason)
+        return (
+            ("torch", "its fused kernels support this attention")
+            if reason is None
+            else ("ring", reason)
+        )
     if choice("engine", name, ENGINES) == "torch" and reason is not None:
         raise RopeError("engine", f"'torch' cannot run this attention: {reason}; use 'ring'", name)
     return name, "requested"
@@ -151,7 +221,9 @@ def ring_forward(
     engine: str | None = None,
     tile: int = TILE,
 ) -> Tensor:
-    """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, attending to all ranks."""
+    """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`,
+    attending to all ranks.
+    """
     check_layer(layer)
     encoding = layer.encoding
     length = _whole_length(encoding, positions, group)
@@ -159,17 +231,32 @@ def ring_forward(
     if layer.temperature is not None:
         q = layer.temperature(q, positions)
     out = ring_attention(
-        encoding.rotate(q, positions, key=False, length=length), encoding.rotate(k, positions, key=True, length=length), v,
-        q_positions=positions, encoding=encoding, causal=layer.causal, window=layer.window, documents=documents,
-        padding=padding, scale=layer.scale, order=order, group=group, engine=engine, tile=tile,
-    )  # fmt: skip
+        encoding.rotate(q, positions, key=False, length=length),
+        encoding.rotate(k, positions, key=True, length=length),
+        v,
+        q_positions=positions,
+        encoding=encoding,
+        causal=layer.causal,
+        window=layer.window,
+        documents=documents,
+        padding=padding,
+        scale=layer.scale,
+        order=order,
+        group=group,
+        engine=engine,
+        tile=tile,
+    )
     if padding is not None:
         out = out.masked_fill(~padding[:, None, :, None], 0.0)
     return layer.o_proj(out.transpose(1, 2).flatten(-2))
 
 
-def _whole_length(encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None) -> Tensor | None:
-    """Return the last position on any rank + 1, per row; None if the frequencies do not depend on the length."""
+def _whole_length(
+    encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None
+) -> Tensor | None:
+    """Return the last position on any rank + 1, per row; None if the frequencies do not depend on
+    the length.
+    """
     if not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length):
         return None
     length = torch.zeros(positions.shape[:-1], dtype=torch.int64, device=positions.device)
@@ -180,27 +267,39 @@ def _whole_length(encoding: Encoding, positions: Tensor, group: dist.ProcessGrou
     return length
 
 
-def _tiles(call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int) -> Iterator[tuple[slice, slice, Tile]]:
-    """Yield (query slice, key slice, tile) for this rank's queries and the keys of `source`; hidden tiles are skipped."""
+def _tiles(
+    call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int
+) -> Iterator[tuple[slice, slice, Tile]]:
+    """Yield (query slice, key slice, tile) for this rank's queries and the keys of `source`; hidden
+    tiles are skipped.
+    """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     q_indices, k_indices = call.indices[call.ring.rank], call.indices[source]
     q_positions, k_positions = call.positions[0], keys.get("positions")
-    for q_span, k_span in itertools.product(spans(q_indices, call.tile), spans(k_indices, call.tile)):
+    for q_span, k_span in itertools.product(
+        spans(q_indices, call.tile), spans(k_indices, call.tile)
+    ):
         if call.masking.hides(q_span, k_span):
             continue
         q_slice, k_slice = q_span.local, k_span.local
-        allowed = call.masking.allowed(q_span, k_span, q_indices[q_slice], k_indices[k_slice], q.device)
+        allowed = call.masking.allowed(
+            q_span, k_span, q_indices[q_slice], k_indices[k_slice], q.device
+        )
         for mask in _token_masks(call, keys, q_slice, k_slice):
             allowed = mask if allowed is None else allowed & mask
         parts = (q[:, :, q_slice], keys["k"][:, :, k_slice], keys["v"][:, :, k_slice])
         q_part, k_part, v_part = (part.detach().to(compute_dtype) for part in parts)
         tile = Tile(q_part, k_part, v_part, allowed=allowed)
         if q_positions is not None and k_positions is not None:
-            tile = tile._replace(q_positions=q_positions[..., q_slice], k_positions=k_positions[..., k_slice])
+            tile = tile._replace(
+                q_positions=q_positions[..., q_slice], k_positions=k_positions[..., k_slice]
+            )
         yield q_slice, k_slice, tile
 
 
-def _token_masks(call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice) -> Iterator[Tensor]:
+def _token_masks(
+    call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slice: slice
+) -> Iterator[Tensor]:
     """Yield the masks of documents and padding, [B, 1, Sq or 1, Sk]."""
     if call.documents is not None:
         yield (call.documents[:, q_slice, None] == keys["documents"][:, None, k_slice])[:, None]
@@ -209,22 +308,37 @@ def _token_masks(call: RingCall, keys: dict[str, Tensor], q_slice: slice, k_slic
 
 
 def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (rank, its keys) for every step of the ring; the next keys are received while these are used."""
-    optional = {"positions": call.positions[1], "documents": call.documents, "padding": call.padding}
+    """Yield (rank, its keys) for every step of the ring; the next keys are received while these are
+    used.
+    """
+    optional = {
+        "positions": call.positions[1],
+        "documents": call.documents,
+        "padding": call.padding,
+    }
     keys = {"k": k, "v": v} | {name: t for name, t in optional.items() if t is not None}
     for step in range(call.ring.size):
         next_count = len(call.indices[call.ring.source(step + 1)])  # how many keys arrive next
-        receive = call.ring.send_next(list(keys.values()), next_count) if step + 1 < call.ring.size else None
+        receive = (
+            call.ring.send_next(list(keys.values()), next_count)
+            if step + 1 < call.ring.size
+            else None
+        )
         yield call.ring.source(step), keys
         keys = keys if receive is None else dict(zip(keys, receive(), strict=True))
 
 
 class _RingAttention(torch.autograd.Function):
-    """Forward and backward of the ring; backward recomputes the tiles, so nothing of size S x S is stored."""
+    """Forward and backward of the ring; backward recomputes the tiles, so nothing of size S x S is
+    stored.
+    """
 
     @staticmethod
-    def forward(ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor) -> Tensor:
-        """Return the attention of this rank's queries over the keys of all ranks, which arrive one rank's keys at a time.
+    def forward(
+        ctx, call: RingCall, q: Tensor, k: Tensor, v: Tensor, *parameters: Tensor
+    ) -> Tensor:
+        """Return the attention of this rank's queries over the keys of all ranks, which arrive one
+        rank's keys at a time.
 
         `parameters` are those of a bias, listed so that autograd asks for their gradients.
         """
@@ -235,7 +349,9 @@ class _RingAttention(torch.autograd.Function):
             for source, keys in _rounds(call, k, v):
                 for q_slice, _, tile in _tiles(call, q, keys, source):
                     # in place
-                    merge(out[:, :, q_slice], log_sum[:, :, q_slice], *attend_tile(call.masking, tile))
+                    merge(
+                        out[:, :, q_slice], log_sum[:, :, q_slice], *attend_tile(call.masking, tile)
+                    )
         ctx.call = call
         ctx.save_for_backward(q, k, v, out, log_sum, *parameters)
         return out.to(q.dtype)
@@ -243,10 +359,14 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """Return the gradients of this rank's q, k and v and of the bias; attention weights are recomputed tile by tile."""
+        """Return the gradients of this rank's q, k and v and of the bias; attention weights are
+        recomputed tile by tile.
+        """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        parameters = call.bias_parameters  # the original parameters, since the recomputed bias uses them
+        parameters = (
+            call.bias_parameters
+        )  # the original parameters, since the recomputed bias uses them
         grad = grad.to(out.dtype)
         grad_dot_out = (grad * out).sum(dim=-1)
         # a query without keys has log_sum -inf: its shares must be 0, not NaN
@@ -258,8 +378,14 @@ class _RingAttention(torch.autograd.Function):
             for step, (source, keys) in enumerate(_rounds(call, k, v)):
                 step_grads = [torch.zeros_like(keys[name], dtype=out.dtype) for name in ("k", "v")]
                 for q_slice, k_slice, tile in _tiles(call, q, keys, source):
-                    per_query = (grad[:, :, q_slice], grad_dot_out[:, :, q_slice], log_sum[:, :, q_slice])
-                    dq, dk, dv, *parameter_parts = _tile_grads(call.masking, tile, *per_query, parameters)
+                    per_query = (
+                        grad[:, :, q_slice],
+                        grad_dot_out[:, :, q_slice],
+                        log_sum[:, :, q_slice],
+                    )
+                    dq, dk, dv, *parameter_parts = _tile_grads(
+                        call.masking, tile, *per_query, parameters
+                    )
                     q_grad[:, :, q_slice] += dq
                     step_grads[0][:, :, k_slice] += dk
                     step_grads[1][:, :, k_slice] += dv
@@ -274,18 +400,27 @@ class _RingAttention(torch.autograd.Function):
 
 
 def _tile_grads(
-    masking: Masking, tile: Tile, grad: Tensor, grad_dot_out: Tensor, log_sum: Tensor, parameters: Sequence[Tensor]
+    masking: Masking,
+    tile: Tile,
+    grad: Tensor,
+    grad_dot_out: Tensor,
+    log_sum: Tensor,
+    parameters: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
     """Return the gradients of one tile's q, k, v and of `parameters`.
 
-    output = sum of share * part, with share = exp(part_log_sum - log_sum). grad [B, H, Sq, D] is the gradient of the
-    output, grad_dot_out [B, H, Sq] its dot product with the output, log_sum [B, H, Sq] the log-sum-exp over all keys,
-    with -inf replaced by 0.
+    output = sum of share * part, with share = exp(part_log_sum - log_sum). grad [B, H, Sq, D] is
+    the gradient of the output, grad_dot_out [B, H, Sq] its dot product with the output, log_sum [B,
+    H, Sq] the log-sum-exp over all keys, with -inf replaced by 0.
     """
     inputs = [t.requires_grad_() for t in tile[:3]]
     with torch.enable_grad():
-        part, part_log_sum = attend_tile(masking, tile._replace(q=inputs[0], k=inputs[1], v=inputs[2]))
+        part, part_log_sum = attend_tile(
+            masking, tile._replace(q=inputs[0], k=inputs[1], v=inputs[2])
+        )
     share = (part_log_sum.detach() - log_sum).exp()
     log_sum_grad = share * ((grad * part.detach()).sum(dim=-1) - grad_dot_out)
     outputs, grads = (part, part_log_sum), (share.unsqueeze(-1) * grad, log_sum_grad)
-    return torch.autograd.grad(outputs, (*inputs, *parameters), grads, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        outputs, (*inputs, *parameters), grads, allow_unused=True, materialize_grads=True
+    )

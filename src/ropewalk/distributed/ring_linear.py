@@ -1,6 +1,8 @@
-"""Linear attention over a sequence that is sharded across ranks: only sums of constant size are exchanged.
+"""Linear attention over a sequence that is sharded across ranks: only sums of constant size are
+exchanged.
 
-A rank's tokens form runs of consecutive tokens of the sequence. Each run needs the sums over all tokens before it.
+A rank's tokens form runs of consecutive tokens of the sequence. Each run needs the sums over all
+tokens before it.
 """
 
 from __future__ import annotations
@@ -13,9 +15,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ropewalk.attention.linear import check_linear, checked_scale
-from ropewalk.attention.linear_sums import CHUNK, FORMS, Features, State, attend, key_sums, make_features
+from ropewalk.attention.linear_sums import (
+    CHUNK,
+    FORMS,
+    Features,
+    State,
+    attend,
+    key_sums,
+    make_features,
+)
 from ropewalk.attention.masks import check_token_masks
-from ropewalk.distributed.sharding import Ring, check_order, exchange_lengths, gather, order_number, token_indices
+from ropewalk.distributed.sharding import (
+    Ring,
+    check_order,
+    exchange_lengths,
+    gather,
+    order_number,
+    token_indices,
+)
 from ropewalk.distributed.tiles import MAX_RUNS, runs_of
 from ropewalk.errors import RopeError
 from ropewalk.positions import left_padded
@@ -25,7 +42,8 @@ from ropewalk.rope import Rope
 class Run(NamedTuple):
     """A slice of a rank's tokens that are consecutive in the whole sequence.
 
-    The runs of all ranks are numbered; `number` is that of this run, `earlier` and `others` are those before it and all others.
+    The runs of all ranks are numbered; `number` is that of this run, `earlier` and `others` are
+    those before it and all others.
     """
 
     local: slice
@@ -51,7 +69,8 @@ def ring_linear_attention(
     chunk: int = CHUNK,
     eps: float = 1e-6,
 ) -> tuple[Tensor, State]:
-    """Return linear attention of this rank's q [B, H, S, D] over the keys of all ranks, and a state. Every rank must call it.
+    """Return linear attention of this rank's q [B, H, S, D] over the keys of all ranks, and a
+    state. Every rank must call it.
 
     positions  by default 0, 1, 2, ... over the real tokens of each row of the whole sequence
     padding    [B, S], True for this rank's real tokens
@@ -59,42 +78,75 @@ def ring_linear_attention(
 
     `form`, `phi`, `scale`, `chunk` and `eps` are as in `linear_attention`.
 
-    Ranks may hold different numbers of tokens. The returned state is the state after the last of this rank's tokens, or after
-    all tokens if not causal or if the rank has none. To continue the sequence, use the state of the rank that has the last token.
+    Ranks may hold different numbers of tokens. The returned state is the state after the last of
+    this rank's tokens, or after all tokens if not causal or if the rank has none. To continue the
+    sequence, use the state of the rank that has the last token.
     """
     check_linear(q, k, v, rope, form, phi, None, chunk)
     scale = checked_scale(scale, q, form)
     if rope.spec.needs_length:
-        rule = "must not depend on the length, which a rank does not know; use another scaling, or ring_attention"
+        rule = (
+            "must not depend on the length, which a rank does not know; use another scaling, or "
+            "ring_attention"
+        )
         raise RopeError("scaling", rule, rope.spec.scaling)
     check_token_masks(q.shape[0], q.shape[-2], padding, None)
     check_order(order, q.shape[-2])
     ring = Ring(group)
-    sizes = {"batch": q.shape[0], "heads": q.shape[1], "head_dim": q.shape[-1], "v head_dim": v.shape[-1]}
-    facts = {"dtype": q.dtype, "form": FORMS.index(form), "causal": causal, "order": order_number(order)}
+    sizes = {
+        "batch": q.shape[0],
+        "heads": q.shape[1],
+        "head_dim": q.shape[-1],
+        "v head_dim": v.shape[-1],
+    }
+    facts = {
+        "dtype": q.dtype,
+        "form": FORMS.index(form),
+        "causal": causal,
+        "order": order_number(order),
+    }
     # also an error if ranks differ in sizes or facts
     lengths = exchange_lengths(q.shape[-2], q.device, group, sizes | facts)
     runs, most_runs = _runs(token_indices(order, lengths, ring), ring.rank)
 
-    real = torch.ones(q.shape[0], q.shape[-2], dtype=torch.bool, device=q.device) if padding is None else padding
-    # first exchange: how many real tokens every run has, and so how many come before each of our runs
-    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)  # [ranks * most_runs, B]
+    real = (
+        torch.ones(q.shape[0], q.shape[-2], dtype=torch.bool, device=q.device)
+        if padding is None
+        else padding
+    )
+    # first exchange: how many real tokens every run has, and so how many come before each of our
+    # runs
+    counts = _of_all_runs(
+        [real[:, run.local].sum(dim=-1) for run in runs], most_runs, group
+    )  # [ranks * most_runs, B]
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:  # `left_padded` counts the real tokens of a run from 0
-        parts = [left_padded(real[:, run.local]) + base[:, None] for run, base in zip(runs, before, strict=True)]
+        parts = [
+            left_padded(real[:, run.local]) + base[:, None]
+            for run, base in zip(runs, before, strict=True)
+        ]
         positions = torch.cat(parts, dim=-1)
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
     features_of_runs = [Features(*(t[:, :, run.local] for t in features)) for run in runs]
     values_of_runs = [v[:, :, run.local] for run in runs]
-    # second exchange: the sums over the keys of every run; other ranks need only these sums, not the keys
+    # second exchange: the sums over the keys of every run; other ranks need only these sums, not
+    # the keys
     our_sums = [key_sums(*of_run) for of_run in zip(features_of_runs, values_of_runs, strict=True)]
     kv_shape, k_shape = (sums.shape for sums in our_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in our_sums]
-    kv_sums, k_sums = _of_all_runs(joined, most_runs, group).split((kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1)
+    kv_sums, k_sums = _of_all_runs(joined, most_runs, group).split(
+        (kv_shape[1:].numel(), k_shape[1:].numel()), dim=-1
+    )
     outs, states = [], []
-    for run, run_features, values, base in zip(runs, features_of_runs, values_of_runs, before, strict=True):
+    for run, run_features, values, base in zip(
+        runs, features_of_runs, values_of_runs, before, strict=True
+    ):
         visible = run.earlier if causal else run.others
-        state = State(kv_sums[visible].sum(dim=0).view(kv_shape), k_sums[visible].sum(dim=0).view(k_shape), base)
+        state = State(
+            kv_sums[visible].sum(dim=0).view(kv_shape),
+            k_sums[visible].sum(dim=0).view(k_shape),
+            base,
+        )
         out, kv_sum, k_sum = attend(run_features, values, state, causal, chunk, eps)
         outs.append(out)
         states.append(State(kv_sum, k_sum, counts[[*visible, run.number]].sum(dim=0)))
@@ -113,9 +165,13 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
     bounds = [runs_of(each) for each in indices]
     most = max(map(len, bounds))
     if most > MAX_RUNS:
-        rule = f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or 'head_tail', or softmax"
+        rule = (
+            f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or "
+            "'head_tail', or softmax"
+        )
         raise RopeError("order", rule, [len(each) for each in bounds])
-    # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an empty run is after all tokens
+    # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an
+    # empty run is after all tokens
     first_token = {}
     for owner, runs in enumerate(bounds):
         for i, (start, end) in enumerate(runs):
@@ -130,7 +186,9 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
 
 
 def _of_all_runs(of_our_runs: list[Tensor], most: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the tensors of the runs of all ranks, [world * most, ...]; a rank with fewer than `most` runs adds zeros."""
+    """Return the tensors of the runs of all ranks, [world * most, ...]; a rank with fewer than
+    `most` runs adds zeros.
+    """
     missing = most - len(of_our_runs)
     filled = [*of_our_runs, *[torch.zeros_like(of_our_runs[0])] * missing]
     return gather(torch.stack(filled), group).flatten(0, 1)

@@ -17,12 +17,15 @@ from ropewalk.encodings.base import Encoding
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 #: the number of queries, and of keys, in one tile
 TILE = 1024
-#: tiles end at jumps between indices only if a rank's tokens form at most this many runs of consecutive indices
+#: tiles end at jumps between indices only if a rank's tokens form at most this many runs of
+#: consecutive indices
 MAX_RUNS = 8
 
 
 class Span(NamedTuple):
-    """A slice of a rank's tokens, and the smallest and largest of their indices in the whole sequence."""
+    """A slice of a rank's tokens, and the smallest and largest of their indices in the whole
+    sequence.
+    """
 
     local: slice
     first: int
@@ -36,16 +39,26 @@ def runs_of(indices: Tensor) -> list[tuple[int, int]]:
 
 
 def spans(indices: Tensor, tile: int) -> list[Span]:
-    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump: head_tail shards have two runs."""
+    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump:
+    head_tail shards have two runs.
+    """
     runs = runs_of(indices)
-    runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]  # scattered tokens would give tiny tiles
-    slices = [slice(first, min(first + tile, end)) for start, end in runs for first in range(start, end, tile)]
+    runs = (
+        runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
+    )  # scattered tokens would give tiny tiles
+    slices = [
+        slice(first, min(first + tile, end))
+        for start, end in runs
+        for first in range(start, end, tile)
+    ]
     return [Span(local, int(indices[local].min()), int(indices[local].max())) for local in slices]
 
 
 @dataclass(frozen=True, eq=False)
 class Masking:
-    """How scores are computed, and which keys a query attends to, given their indices in the sequence."""
+    """How scores are computed, and which keys a query attends to, given their indices in the
+    sequence.
+    """
 
     bias: Encoding | Bias | None
     scale: float
@@ -56,12 +69,20 @@ class Masking:
         """Return whether no query of one tile attends to any key of the other."""
         if self.causal and k.first > q.last:
             return True
-        return self.window is not None and (q.first - k.last >= self.window or k.first - q.last >= self.window)
+        return self.window is not None and (
+            q.first - k.last >= self.window or k.first - q.last >= self.window
+        )
 
-    def allowed(self, q: Span, k: Span, q_index: Tensor, k_index: Tensor, device: torch.device) -> Tensor | None:
-        """Return the boolean mask [Sq, Sk], True = attend; None if every query attends to every key."""
+    def allowed(
+        self, q: Span, k: Span, q_index: Tensor, k_index: Tensor, device: torch.device
+    ) -> Tensor | None:
+        """Return the boolean mask [Sq, Sk], True = attend; None if every query attends to every
+        key.
+        """
         has_later_keys = self.causal and k.last > q.first
-        has_far_keys = self.window is not None and max(q.last - k.first, k.last - q.first) >= self.window
+        has_far_keys = (
+            self.window is not None and max(q.last - k.first, k.last - q.first) >= self.window
+        )
         if not has_later_keys and not has_far_keys:
             return None
         k_minus_q = k_index.to(device)[None, :] - q_index.to(device)[:, None]
@@ -79,7 +100,9 @@ def bias_of(encoding: Encoding | Bias | None) -> Encoding | Bias | None:
 
 
 class Tile(NamedTuple):
-    """One tile of queries and one of keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D], allowed broadcastable to [B, H, Sq, Sk]."""
+    """One tile of queries and one of keys: q [B, H, Sq, D], k, v [B, Hk, Sk, D], allowed
+    broadcastable to [B, H, Sq, Sk].
+    """
 
     q: Tensor
     k: Tensor
@@ -90,9 +113,14 @@ class Tile(NamedTuple):
 
 
 def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return the softmax over this tile's keys [B, H, Sq, D] and its log-sum-exp [B, H, Sq]; without keys 0 and -inf."""
+    """Return the softmax over this tile's keys [B, H, Sq, D] and its log-sum-exp [B, H, Sq];
+    without keys 0 and -inf.
+    """
     q, k, v, q_positions, k_positions, allowed = tile
-    grouped = k.shape[1], q.shape[1] // k.shape[1]  # key heads, and the query heads that share each of them
+    grouped = (
+        k.shape[1],
+        q.shape[1] // k.shape[1],
+    )  # key heads, and the query heads that share each of them
     scores = (q.unflatten(1, grouped) @ k.unsqueeze(2).mT).flatten(1, 2) * masking.scale
     encoding = masking.bias if isinstance(masking.bias, Encoding) else None
     bias_function = masking.bias if encoding is None else encoding.bias
@@ -110,14 +138,20 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     if empty is not None:
         weights, log_sum = weights.masked_fill(empty, 0.0), log_sum.masked_fill(empty, -math.inf)
     out = (weights.unflatten(1, grouped) @ v.unsqueeze(2)).flatten(1, 2)
-    value_term = None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)  # type: ignore[arg-type]
+    value_term = (
+        None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)
+    )  # type: ignore[arg-type]
     return out if value_term is None else out + value_term.to(out.dtype), log_sum.squeeze(-1)
 
 
 def merge(out: Tensor, log_sum: Tensor, part: Tensor, part_log_sum: Tensor) -> None:
-    """Merge the attention over further keys, `part` and its log-sum-exp, into `out` and `log_sum`, in place."""
+    """Merge the attention over further keys, `part` and its log-sum-exp, into `out` and `log_sum`,
+    in place.
+    """
     total = torch.logaddexp(log_sum, part_log_sum)
-    finite = total.masked_fill(total == -math.inf, 0.0)  # if neither has keys, both shares are 0, not NaN
+    finite = total.masked_fill(
+        total == -math.inf, 0.0
+    )  # if neither has keys, both shares are 0, not NaN
     shares = [(each - finite).exp().unsqueeze(-1) for each in (log_sum, part_log_sum)]
     out.mul_(shares[0]).add_(part * shares[1])
     log_sum.copy_(total)

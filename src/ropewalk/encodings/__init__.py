@@ -1,13 +1,23 @@
 """Positional encodings by name, for use in attention.
 
-A class added to `ENCODINGS` is also used by the models, the tests, the studies and the comparison table.
+A class added to `ENCODINGS` is also used by the models, the tests, the studies and the comparison
+table.
 """
 
 from __future__ import annotations
 
 from ropewalk.encodings.absolute import Learned, Sinusoidal
 from ropewalk.encodings.base import Encoding, Sizes
-from ropewalk.encodings.bias import Alibi, Fire, Kerple, KerplePower, RelativeBias, RelativeVectors, T5Bias, T5CausalBias
+from ropewalk.encodings.bias import (
+    Alibi,
+    Fire,
+    Kerple,
+    KerplePower,
+    RelativeBias,
+    RelativeVectors,
+    T5Bias,
+    T5CausalBias,
+)
 from ropewalk.encodings.fourier import Fourier
 from ropewalk.encodings.plus import RotaryPlus
 from ropewalk.encodings.polar import Polar
@@ -47,9 +57,15 @@ ENCODINGS: dict[str, type[Encoding]] = {
 }
 
 
-def make_encoding(name: str, *, num_heads: int, head_dim: int, model_dim: int | None = None, length: int = 2048) -> Encoding:
-    """Create the encoding called `name` for attention of these sizes; `length` is the longest trained sequence."""
-    return ENCODINGS[choice("encoding", name, ENCODINGS)](Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length))
+def make_encoding(
+    name: str, *, num_heads: int, head_dim: int, model_dim: int | None = None, length: int = 2048
+) -> Encoding:
+    """Create the encoding called `name` for attention of these sizes; `length` is the longest
+    trained sequence.
+    """
+    return ENCODINGS[choice("encoding", name, ENCODINGS)](
+        Sizes(num_heads, head_dim, model_dim or num_heads * head_dim, length)
+    )
 
 
 __all__ = ["ENCODINGS", "Encoding", "Fourier", "Polar", "RotaryPlus", "Sizes", "make_encoding"]

@@ -13,7 +13,9 @@ from ropewalk.errors import RopeError
 
 
 class Learned(Encoding):
-    """One learned vector per position, as in BERT and GPT-2; positions from `length` on raise an error."""
+    """One learned vector per position, as in BERT and GPT-2; positions from `length` on raise an
+    error.
+    """
 
     entry: ClassVar[str] = "input"
     relative: ClassVar[bool] = False
@@ -27,8 +29,13 @@ class Learned(Encoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings x plus the learned vectors of their positions."""
         if positions.dtype not in INTEGERS:
-            raise RopeError("positions", "must be integers, as the learned vectors are one for each", positions.dtype)
-        # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize with the device
+            raise RopeError(
+                "positions",
+                "must be integers, as the learned vectors are one for each",
+                positions.dtype,
+            )
+        # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize
+        # with the device
         can_check = positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if can_check and positions.numel():
             first, last = (int(bound) for bound in positions.aminmax())
@@ -47,12 +54,20 @@ class Sinusoidal(Encoding):
     def __init__(self, sizes: Sizes, theta: float = 10_000.0) -> None:
         super().__init__(sizes)
         if sizes.model_dim % 2:
-            raise RopeError("model_dim", "must be even: each frequency needs one sine and one cosine", sizes.model_dim)
+            raise RopeError(
+                "model_dim",
+                "must be even: each frequency needs one sine and one cosine",
+                sizes.model_dim,
+            )
         self.theta = theta
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings x plus sin and cos of their positions."""
         pairs = self.sizes.model_dim // 2
-        frequencies = self.theta ** (-torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs)
-        angles = positions.unsqueeze(-1) * frequencies  # float64, so angles stay exact at any trained length
+        frequencies = self.theta ** (
+            -torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs
+        )
+        angles = (
+            positions.unsqueeze(-1) * frequencies
+        )  # float64, so angles stay exact at any trained length
         return x + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(x.dtype)

@@ -1,4 +1,5 @@
-"""The interface of an encoding. Positions can enter attention at three entry points; an encoding overrides at least one.
+"""The interface of an encoding. Positions can enter attention at three entry points; an encoding
+overrides at least one.
 
 input   x + e(position)                            before the projections
 q, k    rotate(q, position), rotate(k, position)   after the projections
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of the attention layer an encoding belongs to; `length` is the longest trained sequence."""
+    """Sizes of the attention layer an encoding belongs to; `length` is the longest trained
+    sequence.
+    """
 
     num_heads: int
     head_dim: int
@@ -27,8 +30,8 @@ class Sizes:
 class Encoding(nn.Module):
     """Base class of all encodings; used directly, it adds no position information.
 
-    Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The class attributes below
-    appear in the comparison table; tests measure each of them.
+    Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The
+    class attributes below appear in the comparison table; tests measure each of them.
     """
 
     #: the entry point: "none", "input", "qk" or "scores"
@@ -41,7 +44,8 @@ class Encoding(nn.Module):
     linear: ClassVar[bool] = True
     #: raises an error beyond a maximum position
     bounded: ClassVar[bool] = False
-    #: how many query heads `rotate` makes of each one; the input of the output projection is wider by this factor
+    #: how many query heads `rotate` makes of each one; the input of the output projection is wider
+    #: by this factor
     query_copies: ClassVar[int] = 1
 
     def __init__(self, sizes: Sizes) -> None:
@@ -52,26 +56,40 @@ class Encoding(nn.Module):
         """Return x [B, S, model_dim] with positions added (entry point "input")."""
         return x
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
         """Return q, or k if `key`, [B, H, S, head_dim], with positions applied (entry point "qk")."""
         return x
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """Return what to add to the scaled scores, broadcastable to [B, H, Sq, Sk], or None (entry point "scores")."""
+        """Return what to add to the scaled scores, broadcastable to [B, H, Sq, Sk], or None (entry
+        point "scores").
+        """
         return None
 
     def why_not(self, what: str) -> str | None:
         """Return why the encoding cannot do `what`, one of "linear" and "rerotate"; None if it can."""
-        return None if what != "linear" or self.linear else "a bias on the scores is no inner product of q and k"
+        return (
+            None
+            if what != "linear" or self.linear
+            else "a bias on the scores is no inner product of q and k"
+        )
 
-    def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:
-        """Return a position-dependent term to add to the output [B, H, Sq, head_dim], given weights [B, H, Sq, Sk], or None."""
+    def value_bias(
+        self, weights: Tensor, q_positions: Tensor, k_positions: Tensor
+    ) -> Tensor | None:
+        """Return a position-dependent term to add to the output [B, H, Sq, head_dim], given weights
+        [B, H, Sq, Sk], or None.
+        """
         return None
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
     """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
     # unsigned integers would wrap below 0
-    q_positions, k_positions = (each.to(torch.promote_types(each.dtype, torch.int64)) for each in (q_positions, k_positions))
+    q_positions, k_positions = (
+        each.to(torch.promote_types(each.dtype, torch.int64)) for each in (q_positions, k_positions)
+    )
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     return distance if distance.ndim == 2 else distance.unsqueeze(1)

@@ -23,7 +23,8 @@ class ScoreBias(Encoding):
 def alibi_slopes(num_heads: int) -> Tensor:
     """Return ALiBi's slopes 2^(-8h/n), h = 1 ... n.
 
-    If n is not a power of two, the slopes are those of the next lower power, then every second one of the next higher power.
+    If n is not a power of two, the slopes are those of the next lower power, then every second one
+    of the next higher power.
     """
     power = 1 << (num_heads.bit_length() - 1)  # the largest power of two up to num_heads
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
@@ -64,7 +65,9 @@ def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool
 class T5Bias(ScoreBias):
     """T5: a learned bias for each head and bucket of distances."""
 
-    def __init__(self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True) -> None:
+    def __init__(
+        self, sizes: Sizes, buckets: int = 32, farthest: int = 128, bidirectional: bool = True
+    ) -> None:
         super().__init__(sizes)
         integer("buckets", buckets, low=4 if bidirectional else 2)
         # beyond the distances that have a bucket of their own
@@ -74,7 +77,9 @@ class T5Bias(ScoreBias):
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Return the learned bias of each distance's bucket, [H, Sq, Sk] or [B, H, Sq, Sk]."""
-        bucket = t5_bucket(distances(q_positions, k_positions), self.buckets, self.farthest, self.bidirectional)
+        bucket = t5_bucket(
+            distances(q_positions, k_positions), self.buckets, self.farthest, self.bidirectional
+        )
         return self.table[bucket.squeeze(1) if bucket.ndim == 4 else bucket].movedim(-1, -3)
 
 
@@ -88,23 +93,32 @@ class T5CausalBias(T5Bias):
 
 
 class Kerple(ScoreBias):
-    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and learned per head."""
+    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and
+    learned per head.
+    """
 
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
         self.form = choice("form", form, ("log", "power"))
-        # r1 and r2 are softplus or sigmoid of these, which keeps the kernels conditionally positive definite during training
+        # r1 and r2 are softplus or sigmoid of these, which keeps the kernels conditionally positive
+        # definite during training
         self.raw_scale = nn.Parameter(torch.zeros(sizes.num_heads))
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: minus a logarithm or a power of the distance."""
+        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: minus a logarithm or a power
+        of the distance.
+        """
         distance = distances(q_positions, k_positions).abs().float()
         scale = F.softplus(self.raw_scale).float().view(-1, 1, 1)
         if self.form == "log":
-            return -scale * torch.log1p(F.softplus(self.raw_shape).float().view(-1, 1, 1) * distance)
+            return -scale * torch.log1p(
+                F.softplus(self.raw_shape).float().view(-1, 1, 1) * distance
+            )
         # the clamp keeps the gradient finite at distance 0, where the power is replaced by 0
-        power = torch.exp(2 * torch.sigmoid(self.raw_shape).float().view(-1, 1, 1) * distance.clamp(min=1).log())
+        power = torch.exp(
+            2 * torch.sigmoid(self.raw_shape).float().view(-1, 1, 1) * distance.clamp(min=1).log()
+        )
         return -scale * torch.where(distance > 0, power, 0.0)
 
 
@@ -116,7 +130,9 @@ class KerplePower(Kerple):
 
 
 class Fire(ScoreBias):
-    """FIRE: an MLP of log(c d + 1) / log(c max(L, i) + 1), the distance d relative to the query position i."""
+    """FIRE: an MLP of log(c d + 1) / log(c max(L, i) + 1), the distance d relative to the query
+    position i.
+    """
 
     relative: ClassVar[bool] = False  # the ratio depends on the query's own position
     causal_only: ClassVar[bool] = True
@@ -125,39 +141,55 @@ class Fire(ScoreBias):
         super().__init__(sizes)
         self.hidden, self.out = nn.Linear(1, width), nn.Linear(width, sizes.num_heads)
         self.raw_rate = nn.Parameter(torch.zeros(()))  # its softplus is FIRE's c
-        self.raw_threshold = nn.Parameter(torch.zeros(()))  # its sigmoid, times the trained length, is FIRE's threshold L
+        self.raw_threshold = nn.Parameter(
+            torch.zeros(())
+        )  # its sigmoid, times the trained length, is FIRE's threshold L
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the bias of FIRE: a small network of log distance over the log of the larger of query position and threshold."""
+        """Return the bias of FIRE: a small network of log distance over the log of the larger of
+        query position and threshold.
+        """
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
-        longest = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)  # [Sq, 1] or [B, Sq, 1]
+        longest = torch.maximum(q_positions.float(), threshold).unsqueeze(
+            -1
+        )  # [Sq, 1] or [B, Sq, 1]
         longest = longest if longest.ndim == 2 else longest.unsqueeze(1)
         # the clamp avoids 0 / 0 at position 0
         ratio = torch.log1p(rate * distance) / torch.log1p(rate * longest).clamp(min=1e-6)
         # the network has one number in, the ratio, and one number out for each head
-        bias = self.out(self.hidden(ratio.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()).movedim(-1, -3)
+        bias = self.out(
+            self.hidden(ratio.unsqueeze(-1).to(self.hidden.weight.dtype)).relu()
+        ).movedim(-1, -3)
         return bias if bias.ndim == 3 else bias.squeeze(1)
 
 
 class RelativeBias(ScoreBias):
-    """A learned bias for each head and each distance below `length`; larger distances share the last entry."""
+    """A learned bias for each head and each distance below `length`; larger distances share the
+    last entry.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes)
         self.table = nn.Parameter(torch.randn(sizes.num_heads, 2 * sizes.length - 1) * 0.02)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the learned bias of each head and distance; larger distances use the one of the largest trained distance."""
+        """Return the learned bias of each head and distance; larger distances use the one of the
+        largest trained distance.
+        """
         max_distance = self.sizes.length - 1
-        index = distances(q_positions, k_positions).clamp(-max_distance, max_distance) + max_distance
+        index = (
+            distances(q_positions, k_positions).clamp(-max_distance, max_distance) + max_distance
+        )
         bias = self.table[:, index]  # [H, (B, 1,) Sq, Sk]
         return bias if index.ndim == 2 else bias.squeeze(2).movedim(0, 1)
 
 
 class RelativeVectors(ScoreBias):
-    """NEZHA: fixed sinusoidal vectors of the clipped distance key - query, multiplied with the query and added to the values."""
+    """NEZHA: fixed sinusoidal vectors of the clipped distance key - query, multiplied with the
+    query and added to the values.
+    """
 
     def __init__(self, sizes: Sizes, farthest: int = 64) -> None:
         super().__init__(sizes)
@@ -165,23 +197,36 @@ class RelativeVectors(ScoreBias):
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
-        distance = -distances(q_positions, k_positions)  # key - query, the sign of the paper and of its authors' code
+        distance = -distances(
+            q_positions, k_positions
+        )  # key - query, the sign of the paper and of its authors' code
         distance = distance.squeeze(1) if distance.ndim == 4 else distance
-        # the angle is that of the index, as in the authors' code; the paper's has no + farthest, which rotates every pair alike
+        # the angle is that of the index, as in the authors' code; the paper's has no + farthest,
+        # which rotates every pair alike
         index = distance.clamp(-self.farthest, self.farthest) + self.farthest
         head_dim = self.sizes.head_dim
-        frequencies = 10_000.0 ** (-torch.arange(0, head_dim, 2, device=index.device, dtype=torch.float64) / head_dim)
-        angles = torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * frequencies
+        frequencies = 10_000.0 ** (
+            -torch.arange(0, head_dim, 2, device=index.device, dtype=torch.float64) / head_dim
+        )
+        angles = (
+            torch.arange(2 * self.farthest + 1, device=index.device).unsqueeze(-1) * frequencies
+        )
         table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[:, :head_dim]
         return table.to(dtype)[index]
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the products of each query with the vectors of its distances, scaled as scores are, [B, H, Sq, Sk]."""
+        """Return the products of each query with the vectors of its distances, scaled as scores
+        are, [B, H, Sq, Sk].
+        """
         vectors = self._vectors(q_positions, k_positions, q.dtype)
         equation = "bhid,ijd->bhij" if vectors.ndim == 3 else "bhid,bijd->bhij"
         return torch.einsum(equation, q, vectors) / math.sqrt(self.sizes.head_dim)
 
     def value_bias(self, weights: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the sum of the vectors of each query's distances, weighted by its attention weights, [B, H, Sq, head_dim]."""
+        """Return the sum of the vectors of each query's distances, weighted by its attention
+        weights, [B, H, Sq, head_dim].
+        """
         vectors = self._vectors(q_positions, k_positions, weights.dtype)
-        return torch.einsum("bhij,ijd->bhid" if vectors.ndim == 3 else "bhij,bijd->bhid", weights, vectors)
+        return torch.einsum(
+            "bhij,ijd->bhid" if vectors.ndim == 3 else "bhij,bijd->bhid", weights, vectors
+        )

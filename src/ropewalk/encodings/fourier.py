@@ -17,23 +17,27 @@ from ropewalk.spec import RopeSpec
 
 
 class Fourier(Encoding):
-    """FoPE: cos and sin of each pair are mixed over all pairs that complete a turn in training; the others stand still.
+    """FoPE: cos and sin of each pair are mixed over all pairs that complete a turn in training; the
+    others stand still.
 
-    A pair is kept if its frequency is at least 2 pi / `length`. cos(p omega) is multiplied by `cos_mix` and sin(p omega) by
-    `sin_mix`, the identity plus a random matrix of standard deviation `gain` / sqrt(kept pairs), not trained unless
-    `learnable`. Of the other pairs both cos and sin are 1, as in the authors' code. `per_head`: every head has its own two
-    matrices; heads must then not share keys.
+    A pair is kept if its frequency is at least 2 pi / `length`. cos(p omega) is multiplied by
+    `cos_mix` and sin(p omega) by `sin_mix`, the identity plus a random matrix of standard deviation
+    `gain` / sqrt(kept pairs), not trained unless `learnable`. Of the other pairs both cos and sin
+    are 1, as in the authors' code. `per_head`: every head has its own two matrices; heads must then
+    not share keys.
     """
 
     entry: ClassVar[str] = "qk"
     relative: ClassVar[bool] = False
     linear: ClassVar[bool] = False
 
-    def __init__(self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False) -> None:
+    def __init__(
+        self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False
+    ) -> None:
         super().__init__(sizes)
         spec = RopeSpec(head_dim=sizes.head_dim)
-        # pairs that complete a turn in training are mixed; 1 - 1e-12 also admits a pair that completes exactly one, although its
-        # frequency may be rounded down
+        # pairs that complete a turn in training are mixed; 1 - 1e-12 also admits a pair that
+        # completes exactly one, although its frequency may be rounded down
         slowest = 2 * math.pi / sizes.length * (1 - 1e-12)
         self.kept = int((spec.frequencies().radians >= slowest).sum())
         self.per_head = per_head
@@ -43,22 +47,35 @@ class Fourier(Encoding):
         mixes = [torch.eye(self.kept) + each for each in noise]
         self.cos_mix, self.sin_mix = (nn.Parameter(mix, requires_grad=learnable) for mix in mixes)
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x cos + rotate_half(x) sin, where cos and sin of each kept pair are mixes over all kept pairs."""
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        """Return x cos + rotate_half(x) sin, where cos and sin of each kept pair are mixes over all
+        kept pairs.
+        """
         if self.per_head and x.shape[1] != self.sizes.num_heads:
-            rule = "must be as many as the queries' heads where each head mixes by itself; use per_head=False"
+            rule = (
+                "must be as many as the queries' heads where each head mixes by itself; use "
+                "per_head=False"
+            )
             raise RopeError("heads", rule, x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
         tables = self.rope.cos_sin(positions, dtype)
-        cos, sin = (self._mixed(t, mix) for t, mix in zip(tables, (self.cos_mix, self.sin_mix), strict=True))
+        cos, sin = (
+            self._mixed(t, mix) for t, mix in zip(tables, (self.cos_mix, self.sin_mix), strict=True)
+        )
         wide = x.to(dtype)
         return (wide * cos + rotate_half(wide) * sin).to(x.dtype)
 
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
-        """Return a table [.., S, head_dim] in the half layout: kept pairs mixed; 1 for the others, in FoPE also for sin."""
+        """Return a table [.., S, head_dim] in the half layout: kept pairs mixed; 1 for the others,
+        in FoPE also for sin.
+        """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:
-            kept = kept.unsqueeze(-3)  # an axis for the heads, if tables differ from head to head or from row to row
+            kept = kept.unsqueeze(
+                -3
+            )  # an axis for the heads, if tables differ from head to head or from row to row
         pairs = F.pad(kept @ mix.to(table.dtype), (0, table.shape[-1] - self.kept), value=1.0)
         return torch.cat((pairs, pairs), dim=-1)
 
@@ -66,6 +83,9 @@ class Fourier(Encoding):
         """Return why FoPE does not support `what`, or None if it does."""
         reasons = {
             "linear": "linear attention rotates features, and FoPE is no rotation",
-            "rerotate": "FoPE is no rotation, so keys cannot be moved to other positions; compute them again",
+            "rerotate": (
+                "FoPE is no rotation, so keys cannot be moved to other positions; compute them "
+                "again"
+            ),
         }
         return reasons.get(what)

@@ -12,17 +12,23 @@ from ropewalk.kernels.reference import join_pairs, split_pairs
 
 
 class RotaryPlus(Rotary):
-    """RoPE++: every query head attends twice, as in RoPE and with its query a quarter turn back; keys and values are shared.
+    """RoPE++: every query head attends twice, as in RoPE and with its query a quarter turn back;
+    keys and values are shared.
 
-    The second score is the imaginary part of the complex product whose real part RoPE uses. Query heads become
-    real 0, imaginary 0, real 1, ..., so heads that share keys stay neighbours, and the output projection is twice as wide.
+    The second score is the imaginary part of the complex product whose real part RoPE uses. Query
+    heads become real 0, imaginary 0, real 1, ..., so heads that share keys stay neighbours, and the
+    output projection is twice as wide.
     """
 
     linear: ClassVar[bool] = False
     query_copies: ClassVar[int] = 2
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x rotated; queries have twice the heads, each head followed by itself a quarter turn back."""
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        """Return x rotated; queries have twice the heads, each head followed by itself a quarter
+        turn back.
+        """
         if key:
             return super().rotate(x, positions, key=True, length=length)
         # [B, H, 2, S, D] -> [B, 2H, S, D]: real 0, imaginary 0, real 1, ...
@@ -30,7 +36,9 @@ class RotaryPlus(Rotary):
         return super().rotate(both, positions, key=False, length=length)
 
     def _quarter_turn_back(self, x: Tensor) -> Tensor:
-        """Return x with every rotated pair (a, b) replaced by (b, -a); dimensions outside the rotated slice stay."""
+        """Return x with every rotated pair (a, b) replaced by (b, -a); dimensions outside the
+        rotated slice stay.
+        """
         spec = self.rope.spec
         start, width = spec.rotary_start, 2 * spec.pairs
         before, rotary_slice, after = x.split([start, width, x.shape[-1] - start - width], dim=-1)
@@ -38,4 +46,8 @@ class RotaryPlus(Rotary):
         return torch.cat((before, join_pairs(b, -a, spec.layout), after), dim=-1)
 
     def why_not(self, what: str) -> str | None:
-        return "each query head attends twice, which linear attention does not do here" if what == "linear" else None
+        return (
+            "each query head attends twice, which linear attention does not do here"
+            if what == "linear"
+            else None
+        )

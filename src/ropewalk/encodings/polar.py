@@ -1,4 +1,6 @@
-"""PoPE: the magnitude of each channel comes from the content of the token, its angle from the position."""
+"""PoPE: the magnitude of each channel comes from the content of the token, its angle from the
+position.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from ropewalk.spec import RopeSpec
 
 
 class Polar(Rotary):
-    """PoPE: every channel c becomes the pair softplus(x_c) at the angle position * theta^(-c/d), so q and k are 2 d wide.
+    """PoPE: every channel c becomes the pair softplus(x_c) at the angle position * theta^(-c/d), so
+    q and k are 2 d wide.
 
-    The score is the sum of softplus(q_c) softplus(k_c) cos((j - i) omega_c + delta_c). The learned delta of each head, within
-    -2 pi ... 0, is the authors' phase of the keys; here it is subtracted from the queries, which gives the same score, also
-    for keys that several heads share.
+    The score is the sum of softplus(q_c) softplus(k_c) cos((j - i) omega_c + delta_c). The learned
+    delta of each head, within
+    -2 pi ... 0, is the authors' phase of the keys; here it is subtracted from the queries, which
+    gives the same score, also for keys that several heads share.
     """
 
     linear: ClassVar[bool] = False
@@ -30,7 +34,10 @@ class Polar(Rotary):
         super().__init__(sizes, spec)
         used = self.rope.spec
         if (used.head_dim, used.rotary_dim) != (2 * sizes.head_dim,) * 2:
-            rule = f"must rotate all of {2 * sizes.head_dim} dimensions, twice the head: RopeSpec({2 * sizes.head_dim})"
+            rule = (
+                f"must rotate all of {2 * sizes.head_dim} dimensions, twice the head: "
+                f"RopeSpec({2 * sizes.head_dim})"
+            )
             raise RopeError("spec", rule, [used.head_dim, used.rotary_dim])
         self.delta = nn.Parameter(torch.zeros(sizes.num_heads, sizes.head_dim))
 
@@ -38,8 +45,12 @@ class Polar(Rotary):
         # d pairs: theta^(-2c / 2d) is PoPE's frequency of channel c
         return RopeSpec(head_dim=2 * sizes.head_dim)
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x as pairs of length softplus(x), rotated; queries start at the learned angle -delta, keys at 0."""
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        """Return x as pairs of length softplus(x), rotated; queries start at the learned angle
+        -delta, keys at 0.
+        """
         size = F.softplus(x.to(torch.promote_types(x.dtype, torch.float32)))
         if key:
             first, second = size, torch.zeros_like(size)

@@ -15,7 +15,9 @@ from ropewalk.spec import RopeSpec
 
 
 class Rotary(Encoding):
-    """RoPE: q and k are rotated by their positions, so their dot product depends only on the distance."""
+    """RoPE: q and k are rotated by their positions, so their dot product depends only on the
+    distance.
+    """
 
     entry: ClassVar[str] = "qk"
 
@@ -32,7 +34,9 @@ class Rotary(Encoding):
         """Whether the encoding is the rotation of `rope` and nothing else."""
         return type(self).rotate is Rotary.rotate and type(self).bias is Encoding.bias
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
         return self.rope.rotate(x, positions, key=key, length=length)
 
 
@@ -57,7 +61,9 @@ class ImageRotary(Rotary):
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
         pairs = sizes.head_dim // 2
-        return RopeSpec(head_dim=sizes.head_dim, axes=axes.axial(pairs - pairs // 2, pairs // 2), theta=100.0)
+        return RopeSpec(
+            head_dim=sizes.head_dim, axes=axes.axial(pairs - pairs // 2, pairs // 2), theta=100.0
+        )
 
 
 class VideoRotary(Rotary):
@@ -65,7 +71,11 @@ class VideoRotary(Rotary):
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
         third = sizes.head_dim // 2 // 3
-        return RopeSpec(head_dim=sizes.head_dim, axes=axes.axial(sizes.head_dim // 2 - 2 * third, third, third), theta=100.0)
+        return RopeSpec(
+            head_dim=sizes.head_dim,
+            axes=axes.axial(sizes.head_dim // 2 - 2 * third, third, third),
+            theta=100.0,
+        )
 
 
 class _RotaryWithBias(Rotary):
@@ -77,7 +87,9 @@ class _RotaryWithBias(Rotary):
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
         if self.rope.spec.num_axes > 1:
-            raise RopeError("spec", "must have one axis: the bias depends on one distance", self.rope.spec.axes)
+            raise RopeError(
+                "spec", "must have one axis: the bias depends on one distance", self.rope.spec.axes
+            )
         self.other = self.bias_class(sizes)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor | None:

@@ -1,4 +1,6 @@
-"""VJepa2: the position encoding of V-JEPA-2, reproduced as its checkpoints were trained. It is not a rotation."""
+"""VJepa2: the position encoding of V-JEPA-2, reproduced as its checkpoints were trained. It is not
+a rotation.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from ropewalk.kernels.request import table_dtype
 
 
 class VJepa2(Encoding):
-    """V-JEPA-2: three equal slices of each head for time, row and column; positions [3, B, S], or the same on all axes.
+    """V-JEPA-2: three equal slices of each head for time, row and column; positions [3, B, S], or
+    the same on all axes.
 
-    Its code pairs dims (2i, 2i + 1) but repeats cos and sin as if the pairs were (i, i + d/2), so the two dims of a pair get
-    the cos and sin of different angles. The result changes lengths, has no inverse by the opposite angle, and scores are not
-    relative. Use it for V-JEPA-2 checkpoints alone; `rope_3d` is the rotation that was meant. Keys cannot be moved in a cache.
+    Its code pairs dims (2i, 2i + 1) but repeats cos and sin as if the pairs were (i, i + d/2), so
+    the two dims of a pair get the cos and sin of different angles. The result changes lengths, has
+    no inverse by the opposite angle, and scores are not relative. Use it for V-JEPA-2 checkpoints
+    alone; `rope_3d` is the rotation that was meant. Keys cannot be moved in a cache.
     """
 
     entry: ClassVar[str] = "qk"
@@ -28,18 +32,28 @@ class VJepa2(Encoding):
         #: the dims of each axis; dims beyond the three slices are not changed
         self.slice_dim = 2 * (sizes.head_dim // 3 // 2)
         if not self.slice_dim:
-            raise RopeError("head_dim", "must be at least 6, two dimensions for each axis", sizes.head_dim)
+            raise RopeError(
+                "head_dim", "must be at least 6, two dimensions for each axis", sizes.head_dim
+            )
         self.theta = theta
 
-    def rotate(self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None) -> Tensor:
-        """Return x [B, H, S, D] with one slice per axis encoded by `_encoded`; the dims beyond the three slices stay.
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        """Return x [B, H, S, D] with one slice per axis encoded by `_encoded`; the dims beyond the
+        three slices stay.
 
-        positions  [3, B, S], or [B, S] or [S]: the same on all axes. q and k are encoded alike, whatever the length
+        positions  [3, B, S], or [B, S] or [S]: the same on all axes. q and k are encoded alike,
+                   whatever the length
         """
         if positions.ndim < 3:
             positions = positions.expand(3, *positions.shape)
-        *slices, unchanged = x.split([self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1)
-        encoded = [self._encoded(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)]
+        *slices, unchanged = x.split(
+            [self.slice_dim] * 3 + [x.shape[-1] - 3 * self.slice_dim], dim=-1
+        )
+        encoded = [
+            self._encoded(part, on_axis) for part, on_axis in zip(slices, positions, strict=True)
+        ]
         return torch.cat([*encoded, unchanged], dim=-1)
 
     def why_not(self, what: str) -> str | None:
@@ -47,10 +61,16 @@ class VJepa2(Encoding):
         return reason if what == "rerotate" else super().why_not(what)
 
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in halves, x is interleaved."""
+        """Return x cos + (x turned by a quarter) sin for one axis; cos and sin are repeated in
+        halves, x is interleaved.
+        """
         pairs = self.slice_dim // 2
-        frequencies = self.theta ** (-torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs)
-        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies  # [S, pairs] or [B, S, pairs]
+        frequencies = self.theta ** (
+            -torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
+        )
+        angles = (
+            positions.to(torch.float64).unsqueeze(-1) * frequencies
+        )  # [S, pairs] or [B, S, pairs]
         angles = torch.cat((angles, angles), dim=-1)
         angles = angles.unsqueeze(1) if angles.ndim == 3 else angles
         cos, sin = angles.cos().to(table_dtype(x)), angles.sin().to(table_dtype(x))

@@ -1,6 +1,8 @@
-"""The controls of the page as data, one per field of a spec and of every scaling; their values as parameters of a link.
+"""The controls of the page as data, one per field of a spec and of every scaling; their values as
+parameters of a link.
 
-The values are one flat dict by control name. Names of a spec's controls start with its side, a or b: "a.theta", "a.yarn.factor".
+The values are one flat dict by control name. Names of a spec's controls start with its side, a or
+b: "a.theta", "a.yarn.factor".
 """
 
 from __future__ import annotations
@@ -19,7 +21,18 @@ from ropewalk.interop.fit.methods import methods
 from ropewalk.spec import LAYOUTS, MAGNITUDES, PRECISIONS
 
 LANGUAGES = ("en", "zh")
-VIEWS = ("story", "clocks", "plane", "ladder", "distance", "map", "precision", "model", "code", "report")
+VIEWS = (
+    "story",
+    "clocks",
+    "plane",
+    "ladder",
+    "distance",
+    "map",
+    "precision",
+    "model",
+    "code",
+    "report",
+)
 #: the steps of the story, in order
 STEPS = ("question", "angles", "pairs", "beyond", "remedies", "cost", "engines")
 SIDES = ("a", "b")
@@ -37,7 +50,8 @@ TEXTS = ("filler", "python", "own")
 class Control:
     """One control: the type of its value, the default, and the bounds or choices."""
 
-    #: choice (a text), integer, number, optional number, flag, numbers (a tuple), or scaling (the name of one)
+    #: choice (a text), integer, number, optional number, flag, numbers (a tuple), or scaling (the
+    #: name of one)
     kind: str
     default: Any
     choices: tuple[str, ...] = ()
@@ -84,9 +98,14 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
     by_name = _VIEW | _model_controls()
     for side in SIDES:
         by_name |= {f"{side}.{name}": control for name, control in _SPEC.items()}
-        by_name[f"{side}.scaling"] = Control("choice", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings))
+        by_name[f"{side}.scaling"] = Control(
+            "choice", "default" if side == "a" else "yarn", tuple(name for name, _ in scalings)
+        )
         for name, scaling in scalings:
-            by_name |= {f"{side}.{name}.{field}": control for field, control in scaling_controls(scaling).items()}
+            by_name |= {
+                f"{side}.{name}.{field}": control
+                for field, control in scaling_controls(scaling).items()
+            }
     # other defaults than in the first spec, so that a new comparison shows a difference
     by_name["b.yarn.factor"] = Control("number", 4.0)
     by_name["b.yarn.original_length"] = Control("integer", 4096)
@@ -94,7 +113,9 @@ def _controls(scalings: tuple[tuple[str, type[Scaling]], ...]) -> Mapping[str, C
 
 
 def _model_controls() -> dict[str, Control]:
-    """Return the controls of the view "model" by name: the method, the text with its pass key, and the head that is shown."""
+    """Return the controls of the view "model" by name: the method, the text with its pass key, and
+    the head that is shown.
+    """
     return {
         "model.method": Control("choice", "yarn", offered_methods()),
         "model.factor": Control("number", 4.0),
@@ -114,7 +135,9 @@ def offered_methods() -> tuple[str, ...]:
 
 @cached("explorer scaling controls", entries=256)
 def scaling_controls(scaling: type[Scaling]) -> dict[str, Control]:
-    """Return a control for each field of a scaling that has a default, except for fields of types without a control."""
+    """Return a control for each field of a scaling that has a default, except for fields of types
+    without a control.
+    """
     hints = typing.get_type_hints(scaling)
     with_default = [field for field in fields(scaling) if field.default is not MISSING]
     by_field = {field.name: _control(hints[field.name], field.default) for field in with_default}
@@ -133,7 +156,11 @@ def _control(hint: Any, default: Any) -> Control | None:
         return Control("numbers", default, per_pair=Ellipsis in typing.get_args(hint))
     if hint is Scaling:
         # a scaling that is built on another one accepts these
-        names = tuple(name for name, scaling in SCALINGS.items() if not scaling.learned and not scaling.needs_length)
+        names = tuple(
+            name
+            for name, scaling in SCALINGS.items()
+            if not scaling.learned and not scaling.needs_length
+        )
         return Control("scaling", default.name, names)
     return None
 
@@ -144,7 +171,9 @@ def defaults() -> dict[str, Any]:
 
 
 def read(name: str, control: Control, text: str) -> Any:
-    """Return the value that a control's text states; a RopeError names the control if the text is not valid."""
+    """Return the value that a control's text states; a RopeError names the control if the text is
+    not valid.
+    """
     if len(text) > MAX_TEXT:
         raise RopeError(name, f"must be at most {MAX_TEXT} characters", len(text))
     if control.kind in ("choice", "scaling"):
@@ -156,7 +185,11 @@ def read(name: str, control: Control, text: str) -> Any:
     if control.kind == "optional number" and not text.strip():
         return None
     if control.kind == "numbers":
-        return tuple(number(name, _parse(name, part, float)) for part in text.split(",")) if text.strip() else ()
+        return (
+            tuple(number(name, _parse(name, part, float)) for part in text.split(","))
+            if text.strip()
+            else ()
+        )
     return number(name, _parse(name, text, float))
 
 
@@ -172,7 +205,9 @@ def write(value: Any) -> str:
 
 
 def _parse(name: str, text: str, number_type: type[int] | type[float]) -> int | float:
-    """Return the number that a text states; raise an error if it states none or has more than 40 characters."""
+    """Return the number that a text states; raise an error if it states none or has more than 40
+    characters.
+    """
     try:
         if len(text) <= 40:
             return number_type(text)
@@ -182,13 +217,19 @@ def _parse(name: str, text: str, number_type: type[int] | type[float]) -> int | 
 
 
 def from_link(query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page's values from the parameters of a link; missing ones are defaults, unknown names are ignored."""
+    """Return the page's values from the parameters of a link; missing ones are defaults, unknown
+    names are ignored.
+    """
     by_name = controls()
-    return defaults() | {name: read(name, by_name[name], text) for name, text in query.items() if name in by_name}
+    return defaults() | {
+        name: read(name, by_name[name], text) for name, text in query.items() if name in by_name
+    }
 
 
 def to_link(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the parameters of a link that restores the page: the values in use that differ from their defaults."""
+    """Return the parameters of a link that restores the page: the values in use that differ from
+    their defaults.
+    """
     return {
         name: write(values[name])
         for name, control in controls().items()
@@ -197,7 +238,9 @@ def to_link(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def in_use(name: str, values: Mapping[str, Any]) -> bool:
-    """Return whether a control affects the page: its scaling is selected and its spec, step or view is shown."""
+    """Return whether a control affects the page: its scaling is selected and its spec, step or view
+    is shown.
+    """
     if name == "step":
         return values["view"] == "story"
     if name.startswith("model."):
@@ -219,5 +262,7 @@ def shown_sides(values: Mapping[str, Any]) -> tuple[str, ...]:
 def pairs_of(values: Mapping[str, Any], side: str) -> int:
     """Return the number of rotated pairs in the spec of one side."""
     from_start = values[f"{side}.head_dim"] - values[f"{side}.rotary_start"]
-    rotary_dim = values[f"{side}.rotary_dim"] or from_start  # 0 means all dimensions from rotary_start on
+    rotary_dim = (
+        values[f"{side}.rotary_dim"] or from_start
+    )  # 0 means all dimensions from rotary_start on
     return max(rotary_dim // 2, 1)

@@ -40,20 +40,30 @@ class Row:
             return translate("the same")
         parts = []
         if difference.temperature != 1:
-            parts.append(translate("all logits times {ratio}", ratio=f"{difference.temperature:.4g}"))
+            parts.append(
+                translate("all logits times {ratio}", ratio=f"{difference.temperature:.4g}")
+            )
         if difference.first_pair is not None:
             parts.append(
-                translate("{pairs} pairs differ, from pair {first} on", pairs=difference.pairs, first=difference.first_pair)
+                translate(
+                    "{pairs} pairs differ, from pair {first} on",
+                    pairs=difference.pairs,
+                    first=difference.first_pair,
+                )
             )
         if difference.until_tenth is not None:
-            parts.append(translate("0.1 rad off after {tokens} tokens", tokens=f"{difference.until_tenth:,}"))
+            parts.append(
+                translate("0.1 rad off after {tokens} tokens", tokens=f"{difference.until_tenth:,}")
+            )
         if difference.tokens == "image":
             parts.append(translate("for image and video tokens only"))
         return "; ".join(parts)
 
 
 def rows_of(config: dict[str, Any]) -> list[Row]:
-    """Return one row for each finding about a config; if frequencies depend on the length, an engine has one per length."""
+    """Return one row for each finding about a config; if frequencies depend on the length, an
+    engine has one per length.
+    """
     findings = audit(config).findings
     several = len({finding.length for finding in findings}) > 1
     return [Row(finding, several) for finding in findings]

@@ -20,7 +20,8 @@ _FIGURES = {"story": "coverage", "clocks": "clocks", "plane": "rotation"}
 
 
 def picture(values: dict[str, Any], specs: Sequence[RopeSpec], file_format: str) -> bytes:
-    """Return the bytes of a picture of the page: the charts of its view, or the moving dials if the format is gif.
+    """Return the bytes of a picture of the page: the charts of its view, or the moving dials if the
+    format is gif.
 
     The dials, and a view without charts, show the last of the page's one or two specs.
     """
@@ -29,7 +30,13 @@ def picture(values: dict[str, Any], specs: Sequence[RopeSpec], file_format: str)
     if file_format == "gif":
         return reading(view)  # an animation: two rows of dials, without and with the scaling
     # without a Chinese font the figure is in English
-    charts = charts_of(values["view"], specs, view.trained, view.served, translator(values["language"] if look.font else "en"))
+    charts = charts_of(
+        values["view"],
+        specs,
+        view.trained,
+        view.served,
+        translator(values["language"] if look.font else "en"),
+    )
     figure = figure_of(charts, look) if charts else plots.draw(_FIGURES[values["view"]], view)
     file = BytesIO()
     write(figure, file, file_format)
@@ -41,7 +48,9 @@ def figure_of(charts: Sequence[dict[str, Any]], look: Look) -> Any:
     figure, panels = blank(look, 7.0 * len(charts), 4.6, across=len(charts))
     for ax, chart in zip(panels, charts, strict=True):
         encoding = chart["encoding"]
-        if "s" in chart["data"]["values"][0]:  # the points of a map are (q, k, s), those of a line (x, y)
+        if (
+            "s" in chart["data"]["values"][0]
+        ):  # the points of a map are (q, k, s), those of a line (x, y)
             _map(figure, ax, chart, look)
         else:
             _lines(ax, chart, look)
@@ -66,7 +75,9 @@ def _lines(ax: Any, chart: dict[str, Any], look: Look) -> None:
 
 
 def _map(figure: Any, ax: Any, chart: dict[str, Any], look: Look) -> None:
-    """Draw the explorer page's map of the similarity of every two positions, given as a Vega-Lite spec, on matplotlib axes."""
+    """Draw the explorer page's map of the similarity of every two positions, given as a Vega-Lite
+    spec, on matplotlib axes.
+    """
     cells = [row["s"] for row in chart["data"]["values"]]  # the similarities, row by row
     side = math.isqrt(len(cells))
     values = [cells[start : start + side] for start in range(0, len(cells), side)]

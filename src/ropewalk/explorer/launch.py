@@ -1,4 +1,6 @@
-"""Start the page's server: reachable from this machine only, no telemetry, no file watching, uploads up to 1 MB."""
+"""Start the page's server: reachable from this machine only, no telemetry, no file watching,
+uploads up to 1 MB.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,17 @@ from ropewalk.lab.downloads import find_fetched
 from ropewalk.lab.studies.real import TINY
 
 HOME = "127.0.0.1"
-#: other names that resolve to this machine are refused (DNS rebinding), for the page as for its socket
+#: other names that resolve to this machine are refused (DNS rebinding), for the page as for its
+#: socket
 NAMES = [HOME, "localhost"]
 PAGE = Path(__file__).with_name("page.py")
 REPORT_SUFFIXES = (".html", ".htm", ".md")
 
 
 def options(port: int, browser: bool) -> dict[str, Any]:
-    """Return streamlit's settings by name: reachable from this machine only, no telemetry, uploads of at most 1 MB."""
+    """Return streamlit's settings by name: reachable from this machine only, no telemetry, uploads
+    of at most 1 MB.
+    """
     return {
         "server.address": HOME,
         "server.port": integer("port", port, low=1, high=65_535),
@@ -44,7 +49,9 @@ def options(port: int, browser: bool) -> dict[str, Any]:
 
 
 def check(port: int, report: Path | None = None, model: str | None = None) -> None:
-    """Raise an error if streamlit is missing, the port is in use, the report is not one, or the model is not there."""
+    """Raise an error if streamlit is missing, the port is in use, the report is not one, or the
+    model is not there.
+    """
     try:
         import streamlit  # noqa: F401 - only to see whether it is installed
     except ImportError:
@@ -53,7 +60,11 @@ def check(port: int, report: Path | None = None, model: str | None = None) -> No
     if report is not None and not (report.is_file() and report.suffix.lower() in REPORT_SUFFIXES):
         raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))
     if model not in (None, TINY) and not find_fetched(model).exists():
-        raise RopeError("model", "must be a .gguf file or a Hugging Face folder on this machine, or smollm2", model)
+        raise RopeError(
+            "model",
+            "must be a .gguf file or a Hugging Face folder on this machine, or smollm2",
+            model,
+        )
     try:
         _Listener((HOME, port), BaseRequestHandler).server_close()
     except OSError as error:
@@ -61,13 +72,19 @@ def check(port: int, report: Path | None = None, model: str | None = None) -> No
 
 
 class _Listener(TCPServer):
-    """A server that is opened only to see whether its port is free; a port that was closed a moment ago counts as free."""
+    """A server that is opened only to see whether its port is free; a port that was closed a moment
+    ago counts as free.
+    """
 
     allow_reuse_address = True
 
 
-def launch(port: int, browser: bool = True, report: Path | None = None, model: str | None = None) -> None:
-    """Serve the page on `port` of this machine until interrupted; `report` and `model`, a name or path, are shown in it."""
+def launch(
+    port: int, browser: bool = True, report: Path | None = None, model: str | None = None
+) -> None:
+    """Serve the page on `port` of this machine until interrupted; `report` and `model`, a name or
+    path, are shown in it.
+    """
     check(port, report, model)
     import streamlit
     from starlette.middleware import Middleware
@@ -75,17 +92,28 @@ def launch(port: int, browser: bool = True, report: Path | None = None, model: s
 
     from ropewalk.explorer.charts import warm_up
 
-    # streamlit runs the page as a script, which has no arguments, so it reads them from the environment
-    arguments = {"ROPEWALK_REPORT": None if report is None else str(report.resolve()), "ROPEWALK_MODEL": model}
+    # streamlit runs the page as a script, which has no arguments, so it reads them from the
+    # environment
+    arguments = {
+        "ROPEWALK_REPORT": None if report is None else str(report.resolve()),
+        "ROPEWALK_MODEL": model,
+    }
     for name, value in arguments.items():
         os.environ.pop(name, None)  # of an earlier page
         if value is not None:
             os.environ[name] = value
-    os.environ["ROPEWALK_LOCAL"] = "1"  # a page on the user's own machine may read a path that is typed into it
+    os.environ["ROPEWALK_LOCAL"] = (
+        "1"  # a page on the user's own machine may read a path that is typed into it
+    )
     warm_up()
-    # refuse requests for other host names: a website could make its own name resolve to this machine
+    # refuse requests for other host names: a website could make its own name resolve to this
+    # machine
     known_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
-    app = streamlit.App(PAGE, middleware=[known_hosts], lifespan=_opening(f"http://{HOME}:{port}") if browser else None)
+    app = streamlit.App(
+        PAGE,
+        middleware=[known_hosts],
+        lifespan=_opening(f"http://{HOME}:{port}") if browser else None,
+    )
     try:
         app.run(config=options(port, browser))
     except SystemExit as stop:
@@ -105,7 +133,8 @@ def _opening(address: str) -> Any:
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[None]:
-        # the server listens only after this function has yielded, so the browser opens a little later
+        # the server listens only after this function has yielded, so the browser opens a little
+        # later
         asyncio.get_running_loop().call_later(0.5, webbrowser.open, address)
         yield
 

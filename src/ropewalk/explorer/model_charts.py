@@ -1,4 +1,6 @@
-"""Charts of a model's readings: one head's attention, and the loss by position, without and with a method."""
+"""Charts of a model's readings: one head's attention, and the loss by position, without and with a
+method.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,14 @@ POINTS = 32
 MAP_HEIGHT = 340
 
 
-def attention(reading: Reading, layer: int, head: int, largest: float, title: str, translate: Translate) -> dict:
-    """Return a map of one head: the share of attention that a block of queries gives to a block of keys.
+def attention(
+    reading: Reading, layer: int, head: int, largest: float, title: str, translate: Translate
+) -> dict:
+    """Return a map of one head: the share of attention that a block of queries gives to a block of
+    keys.
 
-    largest  the value that gets the last colour; colours follow the square root of a value, so that small ones can be seen
+    largest  the value that gets the last colour; colours follow the square root of a value, so that
+             small ones can be seen
     """
     values = reading.maps[layer, head]
     starts = block_starts(reading.positions, len(values))
@@ -29,7 +35,10 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
         for k in range(q + 1)
     ]
     ticks = [int(start) for start in starts[:: max(len(values) // 6, 1)]]
-    axis = {"type": "ordinal", "axis": {"values": ticks, "labelAngle": 0, "labelOverlap": "greedy", "format": "~s"}}
+    axis = {
+        "type": "ordinal",
+        "axis": {"values": ticks, "labelAngle": 0, "labelOverlap": "greedy", "format": "~s"},
+    }
     colour = {
         "title": translate("attention"),
         "scale": {"scheme": "cividis", "type": "sqrt", "domain": [0, largest]},
@@ -40,19 +49,27 @@ def attention(reading: Reading, layer: int, head: int, largest: float, title: st
 
 
 def block_starts(positions: np.ndarray, cells: int) -> np.ndarray:
-    """Return the first position of each block, if tokens at `positions` [S] are pooled into `cells` blocks of equal size."""
+    """Return the first position of each block, if tokens at `positions` [S] are pooled into `cells`
+    blocks of equal size.
+    """
     blocks = np.arange(len(positions)) * cells // len(positions)
     return positions[np.unique(blocks, return_index=True)[1]]
 
 
 def losses(readings: Mapping[str, Reading], translate: Translate) -> dict:
-    """Return a chart of the loss by token, one line per reading; each point is the mean of neighbouring tokens."""
+    """Return a chart of the loss by token, one line per reading; each point is the mean of
+    neighbouring tokens.
+    """
     series = {name: binned(reading.losses, POINTS) for name, reading in readings.items()}
     title, x = translate("Loss by token of the text"), translate("token of the text")
     return lines(series, title, x, translate("nats per token"), translate)
 
 
 def binned(values: np.ndarray, points: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle token and the mean value of each of at most `points` equal parts; the first value is that of token 1."""
+    """Return the middle token and the mean value of each of at most `points` equal parts; the first
+    value is that of token 1.
+    """
     parts = np.array_split(np.arange(len(values)), min(points, len(values)))
-    return np.array([part.mean() + 1 for part in parts]), np.array([values[part].mean() for part in parts])
+    return np.array([part.mean() + 1 for part in parts]), np.array(
+        [values[part].mean() for part in parts]
+    )

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 CHINESE: dict[str, str] = {
-    " Skipped positions put the same distance between them as a longer text does, without its tokens.":
+    (" Skipped positions put the same distance between them as a longer text does, without its "
+        "tokens."):
         "跳过的位置使两者相距与在长文本中一样远，却不需要那些词元。",
-    "A pass key is stated in the text and asked for at its end.": "文本中写有一个密码，结尾处要求模型说出它。",
+    "A pass key is stated in the text and asked for at its end.": "文本中写有一个密码，结尾处要求模型说出它。",  # noqa: E501
     "A text of your own": "自己输入的文本",
     "attention": "注意力",
     "Attention of one head": "一个头的注意力",
@@ -23,14 +24,16 @@ CHINESE: dict[str, str] = {
     "Loss by token of the text": "各词元处的损失",
     "Mean loss, nats per token": "平均损失（nat/词元）",
     "Model": "模型",
-    "Model: the path of a .gguf file or of a Hugging Face folder": "模型：.gguf 文件或 Hugging Face 文件夹的路径",
+    "Model: the path of a .gguf file or of a Hugging Face folder": ("模型：.gguf 文件或 Hugging Face "
+        "文件夹的路径"),
     "nats per token": "损失（nat/词元）",
     "Positions skipped before the question": "提问之前跳过的位置数",
     "Probability of the pass key": "答出密码的概率",
     "Python's documentation": "Python 文档",
     "Reading: layer {done} of {total}": "正在阅读：第 {done} 层，共 {total} 层",
     "Text": "文本",
-    "This page is hosted, so it reads no file of its machine; here is a tiny model with random weights.":
+    ("This page is hosted, so it reads no file of its machine; here is a tiny model with random "
+        "weights."):
         "本页面是托管的，不读取所在机器上的文件；这里用的是一个随机权重的微型模型。",
     "To read with a model of your own, run `ropewalk explore` on your machine.":
         "要用自己的模型，请在自己的机器上运行 `ropewalk explore`。",
@@ -39,5 +42,5 @@ CHINESE: dict[str, str] = {
     "Trained length: {tokens} tokens": "训练长度：{tokens} 个词元",
     "`ropewalk lab fetch smollm2` downloads a model of 93 MB; then enter smollm2.":
         "`ropewalk lab fetch smollm2` 会下载一个 93 MB 的模型；然后在此输入 smollm2。",
-    "`tiny` is a model with random weights, only to try the page.": "`tiny` 是随机权重的模型，只用于试用本页面。",
+    "`tiny` is a model with random weights, only to try the page.": "`tiny` 是随机权重的模型，只用于试用本页面。",  # noqa: E501
 }  # fmt: skip

@@ -1,7 +1,8 @@
-"""The page that streamlit runs: the story, or free play with widgets on the left and one view of one or two specs on the right.
+"""The page that streamlit runs: the story, or free play with widgets on the left and one view of
+one or two specs on the right.
 
-All values are in one dict of the session, at first `controls.defaults()`. Widgets only show copies of these values,
-because streamlit discards the state of widgets that are not drawn.
+All values are in one dict of the session, at first `controls.defaults()`. Widgets only show copies
+of these values, because streamlit discards the state of widgets that are not drawn.
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ LANGUAGE, LANGUAGES = "Language / 语言", {"en": "English", "zh": "中文"}
 #: environment variable with the path of the report, set by the launcher
 REPORT = "ROPEWALK_REPORT"
 TITLES = {
-    "story": "Story", "clocks": "Clocks", "plane": "Plane", "ladder": "Ladder", "distance": "Distance", "map": "Map",
-    "precision": "Precision", "model": "Model", "code": "Code and link", "report": "Report",
-}  # fmt: skip
+    "story": "Story",
+    "clocks": "Clocks",
+    "plane": "Plane",
+    "ladder": "Ladder",
+    "distance": "Distance",
+    "map": "Map",
+    "precision": "Precision",
+    "model": "Model",
+    "code": "Code and link",
+    "report": "Report",
+}
 #: smaller margins than streamlit's own, so that a step fits on a screen
 STYLE = """<style>
 .stMainBlockContainer {padding: 3.2rem 3rem 2rem}
@@ -86,10 +95,14 @@ def _free_play(values: dict[str, Any], translate: Translate) -> None:
         show_error(str(error))
         return
     _write_link(values)
-    values_with_picture = remember_view(values)  # the code view has no picture: its link restores the view before it
+    values_with_picture = remember_view(
+        values
+    )  # the code view has no picture: its link restores the view before it
     if values["view"] == "code":
         address = (st.context.url or "").split("?")[0]
-        panels.code(values, f"{address}?{urlencode(controls.to_link(values_with_picture))}", translate)
+        panels.code(
+            values, f"{address}?{urlencode(controls.to_link(values_with_picture))}", translate
+        )
     elif values["view"] == "model":
         model_tab.draw(values, translate)
     elif values["view"] == "report":
@@ -118,7 +131,9 @@ def _show_problem() -> None:
 def _sidebar(values: dict[str, Any], translate: Translate) -> None:
     """Show presets, the upload, lengths and the controls of one or two specs."""
     st.selectbox(translate("Preset"), ["", *EXAMPLES], key="preset", on_change=_load_preset)
-    st.file_uploader(translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload)
+    st.file_uploader(
+        translate("Drop a config.json"), type=["json"], key="upload", on_change=_load_upload
+    )
     layers = st.session_state.get("layers", {})
     if len(layers) > 1:
         st.selectbox(translate("Layer type"), list(layers), key="layer", on_change=_load_layer)
@@ -151,7 +166,9 @@ def _spec(values: dict[str, Any], side: str, translate: Translate) -> None:
     chosen = values[f"{side}.scaling"]
     st.caption(about(SCALINGS[chosen], values["language"]))
     # the context factor comes first
-    for field in sorted(controls.scaling_controls(SCALINGS[chosen]), key=lambda field: field != "factor"):
+    for field in sorted(
+        controls.scaling_controls(SCALINGS[chosen]), key=lambda field: field != "factor"
+    ):
         draw_control(values, f"{side}.{chosen}.{field}", field)
     with st.popover(translate("More")):
         draw_control(values, f"{side}.rotary_dim", translate("Rotated dimensions (0: all)"))
@@ -165,7 +182,9 @@ def _choose_view(values: dict[str, Any], translate: Translate, report: str | Non
     if values["view"] not in views:
         set_values({"view": "clocks"})
     title = lambda view: translate(TITLES[view])  # noqa: E731 - one line
-    draw_control(values, "view", translate("View"), horizontal=True, option_text=title, choices=views)
+    draw_control(
+        values, "view", translate("View"), horizontal=True, option_text=title, choices=views
+    )
     if values["view"] == "clocks":
         draw_control(values, "animate", translate("Animate the clocks"))
     elif values["view"] == "plane":
@@ -176,7 +195,9 @@ def _choose_view(values: dict[str, Any], translate: Translate, report: str | Non
 
 
 def _load(config: dict[str, Any] | bytes) -> None:
-    """Set the controls to the first layer type of a config (bytes: a config.json), or store the error that the page shows."""
+    """Set the controls to the first layer type of a config (bytes: a config.json), or store the
+    error that the page shows.
+    """
     session = st.session_state
     session["problem"] = None
     try:

@@ -21,17 +21,37 @@ from ropewalk.spec import RopeSpec
 MAX_REPORT = 32 << 20
 #: the caption of each view
 CAPTIONS = {
-    "clocks": "Each hand is one pair of dimensions. Fast pairs distinguish neighbours, slow pairs distinguish near from far.",
-    "plane": "The grey vector is (1, 0); the coloured one is the same vector rotated to the position; dots are earlier tokens.",
-    "ladder": "A pair that completes no full turn in training reaches new angles beyond it; a scaling slows it down.",
-    "distance": "On average, tokens further apart score lower; the curve is jagged, and a larger base stretches it.",
-    "map": "Lines of equal colour have equal distance: only the distance counts, not the positions of the two tokens.",
-    "precision": "Each line is one method of computing the angle; above the dashed line its error exceeds rounding to bfloat16.",
+    "clocks": (
+        "Each hand is one pair of dimensions. Fast pairs distinguish neighbours, slow pairs "
+        "distinguish near from far."
+    ),
+    "plane": (
+        "The grey vector is (1, 0); the coloured one is the same vector rotated to the position; "
+        "dots are earlier tokens."
+    ),
+    "ladder": (
+        "A pair that completes no full turn in training reaches new angles beyond it; a scaling "
+        "slows it down."
+    ),
+    "distance": (
+        "On average, tokens further apart score lower; the curve is jagged, and a larger base "
+        "stretches it."
+    ),
+    "map": (
+        "Lines of equal colour have equal distance: only the distance counts, not the positions of "
+        "the two tokens."
+    ),
+    "precision": (
+        "Each line is one method of computing the angle; above the dashed line its error exceeds "
+        "rounding to bfloat16."
+    ),
 }
 
 
 def show(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) -> None:
-    """Draw the summary numbers of each spec and the chosen view; charts show all specs on the same axes."""
+    """Draw the summary numbers of each spec and the chosen view; charts show all specs on the same
+    axes.
+    """
     view, trained, served = values["view"], values["trained"], values["served"]
     all_facts = [Facts(spec, trained, served) for spec in specs]
     for facts in all_facts:
@@ -59,13 +79,19 @@ def _memory(all_facts: list[Facts], translate: Translate) -> None:
     """Show a table of the bytes that cos and sin take in each form of storage, one column per spec."""
     st.markdown(f"**{translate('Memory of cos and sin')}**")
     forms = dict.fromkeys(form for facts in all_facts for form in facts.memory)
-    titles = " | ".join(f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts]))
+    titles = " | ".join(
+        f"{translate('bytes')}: {name}" for name in names([facts.spec for facts in all_facts])
+    )
     rows = []
     for form in forms:
         cells = [f"{facts.memory[form]:,}" if form in facts.memory else "" for facts in all_facts]
         rows.append(f"| {form} | {' | '.join(cells)} |")
     # Markdown instead of st.table, which would import pandas and arrow
-    st.markdown("\n".join([f"| {translate('form')} | {titles} |", f"|:---|{'---:|' * len(all_facts)}", *rows]))
+    st.markdown(
+        "\n".join(
+            [f"| {translate('form')} | {titles} |", f"|:---|{'---:|' * len(all_facts)}", *rows]
+        )
+    )
 
 
 def _numbers(facts: Facts, translate: Translate) -> None:
@@ -76,8 +102,16 @@ def _numbers(facts: Facts, translate: Translate) -> None:
     full_turns = critical_dimension(plain_radians(spec), facts.trained) // 2
     metrics = [
         ("Pairs", f"{spec.pairs}", "Number of rotated pairs of dimensions."),
-        ("Full turns", f"{full_turns}/{spec.pairs}", "Pairs that complete a turn within the trained length, without scaling."),
-        ("New angles", f"{facts.new_angles}/{spec.pairs}", "Pairs that reach angles which training never showed."),
+        (
+            "Full turns",
+            f"{full_turns}/{spec.pairs}",
+            "Pairs that complete a turn within the trained length, without scaling.",
+        ),
+        (
+            "New angles",
+            f"{facts.new_angles}/{spec.pairs}",
+            "Pairs that reach angles which training never showed.",
+        ),
         ("Magnitude", f"{magnitude:.4g}", "The factor by which the scaling multiplies q and k."),
     ]
     for column, (label, value, meaning) in zip(st.columns(len(metrics)), metrics, strict=True):
@@ -89,7 +123,11 @@ def export(values: dict[str, Any], specs: list[RopeSpec], translate: Translate) 
     with st.popover(translate("Save the picture")):
         for file_format in FORMATS:
             data = partial(picture, dict(values), specs, file_format)
-            label = translate("{form}, in motion", form="GIF") if file_format == "gif" else file_format.upper()
+            label = (
+                translate("{form}, in motion", form="GIF")
+                if file_format == "gif"
+                else file_format.upper()
+            )
             name = f"ropewalk-{values['view']}.{file_format}"
             st.download_button(label, data, name, key=f"save_{file_format}", on_click="ignore")
 
@@ -103,7 +141,9 @@ def code(values: dict[str, Any], link: str, translate: Translate) -> None:
 
 
 def report(path: Path, translate: Translate) -> None:
-    """Show the lab's report as a data URL: it has a separate origin, so its scripts cannot access the page."""
+    """Show the lab's report as a data URL: it has a separate origin, so its scripts cannot access
+    the page.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_REPORT + 1)
@@ -111,8 +151,14 @@ def report(path: Path, translate: Translate) -> None:
         show_error(f"{path}: {error.strerror}")
         return
     if len(data) > MAX_REPORT:
-        show_error(translate("The report is larger than {size} bytes: {path}", size=f"{MAX_REPORT:,}", path=path))
+        show_error(
+            translate(
+                "The report is larger than {size} bytes: {path}", size=f"{MAX_REPORT:,}", path=path
+            )
+        )
     elif path.suffix.lower() in (".html", ".htm"):
-        st.iframe(f"data:text/html;charset=utf-8;base64,{base64.b64encode(data).decode()}", height=900)
+        st.iframe(
+            f"data:text/html;charset=utf-8;base64,{base64.b64encode(data).decode()}", height=900
+        )
     else:
         st.markdown(data.decode("utf-8", errors="replace"))

@@ -17,14 +17,25 @@ FIGURES = ("clocks", "spectrum", "coverage", "decay", "similarity_map", "precisi
 
 
 def program(values: Values) -> str:
-    """Return Python code that makes the shown specs, computes cos and sin at the shown position, and saves the figures."""
+    """Return Python code that makes the shown specs, computes cos and sin at the shown position,
+    and saves the figures.
+    """
     specs = {f"spec_{side}": spec_of(values, side) for side in shown_sides(values)}
-    lines = ["from pathlib import Path", "", "import torch", "", "import ropewalk as rw", "from ropewalk import plots"]
+    lines = [
+        "from pathlib import Path",
+        "",
+        "import torch",
+        "",
+        "import ropewalk as rw",
+        "from ropewalk import plots",
+    ]
     classes = {type(part) for spec in specs.values() for part in _parts(spec)}
     lines += sorted(f"from {each.__module__} import {each.__name__}" for each in classes)
     lines += ["", *(f"{name} = {_call(spec, 'rw.RopeSpec')}" for name, spec in specs.items())]
     for name, spec in specs.items():
-        shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)  # of the positions of one token
+        shape = (
+            (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1,)
+        )  # of the positions of one token
         lines += [
             "",
             f"positions = torch.full({shape}, {values['position']})",
@@ -37,7 +48,9 @@ def program(values: Values) -> str:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield the axis map and the scalings inside a spec or scaling that the code of its constructor call has to import."""
+    """Yield the axis map and the scalings inside a spec or scaling that the code of its constructor
+    call has to import.
+    """
     for _, part in _changed_fields(value):
         if isinstance(part, AxisMap | Scaling):
             yield part
@@ -45,7 +58,9 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the fields of a dataclass that differ from their defaults, or have none."""
+    """Yield (name, value) of the fields of a dataclass that differ from their defaults, or have
+    none.
+    """
     defaults = {field.name: field.default for field in fields(value)}
     if isinstance(value, RopeSpec):  # two of its defaults depend on other fields
         defaults |= {"layout_out": value.layout, "rotary_dim": value.head_dim - value.rotary_start}
@@ -63,4 +78,6 @@ def _call(value: Any, name: str) -> str:
 
 def _source(value: Any) -> str:
     """Return Python code for the value of a field."""
-    return _call(value, type(value).__name__) if isinstance(value, AxisMap | Scaling) else repr(value)
+    return (
+        _call(value, type(value).__name__) if isinstance(value, AxisMap | Scaling) else repr(value)
+    )

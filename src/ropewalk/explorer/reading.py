@@ -1,6 +1,8 @@
-"""A model on this machine reads a text: its attention, its losses and the probability of a pass key in the text.
+"""A model on this machine reads a text: its attention, its losses and the probability of a pass key
+in the text.
 
-A model is loaded once and kept; so are the latest readings. One reading has at most MAX_TOKENS tokens.
+A model is loaded once and kept; so are the latest readings. One reading has at most MAX_TOKENS
+tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model, its function from text to tokens, its trained length, and the number of its layers and heads.
+    """A loaded model, its function from text to tokens, its trained length, and the number of its
+    layers and heads.
 
     source  its path or name, and the times of its files
     """
@@ -60,8 +63,10 @@ class Request:
     """What is to be read, and how.
 
     text    one of TEXTS; `typed` is the text if it is OWN
-    tokens  the length of the text with its pass key, which is stated after the share `depth` of the text
-    gap     positions that are skipped between the statement and the question: the same distance as in a longer text
+    tokens  the length of the text with its pass key, which is stated after the share `depth` of the
+            text
+    gap     positions that are skipped between the statement and the question: the same distance as
+            in a longer text
     """
 
     method: str = "none"
@@ -75,7 +80,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Reading:
-    """positions [S]; losses [S - 1] of the tokens after the first; maps [layers, heads, cells, cells], see `pooled`.
+    """positions [S]; losses [S - 1] of the tokens after the first; maps [layers, heads, cells,
+    cells], see `pooled`.
 
     answer  the number of tokens of the pass key at the end
     """
@@ -92,7 +98,9 @@ class Reading:
 
 
 def load(name: str) -> Model:
-    """Return a model by its path or its name in `ropewalk lab fetch`; it stays in memory until another one is loaded."""
+    """Return a model by its path or its name in `ropewalk lab fetch`; it stays in memory until
+    another one is loaded.
+    """
     with _LOCK:
         source = (name, _file_times(name))
         model = _MODELS.newest(source)
@@ -103,28 +111,45 @@ def load(name: str) -> Model:
 
 
 def _file_times(name: str) -> tuple[int, ...]:
-    """Return when each weight file of a model was written, in ns; raise an error if the files are missing or too large."""
+    """Return when each weight file of a model was written, in ns; raise an error if the files are
+    missing or too large.
+    """
     if name == TINY:
         return ()
     path = find_fetched(name)
     if not path.exists():
-        raise RopeError("model", "must be a .gguf file or a Hugging Face folder on this machine", name)
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".gguf", ".safetensors")]
+        raise RopeError(
+            "model", "must be a .gguf file or a Hugging Face folder on this machine", name
+        )
+    files = (
+        [path]
+        if path.is_file()
+        else [file for file in path.rglob("*") if file.suffix in (".gguf", ".safetensors")]
+    )
     size = sum(file.stat().st_size for file in files)
     if size > MAX_BYTES:
-        raise RopeError("model", f"must have at most {MAX_BYTES:,} bytes of weights on this page", f"{size:,} bytes")
+        raise RopeError(
+            "model",
+            f"must have at most {MAX_BYTES:,} bytes of weights on this page",
+            f"{size:,} bytes",
+        )
     return tuple(file.stat().st_mtime_ns for file in files)
 
 
 def _open(source: tuple[str, tuple[int, ...]]) -> Model:
-    """Load the model of `source` = (its name, the times of its files) so that its attention also returns the weights."""
+    """Load the model of `source` = (its name, the times of its files) so that its attention also
+    returns the weights.
+    """
     model, encode = open_real(source[0], torch.device("cpu"))
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
     # layers may have different numbers of heads; the view offers those that all have
     head_counts: list[int] = []
-    with _attention_hooks(layers, lambda _, weights: head_counts.append(weights.shape[1])), torch.no_grad():
+    with (
+        _attention_hooks(layers, lambda _, weights: head_counts.append(weights.shape[1])),
+        torch.no_grad(),
+    ):
         model(torch.zeros(1, 2, dtype=torch.long))
     return Model(source, model, encode, trained_length(model), len(layers), min(head_counts))
 
@@ -140,14 +165,20 @@ def _layers(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def _attention_hooks(layers: list[Any], on_weights: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Context manager: call on_weights(index of the layer, its attention weights [1, H, S, S]) after each layer's attention."""
+def _attention_hooks(
+    layers: list[Any], on_weights: Callable[[int, Tensor], None]
+) -> Iterator[None]:
+    """Context manager: call on_weights(index of the layer, its attention weights [1, H, S, S])
+    after each layer's attention.
+    """
 
     def hook(index: int, module: nn.Module, args: Any, output: Any) -> None:
         """Pass the attention weights of layer number `index` on to `on_weights`."""
         weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
         if weights is None:
-            raise RopeError("model", "must return the weights of its attention", type(module).__name__)
+            raise RopeError(
+                "model", "must return the weights of its attention", type(module).__name__
+            )
         on_weights(index, weights)
 
     with ExitStack() as stack:
@@ -157,7 +188,9 @@ def _attention_hooks(layers: list[Any], on_weights: Callable[[int, Tensor], None
 
 
 def read(model: Model, request: Request, report: Report = lambda done, total: None) -> Reading:
-    """Return the reading of a request by a model; the latest readings are cached. `report` is called after every layer."""
+    """Return the reading of a request by a model; the latest readings are cached. `report` is
+    called after every layer.
+    """
     choice("method", request.method, offered_methods())
     with _LOCK:
         cached = _READINGS.newest((model.source, request))
@@ -176,7 +209,9 @@ def text_of(model: Model, request: Request) -> PassKey:
 
 
 def positions_of(key: PassKey, gap: int) -> Tensor:
-    """Return the positions [S] of the tokens: 0, 1, ..., with `gap` skipped in the middle between statement and question."""
+    """Return the positions [S] of the tokens: 0, 1, ..., with `gap` skipped in the middle between
+    statement and question.
+    """
     positions = torch.arange(len(key.tokens))
     positions[(key.stated + key.asked) // 2 :] += integer("gap", gap, low=0, high=1 << 24)
     return positions
@@ -194,16 +229,26 @@ def _read(model: Model, request: Request, report: Report) -> Reading:
         report(len(maps), model.layers)
 
     method = methods()[request.method]
-    with extended(model.model, method, request.factor, model.trained), _attention_hooks(_layers(model.model), keep_map):
-        # without a mask, transformers would take a gap in the positions for the border of two packed texts
-        output = model.model(tokens, attention_mask=torch.ones_like(tokens), position_ids=positions[None], use_cache=False)
+    with (
+        extended(model.model, method, request.factor, model.trained),
+        _attention_hooks(_layers(model.model), keep_map),
+    ):
+        # without a mask, transformers would take a gap in the positions for the border of two
+        # packed texts
+        output = model.model(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            position_ids=positions[None],
+            use_cache=False,
+        )
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
     return Reading(positions.numpy(), losses.numpy(), stacked, key.answer)
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:
-    """Return attention [H, S, S] as [H, cells, cells]: the mean over a block of queries, the sum over a block of keys.
+    """Return attention [H, S, S] as [H, cells, cells]: the mean over a block of queries, the sum
+    over a block of keys.
 
     So the sum of every row stays 1. With fewer than `cells` tokens, each token is a block.
     """

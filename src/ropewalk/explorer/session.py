@@ -1,4 +1,6 @@
-"""The values of one visitor: at first from the link, then from the widgets; streamlit keeps them between runs."""
+"""The values of one visitor: at first from the link, then from the widgets; streamlit keeps them
+between runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from ropewalk.explorer.widgets import widget_value
 
 
 def current() -> dict[str, Any]:
-    """Return the session's values by name: first those of the link, then those of the widgets, within the controls' limits."""
+    """Return the session's values by name: first those of the link, then those of the widgets,
+    within the controls' limits.
+    """
     session = st.session_state
     if "values" not in session:
         try:
@@ -38,14 +42,18 @@ def set_values(new: dict[str, Any]) -> None:
 
 
 def fit_scaling(name: str, side: str = "a") -> None:
-    """Store the value of the changed widget `name`, then set the scaling's factor and trained length from the two lengths."""
+    """Store the value of the changed widget `name`, then set the scaling's factor and trained
+    length from the two lengths.
+    """
     values = st.session_state["values"]
     values[name] = st.session_state[name]
     set_values(fitted(values, side))
 
 
 def remember_view(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with `view` replaced by the latest view that shows a picture; a link from the code leads back to it."""
+    """Return the values with `view` replaced by the latest view that shows a picture; a link from
+    the code leads back to it.
+    """
     session = st.session_state
     if values["view"] not in ("code", "report"):
         session["picture_view"] = values["view"]

@@ -1,23 +1,48 @@
 """Frequencies: how fast each pair rotates, computed by one frozen dataclass per scaling.
 
-`scaling` holds the base class, `formulas` the shared mathematics and `double_double` numbers with 28 digits for it; the scalings
-themselves are in `basic`, `banded`, `per_pair` and `wrapping`, and SCALINGS lists them by name.
+`scaling` holds the base class, `formulas` the shared mathematics and `double_double` numbers with
+28 digits for it; the scalings themselves are in `basic`, `banded`, `per_pair` and `wrapping`, and
+SCALINGS lists them by name.
 """
 
 from ropewalk.frequencies.banded import DynamicYarn, Llama3, NtkByParts, Yarn
-from ropewalk.frequencies.basic import Default, Dynamic, Linear, LinearFrequencies, Ntk, Proportional, Riflex
+from ropewalk.frequencies.basic import (
+    Default,
+    Dynamic,
+    Linear,
+    LinearFrequencies,
+    Ntk,
+    Proportional,
+    Riflex,
+)
 from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos, geometric
 from ropewalk.frequencies.scaling import Frequencies, Length, Scaling
 from ropewalk.frequencies.wrapping import Clipped, Learned
 
-#: every scaling by name. Add a class here, and configs, `extend`, the explorer and the tests use it.
+#: every scaling by name. Add a class here, and configs, `extend`, the explorer and the tests use
+#: it.
 SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling
     for scaling in (
-        Default, Linear, Ntk, NtkByParts, Dynamic, Yarn, DynamicYarn, LongRope, Llama3,
-        Proportional, LinearFrequencies, Riflex, XPos, Given, Learnable, Clipped, Learned,
+        Default,
+        Linear,
+        Ntk,
+        NtkByParts,
+        Dynamic,
+        Yarn,
+        DynamicYarn,
+        LongRope,
+        Llama3,
+        Proportional,
+        LinearFrequencies,
+        Riflex,
+        XPos,
+        Given,
+        Learnable,
+        Clipped,
+        Learned,
     )
-}  # fmt: skip
+}
 
 __all__ = [
     "SCALINGS",

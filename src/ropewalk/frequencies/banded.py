@@ -1,4 +1,6 @@
-"""Scalings by bands of pairs: how much a pair slows depends on the number of its turns within the trained length."""
+"""Scalings by bands of pairs: how much a pair slows depends on the number of its turns within the
+trained length.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,35 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
 from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import check_log_theta, device_of, mscale, number, per_row, periods, pi, ramp, where
-from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
+from ropewalk.frequencies.formulas import (
+    check_log_theta,
+    device_of,
+    mscale,
+    number,
+    per_row,
+    periods,
+    pi,
+    ramp,
+    where,
+)
+from ropewalk.frequencies.scaling import (
+    FACTOR_RANGE,
+    MAGNITUDE_RANGE,
+    TRAINED_LENGTH_KEY,
+    Scaling,
+    setting,
+)
 
 
 @dataclass(frozen=True)
 class NtkByParts(Scaling):
-    """NTK-by-parts as first published: slow pairs are interpolated, middle pairs follow NTK, fast pairs are unchanged.
+    """NTK-by-parts as first published: slow pairs are interpolated, middle pairs follow NTK, fast
+    pairs are unchanged.
 
-    `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within `original_length`; `ntk_weight` and
-    `keep_weight` are the largest shares of NTK and of the unchanged frequencies.
-    The paper's later by-parts rule is `Yarn(original_length, factor=s, attention_factor=1.0)`.
+    `ntk_turns` and `keep_turns` are the (fast, slow) ends of the two ramps, in turns within
+    `original_length`; `ntk_weight` and `keep_weight` are the largest shares of NTK and of the
+    unchanged frequencies. The paper's later by-parts rule is
+    `Yarn(original_length, factor=s, attention_factor=1.0)`.
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
@@ -48,9 +68,14 @@ class NtkByParts(Scaling):
         unscaled = Default()._radians(dim, theta, length, dtype)
         interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
         ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
-        # a ramp is 0 for fast pairs and 1 for slow pairs. A share is 1 minus a ramp: the part of NTK, or of no scaling, in a pair
-        ntk_share = (1 - ramp(*self.ntk_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)) * self.ntk_weight
-        unscaled_share = 1 - ramp(*self.keep_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)
+        # a ramp is 0 for fast pairs and 1 for slow pairs. A share is 1 minus a ramp: the part of
+        # NTK, or of no scaling, in a pair
+        ntk_share = (
+            1 - ramp(*self.ntk_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)
+        ) * self.ntk_weight
+        unscaled_share = 1 - ramp(
+            *self.keep_turns, dim, theta, self.original_length, truncate=True, dtype=dtype
+        )
         unscaled_share = unscaled_share * self.keep_weight
         slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
@@ -58,10 +83,12 @@ class NtkByParts(Scaling):
 
 @dataclass(frozen=True)
 class _YarnBands(Scaling):
-    """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs between are blended linearly.
+    """YaRN's by-parts rule: fast pairs are unchanged, slow pairs slow by `_stretch`, the pairs
+    between are blended linearly.
 
-    Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most `beta_slow`; `truncate` rounds the
-    ends of the blend to whole pairs. `attention_factor`, or `mscale` and `mscale_all_dim`, override YaRN's own magnitude.
+    Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most
+    `beta_slow`; `truncate` rounds the ends of the blend to whole pairs. `attention_factor`, or
+    `mscale` and `mscale_all_dim`, override YaRN's own magnitude.
     """
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)
@@ -94,13 +121,18 @@ class _YarnBands(Scaling):
         unscaled_periods = periods(dim, theta, dtype, device)
         unscaled, slowed = 1.0 / unscaled_periods, 1.0 / (stretch * unscaled_periods)
         turns = self.beta_fast, self.beta_slow
-        # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is kept although it is the ramp itself: transformers
-        # subtracts twice, and its float32 rounding is reproduced bit for bit
-        unscaled_share = 1 - ramp(*turns, dim, theta, self.original_length, self.truncate, dtype, device)
+        # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is kept although it is the
+        # ramp itself: transformers subtracts twice, and its float32 rounding is reproduced bit for
+        # bit
+        unscaled_share = 1 - ramp(
+            *turns, dim, theta, self.original_length, self.truncate, dtype, device
+        )
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
     def _magnitude(self, length, dtype):
-        """Return `attention_factor` if it is given, otherwise the magnitude of the formula that the config keys select."""
+        """Return `attention_factor` if it is given, otherwise the magnitude of the formula that the
+        config keys select.
+        """
         if self.attention_factor is not None:
             return self.attention_factor
         stretch = self._stretch(length, dtype)
@@ -137,7 +169,8 @@ class DynamicYarn(_YarnBands):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Llama 3.1: pairs with a wavelength above L0/low slow by `factor`, those below L0/high do not, those between are blended.
+    """Llama 3.1: pairs with a wavelength above L0/low slow by `factor`, those below L0/high do not,
+    those between are blended.
 
     L0 is `original_length`, low and high are the two frequency factors.
     """
@@ -156,14 +189,19 @@ class Llama3(Scaling):
 
     @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
-        """Return the frequencies: unscaled, divided by `factor`, or blended, depending on the wavelength."""
+        """Return the frequencies: unscaled, divided by `factor`, or blended, depending on the
+        wavelength.
+        """
         low, high = number(self.low_freq_factor, dtype), number(self.high_freq_factor, dtype)
         unscaled = 1.0 / periods(dim, theta, dtype)
         slowed, wavelengths = unscaled / self.factor, 2 * pi(dtype) / unscaled
         # wavelengths above `longest` slow by the whole factor, those below `shortest` not at all
         longest, shortest = self.original_length / low, self.original_length / high
-        # with equal factors `blended` is used only for a wavelength equal to both limits; a width of 1 avoids 0/0 there
+        # with equal factors `blended` is used only for a wavelength equal to both limits; a width
+        # of 1 avoids 0/0 there
         width = high - low if self.high_freq_factor > self.low_freq_factor else 1.0
         unscaled_share = (self.original_length / wavelengths - low) / width
         blended = (1 - unscaled_share) * unscaled / self.factor + unscaled_share * unscaled
-        return where(wavelengths > longest, slowed, where(wavelengths < shortest, unscaled, blended))
+        return where(
+            wavelengths > longest, slowed, where(wavelengths < shortest, unscaled, blended)
+        )

@@ -1,4 +1,6 @@
-"""Scalings with one formula for all pairs: unscaled, interpolation, a larger theta, some pairs fixed, or no geometric series."""
+"""Scalings with one formula for all pairs: unscaled, interpolation, a larger theta, some pairs
+fixed, or no geometric series.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import multiples_from_zero, ntk_theta, per_row, periods, pi, where
+from ropewalk.frequencies.formulas import (
+    multiples_from_zero,
+    ntk_theta,
+    per_row,
+    periods,
+    pi,
+    where,
+)
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
-#: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger factor would overflow a float
+#: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger
+#: factor would overflow a float
 MAX_FACTOR = 1e30
 
 
@@ -43,7 +53,9 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest is unchanged."""
+    """NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest
+    is unchanged.
+    """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
     name: ClassVar[str] = "ntk"
@@ -56,10 +68,12 @@ class Ntk(Scaling):
 
 @dataclass(frozen=True)
 class Riflex(Scaling):
-    """RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video does not repeat itself.
+    """RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video
+    does not repeat itself.
 
-    It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which videos of the model
-    begin to repeat. It belongs to the time axis alone: `axes.axial(8, 28, 28, scaled=[0])`.
+    It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which
+    videos of the model begin to repeat. It belongs to the time axis alone:
+    `axes.axial(8, 28, 28, scaled=[0])`.
     """
 
     frames: int = setting(128, low=1)
@@ -68,20 +82,28 @@ class Riflex(Scaling):
     name: ClassVar[str] = "riflex"
 
     def pair(self, dim: int, theta: float) -> int:
-        """Return the index of the pair that is slowed: the one whose wavelength is nearest to `repeat`."""
+        """Return the index of the pair that is slowed: the one whose wavelength is nearest to
+        `repeat`.
+        """
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
 
     @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
-        """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a turn in `frames` steps."""
+        """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a
+        turn in `frames` steps.
+        """
         chosen = multiples_from_zero(1, dim // 2, dtype) == self.pair(dim, theta)
-        return where(chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype))
+        return where(
+            chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype)
+        )
 
 
 @dataclass(frozen=True)
 class Dynamic(Scaling):
-    """Dynamic NTK: theta is unchanged up to `original_length`; beyond it, theta grows with the length of each sequence."""
+    """Dynamic NTK: theta is unchanged up to `original_length`; beyond it, theta grows with the
+    length of each sequence.
+    """
 
     # above 2^20, float32 rounding makes factor - (factor - 1) inaccurate
     factor: float = setting(1.0, low=1, high=2.0**20, required=True)
@@ -113,7 +135,9 @@ class Proportional(Scaling):
 
     @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
-        """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the fastest `fraction`."""
+        """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the
+        fastest `fraction`.
+        """
         rotated_pairs = int(self.fraction * dim // 2)
         unscaled = 1.0 / periods(dim, theta, dtype)
         pair = multiples_from_zero(1, dim // 2, dtype)

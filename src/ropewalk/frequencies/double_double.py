@@ -1,8 +1,9 @@
 """Double-doubles: numbers with about 28 correct digits, each the exact sum of two float64 numbers.
 
-A float64 frequency is off by about 1e-16 of itself, and position 2^40 multiplies that error by 1e12. The formulas of the scalings
-therefore also run over this class, which has the operators that they use. It computes in NumPy, so that no mode of torch
-observes it, and takes under a millisecond for all pairs of a spec.
+A float64 frequency is off by about 1e-16 of itself, and position 2^40 multiplies that error by
+1e12. The formulas of the scalings therefore also run over this class, which has the operators that
+they use. It computes in NumPy, so that no mode of torch observes it, and takes under a millisecond
+for all pairs of a spec.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Float64 = Any
 
 
 def accepts_double_double(formula: Formula) -> Formula:
-    """Mark a `_radians` that also accepts `dtype=DoubleDouble`; a method that overrides it has to be marked again."""
+    """Mark a `_radians` that also accepts `dtype=DoubleDouble`; a method that overrides it has to
+    be marked again.
+    """
     formula.accepts_double_double = True  # type: ignore[attr-defined]  # functions have attributes
     return formula
 
@@ -111,7 +114,9 @@ class DoubleDouble:
     def exp(self) -> DoubleDouble:
         """Return e to the power of each number: 2^k (1 + y)^16, where 1 + y = e^x and |x| < 0.022."""
         k = np.rint(self.high / _LN2.high)
-        reduced = self - _LN2 * DoubleDouble(k)  # the number minus k ln 2, so e^number = 2^k e^reduced
+        reduced = self - _LN2 * DoubleDouble(
+            k
+        )  # the number minus k ln 2, so e^number = 2^k e^reduced
         x = DoubleDouble(reduced.high / 16, reduced.low / 16)
         # the series x + x^2/2! + x^3/3! + ...; from x^6/6! on, float64 is accurate enough
         tail = np.zeros_like(x.high)
@@ -126,15 +131,21 @@ class DoubleDouble:
         return DoubleDouble(np.ldexp(y.high, exponent), np.ldexp(y.low, exponent))
 
     def cos_minus_one(self) -> DoubleDouble:
-        """Return cos(x) - 1 of each x from -pi to pi; unlike cos(x), it keeps its digits near x = 0. Used by `taper`.
+        """Return cos(x) - 1 of each x from -pi to pi; unlike cos(x), it keeps its digits near x =
+        0. Used by `taper`.
 
-        The series is computed at x / 64, where few terms are enough; six doublings of the angle give the result.
+        The series is computed at x / 64, where few terms are enough; six doublings of the angle
+        give the result.
         """
         x = DoubleDouble(self.high / 64, self.low / 64)
         square, y = x * x, DoubleDouble(np.zeros_like(x.high))
         # -x^2/2! + x^4/4! - ..., from the last term to the first
         for n in range(16, 0, -2):
-            y = (y - _INVERSE_FACTORIALS[n]) * square if n % 4 == 2 else (y + _INVERSE_FACTORIALS[n]) * square
+            y = (
+                (y - _INVERSE_FACTORIALS[n]) * square
+                if n % 4 == 2
+                else (y + _INVERSE_FACTORIALS[n]) * square
+            )
         for _ in range(6):
             y = y * (y + 2.0) * 2.0  # cos 2x - 1 = 2 (cos x - 1) (cos x + 1)
         return y
@@ -177,7 +188,9 @@ def _sum(a: Float64, b: Float64) -> tuple[Float64, Float64]:
 
 
 def _product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """Return the float64 product and its rounding error (Dekker): products of 26-bit halves are exact in float64."""
+    """Return the float64 product and its rounding error (Dekker): products of 26-bit halves are
+    exact in float64.
+    """
     product = a * b
     (a_top, a_rest), (b_top, b_rest) = _halves(a), _halves(b)
     return product, ((a_top * b_top - product) + a_top * b_rest + a_rest * b_top) + a_rest * b_rest

@@ -12,14 +12,22 @@ from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies.basic import Default
 from ropewalk.frequencies.double_double import accepts_double_double
 from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
-from ropewalk.frequencies.scaling import FACTOR_RANGE, MAGNITUDE_RANGE, TRAINED_LENGTH_KEY, Scaling, setting
+from ropewalk.frequencies.scaling import (
+    FACTOR_RANGE,
+    MAGNITUDE_RANGE,
+    TRAINED_LENGTH_KEY,
+    Scaling,
+    setting,
+)
 
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and `long_factor` beyond it.
+    """LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and
+    `long_factor` beyond it.
 
-    `factor` is the served length over the trained length; it determines the magnitude unless `attention_factor` is given.
+    `factor` is the served length over the trained length; it determines the magnitude unless
+    `attention_factor` is given.
     """
 
     short_factor: tuple[float, ...] = setting((1.0,), **FACTOR_RANGE, required=True)
@@ -38,7 +46,9 @@ class LongRope(Scaling):
         self._check_pairs("long_factor", dim, "factor")
 
     def _radians(self, dim, theta, length, dtype):
-        """Return the frequencies, with the short factors for sequences up to `original_length` and the long ones beyond."""
+        """Return the frequencies, with the short factors for sequences up to `original_length` and
+        the long ones beyond.
+        """
         device = device_of(length)
         unscaled_periods = periods(dim, theta, dtype, device)
         short = 1.0 / (constant(self.short_factor, dtype, device) * unscaled_periods)
@@ -48,18 +58,26 @@ class LongRope(Scaling):
         return torch.where(per_row(length > self.original_length), long, short)
 
     def _magnitude(self, length, dtype):
-        """Return `attention_factor` if it is given, else sqrt(1 + ln(factor) / ln(original_length)), or 1 for factors up to 1."""
+        """Return `attention_factor` if it is given, else sqrt(1 + ln(factor) /
+        ln(original_length)), or 1 for factors up to 1.
+        """
         if self.attention_factor is not None:
             return self.attention_factor
-        return 1.0 if self.factor <= 1 else math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        return (
+            1.0
+            if self.factor <= 1
+            else math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+        )
 
 
 @dataclass(frozen=True)
 class XPos(Scaling):
-    """xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).
+    """xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i =
+    (2i + 0.4 d) / (1.4 d).
 
-    Queries shrink and keys grow with position; only their product is meaningful, and only for causal attention.
-    `center`, the position where both factors are 1, is constant, so cached keys stay valid while the sequence grows.
+    Queries shrink and keys grow with position; only their product is meaningful, and only for
+    causal attention. `center`, the position where both factors are 1, is constant, so cached keys
+    stay valid while the sequence grows.
     """
 
     scale_base: float = setting(512.0, **FACTOR_RANGE)
@@ -94,19 +112,26 @@ class Given(Scaling):
 
 
 def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Given:
-    """Return frequencies from `slowest` to `fastest` with equal ratios, after `zeros` pairs that do not rotate.
+    """Return frequencies from `slowest` to `fastest` with equal ratios, after `zeros` pairs that do
+    not rotate.
 
-    Golden gate RoPE uses these frequencies, in this order from slow to fast, together with `axes.GoldenAxes`.
+    Golden gate RoPE uses these frequencies, in this order from slow to fast, together with
+    `axes.GoldenAxes`.
     """
     zeros = integer("zeros", zeros, low=0, high=integer("pairs", pairs, low=2) - 2)
     slowest, fastest = number("slowest", slowest, above=0), number("fastest", fastest, above=0)
     steps = pairs - zeros - 1
-    return Given((0.0,) * zeros + tuple(slowest * (fastest / slowest) ** (i / steps) for i in range(steps + 1)))
+    return Given(
+        (0.0,) * zeros
+        + tuple(slowest * (fastest / slowest) ** (i / steps) for i in range(steps + 1))
+    )
 
 
 @dataclass(frozen=True)
 class Learnable(Scaling):
-    """omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the scaling `start`."""
+    """omega_i * exp(alpha_i) with learned alpha_i, initially 0; omega_i are the frequencies of the
+    scaling `start`.
+    """
 
     start: Scaling = Default()  # noqa: RUF009 - frozen and without fields
     name: ClassVar[str] = "learnable"
@@ -114,7 +139,11 @@ class Learnable(Scaling):
 
     def __post_init__(self) -> None:
         if not isinstance(self.start, Scaling) or self.start.learned or self.start.needs_length:
-            raise RopeError("start", "must be a scaling whose frequencies are neither learned nor length-dependent", self.start)
+            raise RopeError(
+                "start",
+                "must be a scaling whose frequencies are neither learned nor length-dependent",
+                self.start,
+            )
 
     @property
     def innermost(self) -> Scaling:

@@ -1,7 +1,8 @@
 """The base class of all scalings, and `setting`, which declares one of their fields.
 
-What a scaling accepts, how Hugging Face configs spell it, what `extend` offers and what the explorer shows all follow from the
-fields and class variables of its class: a new scaling is one class and one line in SCALINGS.
+What a scaling accepts, how Hugging Face configs spell it, what `extend` offers and what the
+explorer shows all follow from the fields and class variables of its class: a new scaling is one
+class and one line in SCALINGS.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Length = int | Tensor | None
 
 #: bounds of a magnitude: its square and the inverse of its square still fit in a float32
 MAGNITUDE_RANGE = {"low": 1e-18, "high": 1e18}
-#: bounds of turns and of factors on a frequency: products with any length or period still fit in a float32
+#: bounds of turns and of factors on a frequency: products with any length or period still fit in a
+#: float32
 FACTOR_RANGE = {"low": 1e-18, "high": 1e18}
 #: the config key of the trained length
 TRAINED_LENGTH_KEY = "original_max_position_embeddings"
@@ -34,10 +36,10 @@ SERVED_LENGTH_KEY = "max_position_embeddings"
 class Frequencies:
     """The frequencies and the magnitude that a scaling computes.
 
-    `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies cos and sin.
-    `growth` (xPos) is, for each pair, the log-magnitude per position away from the position `center`: added on queries,
-    subtracted on keys. `low` is what rounding to float64 left out of `radians`, where the formulas ran in higher precision,
-    else None.
+    `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies
+    cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per position away from the
+    position `center`: added on queries, subtracted on keys. `low` is what rounding to float64 left
+    out of `radians`, where the formulas ran in higher precision, else None.
     """
 
     radians: Tensor
@@ -52,11 +54,13 @@ class Setting:
     """What one field of a scaling accepts, and its Hugging Face config key.
 
     default           its type is the type of the field; None means an optional number
-    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value > above; for an
+    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value
+    > above; for an
                       integer, only `low` is checked
     key               the config key, if it is not the name of the field
     required          a config that names this scaling must have the key
-    from_lengths      if the key is absent, it is the served length over the trained length, if the config has both
+    from_lengths      if the key is absent, it is the served length over the trained length, if the
+                      config has both
     """
 
     default: Any
@@ -68,7 +72,9 @@ class Setting:
     from_lengths: bool = False
 
     def check(self, name: str, value: object) -> Any:
-        """Return `value` in the type of the default; raise a RopeError if its type is wrong or it is out of bounds."""
+        """Return `value` in the type of the default; raise a RopeError if its type is wrong or it
+        is out of bounds.
+        """
         if self.default is None and value is None:
             return None
         if isinstance(self.default, bool):
@@ -86,13 +92,17 @@ def setting(default: Any, **facts: Any) -> Any:
 
 
 def settings_of(scaling: Scaling | type[Scaling]) -> dict[str, Setting]:
-    """Return the settings of a scaling by field name; fields declared without `setting` are left out."""
+    """Return the settings of a scaling by field name; fields declared without `setting` are left
+    out.
+    """
     return {f.name: f.metadata["setting"] for f in fields(scaling) if "setting" in f.metadata}
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Base of all scalings: checks the fields; subclasses define `_radians` and, if they have one, `_magnitude`."""
+    """Base of all scalings: checks the fields; subclasses define `_radians` and, if they have one,
+    `_magnitude`.
+    """
 
     #: the name in SCALINGS; the `rope_type` of Hugging Face configs for the scalings they know
     name: ClassVar[str] = ""
@@ -100,28 +110,43 @@ class Scaling:
     needs_length: ClassVar[bool] = False
     #: the frequencies are learned: `Rope` has a parameter for them
     learned: ClassVar[bool] = False
-    #: configs can name it as their `rope_type`; its fields are then read from, and written to, their config keys
+    #: configs can name it as their `rope_type`; its fields are then read from, and written to,
+    #: their config keys
     in_configs: ClassVar[bool] = False
     #: `extend` offers it
     in_extend: ClassVar[bool] = False
-    #: `extend` sets the config's served length too; False where vLLM and SGLang multiply that length by `factor` themselves
+    #: `extend` sets the config's served length too; False where vLLM and SGLang multiply that
+    #: length by `factor` themselves
     raises_length: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, facts in settings_of(self).items():
             object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 
-    def frequencies(self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64) -> Frequencies:
+    def frequencies(
+        self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64
+    ) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
-        lengths = torch.tensor(length, dtype=torch.int64, device=CPU) if isinstance(length, (int, np.integer)) else length
-        radians, magnitude = self._radians(dim, theta, lengths, dtype), self._magnitude(lengths, dtype)
+        lengths = (
+            torch.tensor(length, dtype=torch.int64, device=CPU)
+            if isinstance(length, (int, np.integer))
+            else length
+        )
+        radians, magnitude = (
+            self._radians(dim, theta, lengths, dtype),
+            self._magnitude(lengths, dtype),
+        )
         if radians.shape[-1:] != (dim // 2,):  # a kernel would read other memory
-            rule = f"must give one frequency for each of the {dim // 2} pairs; return so many from _radians"
+            rule = (
+                f"must give one frequency for each of the {dim // 2} pairs; return so many from "
+                "_radians"
+            )
             raise RopeError(f"scaling {self.name}", rule, list(radians.shape))
         return Frequencies(radians, magnitude, *self._growth(dim))
 
     def exact_frequencies(self, dim: int, theta: float) -> Frequencies:
-        """Return the frequencies with 28 digits, `radians + low`, if the formula can be computed so; else in float64.
+        """Return the frequencies with 28 digits, `radians + low`, if the formula can be computed
+        so; else in float64.
 
         A length-dependent formula runs on the device of the lengths, always in float64.
         """
@@ -131,12 +156,16 @@ class Scaling:
             # beyond the range of float64 only the formula in float64 is finite
             if exact.is_finite:
                 radians, low = exact.tensors()
-                return Frequencies(radians, self._magnitude(None, torch.float64), *self._growth(dim), low)
+                return Frequencies(
+                    radians, self._magnitude(None, torch.float64), *self._growth(dim), low
+                )
         return self.frequencies(dim, theta)
 
     @property
     def innermost(self) -> Scaling:
-        """The scaling itself, or that which it clips or learns from, where the trained length and the factor are."""
+        """The scaling itself, or that which it clips or learns from, where the trained length and
+        the factor are.
+        """
         return self
 
     @property
@@ -145,15 +174,20 @@ class Scaling:
         return hasattr(self._radians, "accepts_double_double")
 
     def check(self, dim: int, theta: float) -> None:
-        """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class accepts all."""
+        """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class
+        accepts all.
+        """
 
     def as_dict(self) -> dict[str, Any]:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # dtype: a torch.dtype; a formula marked with `accepts_double_double` also gets the class DoubleDouble
+    # dtype: a torch.dtype; a formula marked with `accepts_double_double` also gets the class
+    # DoubleDouble
     def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: Any) -> Any:
-        """Return the frequencies in radians per step, [pairs], or [rows, pairs] if `length` has one entry per batch row."""
+        """Return the frequencies in radians per step, [pairs], or [rows, pairs] if `length` has one
+        entry per batch row.
+        """
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
 
     def _magnitude(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
@@ -161,16 +195,24 @@ class Scaling:
         return 1.0
 
     def _growth(self, dim: int) -> tuple[Tensor | None, int]:
-        """Return (log-magnitude per step of each pair, center), or (None, 0): only xPos has a growth."""
+        """Return (log-magnitude per step of each pair, center), or (None, 0): only xPos has a
+        growth.
+        """
         return None, 0
 
     def _check_order(self, larger: str, smaller: str) -> None:
         """Refuse a field `larger` whose value is below that of the field `smaller`."""
         if getattr(self, larger) < getattr(self, smaller):
-            raise RopeError(larger, f"must be at least {smaller} = {getattr(self, smaller):g}", getattr(self, larger))
+            raise RopeError(
+                larger,
+                f"must be at least {smaller} = {getattr(self, smaller):g}",
+                getattr(self, larger),
+            )
 
     def _check_pairs(self, name: str, dim: int, what: str) -> None:
-        """Refuse a field `name` whose list does not have one entry for each pair; an error calls an entry `what`."""
+        """Refuse a field `name` whose list does not have one entry for each pair; an error calls an
+        entry `what`.
+        """
         count = len(getattr(self, name))
         if count != dim // 2:
             raise RopeError(name, f"must hold one {what} for each of the {dim // 2} pairs", count)

@@ -1,4 +1,6 @@
-"""Scalings that change the frequencies of another scaling: its slowest pairs clipped, or every pair times a learned factor."""
+"""Scalings that change the frequencies of another scaling: its slowest pairs clipped, or every pair
+times a learned factor.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,22 @@ from ropewalk.frequencies.scaling import Scaling, setting
 
 @dataclass(frozen=True)
 class _Wrapping(Scaling):
-    """A scaling over `inner`: magnitude, growth and whether the length matters are those of `inner`."""
+    """A scaling over `inner`: magnitude, growth and whether the length matters are those of
+    `inner`.
+    """
 
     inner: Scaling = Default()  # noqa: RUF009 - frozen and without fields
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.inner, Scaling) or self.inner.learned:
-            raise RopeError("inner", "must be a scaling without trained parameters; Learnable(start) goes outside", self.inner)
-        # whether a length is needed depends on `inner`, so the instance overrides the class attribute
+            raise RopeError(
+                "inner",
+                "must be a scaling without trained parameters; Learnable(start) goes outside",
+                self.inner,
+            )
+        # whether a length is needed depends on `inner`, so the instance overrides the class
+        # attribute
         object.__setattr__(self, "needs_length", self.inner.needs_length)
 
     @property
@@ -47,10 +56,12 @@ class _Wrapping(Scaling):
 
 @dataclass(frozen=True)
 class Clipped(_Wrapping):
-    """CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do not rotate at all.
+    """CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do
+    not rotate at all.
 
-    Pair m of the clipped n is multiplied by (1 + cos(pi m / (n - 1))) / 2: the first keeps its frequency, the last has none.
-    A head with fewer pairs than that is clipped from its first pair on. If n = 1, that pair keeps its frequency.
+    Pair m of the clipped n is multiplied by (1 + cos(pi m / (n - 1))) / 2: the first keeps its
+    frequency, the last has none. A head with fewer pairs than that is clipped from its first pair
+    on. If n = 1, that pair keeps its frequency.
     """
 
     pairs: int = setting(20, low=0)
@@ -59,7 +70,9 @@ class Clipped(_Wrapping):
 
     @accepts_double_double
     def _radians(self, dim, theta, length, dtype):
-        """Return the frequencies of `inner`; those of the slowest pairs fall to 0 step by step (`soft`), or are all 0."""
+        """Return the frequencies of `inner`; those of the slowest pairs fall to 0 step by step
+        (`soft`), or are all 0.
+        """
         radians = self.inner._radians(dim, theta, length, dtype)
         count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
         if self.soft:
@@ -70,9 +83,11 @@ class Clipped(_Wrapping):
 
 @dataclass(frozen=True)
 class Learned(_Wrapping):
-    """LeRoPE: omega_i * exp(alpha_i), omega_i from `inner` and alpha_i from a trained checkpoint; zeros change nothing.
+    """LeRoPE: omega_i * exp(alpha_i), omega_i from `inner` and alpha_i from a trained checkpoint;
+    zeros change nothing.
 
-    `Learnable(start)` trains alpha; `Learned(start, alpha=rope.log_scale)` keeps what it learned, as a fixed spec.
+    `Learnable(start)` trains alpha; `Learned(start, alpha=rope.log_scale)` keeps what it learned,
+    as a fixed spec.
     """
 
     # e^50 is far beyond any trained factor, and the frequencies stay finite
@@ -80,7 +95,9 @@ class Learned(_Wrapping):
     name: ClassVar[str] = "learned"
 
     def check(self, dim, theta):
-        """Raise a RopeError if `alpha` does not have one entry for each pair, or if `inner` cannot be used."""
+        """Raise a RopeError if `alpha` does not have one entry for each pair, or if `inner` cannot
+        be used.
+        """
         super().check(dim, theta)
         self._check_pairs("alpha", dim, "exponent")
 

@@ -1,7 +1,8 @@
-"""Export models that use Rope to ONNX: the standard RotaryEmbedding operator where it fits, plain operators elsewhere.
+"""Export models that use Rope to ONNX: the standard RotaryEmbedding operator where it fits, plain
+operators elsewhere.
 
-cos and sin are computed in the graph, in float64, from small tables of the four bytes of a position: the graph has no maximum
-length, and is as exact at token 10,000,000 as at token 10.
+cos and sin are computed in the graph, in float64, from small tables of the four bytes of a
+position: the graph has no maximum length, and is as exact at token 10,000,000 as at token 10.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def export(
     opset_version: int = OPSET,
     **options: Any,
 ) -> Any:
-    """Export a model that uses Rope and return its `torch.onnx.ONNXProgram`; needs the extra `onnx`.
+    """Export a model that uses Rope and return its `torch.onnx.ONNXProgram`; needs the extra
+    `onnx`.
 
     path            write the program to this file
     dynamic_shapes  as in `torch.export.export`
@@ -51,12 +53,16 @@ def export(
     """
     integer("opset_version", opset_version, low=OPSET)
     try:
-        import onnxscript  # type: ignore[import-not-found]  # noqa: F401 - torch.onnx imports it late, and names no extra
+        import onnxscript  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
         raise MissingExtra("export", "onnx and onnxscript", "onnx") from None
     with replaced_ops(_rotate, _cos_sin):
-        program = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
-    onnx_program = torch.onnx.export(program, dynamo=True, opset_version=opset_version, verbose=False, **options)
+        program = torch.export.export(
+            model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
+    onnx_program = torch.onnx.export(
+        program, dynamo=True, opset_version=opset_version, verbose=False, **options
+    )
     assert onnx_program is not None  # dynamo=True returns a program
     _share_constants(onnx_program.model)
     if path is not None:
@@ -82,26 +88,42 @@ class _SpecTables:
 
 
 def _tables_of(spec: RopeSpec) -> _SpecTables:
-    """Return the tables and magnitudes from which a graph computes the rotation of a spec; refuse a length-dependent spec."""
+    """Return the tables and magnitudes from which a graph computes the rotation of a spec; refuse a
+    length-dependent spec.
+    """
     if spec.needs_length:
-        rule = "must not depend on the length to be exported; use its frequencies at one length, frequencies.Given(radians)"
+        rule = (
+            "must not depend on the length to be exported; use its frequencies at one length, "
+            "frequencies.Given(radians)"
+        )
         raise RopeError("scaling", rule, spec.scaling)
-    # while a model is exported, tensors made in this thread have no data, so another thread computes the tables
+    # while a model is exported, tensors made in this thread have no data, so another thread
+    # computes the tables
     with ThreadPoolExecutor(1) as other_thread:
         return other_thread.submit(_compute_tables, spec).result()
 
 
 def _compute_tables(spec: RopeSpec) -> _SpecTables:
-    """Return, for queries and for keys, one table of cos and sin for each digit of a position, and the magnitude."""
+    """Return, for queries and for keys, one table of cos and sin for each digit of a position, and
+    the magnitude.
+    """
     levels.check_spec(spec, None)
-    tables = {is_key: levels.levels(spec, None, is_key, DIGITS, "float64") for is_key in (False, True)}
-    return _SpecTables(tables, {is_key: levels.magnitude_of(spec, is_key) for is_key in (False, True)})
+    tables = {
+        is_key: levels.levels(spec, None, is_key, DIGITS, "float64") for is_key in (False, True)
+    }
+    return _SpecTables(
+        tables, {is_key: levels.magnitude_of(spec, is_key) for is_key in (False, True)}
+    )
 
 
-def _cos_sin(request: Request, positions: Tensor, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has; `key`: for keys, not for queries.
+def _cos_sin(
+    request: Request, positions: Tensor, dtype: torch.dtype, key: bool
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [..., S, pairs] of positions, by operators that ONNX has; `key`: for keys,
+    not for queries.
 
-    A position is split into four digits in base 256, each with a table of its own; their angles are added.
+    A position is split into four digits in base 256, each with a table of its own; their angles are
+    added.
     """
     spec_tables = _tables_of(request.spec)
     digit_rows, remaining = [], positions.to(torch.int64)
@@ -117,7 +139,9 @@ def _cos_sin(request: Request, positions: Tensor, dtype: torch.dtype, key: bool)
 
 
 def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
-    """Return each of `xs` rotated as `request` says: by its tables, or by exact angles at its positions."""
+    """Return each of `xs` rotated as `request` says: by its tables, or by exact angles at its
+    positions.
+    """
     rotated = []
     for i, x in enumerate(xs):
         if isinstance(request, TableRequest):
@@ -126,26 +150,40 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
             positions = request.explicit_positions(x.shape[request.seq_dim], x.device)
             cos, sin = _cos_sin(request, positions, torch.float32, request.is_key(i))
             sin = sin if request.sign > 0 else -sin  # the sign is -1 for the inverse rotation
-        rotated.append(_rotate_by(x, cos, sin, request.layout_in, request.layout_out, request.start, request.seq_dim))
+        rotated.append(
+            _rotate_by(
+                x, cos, sin, request.layout_in, request.layout_out, request.start, request.seq_dim
+            )
+        )
     return tuple(rotated)
 
 
-def _rotate_by(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int) -> Tensor:
-    """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on, as float32 inside.
+def _rotate_by(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int
+) -> Tensor:
+    """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on, as float32
+    inside.
 
-    ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout stays the same. Plain operators
-    rotate everything else, and everything in a torch without `torch.onnx.ops`, such as 2.6.
+    ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout
+    stays the same. Plain operators rotate everything else, and everything in a torch without
+    `torch.onnx.ops`, such as 2.6.
     """
     wide = x.to(torch.float32)
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
     pairs = cos.shape[-1]
-    standard = x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
+    standard = (
+        x.ndim == 4 and seq_dim == -2 and start == 0 and layout == layout_out and cos.ndim <= 3
+    )
     if standard and hasattr(torch.onnx, "ops"):
         tables = [table.expand(x.shape[0], x.shape[2], pairs) for table in (cos, sin)]
-        rotary_dim = 0 if 2 * pairs == x.shape[-1] else 2 * pairs  # the operator's 0 means the whole head
+        rotary_dim = (
+            0 if 2 * pairs == x.shape[-1] else 2 * pairs
+        )  # the operator's 0 means the whole head
         options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": rotary_dim}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
     cos, sin = (align(table, wide, seq_dim) for table in (cos, sin))
     first, second = split_pairs(wide[..., start : start + 2 * pairs], layout)
     rotated = join_pairs(first * cos - second * sin, second * cos + first * sin, layout_out)
-    return torch.cat((wide[..., :start], rotated, wide[..., start + 2 * pairs :]), dim=-1).to(x.dtype)
+    return torch.cat((wide[..., :start], rotated, wide[..., start + 2 * pairs :]), dim=-1).to(
+        x.dtype
+    )

@@ -1,4 +1,6 @@
-"""BACKENDS: the rotation kernels by name, fastest first. Each can say why it does not support a tensor."""
+"""BACKENDS: the rotation kernels by name, fastest first. Each can say why it does not support a
+tensor.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,31 @@ class Backend:
     """The functions of one rotation kernel.
 
     why_not  (x, request) -> why this backend cannot rotate x, or None if it can
-    run      (xs, outs, request): write each rotated x into its out, which is x itself or shares no memory with it. xs is (q,)
-             or (q, k)
-    prepare  (xs, outs, request) -> a function for later calls with the same shapes, which returns False if it could not run
-             one; or None if there is no such function. See `fast_path.py`
+    run      (xs, outs, request): write each rotated x into its out, which is x itself or shares no
+             memory with it. xs is (q,) or (q, k)
+    prepare  (xs, outs, request) -> a function for later calls with the same shapes, which returns
+             False if it could not run one; or None if there is no such function. See `fast_path.py`
     """
 
     why_not: Callable[[Tensor, AnyRequest], str | None]
     run: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], AnyRequest], None]
-    prepare: Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Request], Callable[..., bool] | None] | None = None
+    prepare: (
+        Callable[[tuple[Tensor, ...], tuple[Tensor, ...], Request], Callable[..., bool] | None]
+        | None
+    ) = None
 
 
 def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, computed by the definition in `reference.py`."""
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        cos, sin = request.rows(x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index))
-        out.copy_(eager.differentiable(x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request))
+        cos, sin = request.rows(
+            x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index)
+        )
+        out.copy_(
+            eager.differentiable(
+                x, align(cos, x, request.seq_dim), align(sin, x, request.seq_dim), request
+            )
+        )
 
 
 #: fastest first; `pick` uses the first that supports all tensors
@@ -48,16 +59,26 @@ BACKENDS: dict[str, Backend] = {
 def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
     """Return the named backend, or the first that can rotate all of `xs`."""
     if name is None:
-        return next(backend for backend in BACKENDS.values() if not any(backend.why_not(x, request) for x in xs))
+        return next(
+            backend
+            for backend in BACKENDS.values()
+            if not any(backend.why_not(x, request) for x in xs)
+        )
     backend = BACKENDS[choice("backend", name, BACKENDS)]
     for x in xs:
         if reason := backend.why_not(x, request):
-            raise RopeError("backend", f"{name!r} cannot rotate this tensor: {reason}; pass backend=None", list(x.shape))
+            raise RopeError(
+                "backend",
+                f"{name!r} cannot rotate this tensor: {reason}; pass backend=None",
+                list(x.shape),
+            )
     return backend
 
 
 def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
-    """Return a dict from backend name to the reason why that backend does not run on `device`, or None if it does."""
+    """Return a dict from backend name to the reason why that backend does not run on `device`, or
+    None if it does.
+    """
     # the smallest rotation: one token of one head with one pair
     x, table = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, 1, device=device)
     request = TableRequest(table, table, seq_dim=-2, layout_in="half", layout_out="half")

@@ -1,4 +1,6 @@
-"""The rotation in plain torch, for any device. It uses no fused multiply-add, so the result does not depend on strides."""
+"""The rotation in plain torch, for any device. It uses no fused multiply-add, so the result does
+not depend on strides.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     tables: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
         # q and k share a table unless they differ in dtype or in magnitude
-        dtype_and_key = (table_dtype(x), request.is_key(index) and request.keys_have_own_rows(x.device))
+        dtype_and_key = (
+            table_dtype(x),
+            request.is_key(index) and request.keys_have_own_rows(x.device),
+        )
         if dtype_and_key not in tables:
             tables[dtype_and_key] = request.rows(x.shape[request.seq_dim], x.device, *dtype_and_key)
         cos, sin = (align(table, x, request.seq_dim) for table in tables[dtype_and_key])
@@ -41,8 +46,12 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
 
 
 def differentiable(x: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> Tensor:
-    """Return the rotated x, computed with autograd operations; used if cos and sin require gradients."""
+    """Return the rotated x, computed with autograd operations; used if cos and sin require
+    gradients.
+    """
     width = 2 * request.pairs
-    before, rotary_slice, after = x.split([request.start, width, x.shape[-1] - request.start - width], dim=-1)
+    before, rotary_slice, after = x.split(
+        [request.start, width, x.shape[-1] - request.start - width], dim=-1
+    )
     rotated = reference.rotate(rotary_slice, cos, sin, request.layout_in, request.layout_out)
     return torch.cat((before, rotated, after), dim=-1)

@@ -1,4 +1,6 @@
-"""LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly. Importing this imports Triton."""
+"""LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly. Importing
+this imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ except ImportError:  # Triton 3.2, which comes with torch 2.6
 KNOWN_VERSIONS = ("3.6.",)
 #: attributes that `_save_launcher` reads from a compiled kernel and from its launcher
 KERNEL_ATTRIBUTES = ("run", "function", "packed_metadata")
-LAUNCHER_ATTRIBUTES = ("launch", "launch_cooperative_grid", "launch_pdl", "global_scratch_size", "profile_scratch_size")
+LAUNCHER_ATTRIBUTES = (
+    "launch",
+    "launch_cooperative_grid",
+    "launch_pdl",
+    "global_scratch_size",
+    "profile_scratch_size",
+)
 
 Grid = tuple[int, int, int]
 
@@ -30,21 +38,27 @@ def launch_hooks() -> Any:
 class LaunchPlan:
     """A kernel with the arguments and options that are the same in every call.
 
-    `launch` is Triton's ordinary launch, which compiles at the first call. `start` runs the compiled kernel and skips
-    Triton's argument binding, hashing and checks; call it only if `can_start` is true.
+    `launch` is Triton's ordinary launch, which compiles at the first call. `start` runs the
+    compiled kernel and skips Triton's argument binding, hashing and checks; call it only if
+    `can_start` is true.
     """
 
-    def __init__(self, kernel: Any, values: dict[str, Any], changing: int, device: torch.device, warps: int) -> None:
+    def __init__(
+        self, kernel: Any, values: dict[str, Any], changing: int, device: torch.device, warps: int
+    ) -> None:
         """Make the plan of a kernel whose first `changing` arguments differ from launch to launch.
 
-        `values` holds the other arguments by name. One of them is PDL: start before the previous kernel ends (programmatic
-        dependent launch).
+        `values` holds the other arguments by name. One of them is PDL: start before the previous
+        kernel ends (programmatic dependent launch).
         """
         self.kernel = kernel
         self.constants = tuple(values[name] for name in kernel.arg_names[changing:])
-        self.options = {"num_warps": warps, "launch_pdl": True} if values["PDL"] else {"num_warps": warps}
+        self.options = (
+            {"num_warps": warps, "launch_pdl": True} if values["PDL"] else {"num_warps": warps}
+        )
         self.device_index = device.index
-        #: Triton's launcher; None before the kernel is compiled, or if this Triton version is not supported
+        #: Triton's launcher; None before the kernel is compiled, or if this Triton version is not
+        #: supported
         self.launcher: Callable[..., None] | None = None
         #: the launcher's arguments between the stream and the kernel arguments
         self.launcher_arguments: tuple = ()
@@ -55,22 +69,31 @@ class LaunchPlan:
         return self.launcher is not None and not knobs.runtime.launch_enter_hook.calls  # type: ignore[union-attr]
 
     def launch(self, grid: Grid, arguments: Sequence[Any]) -> None:
-        """Launch through Triton's API; `arguments` are tensors, numbers or None, and the first is a tensor."""
+        """Launch through Triton's API; `arguments` are tensors, numbers or None, and the first is a
+        tensor.
+        """
         with torch.cuda.device_of(arguments[0]):
             compiled = self.kernel[grid](*arguments, *self.constants, **self.options)
         self._save_launcher(compiled)
 
     def start(self, grid: Grid, arguments: Sequence[Any]) -> None:
-        """Start the compiled kernel; takes the arguments of `launch` with pointers instead of tensors."""
+        """Start the compiled kernel; takes the arguments of `launch` with pointers instead of
+        tensors.
+        """
         if torch._C._cuda_getDevice() != self.device_index:  # a kernel is loaded on one device only
             with torch.cuda.device(self.device_index):
                 return self.start(grid, arguments)
         stream = torch._C._cuda_getCurrentRawStream(self.device_index)
-        self.launcher(*grid, stream, *self.launcher_arguments, *arguments, *self.constants)  # type: ignore[misc]  # see can_start
+        # see can_start
+        self.launcher(*grid, stream, *self.launcher_arguments, *arguments, *self.constants)  # type: ignore[misc]
 
     def _save_launcher(self, compiled: Any) -> None:
-        """Save the launcher of `compiled` if this Triton version is supported; under the interpreter `compiled` is None."""
-        if not triton.__version__.startswith(KNOWN_VERSIONS) or not hasattr(launch_hooks(), "calls"):
+        """Save the launcher of `compiled` if this Triton version is supported; under the
+        interpreter `compiled` is None.
+        """
+        if not triton.__version__.startswith(KNOWN_VERSIONS) or not hasattr(
+            launch_hooks(), "calls"
+        ):
             return
         if not all(hasattr(compiled, name) for name in KERNEL_ATTRIBUTES):
             return
@@ -78,10 +101,17 @@ class LaunchPlan:
         if not all(hasattr(launcher, name) for name in LAUNCHER_ATTRIBUTES):
             return
         if launcher.global_scratch_size or launcher.profile_scratch_size:
-            # this kernel needs scratch memory at every launch, which Triton's Python launcher allocates
+            # this kernel needs scratch memory at every launch, which Triton's Python launcher
+            # allocates
             self.launcher_arguments = (compiled.function, compiled.packed_metadata, *no_hooks)
             self.launcher = launcher
             return
         flags = (launcher.launch_cooperative_grid, launcher.launch_pdl)
-        self.launcher_arguments = (compiled.function, *flags, *no_scratch, compiled.packed_metadata, *no_hooks)
+        self.launcher_arguments = (
+            compiled.function,
+            *flags,
+            *no_scratch,
+            compiled.packed_metadata,
+            *no_hooks,
+        )
         self.launcher = launcher.launch

@@ -1,4 +1,6 @@
-"""qkv_norm_rope: the QKV product with head norm, rotation and cache write, in one launch where that is faster."""
+"""qkv_norm_rope: the QKV product with head norm, rotation and cache write, in one launch where that
+is faster.
+"""
 
 from __future__ import annotations
 
@@ -37,51 +39,78 @@ def qkv_norm_rope(
 ) -> Any:
     """Return the heads of x @ weight^T + bias, those of q and k normed and rotated.
 
-    weight     [(Hq + 2 Hk) head_dim, K]: the rows of all queries, then of all keys, then of all values
-    positions  integers, one per token of x or fewer leading axes that broadcast; [axes, ...] if the spec has several axes
+    weight     [(Hq + 2 Hk) head_dim, K]: the rows of all queries, then of all keys, then of all
+               values
+    positions  integers, one per token of x or fewer leading axes that broadcast; [axes, ...] if the
+               spec has several axes
     heads      (Hq, Hk)
-    cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is padding and not stored
+    cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is
+               padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
-    workspace  memory for a norm of few tokens, made once with Workspace(tokens, Hq, Hk, head_dim, device=...); calls on one
-               stream may share it. None: every such call allocates one and sets its counters to zero, with one more launch
-    backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that supports the call
+    workspace  memory for a norm of few tokens, made once with Workspace(tokens, Hq, Hk, head_dim,
+               device=...); calls on one stream may share it. None: every such call allocates one
+               and sets its counters to zero, with one more launch
+    backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that
+               supports the call
 
-    Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and the norm's weights. With a
-    cache: q alone, without gradients.
+    Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and
+    the norm's weights. With a cache: q alone, without gradients.
     """
     call, shape = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
     inputs = (x, weight, bias, *call.weights)
     gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
     if gradients and cache is not None:
-        raise RopeError("cache", "stores values without gradients; call it under torch.no_grad()", "an input requires grad")
+        raise RopeError(
+            "cache",
+            "stores values without gradients; call it under torch.no_grad()",
+            "an input requires grad",
+        )
     rows = x.reshape(-1, x.shape[-1])
     kernel = _kernel(rows, weight, call, any_size=backend == "triton")
     reason = _why_not(kernel, rows, weight, bias, call, gradients)
     if backend is None:
         backend = "definition" if reason else "triton"
     if choice("backend", backend, BACKENDS) == "triton" and reason:
-        raise RopeError("backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape))
+        raise RopeError(
+            "backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape)
+        )
     if backend == "definition":
         return _separately(F.linear(x, weight, bias), call, shape, heads)
     if not isinstance(kernel, forms.Form):
         return _few(rows, weight, bias, call, workspace).unflatten(0, shape)
     run = _Projection.apply if gradients else many_tokens.run
-    results = run(kernel, rows, weight, bias, call).unflatten(1, (-1, spec.head_dim)).unflatten(0, shape)
-    return results.split_with_sizes((heads[0], heads[1], heads[1]), -2) if cache is None else results
+    results = (
+        run(kernel, rows, weight, bias, call).unflatten(1, (-1, spec.head_dim)).unflatten(0, shape)
+    )
+    return (
+        results.split_with_sizes((heads[0], heads[1], heads[1]), -2) if cache is None else results
+    )
 
 
 def why_not(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, spec, positions, heads, cache=None, slots=None, norm=None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    spec,
+    positions,
+    heads,
+    cache=None,
+    slots=None,
+    norm=None,
 ) -> str | None:
     """Return why no Triton kernel supports this call of `qkv_norm_rope`, or None if one does."""
     call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
     rows = x.reshape(-1, x.shape[-1])
-    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, *call.weights))
+    gradients = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, bias, *call.weights)
+    )
     return _why_not(_kernel(rows, weight, call, any_size=True), rows, weight, bias, call, gradients)
 
 
 def _kernel(rows: Tensor, weight: Tensor, call: Call, any_size: bool) -> forms.Form | str | None:
-    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster, unless `any_size`.
+    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster,
+    unless `any_size`.
 
     None also while torch.compile traces the call.
     """
@@ -94,7 +123,12 @@ def _kernel(rows: Tensor, weight: Tensor, call: Call, any_size: bool) -> forms.F
 
 
 def _why_not(
-    kernel: forms.Form | str | None, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, gradients: bool
+    kernel: forms.Form | str | None,
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    call: Call,
+    gradients: bool,
 ) -> str | None:
     """Return why the kernel does not support this call, or None if it does."""
     if torch.compiler.is_compiling():
@@ -111,24 +145,40 @@ def _why_not(
         return forms.why_not(rows, weight, bias, call)
     if isinstance(call.norm, LatentNorm):
         return "the kernel normalises whole heads, not latents"
-    if rows.stride(-1) != 1 or not weight.is_contiguous() or (bias is not None and not bias.is_contiguous()):
+    if (
+        rows.stride(-1) != 1
+        or not weight.is_contiguous()
+        or (bias is not None and not bias.is_contiguous())
+    ):
         return "the last dimension of x, the weight or the bias is not contiguous"
     return "head_dim is odd" if call.spec.head_dim % 2 else None
 
 
 def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]) -> Any:
-    """Return what `qkv_norm_rope` returns, from the packed product: a second launch norms and rotates q and k."""
+    """Return what `qkv_norm_rope` returns, from the packed product: a second launch norms and
+    rotates q and k.
+    """
     options = {"spec": call.spec, "heads": heads, "norm": call.norm}
     positions = call.positions.unflatten(-1, shape)
     if call.cache is not None:
         assert call.slots is not None
-        return qk_norm_rope(packed, positions=positions, cache=call.cache, slots=call.slots.unflatten(-1, shape), **options)
+        return qk_norm_rope(
+            packed,
+            positions=positions,
+            cache=call.cache,
+            slots=call.slots.unflatten(-1, shape),
+            **options,
+        )
     q, k = qk_norm_rope(packed, positions=positions, **options)
     return q, k, packed.unflatten(-1, (-1, call.spec.head_dim))[..., sum(heads) :, :]
 
 
-def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspace: Workspace | None) -> Tensor:
-    """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode step."""
+def _few(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspace: Workspace | None
+) -> Tensor:
+    """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode
+    step.
+    """
     from ropewalk.kernels.decode import launch
 
     assert call.cache is not None
@@ -140,20 +190,38 @@ def _few(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspac
     elif workspace is None:
         workspace = Workspace(len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device)
     elif not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
-        needed = f"Workspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, device={str(rows.device)!r})"
+        needed = (
+            f"Workspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, "
+            f"device={str(rows.device)!r})"
+        )
         got = [workspace.partial.numel(), workspace.arrived.numel(), workspace.partial.device]
-        raise RopeError("workspace", f"must be as large as {needed} and on its device; pass that, or None", got)
+        raise RopeError(
+            "workspace", f"must be as large as {needed} and on its device; pass that, or None", got
+        )
     launch.qkv_product(
-        rows, weight, q, call.cache, call.slots, call.positions, call.spec, bias=bias, head_norm=norm, workspace=workspace
-    )  # fmt: skip
+        rows,
+        weight,
+        q,
+        call.cache,
+        call.slots,
+        call.positions,
+        call.spec,
+        bias=bias,
+        head_norm=norm,
+        workspace=workspace,
+    )
     return q
 
 
 class _Projection(torch.autograd.Function):
-    """The product with rotated heads of q and k, without a norm; the gradient is rotated back and multiplied by weight and x."""
+    """The product with rotated heads of q and k, without a norm; the gradient is rotated back and
+    multiplied by weight and x.
+    """
 
     @staticmethod
-    def forward(ctx, form: forms.Form, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> Tensor:
+    def forward(
+        ctx, form: forms.Form, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call
+    ) -> Tensor:
         """Return the packed product [T, N] with q and k rotated."""
         ctx.save_for_backward(rows, weight)
         ctx.call = call
@@ -162,17 +230,23 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
-        """Return the gradients of rows, weight and bias, from `grad` with the heads of q and k rotated back."""
+        """Return the gradients of rows, weight and bias, from `grad` with the heads of q and k
+        rotated back.
+        """
         from ropewalk.kernels.fused.launch import run_backward
 
         rows, weight = ctx.saved_tensors
         call = ctx.call
         counts = (call.q.shape[1], call.k.shape[1], call.k.shape[1])
-        q, k, v = grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
-        # without a norm, the gradient of the rotation needs no inputs, so the gradients stand in for them
+        q, k, v = (
+            grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
+        )
+        # without a norm, the gradient of the rotation needs no inputs, so the gradients stand in
+        # for them
         dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
         # the gradient of the plain product x @ weight^T, [T, N]
-        back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]  # both are tensors
+        # both are tensors
+        back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]
         _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         return (
             None,
@@ -183,22 +257,34 @@ class _Projection(torch.autograd.Function):
         )
 
 
-def _checked(x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, heads, norm, cache, slots):
-    """Return the checked call, whose q and k have the product's shape without its memory, and the shape of the tokens."""
+def _checked(
+    x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, heads, norm, cache, slots
+):
+    """Return the checked call, whose q and k have the product's shape without its memory, and the
+    shape of the tokens.
+    """
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and (t.dtype != x.dtype or t.device != x.device):
             raise RopeError(name, f"must be {x.dtype} on {x.device}, like x", [t.dtype, t.device])
     if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
         raise RopeError("weight", f"must be [N, {x.shape[-1]}]", list(weight.shape))
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise RopeError("bias", f"must be [{weight.shape[0]}], one for each row of the weight", list(bias.shape))
+        raise RopeError(
+            "bias", f"must be [{weight.shape[0]}], one for each row of the weight", list(bias.shape)
+        )
     if isinstance(spec, RopeSpec):  # checked_call refuses others
         if spec.needs_length:
-            rule = "must have frequencies that do not depend on the length; use F.linear and qk_norm_rope, which takes a length"
+            rule = (
+                "must have frequencies that do not depend on the length; use F.linear and "
+                "qk_norm_rope, which takes a length"
+            )
             raise RopeError("spec", rule, spec.scaling)
         q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
         if weight.shape[0] != (q_heads + 2 * k_heads) * spec.head_dim:
-            rule = f"must be [({q_heads} + 2 * {k_heads}) * {spec.head_dim}, {x.shape[-1]}] for these heads"
+            rule = (
+                f"must be [({q_heads} + 2 * {k_heads}) * {spec.head_dim}, {x.shape[-1]}] for these "
+                "heads"
+            )
             raise RopeError("weight", rule, list(weight.shape))
     # checked_call needs only the shape, so this is one row of memory expanded to all tokens
     packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)

@@ -1,7 +1,8 @@
-"""The definition of the rotation in equivalent forms: half and interleaved pairs, complex numbers, a matrix, and NumPy.
+"""The definition of the rotation in equivalent forms: half and interleaved pairs, complex numbers,
+a matrix, and NumPy.
 
-The two layouts differ only by a permutation of the dimensions. cos and sin have one entry per pair, so one table
-serves both layouts.
+The two layouts differ only by a permutation of the dimensions. cos and sin have one entry per pair,
+so one table serves both layouts.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def join_pairs(a: Tensor, b: Tensor, layout: str) -> Tensor:
-    """Return x [..., 2P] made of the first and second members of pairs [..., P]: the inverse of `split_pairs`."""
+    """Return x [..., 2P] made of the first and second members of pairs [..., P]: the inverse of
+    `split_pairs`.
+    """
     if layout == "interleaved":
         return torch.stack((a, b), dim=-1).reshape(*a.shape[:-1], 2 * a.shape[-1])
     return torch.cat((a, b), dim=-1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None) -> Tensor:
-    """Rotate every pair of x [..., 2P] by the angles whose cos and sin are [..., P]: the two equations of RoPE.
+def rotate(
+    x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str | None = None
+) -> Tensor:
+    """Rotate every pair of x [..., 2P] by the angles whose cos and sin are [..., P]: the two
+    equations of RoPE.
 
     Arithmetic is in the dtype of cos and sin; the result is rounded once, to x's dtype.
     """
@@ -58,7 +64,9 @@ def rotation_matrix(cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     return matrix
 
 
-def rotate_vector(x: np.ndarray, position: int, theta: float = 10_000.0, layout: str = "interleaved") -> np.ndarray:
+def rotate_vector(
+    x: np.ndarray, position: int, theta: float = 10_000.0, layout: str = "interleaved"
+) -> np.ndarray:
     """Rotate vectors [..., 2P] at one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
     x = np.asarray(x)
     pairs = x.shape[-1] // 2

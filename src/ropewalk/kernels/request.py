@@ -1,4 +1,6 @@
-"""Request and TableRequest: one rotation to carry out, independent of the kernel: its angles, its pairs and its axes."""
+"""Request and TableRequest: one rotation to carry out, independent of the kernel: its angles, its
+pairs and its axes.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin, first_rows, keys_have_own_table, rows_at
 
-#: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by the torch backends
+#: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by
+#: the torch backends
 COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
 
 _SomeRequest = TypeVar("_SomeRequest", bound="_OfTensors")
@@ -29,14 +32,17 @@ class _OfTensors:
 
     def of_tensor(self: _SomeRequest, index: int) -> _SomeRequest:
         """Return the request for a call with only tensor `index`."""
-        return replace(self, key=self.is_key(index))  # type: ignore[type-var]  # both subclasses are dataclasses
+        # both subclasses are dataclasses
+        return replace(self, key=self.is_key(index))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, eq=False)
 class Request(_OfTensors):
-    """One rotation of the dims [start, start + 2 * pairs) of tensors whose tokens are along `seq_dim` (negative).
+    """One rotation of the dims [start, start + 2 * pairs) of tensors whose tokens are along
+    `seq_dim` (negative).
 
-    positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset + S - 1
+    positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset
+                     + S - 1
     sign             -1 rotates backwards and swaps the layouts
     magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
     key              True if every tensor is an attention key; if False, only the second of two is
@@ -70,7 +76,9 @@ class Request(_OfTensors):
         return self.spec.layout_out if self.sign > 0 else self.spec.layout  # type: ignore[return-value]
 
     def adjoint(self) -> Request:
-        """Return the transposed rotation, which computes gradients: the opposite angles with the same magnitude."""
+        """Return the transposed rotation, which computes gradients: the opposite angles with the
+        same magnitude.
+        """
         return replace(self, sign=-self.sign)
 
     @property
@@ -88,22 +96,39 @@ class Request(_OfTensors):
         """Return whether queries and keys have different `rows`."""
         return keys_have_own_table(self.spec, device, self.tables)
 
-    def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is negated if sign is -1."""
+    def rows(
+        self, seq: int, device: torch.device, dtype: torch.dtype, key: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is
+        negated if sign is -1.
+        """
         rows = None
         if self.magnitude_power == 1 and dtype == torch.float32:
             rows = self._cached_rows(seq, device, key)
         if rows is None:
-            options = {"length": self.length, "magnitude_power": self.magnitude_power, "key": key, "strategy": self.tables}
+            options = {
+                "length": self.length,
+                "magnitude_power": self.magnitude_power,
+                "key": key,
+                "strategy": self.tables,
+            }
             rows = cos_sin(self.spec, self.explicit_positions(seq, device), dtype=dtype, **options)
         cos, sin = rows
         return cos, (sin if self.sign > 0 else -sin)
 
-    def _cached_rows(self, seq: int, device: torch.device, key: bool) -> tuple[Tensor, Tensor] | None:
-        """Return float32 cos and sin, magnitude included, of keys or of queries, from a cached table; None if none has them."""
+    def _cached_rows(
+        self, seq: int, device: torch.device, key: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return float32 cos and sin, magnitude included, of keys or of queries, from a cached
+        table; None if none has them.
+        """
         if self.positions is not None:
             return rows_at(self.spec, self.positions, key, self.tables)
-        table = first_rows(self.spec, device, self.offset + seq, key, self.tables) if self.offset >= 0 else None
+        table = (
+            first_rows(self.spec, device, self.offset + seq, key, self.tables)
+            if self.offset >= 0
+            else None
+        )
         return None if table is None else (table[0][self.offset :], table[1][self.offset :])
 
 
@@ -133,7 +158,9 @@ class TableRequest(_OfTensors):
     def keys_have_own_rows(self, device: torch.device) -> bool:
         return False
 
-    def rows(self, seq: int, device: torch.device, dtype: torch.dtype, key: bool) -> tuple[Tensor, Tensor]:
+    def rows(
+        self, seq: int, device: torch.device, dtype: torch.dtype, key: bool
+    ) -> tuple[Tensor, Tensor]:
         return self.cos.to(dtype), self.sin.to(dtype)
 
 
@@ -146,9 +173,11 @@ def table_dtype(x: Tensor) -> torch.dtype:
 
 
 def token_axes(ndim: int, seq_dim: int) -> tuple[int, int | None, int | None]:
-    """Return the (seq, batch, head) axes of x: batch is the first axis other than seq, head the second.
+    """Return the (seq, batch, head) axes of x: batch is the first axis other than seq, head the
+    second.
 
-    [B, H, S, D], [B, S, H, D] and [S, B, H, D] have all three; [B, S, D] has no heads, packed [T, H, D] has no batch.
+    [B, H, S, D], [B, S, H, D] and [S, B, H, D] have all three; [B, S, D] has no heads, packed [T,
+    H, D] has no batch.
     """
     seq = seq_dim % ndim
     others = [axis for axis in range(ndim - 1) if axis != seq]
@@ -162,7 +191,8 @@ def align(table: Tensor, x: Tensor, seq_dim: int) -> Tensor:
     seq, batch, head = token_axes(x.ndim, seq_dim)
     while table.ndim < 4:  # [S, P] -> [1, S, P] -> [1, 1, S, P], and [B, S, P] -> [B, 1, S, P]
         table = table.unsqueeze(0 if table.ndim == 2 else 1)
-    # (axis of x, axis of the table) of batch, head and seq; an axis of the table that x does not have is of size 1
+    # (axis of x, axis of the table) of batch, head and seq; an axis of the table that x does not
+    # have is of size 1
     matched = [(axis, dim) for axis, dim in ((batch, 0), (head, 1), (seq, 2)) if axis is not None]
     unmatched = [dim for axis, dim in ((batch, 0), (head, 1)) if axis is None]
     shape = [1] * x.ndim

@@ -1,4 +1,6 @@
-"""What the installed Triton and the GPU support, and helpers for all Triton kernels. Importing this does not import Triton."""
+"""What the installed Triton and the GPU support, and helpers for all Triton kernels. Importing this
+does not import Triton.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,22 @@ def why_no_triton(x: Tensor) -> str | None:
 
 
 def has_sine_unit(x: Tensor) -> bool:
-    """Return whether the GPU's sine instruction is accurate enough for x: its error is below the rounding to 16 bits."""
+    """Return whether the GPU's sine instruction is accurate enough for x: its error is below the
+    rounding to 16 bits.
+    """
     return x.element_size() == 2 and x.is_cuda and torch.version.hip is None
 
 
 @cached("GPUs with programmatic dependent launch", entries=64)
 def has_pdl(device: torch.device) -> bool:
-    """Return whether a kernel can start before the previous kernel ends (programmatic dependent launch, Hopper and later)."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
+    """Return whether a kernel can start before the previous kernel ends (programmatic dependent
+    launch, Hopper and later).
+    """
+    return (
+        device.type == "cuda"
+        and torch.version.hip is None
+        and torch.cuda.get_device_capability(device)[0] >= 9
+    )
 
 
 @cached("GPUs with float8", entries=64)
@@ -46,12 +56,17 @@ def has_fp8(device: torch.device) -> bool:
 @cached("GPU multiprocessors", entries=64)
 def multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU; 1 for the CPU, where the interpreter runs."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 1
+    )
 
 
 @cached("shared memory of GPUs", entries=64)
 def shared_memory(device: torch.device) -> int:
-    """Return how many bytes of shared memory one program can use; for the CPU, where the interpreter runs, as many as on Hopper.
+    """Return how many bytes of shared memory one program can use; for the CPU, where the
+    interpreter runs, as many as on Hopper.
 
     A multiprocessor keeps 1 KiB of its memory for itself.
     """
@@ -61,12 +76,16 @@ def shared_memory(device: torch.device) -> int:
 
 
 def untyped(kernel: Any) -> Any:
-    """Return the kernel itself, typed Any because type checkers do not know the type that triton.jit returns."""
+    """Return the kernel itself, typed Any because type checkers do not know the type that
+    triton.jit returns.
+    """
     return kernel
 
 
 def tile_width(size: int) -> int:
-    """Return the width of a tile for `size` dimensions: a power of two, at least 16, which tensor cores need."""
+    """Return the width of a tile for `size` dimensions: a power of two, at least 16, which tensor
+    cores need.
+    """
     return max(16, power_of_two(size))
 
 

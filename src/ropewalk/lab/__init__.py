@@ -1,1 +1,3 @@
-"""The lab: text without a download, generated tasks, a trainer, evaluation, statistics, studies and their report."""
+"""The lab: text without a download, generated tasks, a trainer, evaluation, statistics, studies and
+their report.
+"""

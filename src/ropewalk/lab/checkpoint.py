@@ -1,4 +1,6 @@
-"""Checkpoints: folders of safetensors and JSON with checksums, created atomically; only the newest few are kept."""
+"""Checkpoints: folders of safetensors and JSON with checksums, created atomically; only the newest
+few are kept.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
-from ropewalk.interop.checkpoint.safetensors_file import build_header, parse_object, read_header, read_rows, write_file
+from ropewalk.interop.checkpoint.safetensors_file import (
+    build_header,
+    parse_object,
+    read_header,
+    read_rows,
+    write_file,
+)
 from ropewalk.interop.checkpoint.shards import write_json
 from ropewalk.lab.distributed import Parallel, local, unsharded
 
@@ -31,13 +39,20 @@ class DamagedCheckpoint(Exception):
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, newest first."""
-    return sorted((path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True)
+    return sorted(
+        (path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)), reverse=True
+    )
 
 
 def write_checkpoint(
-    folder: Path, step: int, files: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any], keep: int
+    folder: Path,
+    step: int,
+    files: Mapping[str, Mapping[str, Tensor]],
+    state: dict[str, Any],
+    keep: int,
 ) -> None:
-    """Write a checkpoint, then remove those of later steps, and all but the newest `keep` of the others.
+    """Write a checkpoint, then remove those of later steps, and all but the newest `keep` of the
+    others.
 
     files  {file name: {name of a tensor: tensor}}
     state  plain data for state.json; the step and the checksums of all files are added to it
@@ -62,7 +77,9 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return (state, {file: {name: tensor}}) of a checkpoint after checking all checksums; raises DamagedCheckpoint."""
+    """Return (state, {file: {name: tensor}}) of a checkpoint after checking all checksums; raises
+    DamagedCheckpoint.
+    """
     try:
         state = parse_object((path / STATE).read_bytes(), STATE)
         if state.pop("sha256", None) != _state_sha256(state):
@@ -72,23 +89,35 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Ten
             if _sha256(path / name) != sha256:
                 raise DamagedCheckpoint(f"the checksum of {name} differs")
             header = read_header(path / name)
-            tensors[name] = {label: read_rows(path / name, header, label) for label in header.entries}
+            tensors[name] = {
+                label: read_rows(path / name, header, label) for label in header.entries
+            }
         return state, tensors
     except (OSError, RopeError) as error:
         raise DamagedCheckpoint(str(error)) from None
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-    """Return `read_checkpoint` of the newest undamaged checkpoint, and warn of damaged ones; None if there are no checkpoints."""
+    """Return `read_checkpoint` of the newest undamaged checkpoint, and warn of damaged ones; None
+    if there are no checkpoints.
+    """
     paths = checkpoints(folder)
     for number, path in enumerate(paths):
         try:
             return read_checkpoint(path)
         except DamagedCheckpoint as reason:
-            older = f"trying {paths[number + 1].name}" if number + 1 < len(paths) else "there is no older one"
+            older = (
+                f"trying {paths[number + 1].name}"
+                if number + 1 < len(paths)
+                else "there is no older one"
+            )
             logger.warning("checkpoint %s cannot be used: %s; %s", path.name, reason, older)
     if paths:
-        raise RopeError("checkpoint", f"all checkpoints in {folder} are damaged; remove them to start anew", len(paths))
+        raise RopeError(
+            "checkpoint",
+            f"all checkpoints in {folder} are damaged; remove them to start anew",
+            len(paths),
+        )
     return None
 
 
@@ -104,28 +133,45 @@ def _state_sha256(state: Mapping[str, Any]) -> str:
 def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a model by name; tied parameters appear once."""
     persistent = model.state_dict()
-    return {**dict(model.named_parameters()), **{name: b for name, b in model.named_buffers() if name in persistent}}
+    return {
+        **dict(model.named_parameters()),
+        **{name: b for name, b in model.named_buffers() if name in persistent},
+    }
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return unsharded copies of the weights and buffers on the CPU; every rank must call this."""
-    return {name: unsharded(tensor.detach()).cpu() for name, tensor in _named_tensors(model).items()}
+    return {
+        name: unsharded(tensor.detach()).cpu() for name, tensor in _named_tensors(model).items()
+    }
 
 
 @torch.no_grad()
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy weights and buffers into the model; missing tensors, extra tensors and different shapes are errors."""
+    """Copy weights and buffers into the model; missing tensors, extra tensors and different shapes
+    are errors.
+    """
     named = _named_tensors(model)
     if named.keys() != tensors.keys():
-        raise RopeError("checkpoint", "must have the same tensors as this model", sorted(named.keys() ^ tensors.keys())[:5])
+        raise RopeError(
+            "checkpoint",
+            "must have the same tensors as this model",
+            sorted(named.keys() ^ tensors.keys())[:5],
+        )
     for name, current in named.items():
         if current.shape != tensors[name].shape:
-            raise RopeError("checkpoint", f"must have {name} in the shape {list(current.shape)}", list(tensors[name].shape))
+            raise RopeError(
+                "checkpoint",
+                f"must have {name} in the shape {list(current.shape)}",
+                list(tensors[name].shape),
+            )
         current.copy_(_sharded_like(current, tensors[name]))
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return unsharded CPU copies of the optimizer's state, named as in "exp_avg embedding.weight"; every rank must call this."""
+    """Return unsharded CPU copies of the optimizer's state, named as in "exp_avg embedding.weight";
+    every rank must call this.
+    """
     return {
         f"{kind} {name}": unsharded(value.detach()).cpu()
         for name, parameter in model.named_parameters()
@@ -133,8 +179,12 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     }
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the optimizer's state from the tensors of `optimizer_tensors`, named as in "exp_avg embedding.weight"."""
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Restore the optimizer's state from the tensors of `optimizer_tensors`, named as in "exp_avg
+    embedding.weight".
+    """
     named = dict(model.named_parameters())
     fused = bool(optimizer.defaults.get("fused"))
     for label, value in tensors.items():
@@ -160,7 +210,9 @@ def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
 
 
 def random_states(parallel: Parallel) -> dict[str, Tensor]:
-    """Return {"cpu" and, on a GPU, "cuda": the states of torch's random generator on all ranks, [world, bytes]}."""
+    """Return {"cpu" and, on a GPU, "cuda": the states of torch's random generator on all ranks,
+    [world, bytes]}.
+    """
     states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":
         states["cuda"] = parallel.gather(torch.cuda.get_rng_state(parallel.device))
@@ -168,7 +220,9 @@ def random_states(parallel: Parallel) -> dict[str, Tensor]:
 
 
 def load_random(tensors: Mapping[str, Tensor], parallel: Parallel) -> bool:
-    """Restore torch's random generators on this rank; return False if the ranks or the device type changed."""
+    """Restore torch's random generators on this rank; return False if the ranks or the device type
+    changed.
+    """
     needed = {"cpu", "cuda"} if parallel.device.type == "cuda" else {"cpu"}
     if tensors.keys() != needed or tensors["cpu"].shape[0] != parallel.world:
         return False

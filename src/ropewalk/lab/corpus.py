@@ -1,7 +1,7 @@
 """A corpus: tokenized documents in two memory-mapped files, a training split and a held-out split.
 
-The split that a document belongs to depends only on its name. The files on disk are a cache: they are rebuilt when a source file,
-the tokenizer or the format changes.
+The split that a document belongs to depends only on its name. The files on disk are a cache: they
+are rebuilt when a source file, the tokenizer or the format changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Split:
-    """Tokens of one split with a separator after each document; `starts` are the document starts and the end of the last."""
+    """Tokens of one split with a separator after each document; `starts` are the document starts
+    and the end of the last.
+    """
 
     tokens: np.ndarray
     starts: np.ndarray
@@ -39,14 +41,22 @@ class Split:
         """Return the tokens from each start, [len(starts), length]."""
         # torch lacks uint32 operations on some devices
         dtype = self.tokens.dtype if self.tokens.dtype == np.uint8 else np.int32
-        return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(dtype, copy=False)
+        return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(
+            dtype, copy=False
+        )
 
     def windows(self, count: int, length: int, seed: int = 0) -> np.ndarray:
-        """Return `count` windows [count, length], each within one document, from as many documents as possible."""
+        """Return `count` windows [count, length], each within one document, from as many documents
+        as possible.
+        """
         sizes = np.diff(self.starts) - 1  # without the separator
         long_enough = np.flatnonzero(sizes >= length)
         if not len(long_enough):
-            raise RopeError("length", f"must be at most {sizes.max()}, the tokens of the longest document of this split", length)
+            raise RopeError(
+                "length",
+                f"must be at most {sizes.max()}, the tokens of the longest document of this split",
+                length,
+            )
         window = np.arange(integer("count", count, low=1))
         seeds = np.full(count, fold(seed, 1), dtype=np.uint64)
         chosen = long_enough[permuted(window % len(long_enough), len(long_enough), seeds)]
@@ -59,7 +69,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The two splits, and `facts`: the contents of corpus.json, such as the fingerprint and the number of tokens."""
+    """The two splits, and `facts`: the contents of corpus.json, such as the fingerprint and the
+    number of tokens.
+    """
 
     folder: Path
     facts: dict[str, Any]
@@ -94,13 +106,23 @@ class Corpus:
 def cache_folder() -> Path:
     """Return the folder of tokenized corpora: ROPEWALK_CACHE, or the user's cache folder."""
     named = os.environ.get("ROPEWALK_CACHE")
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
+    return (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
+    )
 
 
 def open_corpus(
-    source: str | Path = "code", tokenizer: Tokenizer | None = None, *, cache: str | Path | None = None, field: str = "text"
+    source: str | Path = "code",
+    tokenizer: Tokenizer | None = None,
+    *,
+    cache: str | Path | None = None,
+    field: str = "text",
 ) -> Corpus:
-    """Return the corpus of a source: a name from SOURCES, a text, JSON lines with the text in `field`, or a folder of them."""
+    """Return the corpus of a source: a name from SOURCES, a text, JSON lines with the text in
+    `field`, or a folder of them.
+    """
     tokenizer = Bytes() if tokenizer is None else tokenizer
     files = find_source(source, field)
     root = Path(cache) if cache is not None else cache_folder()
@@ -111,13 +133,19 @@ def open_corpus(
 
 
 def held_out(name: str) -> bool:
-    """Return whether the document of this name is in the held-out split: the hash of the name decides, a tenth is in it."""
+    """Return whether the document of this name is in the held-out split: the hash of the name
+    decides, a tenth is in it.
+    """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < HELD_OUT * 2**64
 
 
 def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
-    """Return an id of the sizes and modification times of the files, how they are read, the tokenizer and the format."""
-    digest = hashlib.sha256(f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode())
+    """Return an id of the sizes and modification times of the files, how they are read, the
+    tokenizer and the format.
+    """
+    digest = hashlib.sha256(
+        f"{_FORMAT}/{tokenizer.name}/{field}/{getattr(source.read, '__name__', '')}".encode()
+    )
     for name, path in source.files:
         stat = path.stat()
         digest.update(f"{name}/{stat.st_size}/{stat.st_mtime_ns}\n".encode())
@@ -142,7 +170,9 @@ def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
-    """Write the tokens and document starts of both splits into the folder `draft`, and return the facts about them."""
+    """Write the tokens and document starts of both splits into the folder `draft`, and return the
+    facts about them.
+    """
     digest = hashlib.sha256(tokenizer.name.encode())
     starts: dict[str, list[int]] = {name: [0] for name in SPLITS}
     separator = np.array([tokenizer.separator], dtype=tokenizer.dtype).tobytes()
@@ -156,7 +186,10 @@ def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
             starts[split].append(starts[split][-1] + len(tokens) + 1)
     for name, split_starts in starts.items():
         if len(split_starts) == 1:
-            rule = f"must have documents for both splits, but the {name} split is empty; use more text or more files"
+            rule = (
+                f"must have documents for both splits, but the {name} split is empty; use more "
+                "text or more files"
+            )
             raise RopeError("source", rule, f"{len(source.files)} files")
         np.array(split_starts, dtype="<i8").tofile(draft / f"{name}.starts")
     return {

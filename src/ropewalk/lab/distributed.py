@@ -60,24 +60,47 @@ class Parallel:
         return self.rank == 0
 
     def samples(self, index: np.ndarray) -> np.ndarray:
-        """Return this rank's part of the sample numbers of a micro-batch; in a context run, ranks share every sample."""
+        """Return this rank's part of the sample numbers of a micro-batch; in a context run, ranks
+        share every sample.
+        """
         if self.world == 1 or self.kind == "context":
             return index
         if len(index) % self.world:
-            raise RopeError("batch", f"must be a multiple of the {self.world} ranks in every micro-batch", len(index))
+            raise RopeError(
+                "batch",
+                f"must be a multiple of the {self.world} ranks in every micro-batch",
+                len(index),
+            )
         return index.reshape(self.world, -1)[self.rank]
 
     def shard(self, batch: Batch) -> Batch:
-        """Return this rank's tokens of a host batch in a context run, where sequences are divided; otherwise the whole batch."""
+        """Return this rank's tokens of a host batch in a context run, where sequences are divided;
+        otherwise the whole batch.
+        """
         if self.kind != "context":
             return batch
         if batch.targets.ndim != 2:
-            raise RopeError("parallel", "context divides sequences, so every token must have its own target", self.kind)
+            raise RopeError(
+                "parallel",
+                "context divides sequences, so every token must have its own target",
+                self.kind,
+            )
         positions = shard_positions(batch.inputs.shape[1], self.rank, self.world, SHARDS)
-        parts = {name: value[:, positions] for name, value in batch.keywords.items() if name != "positions"}
+        parts = {
+            name: value[:, positions]
+            for name, value in batch.keywords.items()
+            if name != "positions"
+        }
         targets = batch.targets[:, positions]
         count = int((targets != IGNORED).sum())
-        return replace(batch, inputs=batch.inputs[:, positions], targets=targets, count=count, positions=positions, **parts)
+        return replace(
+            batch,
+            inputs=batch.inputs[:, positions],
+            targets=targets,
+            count=count,
+            positions=positions,
+            **parts,
+        )
 
     def total(self, *values: float) -> list[float]:
         """Return the sum of each Python number over all ranks."""
@@ -98,7 +121,9 @@ class Parallel:
         return self.sum_of_ranks(x) if self.kind == "fsdp" else x
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; the model is changed in place."""
+        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; the model
+        is changed in place.
+        """
         if self.kind == "fsdp":
             return _fully_shard(model)
         if self.kind == "context":
@@ -109,7 +134,9 @@ class Parallel:
 
     @contextmanager
     def micro_batch(self, model: nn.Module, last: bool) -> Iterator[None]:
-        """Context manager for a micro-batch: gradients are reduced over the ranks only in the last micro-batch of a step."""
+        """Context manager for a micro-batch: gradients are reduced over the ranks only in the last
+        micro-batch of a step.
+        """
         if self.kind == "fsdp":
             model.set_requires_gradient_sync(last)  # type: ignore[operator]
         if self.kind in ("ddp", "context") and not last:
@@ -133,8 +160,11 @@ class Parallel:
 
 
 @contextmanager
-def launched(kind: str | None = None, device: str | None = None, timeout: timedelta = TIMEOUT) -> Iterator[Parallel]:
-    """Join torchrun's process group, or run as a single process, and yield the Parallel of this process.
+def launched(
+    kind: str | None = None, device: str | None = None, timeout: timedelta = TIMEOUT
+) -> Iterator[Parallel]:
+    """Join torchrun's process group, or run as a single process, and yield the Parallel of this
+    process.
 
     kind     one of KINDS; by default ddp under torchrun, otherwise none
     timeout  a rank that waits longer than this for another one raises an error
@@ -144,24 +174,34 @@ def launched(kind: str | None = None, device: str | None = None, timeout: timede
         kind = "ddp" if under_torchrun else "none"
     if choice("parallel", kind, KINDS) == "none":
         if world > 1:
-            raise RopeError("parallel", f"must be ddp, fsdp or context, since torchrun started {world} processes", kind)
+            raise RopeError(
+                "parallel",
+                f"must be ddp, fsdp or context, since torchrun started {world} processes",
+                kind,
+            )
         yield Parallel(device=pick_device(device))
         return
     if not under_torchrun:
-        raise RopeError("parallel", "needs torchrun: torchrun --nproc-per-node 2 --no-python ropewalk ...", kind)
+        raise RopeError(
+            "parallel", "needs torchrun: torchrun --nproc-per-node 2 --no-python ropewalk ...", kind
+        )
     local_device = pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if local_device.type == "cuda":
         torch.cuda.set_device(local_device)
     dist.init_process_group("nccl" if local_device.type == "cuda" else "gloo", timeout=timeout)
     try:
-        host_group = dist.new_group(backend="gloo", timeout=timeout) if local_device.type == "cuda" else None
+        host_group = (
+            dist.new_group(backend="gloo", timeout=timeout) if local_device.type == "cuda" else None
+        )
         yield Parallel(kind, dist.get_rank(), dist.get_world_size(), local_device, host_group)
     finally:
         dist.destroy_process_group()
 
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
-    """Return the device of a name, by default the GPU if there is one; `number` chooses among several GPUs."""
+    """Return the device of a name, by default the GPU if there is one; `number` chooses among
+    several GPUs.
+    """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -172,10 +212,14 @@ def pick_device(name: str | None = None, number: int | None = None) -> torch.dev
 
 
 def _fully_shard(model: nn.Module) -> nn.Module:
-    """Return the model with the parameters of each layer, then of the rest, sharded over all ranks (FSDP2)."""
+    """Return the model with the parameters of each layer, then of the rest, sharded over all ranks
+    (FSDP2).
+    """
     from torch.distributed.fsdp import fully_shard
 
-    layers = [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
+    layers = [
+        layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module
+    ]
     for layer in layers:
         if next(layer.parameters(), None) is not None:
             fully_shard(layer)
@@ -187,9 +231,15 @@ def _use_ring_attention(model: nn.Module) -> None:
     """Make every softmax attention attend to the keys of all ranks."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     if not layers:
-        raise RopeError("parallel", "context needs a model with ropewalk's Attention", type(model).__name__)
+        raise RopeError(
+            "parallel", "context needs a model with ropewalk's Attention", type(model).__name__
+        )
     if any(isinstance(layer, PackedLinearAttention) for layer in layers):
-        raise RopeError("parallel", "must be ddp or fsdp with linear attention: context has softmax attention only", "context")
+        raise RopeError(
+            "parallel",
+            "must be ddp or fsdp with linear attention: context has softmax attention only",
+            "context",
+        )
     for layer in layers:
         layer.forward = _ring_forward(layer)  # type: ignore[method-assign]
 
@@ -197,13 +247,28 @@ def _use_ring_attention(model: nn.Module) -> None:
 def _ring_forward(layer: Attention):
     """Return a `forward` for an attention layer whose tokens are divided among ranks."""
 
-    def forward(x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others) -> Attended:
+    def forward(
+        x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, **others
+    ) -> Attended:
         """Return the attention of this rank's tokens over the tokens of all ranks."""
-        unsupported = [name for name, value in others.items() if value is not None and value is not False]
+        unsupported = [
+            name for name, value in others.items() if value is not None and value is not False
+        ]
         if unsupported:
-            raise RopeError("parallel", f"context attention does not support {', '.join(unsupported)}", unsupported)
+            raise RopeError(
+                "parallel",
+                f"context attention does not support {', '.join(unsupported)}",
+                unsupported,
+            )
         if positions is None:
-            raise RopeError("positions", "must be given in a context run: the tokens of a rank are not consecutive", None)
-        return Attended(ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents), None)
+            raise RopeError(
+                "positions",
+                "must be given in a context run: the tokens of a rank are not consecutive",
+                None,
+            )
+        return Attended(
+            ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents),
+            None,
+        )
 
     return forward

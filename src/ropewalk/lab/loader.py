@@ -1,4 +1,6 @@
-"""Load the batches of each training step onto the device; on a GPU a thread prepares them ahead of time."""
+"""Load the batches of each training step onto the device; on a GPU a thread prepares them ahead of
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,31 @@ class StepData:
 
 
 class Loader:
-    """Loads the data of any step; it has no state, because the step number determines the sample numbers."""
+    """Loads the data of any step; it has no state, because the step number determines the sample
+    numbers.
+    """
 
-    def __init__(self, batches: Batches, stages: Sequence[Stage], accumulation: int, parallel: Parallel) -> None:
-        self.batches, self.stages, self.accumulation, self.parallel = batches, stages, accumulation, parallel
+    def __init__(
+        self, batches: Batches, stages: Sequence[Stage], accumulation: int, parallel: Parallel
+    ) -> None:
+        self.batches, self.stages, self.accumulation, self.parallel = (
+            batches,
+            stages,
+            accumulation,
+            parallel,
+        )
 
     def load(self, step: int) -> StepData:
-        """Return the micro-batches of one step on this rank's device, and the seconds it took to load them."""
+        """Return the micro-batches of one step on this rank's device, and the seconds it took to
+        load them.
+        """
         began = time.perf_counter()
         stage, first = stage_at(self.stages, step)
         micro_batches = []
         for samples in (first + np.arange(stage.batch)).reshape(self.accumulation, -1):
-            batch = self.parallel.shard(self.batches.batch(self.parallel.samples(samples), stage.length))
+            batch = self.parallel.shard(
+                self.batches.batch(self.parallel.samples(samples), stage.length)
+            )
             micro_batches.append(batch.to(self.parallel.device))
         return StepData(step, stage.length, stage.batch, micro_batches, time.perf_counter() - began)
 

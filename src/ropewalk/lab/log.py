@@ -60,7 +60,9 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in lines if line]
     except ValueError as error:
-        raise RopeError("log", f"must have a JSON object on every line ({error}); use a new folder", str(path)) from None
+        raise RopeError(
+            "log", f"must have a JSON object on every line ({error}); use a new folder", str(path)
+        ) from None
 
 
 def _numbers(row: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float]]:
@@ -77,5 +79,7 @@ def _tensorboard(folder: Path):
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise RopeError("tensorboard", "needs the tensorboard package: pip install tensorboard", True) from None
+        raise RopeError(
+            "tensorboard", "needs the tensorboard package: pip install tensorboard", True
+        ) from None
     return SummaryWriter(str(folder / "tensorboard"))

@@ -1,4 +1,6 @@
-"""LongCE: cross entropy in which tokens that need a long context weigh more; computed in chunks of tokens."""
+"""LongCE: cross entropy in which tokens that need a long context weigh more; computed in chunks of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ MOST = 5.0
 
 
 def token_weights(short: Tensor, full: Tensor, context: int) -> Tensor:
-    """Return the weight of each token in LongCE, larger if the long context helps: exp(short - full), at most MOST.
+    """Return the weight of each token in LongCE, larger if the long context helps: exp(short -
+    full), at most MOST.
 
-    short, full  losses [S] with a short context and with all of it, beginning with token 1; the weights have no gradient
-    context      the size of the short context; the first tokens, up to this number, have weight 1: both contexts are the same
+    short, full  losses [S] with a short context and with all of it, beginning with token 1; the
+                 weights have no gradient
+    context      the size of the short context; the first tokens, up to this number, have weight 1:
+                 both contexts are the same
     """
     weights = (short - full).detach().exp().clamp(max=MOST)
     weights[: context - 1] = 1.0  # token 0 has no loss
@@ -34,12 +39,14 @@ def chunked_loss(
     short: Tensor | None = None,
     context: int = 1,
 ) -> Tensor:
-    """Return the mean loss of targets [S] after hidden states [S, width]; weighted as LongCE if `short` is given.
+    """Return the mean loss of targets [S] after hidden states [S, width]; weighted as LongCE if
+    `short` is given.
 
     head            from hidden states to logits
     short, context  as in `token_weights`
 
-    Logits are computed chunk by chunk, and again in the backward pass, because those of all tokens would not fit in memory.
+    Logits are computed chunk by chunk, and again in the backward pass, because those of all tokens
+    would not fit in memory.
     """
     chunk, total = max(1, MAX_LOGITS // vocab_size), hidden.new_zeros((), dtype=torch.float32)
     for start in range(0, len(targets), chunk):

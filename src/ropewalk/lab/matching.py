@@ -1,4 +1,6 @@
-"""Text matching in the format of CAIL2019-SCM: JSON lines of texts A, B, C and optionally a label, the text closer to A."""
+"""Text matching in the format of CAIL2019-SCM: JSON lines of texts A, B, C and optionally a label,
+the text closer to A.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LABELS = ("B", "C")
 
 @dataclass(frozen=True)
 class Triplet:
-    """Three texts; `label` is "B" or "C": the text that is closer to `a`, or None if it is not known."""
+    """Three texts; `label` is "B" or "C": the text that is closer to `a`, or None if it is not
+    known.
+    """
 
     a: str
     b: str
@@ -33,7 +37,9 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
-    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label of lines without one (published data: B)."""
+    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label of lines without
+    one (published data: B).
+    """
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)
     check_ends(Path(path))
@@ -41,7 +47,11 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
     for number, line in enumerate(Path(path).read_bytes().splitlines(), start=1):
         if line.strip():
             row = parse_line(str(path), line, f"line {number}", "A", "B", "C")
-            label = choice(f"line {number}, label", row["label"], LABELS) if "label" in row else unlabelled
+            label = (
+                choice(f"line {number}, label", row["label"], LABELS)
+                if "label" in row
+                else unlabelled
+            )
             triplets.append(Triplet(row["A"], row["B"], row["C"], label))
     if not triplets:
         raise RopeError(str(path), "must have at least one line of A, B, C", 0)
@@ -49,7 +59,9 @@ def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triple
 
 
 def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Triplet]]:
-    """Return the triplets as (train, valid), split by the text of A, so that triplets with the same A are in the same split."""
+    """Return the triplets as (train, valid), split by the text of A, so that triplets with the same
+    A are in the same split.
+    """
     splits: dict[bool, list[Triplet]] = {False: [], True: []}
     for triplet in triplets:
         is_valid = held_out(hashlib.sha256(triplet.a.encode()).hexdigest())
@@ -59,10 +71,12 @@ def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Tri
 
 @dataclass(frozen=True, eq=False)
 class TripletBatches:
-    """Batches of triplets; B and C are swapped at random, so that a constant answer is right half the time.
+    """Batches of triplets; B and C are swapped at random, so that a constant answer is right half
+    the time.
 
-    form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once; form="triplets" has rows A, B and C.
-    Without `swap`, the samples are the triplets in their order; the target of a triplet without a label is ignored.
+    form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once;
+    form="triplets" has rows A, B and C. Without `swap`, the samples are the triplets in their
+    order; the target of a triplet without a label is ignored.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -86,10 +100,14 @@ class TripletBatches:
     def fingerprint(self) -> str:
         texts = "\0".join("\0".join((t.a, t.b, t.c, t.label or "")) for t in self.triplets)
         order = "" if self.swap else " in order"
-        return f"triplets {self.form} {self.tokenizer.name} {self.seed} {hashlib.sha256(texts.encode()).hexdigest()}{order}"
+        return (
+            f"triplets {self.form} {self.tokenizer.name} {self.seed} "
+            f"{hashlib.sha256(texts.encode()).hexdigest()}{order}"
+        )
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the samples with the numbers `index` as padded rows; the target is 0 if B is closer to A, 1 if C is.
+        """Return the samples with the numbers `index` as padded rows; the target is 0 if B is
+        closer to A, 1 if C is.
 
         With `swap`, B and C are exchanged at random, and the target with them.
         """
@@ -100,10 +118,20 @@ class TripletBatches:
         for place, swap in zip(places, swapped & self.swap, strict=True):
             triplet = self.triplets[int(place)]
             b, c = (triplet.c, triplet.b) if swap else (triplet.b, triplet.c)
-            texts = [(triplet.a, b), (triplet.a, c)] if self.form == "pairs" else [(triplet.a, None), (b, None), (c, None)]
+            texts = (
+                [(triplet.a, b), (triplet.a, c)]
+                if self.form == "pairs"
+                else [(triplet.a, None), (b, None), (c, None)]
+            )
             rows += [make_row(self.tokenizer, first, second, length) for first, second in texts]
             c_is_closer = (triplet.label == "C") != bool(swap)  # a swap exchanges the labels too
             targets.append(IGNORED if triplet.label is None else int(c_is_closer))
         tokens, types, padding = pad_rows(rows, length)
         count = len(targets) - targets.count(IGNORED)
-        return Batch(tokens, torch.tensor(targets), count, types=types if self.form == "pairs" else None, padding=padding)
+        return Batch(
+            tokens,
+            torch.tensor(targets),
+            count,
+            types=types if self.form == "pairs" else None,
+            padding=padding,
+        )

@@ -1,4 +1,6 @@
-"""Training losses, summed over targets: the losses of micro-batches and ranks add up to the loss of the whole batch."""
+"""Training losses, summed over targets: the losses of micro-batches and ranks add up to the loss of
+the whole batch.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ def logits_of(output: Any) -> Tensor:
     """Return the logits of a model's output: the output itself if it is a tensor, or its `logits`."""
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
-        raise RopeError("model", "must return a tensor, or an object with .logits", type(output).__name__)
+        raise RopeError(
+            "model", "must return a tensor, or an object with .logits", type(output).__name__
+        )
     return logits
 
 
 class ModelWithObjective(nn.Module):
-    """A model and its objective as one module, so that DDP, FSDP and torch.compile wrap the whole forward pass."""
+    """A model and its objective as one module, so that DDP, FSDP and torch.compile wrap the whole
+    forward pass.
+    """
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -41,9 +47,11 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def language(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of causal or masked language modelling, summed over the targets; the two differ only in their batches.
+    """Return the loss of causal or masked language modelling, summed over the targets; the two
+    differ only in their batches.
 
-    If the model has a method `loss` (for chunked logits or the balance loss of experts), which returns a mean, it is used.
+    If the model has a method `loss` (for chunked logits or the balance loss of experts), which
+    returns a mean, it is used.
     """
     if hasattr(type(model), "loss"):
         return model.loss(batch.inputs, batch.targets, **batch.keywords) * batch.count  # type: ignore[operator]
@@ -52,15 +60,17 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def pairs(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of choosing between the rows (A, B) and (A, C): one score per row, a softmax over both."""
+    """Return the loss of choosing between the rows (A, B) and (A, C): one score per row, a softmax
+    over both.
+    """
     return F.cross_entropy(pair_scores(predict(model, batch)), batch.targets, reduction="sum")
 
 
 def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
     """Return the margin loss of the cosines of text A with texts B and C, summed over the samples.
 
-    The model embeds the texts A, B and C of N samples as [3 N, D]. Target 0: A is more like B; 1: more like C; IGNORED: the
-    sample does not count.
+    The model embeds the texts A, B and C of N samples as [3 N, D]. Target 0: A is more like B; 1:
+    more like C; IGNORED: the sample does not count.
     """
     with_b, with_c = cosines(predict(model, batch)).unbind(-1)
     margin_of_target = (with_b - with_c) * torch.where(batch.targets == 0, 1.0, -1.0)
@@ -90,9 +100,18 @@ def class_scores(output: Tensor) -> Tensor:
 
 #: objectives by name
 OBJECTIVES: dict[str, Objective] = {
-    "causal": language, "masked": language, "pairs": pairs, "triplets": triplets, "classes": classes,
-}  # fmt: skip
-#: objective -> function from the model's output to scores [..., choices]; the highest score is the prediction of a target
+    "causal": language,
+    "masked": language,
+    "pairs": pairs,
+    "triplets": triplets,
+    "classes": classes,
+}
+#: objective -> function from the model's output to scores [..., choices]; the highest score is the
+#: prediction of a target
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
-    "causal": class_scores, "masked": class_scores, "pairs": pair_scores, "triplets": cosines, "classes": class_scores,
-}  # fmt: skip
+    "causal": class_scores,
+    "masked": class_scores,
+    "pairs": pair_scores,
+    "triplets": cosines,
+    "classes": class_scores,
+}

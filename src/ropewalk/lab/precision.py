@@ -16,7 +16,9 @@ _TIMED_SIZE = 192
 
 
 def usable_precision(precision: str, device: torch.device) -> str:
-    """Return the precision to train in; on a CPU where bfloat16 is slower, float32 replaces it with a warning."""
+    """Return the precision to train in; on a CPU where bfloat16 is slower, float32 replaces it with
+    a warning.
+    """
     if precision == "bfloat16" and device.type == "cpu" and not bfloat16_is_faster():
         logger.warning("bfloat16 is slower than float32 on this CPU: training in float32")
         return "float32"
@@ -30,7 +32,9 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager:
 
 @cached("speed of bfloat16", entries=1)
 def bfloat16_is_faster() -> bool:
-    """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; the first call measures it."""
+    """Return whether this CPU multiplies bfloat16 matrices faster than float32 ones; the first call
+    measures it.
+    """
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.ones(_TIMED_SIZE, _TIMED_SIZE, dtype=dtype)

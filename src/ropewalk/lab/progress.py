@@ -7,7 +7,9 @@ from typing import Any
 
 
 class Progress:
-    """A progress bar on stderr with a changing text; does nothing if stderr is not a terminal or rich is not installed."""
+    """A progress bar on stderr with a changing text; does nothing if stderr is not a terminal or
+    rich is not installed.
+    """
 
     def __init__(self, title: str, total: int, done: int, enabled: bool) -> None:
         """Start a bar at `done` of `total` steps, if it is enabled and stderr is a terminal."""
@@ -16,12 +18,24 @@ class Progress:
         if enabled and sys.stderr.isatty():
             try:
                 from rich.console import Console
-                from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+                from rich.progress import (
+                    BarColumn,
+                    MofNCompleteColumn,
+                    TextColumn,
+                    TimeElapsedColumn,
+                    TimeRemainingColumn,
+                )
                 from rich.progress import Progress as Bar
             except ImportError:
                 return
             text = TextColumn("{task.description}", markup=False)
-            columns = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                text,
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self._bar = Bar(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task(title, total=total, completed=done)
             self._bar.start()

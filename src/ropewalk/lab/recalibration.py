@@ -1,4 +1,6 @@
-"""Recalibration: train a migrated language model for some steps, at its old length, until it works again."""
+"""Recalibration: train a migrated language model for some steps, at its old length, until it works
+again.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ def recalibrate(
     seed: int = 0,
     log: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Train all parameters that require gradients with AdamW and return the loss of each step; the model is changed in place.
+    """Train all parameters that require gradients with AdamW and return the loss of each step; the
+    model is changed in place.
 
-    tokens  integer [rows, length]: the rows are drawn at random, and `length` should be the trained length of the model
-    rate    the learning rate, reached after `warmup` steps and then constant, as in DroPE, whose authors use 1e-4 to 3e-4
+    tokens  integer [rows, length]: the rows are drawn at random, and `length` should be the trained
+            length of the model
+    rate    the learning rate, reached after `warmup` steps and then constant, as in DroPE, whose
+            authors use 1e-4 to 3e-4
     log     called with each step and its loss
     """
     if tokens.ndim != 2 or tokens.shape[1] < 2 or not len(tokens):
-        raise RopeError("tokens", "must be [rows, length] with at least two tokens in a row", list(tokens.shape))
+        raise RopeError(
+            "tokens", "must be [rows, length] with at least two tokens in a row", list(tokens.shape)
+        )
     integer("steps", steps, low=0)
     integer("batch", batch, low=1)
     number("rate", rate, above=0)
@@ -39,8 +46,14 @@ def recalibrate(
         raise RopeError("model", "must have parameters that require gradients", 0)
     device = parameters[0].device
     optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup)))
-    generator, losses, was_training = torch.Generator().manual_seed(integer("seed", seed, low=0)), [], model.training
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup))
+    )
+    generator, losses, was_training = (
+        torch.Generator().manual_seed(integer("seed", seed, low=0)),
+        [],
+        model.training,
+    )
     model.train()
     try:
         for step in range(steps):

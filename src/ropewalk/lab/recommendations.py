@@ -1,4 +1,6 @@
-"""Recommendations by use case, derived from the rows of studies; differences within the noise give no recommendation."""
+"""Recommendations by use case, derived from the rows of studies; differences within the noise give
+no recommendation.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,11 @@ class Recommendation:
 
 
 def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
-    """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and every run of its study.
+    """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and
+    every run of its study.
 
-    `results` are runs by the name of their folder; it follows the use in brackets if it is not the name of the study.
+    `results` are runs by the name of their folder; it follows the use in brackets if it is not the
+    name of the study.
     """
     recommendations = []
     for use, (study, advise) in USE_CASES.items():
@@ -49,7 +53,9 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
             label = use if name == study else f"{use} ({name})"
             recommendations.append(Recommendation(label, *advise(result)))
         if not runs:
-            recommendations.append(Recommendation(use, "Not measured here.", f"run: ropewalk lab run {study}"))
+            recommendations.append(
+                Recommendation(use, "Not measured here.", f"run: ropewalk lab run {study}")
+            )
     return recommendations
 
 
@@ -60,15 +66,24 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
     same_model  all scores are of one model, so the noise between trainings does not matter
     """
     if len(scores) < 2:
-        return "No recommendation: there is nothing to compare with.", f"only {', '.join(scores) or 'nothing'} was measured"
+        return (
+            "No recommendation: there is nothing to compare with.",
+            f"only {', '.join(scores) or 'nothing'} was measured",
+        )
     floor = seed_noise(list(scores.values()), same_model=same_model)
     groups = rank(scores, floor=floor)
     best = groups[0]
     if len(best) == len(scores):
-        return "No recommendation: all are tied.", f"{what}: {', '.join(f'{name} {scores[name].mean:.3f}' for name in best)}"
+        return (
+            "No recommendation: all are tied.",
+            f"{what}: {', '.join(f'{name} {scores[name].mean:.3f}' for name in best)}",
+        )
     first, second = best[0], groups[1][0]
     paired = difference(compare(scores[first], scores[second], floor=floor))
-    reason = f"{what}: {first} {scores[first].mean:.3f}, {second} {scores[second].mean:.3f}, paired {paired}"
+    reason = (
+        f"{what}: {first} {scores[first].mean:.3f}, {second} {scores[second].mean:.3f}, paired "
+        f"{paired}"
+    )
     if len(best) > 1:
         return f"Any of {', '.join(best)}: they are tied.", reason
     return f"{first}.", reason
@@ -84,28 +99,43 @@ def _trained_length(result: StudyResult) -> tuple[str, str]:
 
 
 def _longer_code(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encoding with the lowest loss on source code longer than the trained length."""
+    """Return (recommendation, evidence): the encoding with the lowest loss on source code longer
+    than the trained length.
+    """
     if result.corpus not in CODE:
         return "Not measured here.", f"the text was {result.corpus}; set data.source to code"
     length = distinct(result.rows, "loss", "length")[-1]
-    losses = scores_by(result.rows, "loss", "model", distinct(result.rows, "loss", "model"), length=length)
+    losses = scores_by(
+        result.rows, "loss", "model", distinct(result.rows, "loss", "model"), length=length
+    )
     return lowest(losses, f"loss at {length} tokens of source code, trained on fewer")
 
 
 def _stream(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encodings whose loss does not rise beyond the trained length."""
+    """Return (recommendation, evidence): the encodings whose loss does not rise beyond the trained
+    length.
+    """
     lengths = distinct(result.rows, "loss", "length")
     stable = []
     for name in distinct(result.rows, "loss", "model"):
-        near, far = (score(result.rows, "loss", model=name, length=length) for length in (lengths[0], lengths[-1]))
+        near, far = (
+            score(result.rows, "loss", model=name, length=length)
+            for length in (lengths[0], lengths[-1])
+        )
         if near is not None and far is not None:
             rise = compare(far, near)
             if rise.difference + 2 * rise.error <= 0.05:  # nats per token
                 stable.append((far.mean, f"{name} ({difference(rise)})"))
     if not stable:
-        return "None of those measured.", f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}"
+        return (
+            "None of those measured.",
+            f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}",
+        )
     names = ", ".join(text for _, text in sorted(stable))
-    return f"One of these, lowest loss first: {names}.", f"loss at {lengths[-1]} minus loss at {lengths[0]}, at most +0.05"
+    return (
+        f"One of these, lowest loss first: {names}.",
+        f"loss at {lengths[-1]} minus loss at {lengths[0]}, at most +0.05",
+    )
 
 
 def _zero_shot(result: StudyResult) -> tuple[str, str]:
@@ -113,7 +143,15 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
-    losses = scores_by(result.rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * trained_length)
+    losses = scores_by(
+        result.rows,
+        "loss",
+        "method",
+        methods,
+        tuned=0,
+        factor=factor,
+        length=factor * trained_length,
+    )
     return lowest(losses, f"loss at {factor}x, without training", same_model=True)
 
 
@@ -125,7 +163,9 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
     factor = max(row["factor"] for row in rows)
     rows = select(rows, "loss", factor=factor)
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
-    losses = scores_by(rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * trained_length)
+    losses = scores_by(
+        rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * trained_length
+    )
     return lowest(losses, f"loss at {factor}x after {rows[0]['tuned']} steps there")
 
 
@@ -133,8 +173,15 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
     """Return (recommendation, evidence): the method that misses the fewest pass keys."""
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
-        return "No recommendation: the model did not learn to find pass keys at the trained length.", claim.evidence
-    rows = [row for row in result.rows if row["metric"] == "found" and row["base"] == result.rows[0]["base"]]
+        return (
+            "No recommendation: the model did not learn to find pass keys at the trained length.",
+            claim.evidence,
+        )
+    rows = [
+        row
+        for row in result.rows
+        if row["metric"] == "found" and row["base"] == result.rows[0]["base"]
+    ]
     longest = max(distinct(rows, "found", "length"))
     missed = {}
     for method in distinct(rows, "found", "method", length=longest):

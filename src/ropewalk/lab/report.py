@@ -1,4 +1,6 @@
-"""The report: one self-contained HTML page about all studies in a folder, with published results for comparison."""
+"""The report: one self-contained HTML page about all studies in a folder, with published results
+for comparison.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,30 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
         rows, facts = read_study(path.parent)
         study = STUDIES[choice(f"{path.parent.name}/{FACTS}, study", facts.get("study"), STUDIES)]
         if absent := [name for name in NEEDED_FACTS if name not in facts]:
-            raise RopeError(f"{path.parent.name}/{FACTS}", f"must have {', '.join(NEEDED_FACTS)}; run the study again", absent)
-        findings = concluded(study.findings(rows, facts), facts)  # without claims if the run was too short
+            raise RopeError(
+                f"{path.parent.name}/{FACTS}",
+                f"must have {', '.join(NEEDED_FACTS)}; run the study again",
+                absent,
+            )
+        findings = concluded(
+            study.findings(rows, facts), facts
+        )  # without claims if the run was too short
         results.append((path.parent.name, StudyResult(rows, facts, findings)))
     if not results:
-        raise RopeError("folder", "must contain a study; run: ropewalk lab run encodings --out FOLDER", str(folder))
+        raise RopeError(
+            "folder",
+            "must contain a study; run: ropewalk lab run encodings --out FOLDER",
+            str(folder),
+        )
     order = list(STUDIES)
-    return dict(sorted(results, key=lambda name_and_result: order.index(name_and_result[1].facts["study"])))
+    return dict(
+        sorted(results, key=lambda name_and_result: order.index(name_and_result[1].facts["study"]))
+    )
 
 
-def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: bool = False) -> Path:
+def write_report(
+    folder: str | Path, sections: Sequence[Table] = (), *, redraw: bool = False
+) -> Path:
     """Write report.html into a folder of studies and return its path.
 
     sections  tables to add after the studies
@@ -58,9 +74,16 @@ def write_report(folder: str | Path, sections: Sequence[Table] = (), *, redraw: 
     if redraw:
         for name, result in results.items():
             draw_figures(result.findings, folder / name)
-    long_enough = {name: result for name, result in results.items() if result.facts.get("preset") not in TOO_SHORT}
+    long_enough = {
+        name: result
+        for name, result in results.items()
+        if result.facts.get("preset") not in TOO_SHORT
+    }
     claims = [claim for result in results.values() for claim in result.findings.claims]
-    body = [html.summary_html(list(results), claims), html.recommendations_html(recommend(long_enough))]
+    body = [
+        html.summary_html(list(results), claims),
+        html.recommendations_html(recommend(long_enough)),
+    ]
     body += [_section(name, result, folder / name) for name, result in results.items()]
     body += [html.table_html(table) for table in sections]
     write_atomically(folder / NAME, html.document("ropewalk lab", body))
@@ -76,36 +99,60 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
             paths = {path.stem: path for path in draw_figures(findings, Path(temporary), ("svg",))}
         pictures = [html.picture_html(path, figure) for figure, path in paths.items()]
     parts = [
-        f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p class="ask">{html.escape(study.about)}</p>',
-        f'<p class="fails">{html.escape(TOO_SHORT[result.facts["preset"]])}</p>' if result.facts["preset"] in TOO_SHORT else "",
+        (
+            f'<section id="{html.escape(name)}"><h2>{html.escape(name)}</h2><p '
+            f'class="ask">{html.escape(study.about)}</p>'
+        ),
+        f'<p class="fails">{html.escape(TOO_SHORT[result.facts["preset"]])}</p>'
+        if result.facts["preset"] in TOO_SHORT
+        else "",
         html.claims_html(findings.claims),
         *pictures,
         *map(html.table_html, findings.tables),
         # grey boxes with the numbers of others, their source, and ours beside them
-        *(f'<div class="published">{html.table_html(beside(each, findings))}</div>' for each in study.published),
-        f'<p class="note">{html.escape(noise(result.rows, result.facts))} {html.escape(_environment(result.facts))}</p>',
+        *(
+            f'<div class="published">{html.table_html(beside(each, findings))}</div>'
+            for each in study.published
+        ),
+        (
+            f'<p class="note">{html.escape(noise(result.rows, result.facts))} '
+            f"{html.escape(_environment(result.facts))}</p>"
+        ),
         html.details_html("Settings", result.facts),
     ]
     return "\n".join(parts) + "</section>"
 
 
 def noise(rows: list[Row], facts: dict[str, Any]) -> str:
-    """Return a sentence about the noise between trainings: measured if there are several seeds, otherwise the published value.
+    """Return a sentence about the noise between trainings: measured if there are several seeds,
+    otherwise the published value.
 
     It is empty if no row depends on a seed, or if there are several seeds but no losses.
     """
     if facts["seeds"] == 1:
-        said = f"One seed: comparisons of two trainings include a deviation of {SEED_NOISE}, as published for tiny models."
+        said = (
+            f"One seed: comparisons of two trainings include a deviation of {SEED_NOISE}, as "
+            "published for tiny models."
+        )
         return said if STUDIES[facts["study"]].seeded else ""
     by_setting: dict[tuple, list[float]] = {}  # losses of rows that differ only in the seed
     for row in rows:
         if row["metric"] == "loss":
-            setting = tuple(sorted((name, value) for name, value in row.items() if name not in ("seed", "mean", "values")))
+            setting = tuple(
+                sorted(
+                    (name, value)
+                    for name, value in row.items()
+                    if name not in ("seed", "mean", "values")
+                )
+            )
             by_setting.setdefault(setting, []).append(row["mean"])
     deviations = [statistics.stdev(means) for means in by_setting.values() if len(means) > 1]
     if not deviations:
         return ""
-    return f"{facts['seeds']} seeds: the median deviation of a loss between seeds is {statistics.median(deviations):.4f}."
+    return (
+        f"{facts['seeds']} seeds: the median deviation of a loss between seeds is "
+        f"{statistics.median(deviations):.4f}."
+    )
 
 
 def _environment(facts: dict[str, Any]) -> str:
@@ -115,4 +162,6 @@ def _environment(facts: dict[str, Any]) -> str:
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""
     if "model" in facts:  # a pretrained one; otherwise the preset names the model that was trained
         text = f" Model {facts['model']}, text {', '.join(facts.get('text', []))}."
-    return f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"
+    return (
+        f"Preset {facts['preset']}, {facts['seeds']} seeds, {machine['device']}, {versions}{text}"
+    )

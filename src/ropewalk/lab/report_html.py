@@ -43,14 +43,22 @@ def escape(text: object) -> str:
 def document(title: str, body: Iterable[str]) -> str:
     """Return a whole HTML page."""
     content = "\n".join(body)
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{content}\n</body></html>\n'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{escape(title)}</title>'
+    )
+    return (
+        "<!doctype html>\n<html "
+        f'lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{content}\n</body></html>\n'
+    )
 
 
 def table_html(table: Table, style: str = "") -> str:
     """Return a table with its title and its note as HTML; `style` is a CSS class of STYLE."""
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     heading = f"<h3>{escape(table.title)}</h3>" if table.title else ""
     return f'{heading}<div class="wide {style}"><table><tr>{head}</tr>{rows}</table></div>{note}'
@@ -71,28 +79,44 @@ def claims_html(claims: Sequence[Claim]) -> str:
         f"<td>{escape(claim.text)}</td><td>{escape(claim.evidence)}</td></tr>"
         for claim in claims
     )
-    return f'<div class="wide words"><table><tr><th></th><th>claim</th><th>paired difference</th></tr>{rows}</table></div>'
+    return (
+        '<div class="wide words"><table><tr><th></th><th>claim</th><th>paired '
+        f"difference</th></tr>{rows}</table></div>"
+    )
 
 
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
     """Return the recommendations as an HTML table."""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
-    note = "From the measurements below; there is no recommendation without a measured difference beyond the noise."
-    return "<h2>Recommendations</h2>" + table_html(Table("", ("use", "recommended", "reason"), rows, note), "words")
+    note = (
+        "From the measurements below; there is no recommendation without a measured difference "
+        "beyond the noise."
+    )
+    return "<h2>Recommendations</h2>" + table_html(
+        Table("", ("use", "recommended", "reason"), rows, note), "words"
+    )
 
 
 def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
     """Return the title and summary of the page, in English and Chinese."""
-    num_hold, num_fail = (sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS))
+    num_hold, num_fail = (
+        sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
+    )
     links = ", ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     num_other = len(claims) - num_hold - num_fail
-    english = f"Of {len(claims)} claims {num_hold} hold, {num_fail} do not, {num_other} are within noise or not measured."
+    english = (
+        f"Of {len(claims)} claims {num_hold} hold, {num_fail} do not, {num_other} are within noise "
+        "or not measured."
+    )
     chinese = (
         f"共 {len(names)} 项实验，{len(claims)} 条结论：{num_hold} 条成立，"
         f"{num_fail} 条不成立，{num_other} 条差异在噪声范围内或未测量。"
         "灰框内是文献发表或资料所述的数字；标有 ours 的列是我们测得的。"
     )
-    return f'<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p lang="zh">{escape(chinese)}</p>'
+    return (
+        f"<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p "
+        f'lang="zh">{escape(chinese)}</p>'
+    )
 
 
 def details_html(title: str, data: dict[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""Small generated samples in the formats of published tasks, so that the whole path of fine-tuning can be tried offline."""
+"""Small generated samples in the formats of published tasks, so that the whole path of fine-tuning
+can be tried offline.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ SUBJECTS = {
 }
 #: sentences that say nothing about the subject
 FILLER = (
-    "原告向本院提出诉讼请求。", "本院受理后依法组成合议庭。", "双方当事人均到庭参加诉讼。", "被告未提交书面答辩意见。",
-    "上述事实有双方陈述为证。", "本院公开开庭进行了审理。", "案件受理费由被告负担。", "如不服本判决可在十五日内上诉。",
+    "原告向本院提出诉讼请求。", "本院受理后依法组成合议庭。", "双方当事人均到庭参加诉讼。", "被告未提交书面答辩意见。",  # noqa: E501
+    "上述事实有双方陈述为证。", "本院公开开庭进行了审理。", "案件受理费由被告负担。", "如不服本判决可在十五日内上诉。",  # noqa: E501
 )  # fmt: skip
-THINGS, PLACES = ("rope", "cord", "cable", "chain", "ribbon"), ("harbour", "market", "workshop", "tower", "garden")
+THINGS, PLACES = (
+    ("rope", "cord", "cable", "chain", "ribbon"),
+    ("harbour", "market", "workshop", "tower", "garden"),
+)
 QUALITIES = ("strong", "narrow", "heavy", "golden", "broken")
 SPLITS = {"train": 0.7, "valid": 0.15, "test": 0.15}
-#: lines, and the characters of all lines together: a sample is small, and more would be a typing error
+#: lines, and the characters of all lines together: a sample is small, and more would be a typing
+#: error
 MOST_LINES, MOST_CHARACTERS = 100_000, 20_000_000
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -44,7 +50,9 @@ def _case(draw: random.Random, subject: str, characters: int) -> str:
 
 
 def _triplets(draw: random.Random, count: int, characters: int) -> list[str]:
-    """Return lines in the format of CAIL2019-SCM: two of the three texts are about the same subject."""
+    """Return lines in the format of CAIL2019-SCM: two of the three texts are about the same
+    subject.
+    """
     lines = []
     for _ in range(count):
         subject, other = draw.sample(list(SUBJECTS), 2)
@@ -61,7 +69,11 @@ def _sentence_pairs(draw: random.Random, count: int, characters: int) -> list[st
     for number in range(count):
         thing, quality, place = draw.choice(THINGS), draw.choice(QUALITIES), draw.choice(PLACES)
         label = draw.choice(("entailment", "not_entailment"))
-        claimed = quality if label == "entailment" else draw.choice([each for each in QUALITIES if each != quality])
+        claimed = (
+            quality
+            if label == "entailment"
+            else draw.choice([each for each in QUALITIES if each != quality])
+        )
         first, before = f"The {thing} in the {place} is {quality}.", ""
         while len(before) + len(first) < characters:
             before += f"There is a {draw.choice(THINGS)} in the {draw.choice(PLACES)}. "
@@ -76,10 +88,14 @@ FORMATS: dict[str, tuple[Callable[[random.Random, int, int], list[str]], str]] =
 }
 
 
-def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, characters: int = 60, seed: int = 0) -> list[Path]:
-    """Write a generated sample and return its files: train, valid and test, a BERT vocab.txt, and text.jsonl for pretraining.
+def write_sample(
+    folder: str | Path, form: str = "cail", *, count: int = 200, characters: int = 60, seed: int = 0
+) -> list[Path]:
+    """Write a generated sample and return its files: train, valid and test, a BERT vocab.txt, and
+    text.jsonl for pretraining.
 
-    form        a name from FORMATS: cail (triplets of Chinese cases) or glue (pairs of English sentences)
+    form        a name from FORMATS: cail (triplets of Chinese cases) or glue (pairs of English
+                sentences)
     count       lines of all three files together
     characters  the least size of a case, or of the first text of a pair
     """
@@ -96,10 +112,28 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
         if split != "test":
             texts += _texts(lines, form)
     # a vocabulary of WordPiece: characters, whole words, and characters that continue a word (##)
-    characters_used = sorted({character for text in texts for character in text.lower() if not character.isspace()})
-    words = sorted({word for text in texts for word in text.lower().split() if word.isascii() and word.isalpha()})
-    pieces = [f"##{character}" for character in characters_used if character.isascii() and character.isalnum()]
-    files["vocab.txt"] = [*SPECIAL, *characters_used, *(word for word in words if len(word) > 1), *pieces]
+    characters_used = sorted(
+        {character for text in texts for character in text.lower() if not character.isspace()}
+    )
+    words = sorted(
+        {
+            word
+            for text in texts
+            for word in text.lower().split()
+            if word.isascii() and word.isalpha()
+        }
+    )
+    pieces = [
+        f"##{character}"
+        for character in characters_used
+        if character.isascii() and character.isalnum()
+    ]
+    files["vocab.txt"] = [
+        *SPECIAL,
+        *characters_used,
+        *(word for word in words if len(word) > 1),
+        *pieces,
+    ]
     files["text.jsonl"] = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     for name, lines in files.items():
         write_atomically(folder / name, "\n".join(lines) + "\n")
@@ -109,5 +143,7 @@ def write_sample(folder: str | Path, form: str = "cail", *, count: int = 200, ch
 def _texts(lines: list[str], form: str) -> list[str]:
     """Return the texts in the lines of a sample, without labels and the header."""
     if form == "cail":
-        return [text for line in lines for name, text in json.loads(line).items() if name != "label"]
+        return [
+            text for line in lines for name, text in json.loads(line).items() if name != "label"
+        ]
     return [text for line in lines[1:] for text in line.split("\t")[1:3]]

@@ -32,7 +32,9 @@ def total_steps(stages: Sequence[Stage]) -> int:
 
 
 def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
-    """Return the stage of a step (from 0) and the number of the step's first sample; samples are numbered through all stages."""
+    """Return the stage of a step (from 0) and the number of the step's first sample; samples are
+    numbered through all stages.
+    """
     integer("step", step, low=0, high=total_steps(stages) - 1)
     sample = 0
     for stage in stages:
@@ -44,21 +46,30 @@ def stage_at(stages: Sequence[Stage], step: int) -> tuple[Stage, int]:
 
 #: the six stages of RoFormer's pre-training, as published
 ROFORMER_STAGES = (
-    Stage(512, 256, 200_000), Stage(1536, 256, 12_500), Stage(256, 256, 120_000), Stage(128, 512, 80_000),
-    Stage(1536, 256, 10_000), Stage(512, 512, 30_000),
-)  # fmt: skip
+    Stage(512, 256, 200_000),
+    Stage(1536, 256, 12_500),
+    Stage(256, 256, 120_000),
+    Stage(128, 512, 80_000),
+    Stage(1536, 256, 10_000),
+    Stage(512, 512, 30_000),
+)
 
 
 def roformer_stages(factor: int = 1) -> tuple[Stage, ...]:
-    """Return RoFormer's six stages with lengths divided by `factor`, batches by its square and steps by its fourth power."""
+    """Return RoFormer's six stages with lengths divided by `factor`, batches by its square and
+    steps by its fourth power.
+    """
     integer("factor", factor, low=1, high=16)
     return tuple(
-        Stage(stage.length // factor, stage.batch // factor**2, max(1, round(stage.steps / factor**4)))
+        Stage(
+            stage.length // factor, stage.batch // factor**2, max(1, round(stage.steps / factor**4))
+        )
         for stage in ROFORMER_STAGES
     )
 
 
-#: progress after the warm-up (0 to 1) -> fraction of the way from the highest (0) to the final (1) learning rate
+#: progress after the warm-up (0 to 1) -> fraction of the way from the highest (0) to the final (1)
+#: learning rate
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda t: 0.0,
     "linear": lambda t: t,
@@ -66,8 +77,12 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(step: int, steps: int, *, highest: float, schedule: str, warmup: int, final: float) -> float:
-    """Return the rate of a step (from 0): linear over `warmup` steps, then the schedule down to `final` times the highest."""
+def learning_rate(
+    step: int, steps: int, *, highest: float, schedule: str, warmup: int, final: float
+) -> float:
+    """Return the rate of a step (from 0): linear over `warmup` steps, then the schedule down to
+    `final` times the highest.
+    """
     if step < warmup:
         return highest * (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - 1 - warmup)

@@ -1,4 +1,6 @@
-"""All settings of a run as frozen dataclasses, read from a TOML preset and changed by `table.name=value` options."""
+"""All settings of a run as frozen dataclasses, read from a TOML preset and changed by
+`table.name=value` options.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,11 @@ class Settings:
             integer(name, getattr(self, name), low=0)
         for stage in self.stages:
             if stage.batch % self.accumulation:
-                raise RopeError("accumulation", f"must divide the batch of every stage, {stage.batch}", self.accumulation)
+                raise RopeError(
+                    "accumulation",
+                    f"must divide the batch of every stage, {stage.batch}",
+                    self.accumulation,
+                )
 
     @property
     def steps(self) -> int:
@@ -79,7 +85,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Preset:
-    """A whole run: the model, the data and the training. The tables of a TOML preset have the names of these fields."""
+    """A whole run: the model, the data and the training. The tables of a TOML preset have the names
+    of these fields.
+    """
 
     train: Settings
     model: dict[str, Any] = field(default_factory=dict)
@@ -92,10 +100,16 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
-    """Return a preset by its name or from a TOML file, with changes such as "train.learning_rate=1e-3"."""
+    """Return a preset by its name or from a TOML file, with changes such as
+    "train.learning_rate=1e-3".
+    """
     path = PRESETS / f"{name}.toml" if str(name) in preset_names() else Path(name)
     if not path.is_file():
-        raise RopeError("preset", f"must be the path of a TOML file or one of {', '.join(preset_names())}", str(name))
+        raise RopeError(
+            "preset",
+            f"must be the path of a TOML file or one of {', '.join(preset_names())}",
+            str(name),
+        )
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -104,7 +118,9 @@ def read_preset(name: str | Path, changes: Iterable[str] = ()) -> Preset:
 
 
 def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) -> Preset:
-    """Return the preset of the tables `model`, `data` and `train`, with changes such as "train.learning_rate=1e-3"."""
+    """Return the preset of the tables `model`, `data` and `train`, with changes such as
+    "train.learning_rate=1e-3".
+    """
     values = [key for key, table in tables.items() if not isinstance(table, dict)]
     if values:
         raise RopeError("preset", "must hold tables only: model, data and train", values)
@@ -113,35 +129,51 @@ def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) 
         target, equals, text = change.partition("=")
         table, dot, setting = target.strip().partition(".")
         if not (equals and dot and setting):
-            raise RopeError("set", 'must read "table.name=value", as in train.learning_rate=1e-3', change)
+            raise RopeError(
+                "set", 'must read "table.name=value", as in train.learning_rate=1e-3', change
+            )
         tables.setdefault(table, {})[setting] = toml_value(text)
     unknown = sorted(set(tables) - {f.name for f in fields(Preset)})
     if unknown:
         raise RopeError("preset", "may have the tables model, data and train", unknown)
-    return Preset(make_settings(tables.get("train", {})), tables.get("model", {}), tables.get("data", {}))
+    return Preset(
+        make_settings(tables.get("train", {})), tables.get("model", {}), tables.get("data", {})
+    )
 
 
 def make_settings(table: dict[str, Any]) -> Settings:
     """Return the Settings of a preset's `train` table; an unknown name is an error."""
     stages = table.get("stages")
     fields_of_stage = {"length", "batch", "steps"}
-    if not isinstance(stages, list) or not all(isinstance(stage, dict) and set(stage) == fields_of_stage for stage in stages):
-        raise RopeError("train.stages", "must be a list of tables with length, batch and steps", stages)
+    if not isinstance(stages, list) or not all(
+        isinstance(stage, dict) and set(stage) == fields_of_stage for stage in stages
+    ):
+        raise RopeError(
+            "train.stages", "must be a list of tables with length, batch and steps", stages
+        )
     check_names("train", table, Settings)
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in table.items()
+    }
     return Settings(**{**values, "stages": tuple(Stage(**stage) for stage in stages)})
 
 
 def check_names(table: str, values: dict[str, Any], cls: Any) -> None:
-    """Raise an error if a table of a preset has names that are not fields of a dataclass, or values of other types."""
+    """Raise an error if a table of a preset has names that are not fields of a dataclass, or values
+    of other types.
+    """
     names = [each.name for each in fields(cls)]
     unknown = sorted(set(values) - set(names))
     if unknown:
-        raise RopeError(table, f"has no setting {', '.join(unknown)}; known: {', '.join(names)}", unknown)
+        raise RopeError(
+            table, f"has no setting {', '.join(unknown)}; known: {', '.join(names)}", unknown
+        )
     hints = get_type_hints(cls)
     for name, value in values.items():
         if not _fits(value, hints[name]):
-            choices = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
+            choices = (
+                get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
+            )
             kinds = [_KINDS.get(each, "a list") for each in choices if each is not NoneType]
             raise RopeError(f"{table}.{name}", f"must be {' or '.join(kinds)}", value)
 
@@ -152,12 +184,15 @@ _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a t
 def _fits(value: Any, hint: Any) -> bool:
     """Return whether a value has the type that a field declares, `hint`.
 
-    A type that TOML has no values of, such as another dataclass, accepts any value here: its class checks it.
+    A type that TOML has no values of, such as another dataclass, accepts any value here: its class
+    checks it.
     """
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
     if hint in _KINDS:  # a number may be an integer; a bool is an int in Python, but not in TOML
-        return isinstance(value, (int, float) if hint is float else hint) and isinstance(value, bool) == (hint is bool)
+        return isinstance(value, (int, float) if hint is float else hint) and isinstance(
+            value, bool
+        ) == (hint is bool)
     if get_origin(hint) is tuple:
         return isinstance(value, list | tuple)
     return hint is not NoneType or value is None

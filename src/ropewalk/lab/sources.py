@@ -1,4 +1,6 @@
-"""Text sources that need no download: the source code of Python and torch, their docstrings, or the user's own files."""
+"""Text sources that need no download: the source code of Python and torch, their docstrings, or the
+user's own files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from ropewalk.errors import RopeError, choice
 #: a document: its name in the corpus, and its bytes
 Document = tuple[str, bytes]
 #: folders of the standard library with tests, generated tables and old grammars
-SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data", "encodings", "__pycache__")
+SKIPPED = (
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "encodings",
+    "__pycache__",
+)
 #: if there are fewer files, they are cut into pieces, since each split needs several documents
 FEW_FILES = 20
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
@@ -53,10 +65,14 @@ def torch_files() -> list[tuple[str, Path]]:
 
 
 def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tuple[str, Path]]:
-    """Return (name, path) of all .py files below `root`, sorted; folders named in `skipped` are not entered."""
+    """Return (name, path) of all .py files below `root`, sorted; folders named in `skipped` are not
+    entered.
+    """
     paths = []
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in skipped]  # os.walk does not enter the others
+        subfolders[:] = [
+            name for name in subfolders if name not in skipped
+        ]  # os.walk does not enter the others
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in paths)
 
@@ -69,11 +85,19 @@ def prose(name: str, path: Path) -> Iterator[Document]:
         return
     if path.name == "topics.py":
         # a dict from the name of a topic to its page
-        nodes = (value for node in ast.walk(tree) if isinstance(node, ast.Dict) for value in node.values)
-        pages = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        nodes = (
+            value for node in ast.walk(tree) if isinstance(node, ast.Dict) for value in node.values
+        )
+        pages = [
+            node.value
+            for node in nodes
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
     else:
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        pages = [ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)]
+        pages = [
+            ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, kinds)
+        ]
     text = "\n\n".join(page for page in pages if len(page) >= SHORTEST_PROSE)
     if text:
         yield name, text.encode("utf-8", errors="replace")
@@ -96,22 +120,35 @@ SOURCES: dict[str, Callable[[], Source]] = {
 
 
 def find_source(name: str | Path, field: str = "text") -> Source:
-    """Return a source by its name in SOURCES, or the files at a path; `field` is the field of a JSON line that has the text."""
+    """Return a source by its name in SOURCES, or the files at a path; `field` is the field of a
+    JSON line that has the text.
+    """
     if str(name) in SOURCES:
         return SOURCES[str(name)]()
     path = Path(name)
     if not path.exists():
-        raise RopeError("source", f"must be a path that exists or one of {', '.join(SOURCES)}", str(name))
+        raise RopeError(
+            "source", f"must be a path that exists or one of {', '.join(SOURCES)}", str(name)
+        )
     if (path / "dataset_dict.json").exists():
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
-        raise RopeError("source", f"is a saved dataset with splits; use the folder of one of {', '.join(splits)}", str(path))
+        raise RopeError(
+            "source",
+            f"is a saved dataset with splits; use the folder of one of {', '.join(splits)}",
+            str(path),
+        )
     if (path / "dataset_info.json").exists():
-        return Source((("dataset_info.json", path / "dataset_info.json"),), lambda _, file: _rows_of(file.parent, field))
+        return Source(
+            (("dataset_info.json", path / "dataset_info.json"),),
+            lambda _, file: _rows_of(file.parent, field),
+        )
     files = _files_of(path)
     in_pieces = len(files) < FEW_FILES
 
     def read(name: str, file: Path) -> Iterator[Document]:
-        """Yield the documents of a file: its JSON lines, its pieces if there are few files, or the whole file."""
+        """Yield the documents of a file: its JSON lines, its pieces if there are few files, or the
+        whole file.
+        """
         if file.suffix in (".jsonl", ".ndjson"):
             return _lines_of(name, file, field)
         return _pieces_of(name, file) if in_pieces else whole(name, file)
@@ -120,18 +157,26 @@ def find_source(name: str | Path, field: str = "text") -> Source:
 
 
 def _files_of(path: Path) -> list[tuple[str, Path]]:
-    """Return (name, path) of a single file, or of the files below a folder, without hidden files and files in hidden folders."""
+    """Return (name, path) of a single file, or of the files below a folder, without hidden files
+    and files in hidden folders.
+    """
     if path.is_file():
         return [(path.name, path)]
     names = ((file.relative_to(path), file) for file in path.rglob("*") if file.is_file())
-    files = sorted((name.as_posix(), file) for name, file in names if not any(part.startswith(".") for part in name.parts))
+    files = sorted(
+        (name.as_posix(), file)
+        for name, file in names
+        if not any(part.startswith(".") for part in name.parts)
+    )
     if not files:
         raise RopeError("source", "must be a file or a folder with files in it", str(path))
     return files
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield about FEW_FILES pieces of a file, cut at ends of lines, of SHORTEST_PIECE to LONGEST_PIECE bytes each."""
+    """Yield about FEW_FILES pieces of a file, cut at ends of lines, of SHORTEST_PIECE to
+    LONGEST_PIECE bytes each.
+    """
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:
         number = 0
@@ -146,18 +191,29 @@ def _lines_of(name: str, path: Path, field: str) -> Iterator[Document]:
         for number, line in enumerate(file):
             if line.strip():
                 where = f"{path.name}, line {number + 1}"
-                row = parse_line("source", line, where, field, fix="; another field can be set as data.field or field=")
+                row = parse_line(
+                    "source",
+                    line,
+                    where,
+                    field,
+                    fix="; another field can be set as data.field or field=",
+                )
                 yield f"{name}:{number:09d}", row[field].encode()
 
 
 def check_ends(path: Path) -> None:
     """Raise an error if the path is a pipe or a device: it may never end, and cannot be read twice."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise RopeError(str(path), "must be a file; a pipe or a device may never end: save what it returns", path.name)
+        raise RopeError(
+            str(path),
+            "must be a file; a pipe or a device may never end: save what it returns",
+            path.name,
+        )
 
 
 def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "") -> dict[str, str]:
-    """Return a JSON line as a dict; raise an error if it is not an object with strings in the fields `names`.
+    """Return a JSON line as a dict; raise an error if it is not an object with strings in the
+    fields `names`.
 
     `source` and `where` say in the error which file and line it is, and `fix` what to do.
     """
@@ -166,10 +222,15 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
     except (ValueError, RecursionError) as error:
         raise RopeError(source, f"{where} must be JSON ({error})", line[:60]) from None
     if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in names):
-        raise RopeError(source, f"{where} must be an object with strings in the fields {', '.join(names)}{fix}", row)
+        raise RopeError(
+            source,
+            f"{where} must be an object with strings in the fields {', '.join(names)}{fix}",
+            row,
+        )
     # JSON may contain half of a surrogate pair, which UTF-8 cannot encode: it is replaced by "?"
     return {
-        name: value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value for name, value in row.items()
+        name: value.encode("utf-8", errors="replace").decode() if isinstance(value, str) else value
+        for name, value in row.items()
     }
 
 
@@ -178,7 +239,11 @@ def _rows_of(folder: Path, field: str) -> Iterator[Document]:
     try:
         import datasets  # type: ignore[import-not-found]
     except ImportError:
-        raise RopeError("source", "a saved dataset needs the datasets package: pip install datasets", str(folder)) from None
+        raise RopeError(
+            "source",
+            "a saved dataset needs the datasets package: pip install datasets",
+            str(folder),
+        ) from None
     rows = datasets.load_from_disk(str(folder))
     choice("field", field, rows.column_names)
     for number, row in enumerate(rows):

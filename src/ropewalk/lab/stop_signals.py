@@ -7,7 +7,9 @@ import threading
 
 
 class StopSignals:
-    """Context manager: the first SIGINT or SIGTERM sets `received`; a SIGINT after it raises KeyboardInterrupt."""
+    """Context manager: the first SIGINT or SIGTERM sets `received`; a SIGINT after it raises
+    KeyboardInterrupt.
+    """
 
     def __init__(self) -> None:
         self.received = False

@@ -1,7 +1,9 @@
-"""One trainer for every model and objective: AdamW, stages, clipping, a log, checkpoints, and exact resume.
+"""One trainer for every model and objective: AdamW, stages, clipping, a log, checkpoints, and exact
+resume.
 
-A step depends only on the settings, the weights and the step number: samples are numbered, so the data loader has no state to
-restore. Losses stay on the device until the log is written, so that steps do not synchronise with the device.
+A step depends only on the settings, the weights and the step number: samples are numbered, so the
+data loader has no state to restore. Losses stay on the device until the log is written, so that
+steps do not synchronise with the device.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _StepResult:
-    """A finished step whose loss and norms are still on the device; `total` is the number of targets of all ranks."""
+    """A finished step whose loss and norms are still on the device; `total` is the number of
+    targets of all ranks.
+    """
 
     data: StepData
     rate: float
@@ -58,10 +62,12 @@ class _StepResult:
 
 
 class Trainer:
-    """Trains `model` on `batches` with `objective`, which returns the loss summed over the targets of a batch.
+    """Trains `model` on `batches` with `objective`, which returns the loss summed over the targets
+    of a batch.
 
-    With a `folder`, the log and checkpoints are written there, and `run` continues from the newest undamaged checkpoint.
-    `evaluate` is called with the trainer every `settings.evaluate_every` steps, and its result is logged.
+    With a `folder`, the log and checkpoints are written there, and `run` continues from the newest
+    undamaged checkpoint. `evaluate` is called with the trainer every `settings.evaluate_every`
+    steps, and its result is logged.
     """
 
     def __init__(
@@ -77,7 +83,9 @@ class Trainer:
         tensorboard: bool = False,
         progress: bool = True,
     ) -> None:
-        """Move the model to its device, wrap it for several ranks, and make the optimizer and the log."""
+        """Move the model to its device, wrap it for several ranks, and make the optimizer and the
+        log.
+        """
         self.parallel = Parallel() if parallel is None else parallel
         self.settings, self.batches, self.evaluate = settings, batches, evaluate
         self.folder = None if folder is None else Path(folder)
@@ -88,7 +96,9 @@ class Trainer:
         self._compiled = torch.compile(self.wrapped) if settings.compile else self.wrapped
         rates = {"learning_rate": settings.learning_rate, "frequency_rate": settings.frequency_rate}
         groups = parameter_groups(self.model, weight_decay=settings.weight_decay, **rates)
-        self.optimizer = torch.optim.AdamW(groups, betas=settings.betas, eps=settings.eps, fused=True)
+        self.optimizer = torch.optim.AdamW(
+            groups, betas=settings.betas, eps=settings.eps, fused=True
+        )
         self.norms = GradientNorms(self.model, self.parallel)
         self.log = Log(self.folder if self.parallel.first else None, tensorboard=tensorboard)
         self.step, self._average = 0, 0.0
@@ -97,12 +107,16 @@ class Trainer:
         self._unlogged: list[_StepResult] = []
 
     def run(self, stop: int | None = None) -> Outcome:
-        """Train to the last step, or to step `stop`; Ctrl-C saves a checkpoint after the current step and ends the run."""
+        """Train to the last step, or to step `stop`; Ctrl-C saves a checkpoint after the current
+        step and ends the run.
+        """
         began, steps = time.perf_counter(), self.settings.steps
         if not self.step:
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         if not self.resume() and self.folder is not None and self.parallel.first:
-            self.log.truncate(self.step)  # the rows of a run that was killed before its first checkpoint
+            self.log.truncate(
+                self.step
+            )  # the rows of a run that was killed before its first checkpoint
         last = steps if stop is None else min(stop, steps)
         bar = Progress("train", steps, self.step, self._progress)
         interrupted = False
@@ -112,23 +126,30 @@ class Trainer:
         finally:
             bar.close()
             self.log.close()
-        return Outcome(self.step, interrupted or self.step < steps, self.smoothed, time.perf_counter() - began)
+        return Outcome(
+            self.step, interrupted or self.step < steps, self.smoothed, time.perf_counter() - began
+        )
 
     def _train(self, last: int, signals: StopSignals, bar: Progress) -> bool:
         """Train up to step `last`; return True if a signal ended the run before it."""
-        loader = Loader(self.batches, self.settings.stages, self.settings.accumulation, self.parallel)
+        loader = Loader(
+            self.batches, self.settings.stages, self.settings.accumulation, self.parallel
+        )
         steps = loader.steps(self.step, last)
         clock, interrupted = time.perf_counter(), False
         self.wrapped.train()
         try:
             for data in steps:
-                # one small all-reduce per step: the number of targets of all ranks, and whether any received a signal
+                # one small all-reduce per step: the number of targets of all ranks, and whether any
+                # received a signal
                 total, stops = self.parallel.total(float(data.count), float(signals.received))
                 self._unlogged.append(self.take_step(data, total))
                 self.step += 1
                 interrupted = stops > 0
                 ends = interrupted or self.step == last
-                saves = self.folder is not None and (ends or self.step % self.settings.save_every == 0)
+                saves = self.folder is not None and (
+                    ends or self.step % self.settings.save_every == 0
+                )
                 every = self.settings.evaluate_every
                 evaluates = self.evaluate is not None and every > 0 and self.step % every == 0
                 if ends or saves or evaluates or self.step % self.settings.log_every == 0:
@@ -146,14 +167,21 @@ class Trainer:
         return interrupted
 
     def take_step(self, data: StepData, total: float) -> _StepResult:
-        """Run the forward and backward passes and the update of one step; `total` is the number of targets of all ranks."""
+        """Run the forward and backward passes and the update of one step; `total` is the number of
+        targets of all ranks.
+        """
         settings, losses = self.settings, []
         for number, batch in enumerate(data.micro_batches):
-            with self.parallel.micro_batch(self.wrapped, last=number + 1 == len(data.micro_batches)):
+            with self.parallel.micro_batch(
+                self.wrapped, last=number + 1 == len(data.micro_batches)
+            ):
                 with autocast(self._precision, self.parallel.device):
                     loss = self._compiled(batch)
-                # DDP and FSDP average gradients over the ranks, so each loss is multiplied by their number
-                (loss * (self.parallel.world / max(total, 1.0))).backward()  # the loss of a step without targets is 0
+                # DDP and FSDP average gradients over the ranks, so each loss is multiplied by their
+                # number
+                (
+                    loss * (self.parallel.world / max(total, 1.0))
+                ).backward()  # the loss of a step without targets is 0
             losses.append(loss.detach())
         norms = self.norms.measure()
         if settings.clip is not None:
@@ -169,31 +197,49 @@ class Trainer:
     def predict(self, tokens: Tensor, **keywords: Tensor) -> Tensor:
         """Return the model's logits for tokens [B, S]; with FSDP every rank must call this."""
         with autocast(self._precision, self.parallel.device):
-            return self.wrapped(Batch(tokens, tokens, 0, **keywords), predict)  # the targets are not read
+            return self.wrapped(
+                Batch(tokens, tokens, 0, **keywords), predict
+            )  # the targets are not read
 
     @property
     def smoothed(self) -> float | None:
-        """The exponential moving average of the loss over the logged steps, corrected for its start at zero."""
+        """The exponential moving average of the loss over the logged steps, corrected for its start
+        at zero.
+        """
         logged = self.step - len(self._unlogged)
         return self._average / (1 - self.settings.smoothing**logged) if logged else None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         s = self.settings
-        return learning_rate(step, s.steps, highest=s.learning_rate, schedule=s.schedule, warmup=s.warmup, final=s.final)
+        return learning_rate(
+            step,
+            s.steps,
+            highest=s.learning_rate,
+            schedule=s.schedule,
+            warmup=s.warmup,
+            final=s.final,
+        )
 
     def _write_log(self, seconds: float, bar: Progress) -> None:
-        """Copy the losses and norms of all unlogged steps from the device at once and log them; `seconds` is their time."""
+        """Copy the losses and norms of all unlogged steps from the device at once and log them;
+        `seconds` is their time.
+        """
         results, self._unlogged = self._unlogged, []
         if not results:
             return
-        losses = self.parallel.sum_of_ranks(torch.stack([result.loss for result in results])).tolist()
+        losses = self.parallel.sum_of_ranks(
+            torch.stack([result.loss for result in results])
+        ).tolist()
         norms = torch.stack([result.norms for result in results]).tolist()
         rows = []
         for result, summed, norm in zip(results, losses, norms, strict=True):
             data, loss = result.data, summed / result.total if result.total else 0.0
             if not math.isfinite(loss):
-                rule = f"must stay finite, but is not at step {data.step + 1}; lower learning_rate or clip"
+                rule = (
+                    f"must stay finite, but is not at step {data.step + 1}; lower learning_rate or "
+                    "clip"
+                )
                 raise RopeError("loss", rule, loss)
             self._average += (1 - self.settings.smoothing) * (loss - self._average)
             row = {"step": data.step + 1, "loss": loss, "rate": result.rate, "gradient": norm[0]}
@@ -222,14 +268,20 @@ class Trainer:
         return time.perf_counter() - began
 
     def _save(self, must: bool) -> float:
-        """Save and return the seconds it took; an OSError, such as a full disk, is only a warning unless `must` is True."""
+        """Save and return the seconds it took; an OSError, such as a full disk, is only a warning
+        unless `must` is True.
+        """
         began = time.perf_counter()
         try:
             self.save()
         except OSError as error:
             if must:
                 raise
-            logger.warning("step %d could not be saved (%s); training continues, older checkpoints are kept", self.step, error)
+            logger.warning(
+                "step %d could not be saved (%s); training continues, older checkpoints are kept",
+                self.step,
+                error,
+            )
         return time.perf_counter() - began
 
     def save(self) -> None:
@@ -241,10 +293,16 @@ class Trainer:
             "optimizer.safetensors": checkpoint.optimizer_tensors(self.model, self.optimizer),
             "random.safetensors": checkpoint.random_states(self.parallel),
         }
-        state = {"settings": self.settings.fixed(), "data": self.batches.fingerprint, "average": self._average}
+        state = {
+            "settings": self.settings.fixed(),
+            "data": self.batches.fingerprint,
+            "average": self._average,
+        }
         try:
             if self.parallel.first:
-                checkpoint.write_checkpoint(self.folder, self.step, files, state, self.settings.keep)
+                checkpoint.write_checkpoint(
+                    self.folder, self.step, files, state, self.settings.keep
+                )
         finally:
             self.parallel.wait()
 
@@ -268,9 +326,19 @@ class Trainer:
     def _check_same(self, state: dict[str, Any]) -> None:
         """Raise an error if the checkpoint was saved by a run with different settings or data."""
         saved, current = state["settings"], json.loads(json.dumps(self.settings.fixed()))
-        changed = sorted(name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name))
+        changed = sorted(
+            name for name in saved.keys() | current.keys() if saved.get(name) != current.get(name)
+        )
         if changed:
             shown = {name: (saved.get(name), current.get(name)) for name in changed}
-            raise RopeError("settings", f"must be those of the run in {self.folder}; use a new folder for other settings", shown)
+            raise RopeError(
+                "settings",
+                f"must be those of the run in {self.folder}; use a new folder for other settings",
+                shown,
+            )
         if state["data"] != self.batches.fingerprint:
-            raise RopeError("data", f"must be those of the run in {self.folder}, {state['data']}", self.batches.fingerprint)
+            raise RopeError(
+                "data",
+                f"must be those of the run in {self.folder}, {state['data']}",
+                self.batches.fingerprint,
+            )

@@ -1,7 +1,7 @@
 """Models with any encoding: RoFormer with its heads, and a decoder as in Llama and Qwen.
 
-`checkpoints` loads and saves Hugging Face folders, `migrate` gives a trained model another encoding,
-`presets` has configs by name.
+`checkpoints` loads and saves Hugging Face folders, `migrate` gives a trained model another
+encoding, `presets` has configs by name.
 """
 
 from ropewalk.models.checkpoints import load, save
@@ -13,5 +13,14 @@ from ropewalk.models.roformer_config import RoFormerConfig
 from ropewalk.models.roformer_heads import HEADS
 
 __all__ = [
-    "FREEZES", "HEADS", "Decoder", "DecoderConfig", "Migration", "RoFormer", "RoFormerConfig", "load", "migrate", "save",
-]  # fmt: skip
+    "FREEZES",
+    "HEADS",
+    "Decoder",
+    "DecoderConfig",
+    "Migration",
+    "RoFormer",
+    "RoFormerConfig",
+    "load",
+    "migrate",
+    "save",
+]

@@ -10,12 +10,15 @@ from torch import nn
 
 from ropewalk.rope import LEGACY_STATE
 
-# "weight" names a rotary table only inside a Rope; in a whole checkpoint any module may have a tensor of this name
+# "weight" names a rotary table only inside a Rope; in a whole checkpoint any module may have a
+# tensor of this name
 _LEGACY_SUFFIXES = tuple("." + name for name in LEGACY_STATE if name != "weight")
 
 
 def is_legacy(name: str) -> bool:
-    """Return whether a tensor holds rotary frequencies or tables, which follow from the config and are not loaded."""
+    """Return whether a tensor holds rotary frequencies or tables, which follow from the config and
+    are not loaded.
+    """
     return ("." + name).endswith(_LEGACY_SUFFIXES)
 
 
@@ -26,10 +29,11 @@ class CheckpointFormat:
     config_from_hf  contents of config.json -> our config
     config_to_hf    our config -> contents of config.json, with its `model_type`
     build           our config -> the model
-    name_from_hf    (name in the file, our config) -> our name of the weight, or None to ignore the tensor
+    name_from_hf    (name in the file, our config) -> our name of the weight, or None to ignore the
+                    tensor
     name_to_hf      (our name, our config) -> name in the file
-    parts           (our name, our config) -> {our name of each part in the file: its rows}, if the file may split the
-                    weight by rows; empty if it is stored whole
+    parts           (our name, our config) -> {our name of each part in the file: its rows}, if the
+                    file may split the weight by rows; empty if it is stored whole
     """
 
     config_from_hf: Callable[[Mapping[str, Any]], Any]

@@ -1,4 +1,6 @@
-"""Load Hugging Face folders and GGUF files, and save folders, without transformers. No code is run, and every size is checked."""
+"""Load Hugging Face folders and GGUF files, and save folders, without transformers. No code is run,
+and every size is checked.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.layout_record import stated_layout
-from ropewalk.interop.checkpoint.shards import Folder, NewTensor, check_names, open_folder, write_folder
+from ropewalk.interop.checkpoint.shards import (
+    Folder,
+    NewTensor,
+    check_names,
+    open_folder,
+    write_folder,
+)
 from ropewalk.interop.config.families import family_of
 from ropewalk.interop.gguf import is_gguf
 from ropewalk.interop.gguf.weights import GgufWeights
@@ -28,25 +36,35 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 Weights = Folder | GgufWeights
 #: model_type -> its format; `load` reads every model_type in this dict
 FORMATS: dict[str, CheckpointFormat] = {**DECODER_FORMATS, **ROFORMER_FORMATS}
-#: the class of a model's config -> a format whose `config_to_hf` chooses the model_type that `save` writes
+#: the class of a model's config -> a format whose `config_to_hf` chooses the model_type that `save`
+#: writes
 SAVED_AS = {DecoderConfig: FORMATS["llama"], RoFormerConfig: FORMATS["roformer"]}
 
 
-def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> nn.Module:
-    """Load the model in a Hugging Face folder (config.json and safetensors files) as a Decoder or RoFormer in eval mode.
+def load(
+    folder: str | os.PathLike[str],
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """Load the model in a Hugging Face folder (config.json and safetensors files) as a Decoder or
+    RoFormer in eval mode.
 
-    folder  or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights are dequantised
+    folder  or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights are
+            dequantised
     dtype   dtype of the weights; None: as stored, and float32 for a .gguf file
     device  where each tensor is moved as it is read; None: torch's default device
 
-    Raises a RopeError for a `model_type` that is not supported (the message lists those that are), weights in the other
-    pair layout, a missing or unexpected weight, a wrong shape or a wrong dtype. Rotary frequencies and tables in old
-    files are ignored.
+    Raises a RopeError for a `model_type` that is not supported (the message lists those that are),
+    weights in the other pair layout, a missing or unexpected weight, a wrong shape or a wrong
+    dtype. Rotary frequencies and tables in old files are ignored.
     """
     source = GgufWeights(folder) if is_gguf(folder) else open_folder(folder)
     model_type = source.config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FORMATS:
-        rule = f"must be one of {', '.join(FORMATS)}; load other models with transformers and call rw.patch(model)"
+        rule = (
+            f"must be one of {', '.join(FORMATS)}; load other models with transformers and call "
+            "rw.patch(model)"
+        )
         raise RopeError("model_type", rule, model_type)
     checkpoint_format = FORMATS[model_type]
     config = checkpoint_format.config_from_hf(source.config)
@@ -54,7 +72,8 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
         config = config.with_(encoding=source.rope)  # the RopeSpec that the file describes
     else:
         _check_layout(source, model_type)
-    # every layer has at least one tensor, so the files bound how many layers a config can make us build
+    # every layer has at least one tensor, so the files bound how many layers a config can make us
+    # build
     if config.num_layers > len(source.names):
         rule = f"must not exceed the number of tensors in the folder, {len(source.names)}"
         raise RopeError("num_hidden_layers", rule, config.num_layers)
@@ -63,9 +82,14 @@ def load(folder: str | os.PathLike[str], dtype: torch.dtype | None = None, devic
     names_in_file = _match_names(source, checkpoint_format, config, shapes)
     dtype = _common_dtype(source, names_in_file) if dtype is None else dtype
     if dtype not in DTYPES:
-        raise RopeError("dtype", "must be torch.float32, torch.bfloat16, torch.float16 or torch.float64", dtype)
+        raise RopeError(
+            "dtype", "must be torch.float32, torch.bfloat16, torch.float16 or torch.float64", dtype
+        )
     device = torch.get_default_device() if device is None else device
-    state = {name: _read(source, hf_names, shapes[name], dtype, device) for name, hf_names in names_in_file.items()}
+    state = {
+        name: _read(source, hf_names, shapes[name], dtype, device)
+        for name, hf_names in names_in_file.items()
+    }
     model.load_state_dict(state, assign=True)
     return model.eval()
 
@@ -77,13 +101,16 @@ def save(
     extra_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
 ) -> None:
-    """Save a Decoder or a RoFormer atomically as a new Hugging Face folder from which transformers builds the same model.
+    """Save a Decoder or a RoFormer atomically as a new Hugging Face folder from which transformers
+    builds the same model.
 
-    extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that describe the model
+    extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that
+                     describe the model
     max_shard_bytes  larger weights become several files and an index
 
-    Before anything is written, the config is read back and compared with the model. Raises a RopeError that names a config
-    field whose value no transformers model has, or a weight or rotation of the model that model.config does not describe.
+    Before anything is written, the config is read back and compared with the model. Raises a
+    RopeError that names a config field whose value no transformers model has, or a weight or
+    rotation of the model that model.config does not describe.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
@@ -98,12 +125,19 @@ def save(
     if len(dtypes) == 1:
         hf_config |= {"dtype": dtypes.pop()}
     if repeated := sorted(extra_config.keys() & hf_config.keys()):
-        raise RopeError("extra_config", "must not contain keys that the model itself sets", repeated)
-    # without these keys transformers would use its default token ids, which may exceed the vocabulary
+        raise RopeError(
+            "extra_config", "must not contain keys that the model itself sets", repeated
+        )
+    # without these keys transformers would use its default token ids, which may exceed the
+    # vocabulary
     token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     written = token_ids | hf_config | extra_config
     if checkpoint_format.config_from_hf(written) != restored:
-        raise RopeError("extra_config", "must not contain keys that describe another model", sorted(extra_config))
+        raise RopeError(
+            "extra_config",
+            "must not contain keys that describe another model",
+            sorted(extra_config),
+        )
     tensors = _named_tensors(state, checkpoint_format, config)
     write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
 
@@ -112,7 +146,10 @@ def _check_layout(folder: Folder, model_type: str) -> None:
     """Raise an error if a folder states that its weights have the other pair layout."""
     stated, layout = stated_layout(folder), family_of(model_type).layout
     if stated is not None and stated.layout != layout:
-        rule = f"must state the {layout} layout of a {model_type}; convert the folder back (`ropewalk convert`)"
+        rule = (
+            f"must state the {layout} layout of a {model_type}; convert the folder back (`ropewalk "
+            "convert`)"
+        )
         raise RopeError(stated.source, rule, stated.layout)
 
 
@@ -123,18 +160,32 @@ def _build_empty(checkpoint_format: CheckpointFormat, config: Any) -> nn.Module:
 
 
 def _check_model(model: nn.Module, state: Mapping[str, Tensor], described: nn.Module) -> None:
-    """Raise an error unless the model has the weights, shapes and rotations of `described`, the model built from its config."""
+    """Raise an error unless the model has the weights, shapes and rotations of `described`, the
+    model built from its config.
+    """
     shapes = {name: value.shape for name, value in described.state_dict().items()}
-    missing, unexpected = [name for name in shapes if name not in state], [name for name in state if name not in shapes]
+    missing, unexpected = (
+        [name for name in shapes if name not in state],
+        [name for name in state if name not in shapes],
+    )
     if missing or unexpected:
-        raise RopeError("model", "must have exactly the weights that model.config describes", missing + unexpected)
+        raise RopeError(
+            "model",
+            "must have exactly the weights that model.config describes",
+            missing + unexpected,
+        )
     for name, shape in shapes.items():
         if state[name].shape != shape:
-            raise RopeError(name, f"must have the shape {list(shape)}, by model.config", list(state[name].shape))
+            raise RopeError(
+                name, f"must have the shape {list(shape)}, by model.config", list(state[name].shape)
+            )
     rotations, expected = _rotations(model), _rotations(described)
     for name in rotations | expected:
         if rotations.get(name) != expected.get(name):
-            rule = f"must rotate as model.config describes, {expected.get(name)}; build the model from a new config instead"
+            rule = (
+                f"must rotate as model.config describes, {expected.get(name)}; build the model "
+                "from a new config instead"
+            )
             raise RopeError(name, rule, rotations.get(name))
 
 
@@ -144,31 +195,46 @@ def _rotations(model: nn.Module) -> dict[str, RopeSpec]:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Skip weight initialisation: the weights are replaced anyway, and random init on meta tensors imports torch's compiler."""
+    """Skip weight initialisation: the weights are replaced anyway, and random init on meta tensors
+    imports torch's compiler.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         """Return the tensor unchanged if `func` would initialise it; call any other `func`."""
         kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (
+            Tensor.normal_,
+            Tensor.uniform_,
+        ):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
 
 def _match_names(
-    source: Weights, checkpoint_format: CheckpointFormat, config: Any, shapes: Mapping[str, torch.Size]
+    source: Weights,
+    checkpoint_format: CheckpointFormat,
+    config: Any,
+    shapes: Mapping[str, torch.Size],
 ) -> dict[str, list[str]]:
-    """Return {our name: names in the file, in row order}; all names, shapes and dtypes are checked before any read."""
+    """Return {our name: names in the file, in row order}; all names, shapes and dtypes are checked
+    before any read.
+    """
     in_file: dict[str, str] = {}  # our name -> name in the file
     for hf_name in source.names:
         name = checkpoint_format.name_from_hf(hf_name, config)
         if name is None:
             continue
         if name in in_file:
-            raise RopeError(hf_name, "must not be stored twice; these two are the same weight", [in_file[name], hf_name])
+            raise RopeError(
+                hf_name,
+                "must not be stored twice; these two are the same weight",
+                [in_file[name], hf_name],
+            )
         in_file[name] = hf_name
     names_in_file: dict[str, list[str]] = {}
     missing: list[str] = []
-    # find every weight of the model, whole or in parts; what is left in `in_file` at the end is unexpected
+    # find every weight of the model, whole or in parts; what is left in `in_file` at the end is
+    # unexpected
     for name, shape in shapes.items():
         parts = {} if name in in_file else checkpoint_format.parts(name, config)
         expected: dict[str, tuple[int, ...]] = {name: tuple(shape)}
@@ -184,22 +250,40 @@ def _match_names(
                     rule = f"must have the shape {list(part_shape)}, by the config"
                     raise RopeError(hf_name, rule, list(source.shape(hf_name)))
                 if source.dtype(hf_name) not in DTYPES:
-                    raise RopeError(hf_name, "must be float32, bfloat16, float16 or float64", source.dtype(hf_name))
-    check_names(str(source.path), [checkpoint_format.name_to_hf(name, config) for name in missing], in_file.values())
+                    raise RopeError(
+                        hf_name,
+                        "must be float32, bfloat16, float16 or float64",
+                        source.dtype(hf_name),
+                    )
+    check_names(
+        str(source.path),
+        [checkpoint_format.name_to_hf(name, config) for name in missing],
+        in_file.values(),
+    )
     return names_in_file
 
 
 def _common_dtype(source: Weights, names_in_file: Mapping[str, list[str]]) -> torch.dtype:
     """Return the dtype that all weights of a checkpoint have; raise an error if they have several."""
-    by_dtype = {source.dtype(hf_name): hf_name for hf_names in names_in_file.values() for hf_name in hf_names}
+    by_dtype = {
+        source.dtype(hf_name): hf_name
+        for hf_names in names_in_file.values()
+        for hf_name in hf_names
+    }
     if len(by_dtype) > 1:
-        examples = " and ".join(f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2])
+        examples = " and ".join(
+            f"{hf_name} is {dtype}" for dtype, hf_name in list(by_dtype.items())[:2]
+        )
         raise RopeError("dtype", f"must be given, because {examples}", None)
     return next(iter(by_dtype))
 
 
-def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any) -> Tensor:
-    """Return one weight, read from the checkpoint; parts that are stored separately are concatenated by rows."""
+def _read(
+    source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.dtype, device: Any
+) -> Tensor:
+    """Return one weight, read from the checkpoint; parts that are stored separately are
+    concatenated by rows.
+    """
     if len(hf_names) == 1:
         return source.read(hf_names[0]).to(dtype=dtype, device=device)
     rows = [source.shape(hf_name)[0] for hf_name in hf_names]
@@ -209,11 +293,28 @@ def _read(source: Weights, hf_names: list[str], shape: torch.Size, dtype: torch.
     return whole.view(shape)
 
 
-def _named_tensors(state: Mapping[str, Tensor], checkpoint_format: CheckpointFormat, config: Any) -> Iterator[NewTensor]:
-    """Yield (name in the file, shape, dtype, function that returns the tensor) of every weight, in the parts of its format."""
+def _named_tensors(
+    state: Mapping[str, Tensor], checkpoint_format: CheckpointFormat, config: Any
+) -> Iterator[NewTensor]:
+    """Yield (name in the file, shape, dtype, function that returns the tensor) of every weight, in
+    the parts of its format.
+    """
     for name, value in state.items():
-        part_rows = checkpoint_format.parts(name, config)  # {name of the part: its rows}; empty if the weight is stored whole
-        matrix = value.flatten(0, -2) if value.ndim == 3 else value  # [experts, rows, columns] as one matrix
-        parts = zip(part_rows, matrix.split(list(part_rows.values())), strict=True) if part_rows else [(name, value)]
+        part_rows = checkpoint_format.parts(
+            name, config
+        )  # {name of the part: its rows}; empty if the weight is stored whole
+        matrix = (
+            value.flatten(0, -2) if value.ndim == 3 else value
+        )  # [experts, rows, columns] as one matrix
+        parts = (
+            zip(part_rows, matrix.split(list(part_rows.values())), strict=True)
+            if part_rows
+            else [(name, value)]
+        )
         for part_name, part in parts:
-            yield checkpoint_format.name_to_hf(part_name, config), tuple(part.shape), part.dtype, lambda part=part: part
+            yield (
+                checkpoint_format.name_to_hf(part_name, config),
+                tuple(part.shape),
+                part.dtype,
+                lambda part=part: part,
+            )

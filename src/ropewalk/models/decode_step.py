@@ -1,8 +1,9 @@
 """DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
 
-A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output product + residual;
-norm + gate and up products + gate; down product + residual. With several rows, the two norms are launches of their own. After the
-last layer come a norm, the product that gives the logits, and a launch that picks the next token and loads its embedding.
+A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output
+product + residual; norm + gate and up products + gate; down product + residual. With several rows,
+the two norms are launches of their own. After the last layer come a norm, the product that gives
+the logits, and a launch that picks the next token and loads its embedding.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from ropewalk.spec import RopeSpec
 
 #: captured steps by model; a step holds its key-value cache, so few are kept
 _STEPS = Cache("decode graphs", entries=4)
-#: the most rows of a captured step: above, matrix products are no longer limited by reading the weights
+#: the most rows of a captured step: above, matrix products are no longer limited by reading the
+#: weights
 MOST_ROWS = 256
 #: about the most memory for a copy of the keys of several layers
 STACKED_BYTES = 64 << 20
@@ -39,7 +41,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def why_not(model: Any, tokens: Tensor) -> str | None:
-    """Return why the steps after the prompt `tokens` [B, S] cannot be captured, or None if they can."""
+    """Return why the steps after the prompt `tokens` [B, S] cannot be captured, or None if they
+    can.
+    """
     if not hasattr(model, "embed_tokens"):
         return "only a Decoder has decode kernels"
     weight = model.embed_tokens.weight
@@ -57,7 +61,11 @@ def why_not(model: Any, tokens: Tensor) -> str | None:
         if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
             return f"{type(module).__name__} has forward hooks, which a graph would skip"
     for name, parameter in model.named_parameters():
-        if type(parameter.data) is not Tensor or parameter.dtype not in DTYPES or parameter.dtype != weight.dtype:
+        if (
+            type(parameter.data) is not Tensor
+            or parameter.dtype not in DTYPES
+            or parameter.dtype != weight.dtype
+        ):
             return f"{name} must be a plain {weight.dtype} tensor"
         if not parameter.is_contiguous() or parameter.device != weight.device:
             return f"{name} must be contiguous and on {weight.device}"
@@ -78,7 +86,9 @@ def _why_not_layer(layer: nn.Module) -> str | None:
         return "a projection is not a plain nn.Linear"
     if (reason := attention.why_not_head_norm()) is not None:
         return reason
-    if any(part is not None for part in (attention.temperature, attention.remapping, attention.sinks)):
+    if any(
+        part is not None for part in (attention.temperature, attention.remapping, attention.sinks)
+    ):
         return "a temperature, a remapping or learned sinks have no decode kernel"
     encoding = attention.encoding
     if attention.training or not (_is_plain_rotary(encoding) or encoding.entry == "none"):
@@ -88,12 +98,20 @@ def _why_not_layer(layer: nn.Module) -> str | None:
 
 
 def _is_plain_rotary(encoding: Any) -> bool:
-    return isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate and not encoding.rope.spec.learned
+    return (
+        isinstance(encoding, Rotary)
+        and type(encoding).rotate is Rotary.rotate
+        and not encoding.rope.spec.learned
+    )
 
 
 def _spec(attention: Any) -> RopeSpec:
     encoding = attention.encoding
-    return encoding.rope.spec if isinstance(encoding, Rotary) else identity_rope(attention.head_dim).spec
+    return (
+        encoding.rope.spec
+        if isinstance(encoding, Rotary)
+        else identity_rope(attention.head_dim).spec
+    )
 
 
 def _norm(module: Any) -> launch.Norm:
@@ -102,11 +120,12 @@ def _norm(module: Any) -> launch.Norm:
 
 @contextmanager
 def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
-    """Give the caller the captured step of `model` for `rows` rows and at least `capacity` tokens; the latest steps are cached.
+    """Give the caller the captured step of `model` for `rows` rows and at least `capacity` tokens;
+    the latest steps are cached.
 
-    A step holds the keys and values of one generation, so a second generation at the same time gets a step of its own. Within
-    the context the step is `busy`, and nothing else uses it. A generation on another CUDA stream also gets its own, since it
-    would not wait for the work of this one.
+    A step holds the keys and values of one generation, so a second generation at the same time gets
+    a step of its own. Within the context the step is `busy`, and nothing else uses it. A generation
+    on another CUDA stream also gets its own, since it would not wait for the work of this one.
     """
     capacity = max(256, power_of_two(capacity))  # few different sizes, so that steps can be reused
     key = (id(model), rows, capacity, _stream(model.embed_tokens.weight.device))
@@ -132,12 +151,15 @@ def _stream(device: torch.device) -> int:
 class DecodeStep:
     """The buffers and the graph of one decode step.
 
-    Run the prompt through the model with growing caches, pass them to `start`, then call the step with each new token to get
-    the next logits. `pointers` are the addresses of the parameters that the graph reads.
+    Run the prompt through the model with growing caches, pass them to `start`, then call the step
+    with each new token to get the next logits. `pointers` are the addresses of the parameters that
+    the graph reads.
     """
 
     def __init__(self, model: Any, rows: int, capacity: int, pointers: tuple[int, ...]) -> None:
-        """Allocate the buffers for `rows` rows of at most `capacity` tokens, and capture the graph that uses them."""
+        """Allocate the buffers for `rows` rows of at most `capacity` tokens, and capture the graph
+        that uses them.
+        """
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
         self.pointers, self.busy = pointers, False
@@ -147,26 +169,34 @@ class DecodeStep:
         self.first_keys = torch.zeros(rows, **integers)
         #: for each slot of the cache, the most likely token after the one in it
         self.tokens = torch.zeros(rows, capacity, **integers)
-        # each row's next position, each row's next cache slot, the number of keys: one tensor, so that one launch adds 1 to all
+        # each row's next position, each row's next cache slot, the number of keys: one tensor, so
+        # that one launch adds 1 to all
         self.counters = torch.zeros(2 * rows + 1, **integers)
         self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
         self.row_starts = torch.arange(rows, **integers) * capacity
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
         self.workspace = Workspace(
-            rows, *heads, splits=pick_splits(rows, config.num_kv_heads, capacity, device),
-            vocabulary_splits=pick_vocabulary_splits(rows, device), device=device,
-        )  # fmt: skip
+            rows,
+            *heads,
+            splits=pick_splits(rows, config.num_kv_heads, capacity, device),
+            vocabulary_splits=pick_vocabulary_splits(rows, device),
+            device=device,
+        )
         self.embedding = weight
         # first the embedding of the latest token; the products of each layer add to it in place
         self.x = weight.new_zeros(rows, config.hidden_size)
-        self.q, self.mixed = (weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2))
+        self.q, self.mixed = (
+            weight.new_empty(rows, config.num_heads, config.head_dim) for _ in range(2)
+        )
         self.normed = torch.empty_like(self.x)
         self.middle = weight.new_empty(rows, config.intermediate_size)
         self.logits = weight.new_empty(rows, model.head_weight.shape[0])
         self._capture(model)
 
     def _capture(self, model: Any) -> None:
-        """Capture one decode step as a CUDA graph, after a run on another stream that compiles the kernels."""
+        """Capture one decode step as a CUDA graph, after a run on another stream that compiles the
+        kernels.
+        """
         stream = torch.cuda.Stream(self.x.device)
         stream.wait_stream(torch.cuda.current_stream(self.x.device))
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -177,29 +207,51 @@ class DecodeStep:
             self._run(model)
 
     def _run(self, model: Any) -> None:
-        """Write the logits to `logits`, the most likely token to `tokens`, its embedding to `x`; add 1 to `counters`."""
+        """Write the logits to `logits`, the most likely token to `tokens`, its embedding to `x`;
+        add 1 to `counters`.
+        """
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         launch.normed(self.x, _norm(model.norm), self.normed)
         launch.product(self.normed, model.head_weight, self.logits)
-        launch.next_token(self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace)
+        launch.next_token(
+            self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace
+        )
 
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
-        # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and earlier keys were written
-        # before this replay, so they can be read early; with many programs attention is faster if it waits
+        # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and
+        # earlier keys were written before this replay, so they can be read early; with many
+        # programs attention is faster if it waits
         x, norm = self._normed(self.x, layer.input_layernorm)
         launch.qkv_product(
-            x, attention.qkv_proj.weight, self.q, KVSlots(k.transpose(1, 2), v.transpose(1, 2)), self.slots, self.positions,
-            _spec(attention), norm=norm, bias=attention.qkv_proj.bias, head_norm=attention.head_norm(),
-            workspace=self.workspace, early=True,
-        )  # fmt: skip
+            x,
+            attention.qkv_proj.weight,
+            self.q,
+            KVSlots(k.transpose(1, 2), v.transpose(1, 2)),
+            self.slots,
+            self.positions,
+            _spec(attention),
+            norm=norm,
+            bias=attention.qkv_proj.bias,
+            head_norm=attention.head_norm(),
+            workspace=self.workspace,
+            early=True,
+        )
         # attention, written to self.mixed, then the output projection, added to self.x
         launch.attend(
-            self.q, k, v, self.mixed, self.first_keys, self.num_keys, attention.scale, self.workspace, window=attention.window,
+            self.q,
+            k,
+            v,
+            self.mixed,
+            self.first_keys,
+            self.num_keys,
+            attention.scale,
+            self.workspace,
+            window=attention.window,
             early=few_programs(len(self.x), attention.num_kv_heads, self.x.device),
-        )  # fmt: skip
+        )
         out, down = attention.o_proj, network.down_proj
         launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
         # the gated network, added to self.x
@@ -209,12 +261,16 @@ class DecodeStep:
         launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.x)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
-        """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x, None) for several rows."""
+        """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x,
+        None) for several rows.
+        """
         norm = _norm(module)
         return (x, norm) if len(x) == 1 else (launch.normed(x, norm, self.normed), None)
 
     def start(self, prompt_caches: list[KVCache]) -> None:
-        """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the counters after it."""
+        """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the
+        counters after it.
+        """
         #: how many tokens the cache holds
         self.size = size = len(prompt_caches[0])
         # several layers at a time, because a small model would wait for many small copies
@@ -224,17 +280,21 @@ class DecodeStep:
             some = slice(first, first + layers)
             self.keys[some, :, :, :size] = torch.stack([prompt.k for prompt in prompts[some]])
             self.values[some, :, :, :size] = torch.stack([prompt.v for prompt in prompts[some]])
-        # the same in all layers: the first real token of each row, the next positions, and the next slot of each row
+        # the same in all layers: the first real token of each row, the next positions, and the next
+        # slot of each row
         seen = prompts[0]
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
-        self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]  # a tensor after a prompt
+        # a tensor after a prompt
+        self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]
         self.num_keys.fill_(size + 1)
         torch.add(self.row_starts, size, out=self.slots)
 
     def __call__(self, token: Tensor | None = None) -> Tensor:
-        """Return the logits [B, V] after `token` [B], by default the most likely one; the same memory in every call.
+        """Return the logits [B, V] after `token` [B], by default the most likely one; the same
+        memory in every call.
 
-        Afterwards `self.token` is the most likely next token, in memory that the next generation overwrites.
+        Afterwards `self.token` is the most likely next token, in memory that the next generation
+        overwrites.
         """
         if token is not None:
             torch.index_select(self.embedding, 0, token, out=self.x)

@@ -29,7 +29,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         attention = PackedLinearAttention if config.attention == "linear" else PackedAttention
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.self_attn = attention(config, config.layer_types[index])  # type: ignore[index]  # resolved by the config
+        # resolved by the config
+        self.self_attn = attention(config, config.layer_types[index])  # type: ignore[index]
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.mlp = MixtureOfExperts(config) if config.has_experts(index) else GatedNetwork(config)
         self.dropout = config.dropout
@@ -43,7 +44,9 @@ class DecoderLayer(nn.Module):
         cache: KVCache | RunningState | None = None,
     ) -> tuple[Tensor, Routes | None]:
         """Return the new x [B, S, hidden], and the routes of a mixture of experts or None."""
-        attention_out = self.self_attn.attend(self.input_layernorm(x), positions, padding, documents, cache)  # type: ignore[arg-type]
+        attention_out = self.self_attn.attend(
+            self.input_layernorm(x), positions, padding, documents, cache
+        )  # type: ignore[arg-type]
         x = x + self._dropout(attention_out)
         out, routes = self.mlp(self.post_attention_layernorm(x))
         return x + self._dropout(out), routes
@@ -53,7 +56,9 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model; see `DecoderConfig` for its options and `rw.load` for trained weights."""
+    """A decoder-only language model; see `DecoderConfig` for its options and `rw.load` for trained
+    weights.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -61,16 +66,27 @@ class Decoder(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         sizes = Sizes(config.num_heads, config.head_dim or 0, config.hidden_size, config.length)
         self.encoding = as_encoding(config.input_encoding, sizes) if config.input_encoding else None
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, index) for index in range(config.num_layers)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.lm_head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None
+            if config.tie_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise the weights: normal with `init_std`, biases 0, norms 1."""
         std = self.config.init_std
         # encodings initialise their own parameters
-        encoding_modules = {part for module in self.modules() if isinstance(module, Encoding) for part in module.modules()}
+        encoding_modules = {
+            part
+            for module in self.modules()
+            if isinstance(module, Encoding)
+            for part in module.modules()
+        }
         for module in (module for module in self.modules() if module not in encoding_modules):
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=std)
@@ -97,12 +113,16 @@ class Decoder(nn.Module):
     ) -> Float[Tensor, "B S V"]:
         """Return the logits of the next token after each of `tokens`.
 
-        positions  integer [S], [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens, after the cached ones
+        positions  integer [S], [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real
+                   tokens, after the cached ones
         padding    True for real tokens
-        documents  the document index of each token in packed rows; tokens attend only within their document
+        documents  the document index of each token in packed rows; tokens attend only within their
+                   document
         caches     from `caches()`; `tokens` continue the cached ones and are added to them
         """
-        return F.linear(self.features(tokens, positions, padding, documents, caches), self.head_weight)
+        return F.linear(
+            self.features(tokens, positions, padding, documents, caches), self.head_weight
+        )
 
     def features(
         self,
@@ -112,7 +132,9 @@ class Decoder(nn.Module):
         documents: Integer[Tensor, "B S"] | None = None,
         caches: Caches | None = None,
     ) -> Float[Tensor, "B S H"]:
-        """Return the normed output of the last layer, from which the logits are computed; arguments as in `forward`."""
+        """Return the normed output of the last layer, from which the logits are computed; arguments
+        as in `forward`.
+        """
         return self._run(tokens, positions, padding, documents, caches)[0]
 
     def loss(
@@ -123,10 +145,12 @@ class Decoder(nn.Module):
         padding: Bool[Tensor, "B S"] | None = None,
         documents: Integer[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the mean cross entropy of `targets` plus the experts' balance loss, without materialising all logits.
+        """Return the mean cross entropy of `targets` plus the experts' balance loss, without
+        materialising all logits.
 
-        targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the next token of the row;
-        the last token of a row or document, and tokens next to padding, are ignored. Other arguments as in `forward`.
+        targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the
+        next token of the row; the last token of a row or document, and tokens next to padding, are
+        ignored. Other arguments as in `forward`.
         """
         if targets is not None:
             check_targets(targets, tokens, self.config.vocab_size)
@@ -138,14 +162,20 @@ class Decoder(nn.Module):
         return loss
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
-        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention an empty RunningState."""
+        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention
+        an empty RunningState.
+        """
         return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
 
-    def generate(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Integer[Tensor, "B T"]:
+    def generate(
+        self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any
+    ) -> Integer[Tensor, "B T"]:
         """Return the prompt with the generated tokens; `options` as in `generation.generate`."""
         return generation.generate(self, tokens, max_new_tokens, **options)
 
-    def stream(self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any) -> Iterator[Tensor]:
+    def stream(
+        self, tokens: Integer[Tensor, "B S"], max_new_tokens: int, **options: Any
+    ) -> Iterator[Tensor]:
         """Yield the new tokens [B] of each step; `options` as in `generation.steps`."""
         return generation.steps(self, tokens, max_new_tokens, **options)
 
@@ -157,7 +187,9 @@ class Decoder(nn.Module):
         documents: Tensor | None,
         caches: Sequence | None,
     ) -> tuple[Tensor, list[Routes]]:
-        """Return the normed output of the last layer, and the routes of the layers with experts; arguments as in `forward`."""
+        """Return the normed output of the last layer, and the routes of the layers with experts;
+        arguments as in `forward`.
+        """
         check_tokens(tokens)
         layer_caches = check_caches(caches, len(self.layers))
         if positions is None:  # all layers use the same, so those of the first
@@ -174,7 +206,9 @@ class Decoder(nn.Module):
 
 
 def next_tokens(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
-    """Return the token after each token; -100 where no real token of the same row and document follows."""
+    """Return the token after each token; -100 where no real token of the same row and document
+    follows.
+    """
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     targets[:, :-1] = tokens[:, 1:]
     if padding is not None:

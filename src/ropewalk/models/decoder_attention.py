@@ -25,30 +25,46 @@ FEWEST_TOKENS = 256
 
 
 class PackedAttention(Attention):
-    """Softmax attention whose q, k and v projections are one matrix, so one matrix product computes all three."""
+    """Softmax attention whose q, k and v projections are one matrix, so one matrix product computes
+    all three.
+    """
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         """Create the attention of a layer of type `layer_type` (`DecoderConfig.layer_types`)."""
         super().__init__(
-            config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
             encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
-            window=config.window if layer_type in WINDOWED else None, dropout=config.attention_dropout or 0.0,
-            o_bias=config.o_bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, length=config.length,
-            temperature=config.layer_temperature(layer_type), remapping=config.layer_remapping(layer_type),
-        )  # fmt: skip
+            window=config.window if layer_type in WINDOWED else None,
+            dropout=config.attention_dropout or 0.0,
+            o_bias=config.o_bias,
+            qk_norm=config.qk_norm,
+            norm_eps=config.norm_eps,
+            length=config.length,
+            temperature=config.layer_temperature(layer_type),
+            remapping=config.layer_remapping(layer_type),
+        )
         del self.q_proj, self.k_proj, self.v_proj
         width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim  # q, k and v
         self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, Hq + 2 Hk, S, D]
+        heads = (
+            self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        )  # [B, Hq + 2 Hk, S, D]
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return self.q_norm(q), self.k_norm(k), v
 
-    def project_rotated(self, x: Tensor, positions: Tensor, cache: KVCache | None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return q, k and v [B, heads, S, head_dim] of x, with q and k normed and rotated, by one or two launches on a GPU.
+    def project_rotated(
+        self, x: Tensor, positions: Tensor, cache: KVCache | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return q, k and v [B, heads, S, head_dim] of x, with q and k normed and rotated, by one
+        or two launches on a GPU.
 
-        None if the fused kernels do not support this call, would not be faster, or the cache stores keys before rotation.
+        None if the fused kernels do not support this call, would not be faster, or the cache stores
+        keys before rotation.
         """
         if torch.compiler.is_compiling() or not x.is_cuda or x.shape[:-1].numel() < FEWEST_TOKENS:
             return None
@@ -58,22 +74,35 @@ class PackedAttention(Attention):
         if not isinstance(encoding, Rotary) or self.why_not_fused(x) is not None:
             return None
         heads = qkv_norm_rope(
-            x, self.qkv_proj.weight, self.qkv_proj.bias, spec=encoding.rope.spec, positions=positions,
-            heads=(self.num_heads, self.num_kv_heads), norm=self.head_norm(),
-        )  # fmt: skip
+            x,
+            self.qkv_proj.weight,
+            self.qkv_proj.bias,
+            spec=encoding.rope.spec,
+            positions=positions,
+            heads=(self.num_heads, self.num_kv_heads),
+            norm=self.head_norm(),
+        )
         q, k, v = (t.transpose(1, 2) for t in heads)
         return q, k, v
 
     def why_not_fused(self, x: Tensor) -> str | None:
-        """Return why the layer cannot project, norm and rotate x by the fused kernels, or None if it can."""
+        """Return why the layer cannot project, norm and rotate x by the fused kernels, or None if
+        it can.
+        """
         encoding, linear = self.encoding, self.qkv_proj
-        if not (isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate) or encoding.rope.spec.learned:
+        if (
+            not (isinstance(encoding, Rotary) and type(encoding).rotate is Rotary.rotate)
+            or encoding.rope.spec.learned
+        ):
             return f"{type(encoding).__name__} is not a plain rotation"
         if self.remapping is not None or encoding.rope.spec.per_head:
             return "a remapping or frequencies of each head have no fused kernel"
         if type(linear) is not nn.Linear or type(linear.weight.data) is not Tensor:
             return "the projection is not a plain nn.Linear"
-        if any(module._forward_hooks or module._forward_pre_hooks for module in (linear, self.q_norm, self.k_norm)):
+        if any(
+            module._forward_hooks or module._forward_pre_hooks
+            for module in (linear, self.q_norm, self.k_norm)
+        ):
             return "the projection or a norm has forward hooks, which the kernels would skip"
         if (reason := self.why_not_head_norm()) is not None:
             return reason
@@ -84,32 +113,52 @@ class PackedAttention(Attention):
         return why_no_triton(x) or why_not_spec(encoding.rope.spec.fingerprint, x.device)
 
     def head_norm(self) -> QKNorm | None:
-        """Return the norm of each head of q and k as the fused kernels take it; None if there is none."""
+        """Return the norm of each head of q and k as the fused kernels take it; None if there is
+        none.
+        """
         q_norm, k_norm = self.q_norm, self.k_norm
         if not (isinstance(q_norm, nn.RMSNorm) and isinstance(k_norm, nn.RMSNorm)):
             return None
         return QKNorm(q_norm.weight, k_norm.weight, q_norm.eps or 0.0)
 
     def why_not_head_norm(self) -> str | None:
-        """Return why the fused kernels cannot compute the norms of q and k, or None if they can; a user may replace both."""
+        """Return why the fused kernels cannot compute the norms of q and k, or None if they can; a
+        user may replace both.
+        """
         q_norm, k_norm = self.q_norm, self.k_norm
         if type(q_norm) is nn.Identity and type(k_norm) is nn.Identity:
             return None
         if type(q_norm) is not nn.RMSNorm or type(k_norm) is not nn.RMSNorm:
-            return f"the norms of q and k are {type(q_norm).__name__} and {type(k_norm).__name__}, not both nn.RMSNorm"
-        if q_norm.eps is None or q_norm.eps != k_norm.eps or (q_norm.weight is None) != (k_norm.weight is None):
+            return (
+                f"the norms of q and k are {type(q_norm).__name__} and {type(k_norm).__name__}, "
+                "not both nn.RMSNorm"
+            )
+        if (
+            q_norm.eps is None
+            or q_norm.eps != k_norm.eps
+            or (q_norm.weight is None) != (k_norm.weight is None)
+        ):
             return "the norms of q and k need the same given eps, and both a weight or none"
         return None
 
     def attend(
-        self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: KVCache | None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
+        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens
+        and is added to them.
+        """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
 
 class PackedLinearAttention(PackedAttention):
-    """Linear attention with the same projections; each head's output is normed, because the weights do not sum to one."""
+    """Linear attention with the same projections; each head's output is normed, because the weights
+    do not sum to one.
+    """
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         super().__init__(config, layer_type)
@@ -118,15 +167,32 @@ class PackedLinearAttention(PackedAttention):
     @property
     def rope(self) -> Rope:
         """The encoding's rotation, or the identity if the encoding does not rotate q and k."""
-        return self.encoding.rope if isinstance(self.encoding, Rotary) else identity_rope(self.head_dim)
+        return (
+            self.encoding.rope
+            if isinstance(self.encoding, Rotary)
+            else identity_rope(self.head_dim)
+        )
 
     def forward(
-        self, x: Tensor, positions: Tensor | None = None, *, padding=None, documents=None, cache=None, **others
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        *,
+        padding=None,
+        documents=None,
+        cache=None,
+        **others,
     ) -> Attended:
-        """Attend over x [B, S, hidden] as `attend` does; by default positions count each row's real tokens, as in `Attention`."""
+        """Attend over x [B, S, hidden] as `attend` does; by default positions count each row's real
+        tokens, as in `Attention`.
+        """
         for name, value in others.items():
             if value is not None and value is not False:
-                raise RopeError(name, "must be left out with linear attention, which never forms the weights", value)
+                raise RopeError(
+                    name,
+                    "must be left out with linear attention, which never forms the weights",
+                    value,
+                )
         batch, seq = x.shape[:2]
         at = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         return Attended(self.attend(x, at, padding, documents, cache), None)
@@ -135,23 +201,38 @@ class PackedLinearAttention(PackedAttention):
         raise RopeError("attention", "must be softmax to have one of its backends", "linear")
 
     def attend(
-        self, x: Tensor, positions: Tensor, padding: Tensor | None, documents: Tensor | None, cache: RunningState | None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        padding: Tensor | None,
+        documents: Tensor | None,
+        cache: RunningState | None,
     ) -> Tensor:
-        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier tokens and is updated."""
+        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier
+        tokens and is updated.
+        """
         q, k, v = self.project(x)
         k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
         positions = positions.expand(x.shape[0], -1) if positions.ndim == 1 else positions
         state = None if cache is None else cache.state
-        out, state = linear_attention(q, k, v, self.rope, positions, padding=padding, documents=documents, state=state)
+        out, state = linear_attention(
+            q, k, v, self.rope, positions, padding=padding, documents=documents, state=state
+        )
         if cache is not None:
             cache.state = state
         return self.o_proj(self.norm(out).transpose(1, 2).flatten(-2))
 
 
 def next_positions(
-    caches: list | None, padding: Tensor | None, documents: Tensor | None, tokens: Tensor, attention: nn.Module
+    caches: list | None,
+    padding: Tensor | None,
+    documents: Tensor | None,
+    tokens: Tensor,
+    attention: nn.Module,
 ) -> Tensor:
-    """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones; documents restart at 0."""
+    """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones;
+    documents restart at 0.
+    """
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:
         return torch.arange(seq, device=tokens.device)  # shared by all rows

@@ -29,17 +29,23 @@ MAX_EXPERTS = 4096
 class DecoderConfig:
     """Sizes and options of a decoder-only language model as in Llama, Qwen, Mistral and MiniMind.
 
-    encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no encoding)
-    layer_types   "full", "sliding" (attends to `window` tokens), "nope" (no encoding) or "nope_sliding" (both) for each layer;
-                  None: all sliding if there is a window, else all full
+    encoding      a name from ENCODINGS, a RopeSpec, or a dict of them by layer type (None: no
+                  encoding)
+    layer_types   "full", "sliding" (attends to `window` tokens), "nope" (no encoding) or
+                  "nope_sliding" (both) for each layer; None: all sliding if there is a window, else
+                  all full
     attention     "softmax", or "linear" with time and memory linear in the length
     qk_norm       RMS norm of each head of q and k before rotation
-    dropout       of both block outputs and, unless `attention_dropout` is given, of the attention weights
+    dropout       of both block outputs and, unless `attention_dropout` is given, of the attention
+                  weights
     length        the longest sequence trained on
-    temperature   a factor on queries by their position, for all layers or by layer type (None: no factor)
-    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has it, so it cannot be saved
-    num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but `dense_layers`. Each
-                  token uses `experts_per_token` of them, weighted by their softmax, renormalised if `norm_topk`
+    temperature   a factor on queries by their position, for all layers or by layer type (None: no
+                  factor)
+    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has
+                  it, so it cannot be saved
+    num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but
+                  `dense_layers`. Each token uses `experts_per_token` of them, weighted by their
+                  softmax, renormalised if `norm_topk`
     """
 
     vocab_size: int
@@ -83,9 +89,14 @@ class DecoderConfig:
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         set_field("num_kv_heads", integer("num_kv_heads", kv_heads, low=1))
         if self.num_heads % self.num_kv_heads:  # type: ignore[operator]  # set above
-            raise RopeError("num_kv_heads", f"must divide num_heads = {self.num_heads}", self.num_kv_heads)
+            raise RopeError(
+                "num_kv_heads", f"must divide num_heads = {self.num_heads}", self.num_kv_heads
+            )
         if self.head_dim is None and self.hidden_size % self.num_heads:
-            rule = f"must be given, because num_heads = {self.num_heads} does not divide hidden_size = {self.hidden_size}"
+            rule = (
+                f"must be given, because num_heads = {self.num_heads} does not divide hidden_size "
+                f"= {self.hidden_size}"
+            )
             raise RopeError("head_dim", rule, None)
         head_dim = self.hidden_size // self.num_heads if self.head_dim is None else self.head_dim
         set_field("head_dim", integer("head_dim", head_dim, low=1, high=65536))
@@ -95,15 +106,24 @@ class DecoderConfig:
         choice("activation", self.activation, ACTIVATIONS)
         number("norm_eps", self.norm_eps, above=0)
         number("dropout", self.dropout, low=0, high=1)
-        set_field("attention_dropout", self.dropout if self.attention_dropout is None else self.attention_dropout)
+        set_field(
+            "attention_dropout",
+            self.dropout if self.attention_dropout is None else self.attention_dropout,
+        )
         number("attention_dropout", self.attention_dropout, low=0, high=1)
         number("init_std", self.init_std, low=0)
         integer("length", self.length, low=1)
         self._check_layers(set_field)
         self._check_experts(set_field)
         self._check_encoding(set_field)
-        if self.attention == "linear" and (self.temperature is not None or self.remapping is not None):
-            raise RopeError("attention", "must be 'softmax' to have a temperature or a remapping", self.attention)
+        if self.attention == "linear" and (
+            self.temperature is not None or self.remapping is not None
+        ):
+            raise RopeError(
+                "attention",
+                "must be 'softmax' to have a temperature or a remapping",
+                self.attention,
+            )
         if isinstance(self.temperature, Mapping):
             set_field("temperature", dict(self.temperature))
             for layer_type in self.temperature:
@@ -114,29 +134,54 @@ class DecoderConfig:
         if self.window is not None:
             integer("window", self.window, low=1)
         types = self.layer_types
-        types = ("full" if self.window is None else "sliding",) * self.num_layers if types is None else tuple(types)
+        types = (
+            ("full" if self.window is None else "sliding",) * self.num_layers
+            if types is None
+            else tuple(types)
+        )
         for layer_type in types:
             choice("layer_types", layer_type, LAYER_TYPES)
         if len(types) != self.num_layers:
-            raise RopeError("layer_types", f"must have one entry for each of the {self.num_layers} layers", types)
+            raise RopeError(
+                "layer_types",
+                f"must have one entry for each of the {self.num_layers} layers",
+                types,
+            )
         windowed = any(layer_type in WINDOWED for layer_type in types)
         if windowed and self.window is None:
             raise RopeError("window", "must be given if a layer is sliding", None)
         if self.window is not None and not windowed:
-            raise RopeError("window", "must be None if no layer is sliding; layer_types=None makes all sliding", self.window)
+            raise RopeError(
+                "window",
+                "must be None if no layer is sliding; layer_types=None makes all sliding",
+                self.window,
+            )
         if self.attention == "linear" and windowed:
-            raise RopeError("window", "must be None for linear attention, which cannot drop old tokens", self.window)
+            raise RopeError(
+                "window",
+                "must be None for linear attention, which cannot drop old tokens",
+                self.window,
+            )
         set_field("layer_types", types)
 
     def _check_experts(self, set_field: Callable[[str, Any], None]) -> None:
         """Check the numbers of experts and set the defaults that depend on other fields."""
         integer("num_experts", self.num_experts, low=0, high=MAX_EXPERTS)
-        size = self.intermediate_size if self.moe_intermediate_size is None else self.moe_intermediate_size
-        set_field("moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE))
+        size = (
+            self.intermediate_size
+            if self.moe_intermediate_size is None
+            else self.moe_intermediate_size
+        )
+        set_field(
+            "moe_intermediate_size", integer("moe_intermediate_size", size, low=1, high=MAX_SIZE)
+        )
         if self.num_experts:
             integer("experts_per_token", self.experts_per_token, low=1, high=self.num_experts)
         number("router_aux_coef", self.router_aux_coef, low=0)
-        dense = {integer("dense_layers", index, low=0, high=self.num_layers - 1) for index in self.dense_layers}
+        dense = {
+            integer("dense_layers", index, low=0, high=self.num_layers - 1)
+            for index in self.dense_layers
+        }
         set_field("dense_layers", tuple(sorted(dense)))
 
     def _check_encoding(self, set_field: Callable[[str, Any], None]) -> None:
@@ -151,14 +196,23 @@ class DecoderConfig:
             encoding = self.layer_encoding(layer_type)
             if isinstance(encoding, RopeSpec):
                 if encoding.head_dim != self.head_dim:
-                    raise RopeError("encoding", f"must have head_dim = {self.head_dim}", encoding.head_dim)
+                    raise RopeError(
+                        "encoding", f"must have head_dim = {self.head_dim}", encoding.head_dim
+                    )
                 continue
             choice("encoding", encoding, ENCODINGS)
             if isinstance(self.encoding, Mapping) and ENCODINGS[encoding].entry == "input":
-                rule = "must not be set per layer type if it is added to the embeddings; use it for the whole model"
+                rule = (
+                    "must not be set per layer type if it is added to the embeddings; use it for "
+                    "the whole model"
+                )
                 raise RopeError("encoding", rule, encoding)
             if self.attention == "linear" and not ENCODINGS[encoding].linear:
-                raise RopeError("encoding", "must be one that linear attention can compute, such as 'rope'", encoding)
+                raise RopeError(
+                    "encoding",
+                    "must be one that linear attention can compute, such as 'rope'",
+                    encoding,
+                )
 
     def layer_encoding(self, layer_type: str) -> str | RopeSpec:
         """Return the encoding of layers of that type: a name or a spec."""
@@ -167,12 +221,20 @@ class DecoderConfig:
         if not isinstance(self.encoding, Mapping):
             return self.encoding
         if layer_type not in self.encoding:
-            raise RopeError("encoding", f"must have an entry for {layer_type!r} layers (None: no position)", list(self.encoding))
+            raise RopeError(
+                "encoding",
+                f"must have an entry for {layer_type!r} layers (None: no position)",
+                list(self.encoding),
+            )
         return self.encoding[layer_type] or "none"
 
     def layer_temperature(self, layer_type: str) -> Temperature | None:
         """Return the temperature of layers of that type."""
-        return self.temperature.get(layer_type) if isinstance(self.temperature, Mapping) else self.temperature
+        return (
+            self.temperature.get(layer_type)
+            if isinstance(self.temperature, Mapping)
+            else self.temperature
+        )
 
     def layer_remapping(self, layer_type: str) -> Remapping | None:
         """Return the remapping of layers of that type; layers that are not rotated have none."""

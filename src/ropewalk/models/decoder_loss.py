@@ -1,7 +1,8 @@
 """Cross entropy of a language model without materialising all logits.
 
-In a small model, the float32 logits of a batch, their softmax and its gradient take more memory than everything else.
-Here logits are computed in chunks of tokens; each chunk is overwritten by its gradient, which is used at once.
+In a small model, the float32 logits of a batch, their softmax and its gradient take more memory
+than everything else. Here logits are computed in chunks of tokens; each chunk is overwritten by its
+gradient, which is used at once.
 """
 
 from __future__ import annotations
@@ -20,23 +21,36 @@ MAX_LOGITS = 1 << 26
 
 
 def check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
-    """Raise an error if `targets` are not tokens or IGNORED, one for each of `tokens`; values are checked on a CPU only."""
+    """Raise an error if `targets` are not tokens or IGNORED, one for each of `tokens`; values are
+    checked on a CPU only.
+    """
     if not isinstance(targets, Tensor) or targets.dtype not in INTEGERS:
-        raise RopeError("targets", "must be a tensor of integers", getattr(targets, "dtype", type(targets)))
+        raise RopeError(
+            "targets", "must be a tensor of integers", getattr(targets, "dtype", type(targets))
+        )
     if targets.shape != tokens.shape:
-        raise RopeError("targets", f"must have the shape of the tokens, {list(tokens.shape)}", list(targets.shape))
+        raise RopeError(
+            "targets",
+            f"must have the shape of the tokens, {list(tokens.shape)}",
+            list(targets.shape),
+        )
     if targets.is_cpu and not is_traced((targets,)):
         values = targets.long()
         wrong = (values != IGNORED) & ((values < 0) | (values >= vocabulary))
         if wrong.any():
-            rule = f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary, or {IGNORED} to ignore a token"
+            rule = (
+                f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary, or "
+                f"{IGNORED} to ignore a token"
+            )
             raise RopeError("targets", rule, int(values[wrong][0]))
 
 
 def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
-    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED targets do not count.
+    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED
+    targets do not count.
 
-    x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of F.cross_entropy.
+    x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of
+    F.cross_entropy.
     """
     targets = targets.long()
     if torch.is_autocast_enabled(x.device.type):
@@ -47,14 +61,18 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
     total, count = x.new_zeros((), dtype=_sum_dtype(x)), (targets != IGNORED).sum().clamp(min=1)
     for rows in _chunks(x, weight, max_logits):
         logits = F.linear(x[rows], weight)
-        total = total + F.cross_entropy(logits.to(total.dtype), targets[rows], ignore_index=IGNORED, reduction="sum")
+        total = total + F.cross_entropy(
+            logits.to(total.dtype), targets[rows], ignore_index=IGNORED, reduction="sum"
+        )
     return total / count
 
 
 class _TokenLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, max_logits: int) -> Tensor:
-        """Return the mean loss; gradients are computed here too, chunk by chunk, so that logits need not be kept."""
+        """Return the mean loss; gradients are computed here too, chunk by chunk, so that logits
+        need not be kept.
+        """
         valid = targets != IGNORED
         count = valid.sum().clamp(min=1)
         chunks = _chunks(x, weight, max_logits)
@@ -62,7 +80,9 @@ class _TokenLoss(torch.autograd.Function):
         x_grad, weight_grad = torch.empty_like(x), None
         for rows in chunks:
             mask = valid[rows].unsqueeze(-1)
-            kept = x[rows].masked_fill(~mask, 0.0)  # an ignored token may be infinite, and 0 times infinity is NaN
+            kept = x[rows].masked_fill(
+                ~mask, 0.0
+            )  # an ignored token may be infinite, and 0 times infinity is NaN
             losses, logits_grad = _loss_and_logits_grad(kept, weight, targets[rows].clamp(min=0))
             total = total + (losses * valid[rows]).sum()
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits
@@ -79,33 +99,46 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
-        scale = grad / count  # stays float32, because rounding the scale would shift all gradients alike
-        x_grad, weight_grad = ((stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad))
+        scale = (
+            grad / count
+        )  # stays float32, because rounding the scale would shift all gradients alike
+        x_grad, weight_grad = (
+            (stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad)
+        )
         return x_grad, weight_grad, None, None
 
 
 def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy of each row of x [T, hidden] and its gradient by the logits, stored in the logits' memory."""
+    """Return the cross entropy of each row of x [T, hidden] and its gradient by the logits, stored
+    in the logits' memory.
+    """
     logits = x @ weight.transpose(0, 1)
     log_probabilities = logits.log_softmax(dim=-1, dtype=_sum_dtype(x))
     index = targets.unsqueeze(-1)
     at_target = log_probabilities.gather(-1, index).squeeze(-1)
     # the probabilities overwrite the logits; torch.compile reuses memory by itself
     compiling = torch.compiler.is_compiling()
-    grad = log_probabilities.exp().to(x.dtype) if compiling else torch.exp(log_probabilities, out=logits)
+    grad = (
+        log_probabilities.exp().to(x.dtype)
+        if compiling
+        else torch.exp(log_probabilities, out=logits)
+    )
     # p - 1 is computed before rounding, because near p = 1 bfloat16 would round it to 0
     grad = grad.scatter_(-1, index, at_target.expm1().to(grad.dtype).unsqueeze(-1))
     return -at_target, grad
 
 
 def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
-    """Return slices of the rows of x [T, hidden], equal but for the last, with at most `max_logits` logits each."""
+    """Return slices of the rows of x [T, hidden], equal but for the last, with at most `max_logits`
+    logits each.
+    """
     tokens = x.shape[0]
     if tokens * weight.shape[0] <= max_logits:
         return [slice(0, tokens)]
     count = -(-tokens * weight.shape[0] // max_logits)  # rounded up
     size = -(-tokens // count)
-    # a compiled graph is for a number of chunks, and `int` fixes this number without fixing the number of tokens
+    # a compiled graph is for a number of chunks, and `int` fixes this number without fixing the
+    # number of tokens
     return [slice(i * size, min((i + 1) * size, tokens)) for i in range(int(-(-tokens // size)))]
 
 

@@ -1,4 +1,6 @@
-"""Feed-forward networks: one gated network per layer, or a mixture of experts as in Qwen3-MoE and MiniMind."""
+"""Feed-forward networks: one gated network per layer, or a mixture of experts as in Qwen3-MoE and
+MiniMind.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class Routes(NamedTuple):
 
 
 class _Gated(torch.autograd.Function):
-    """silu(gate) * up that saves only its packed input; autograd would also save silu(gate) and concatenate two gradients."""
+    """silu(gate) * up that saves only its packed input; autograd would also save silu(gate) and
+    concatenate two gradients.
+    """
 
     @staticmethod
     def forward(ctx, packed: Tensor) -> Tensor:
@@ -44,7 +48,8 @@ class _Gated(torch.autograd.Function):
 def gated(packed: Tensor, activation: str) -> Tensor:
     """Return activation(gate) * up of packed [..., 2 I] = [gate, up]."""
     if activation in ("silu", "swish") and not torch.compiler.is_compiling():
-        return _Gated.apply(packed)  # type: ignore[return-value]  # torch.compile fuses the formula below itself
+        # torch.compile fuses the formula below itself
+        return _Gated.apply(packed)  # type: ignore[return-value]
     gate, up = packed.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up
 
@@ -55,8 +60,12 @@ class GatedNetwork(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.activation = config.activation
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_up_proj = nn.Linear(
+            config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias
+        )
+        self.down_proj = nn.Linear(
+            config.intermediate_size, config.hidden_size, bias=config.mlp_bias
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         return self.down_proj(gated(self.gate_up_proj(x), self.activation)), None
@@ -67,38 +76,62 @@ class Experts(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        count, size, hidden = config.num_experts, config.moe_intermediate_size or 0, config.hidden_size
+        count, size, hidden = (
+            config.num_experts,
+            config.moe_intermediate_size or 0,
+            config.hidden_size,
+        )
         self.activation = config.activation
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
 
     def run_expert(self, x: Tensor, expert: int) -> Tensor:
         """Apply the expert with index `expert` to x [T, hidden]."""
-        return F.linear(gated(F.linear(x, self.gate_up_proj[expert]), self.activation), self.down_proj[expert])
+        return F.linear(
+            gated(F.linear(x, self.gate_up_proj[expert]), self.activation), self.down_proj[expert]
+        )
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen [T, k]."""
-        if torch.compiler.is_compiling() or not x.shape[0]:  # without tokens no expert is chosen, and there is nothing to sort
+        """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen
+        [T, k].
+        """
+        if (
+            torch.compiler.is_compiling() or not x.shape[0]
+        ):  # without tokens no expert is chosen, and there is nothing to sort
             return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
-        # sort all (token, expert) choices by expert, so that each expert runs once, over all of its tokens
+        # sort all (token, expert) choices by expert, so that each expert runs once, over all of its
+        # tokens
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
-        sizes = chosen.flatten().bincount(minlength=count).tolist()  # synchronises with the device once per layer
+        sizes = (
+            chosen.flatten().bincount(minlength=count).tolist()
+        )  # synchronises with the device once per layer
         inputs = x[token].split(sizes)  # the tokens of each expert
-        outputs = [self.run_expert(inputs[expert], expert) for expert in range(count) if sizes[expert]]
+        outputs = [
+            self.run_expert(inputs[expert], expert) for expert in range(count) if sizes[expert]
+        ]
         weighted = torch.cat(outputs) * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x).index_add(0, token, weighted.to(x.dtype))
 
     def _run_all(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the same by applying every expert to every token: no shape depends on values, so it compiles to one graph."""
+        """Return the same by applying every expert to every token: no shape depends on values, so
+        it compiles to one graph.
+        """
         count = self.gate_up_proj.shape[0]
-        all_weights = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)  # [T, E], 0 for experts not chosen
-        return sum((self.run_expert(x, i) * all_weights[:, i : i + 1] for i in range(count)), torch.zeros_like(x))
+        all_weights = weights.new_zeros(x.shape[0], count).scatter(
+            1, chosen, weights
+        )  # [T, E], 0 for experts not chosen
+        return sum(
+            (self.run_expert(x, i) * all_weights[:, i : i + 1] for i in range(count)),
+            torch.zeros_like(x),
+        )
 
 
 class MixtureOfExperts(nn.Module):
-    """A router picks a few experts for each token and weights them by the router's softmax over all experts."""
+    """A router picks a few experts for each token and weights them by the router's softmax over all
+    experts.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -107,7 +140,9 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routes]:
-        """Return the weighted sum of the chosen experts' outputs for each token of x [..., hidden], and the routes."""
+        """Return the weighted sum of the chosen experts' outputs for each token of x [..., hidden],
+        and the routes.
+        """
         flat = x.flatten(0, -2)
         scores = self.gate(flat)
         dtype = torch.float64 if scores.dtype == torch.float64 else torch.float32
@@ -120,16 +155,27 @@ class MixtureOfExperts(nn.Module):
 
 
 def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
-    """Return the load-balancing loss: E * the sum over the E experts of (choices per token * mean router probability).
+    """Return the load-balancing loss: E * the sum over the E experts of (choices per token * mean
+    router probability).
 
-    It is k, the number of experts per token, if all are used evenly, and larger otherwise. The means are over the tokens
-    of all layers; `padding` [B, S] is False for tokens that are left out.
+    It is k, the number of experts per token, if all are used evenly, and larger otherwise. The
+    means are over the tokens of all layers; `padding` [B, S] is False for tokens that are left out.
     """
     probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
     chosen = torch.cat([route.chosen for route in routes])  # [layers T, k]
     count = probabilities.shape[-1]
-    real = torch.ones_like(probabilities[:, :1]) if padding is None else padding.flatten().repeat(len(routes)).unsqueeze(-1)
+    real = (
+        torch.ones_like(probabilities[:, :1])
+        if padding is None
+        else padding.flatten().repeat(len(routes)).unsqueeze(-1)
+    )
     real = real.to(probabilities.dtype)
     # how often each token chose each expert; padding counts 0
-    counts = probabilities.new_zeros(chosen.shape[0], count).scatter_add(1, chosen, real.expand_as(chosen))
-    return count * (counts.sum(0) * (probabilities * real).sum(0)).sum() / real.sum().clamp(min=1).square()
+    counts = probabilities.new_zeros(chosen.shape[0], count).scatter_add(
+        1, chosen, real.expand_as(chosen)
+    )
+    return (
+        count
+        * (counts.sum(0) * (probabilities * real).sum(0)).sum()
+        / real.sum().clamp(min=1).square()
+    )

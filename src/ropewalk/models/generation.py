@@ -34,8 +34,9 @@ class Model(Protocol):
 class Sampling:
     """How to pick a token from logits; temperature 0 picks the most likely one.
 
-    top_k keeps the k most likely tokens, top_p the fewest whose probabilities sum to at least top_p. repetition_penalty > 1
-    divides the positive logits of tokens that occurred before, and multiplies the negative ones.
+    top_k keeps the k most likely tokens, top_p the fewest whose probabilities sum to at least
+    top_p. repetition_penalty > 1 divides the positive logits of tokens that occurred before, and
+    multiplies the negative ones.
     """
 
     temperature: float = 0.0
@@ -56,13 +57,19 @@ class Sampling:
         """Whether the most likely token is picked, whatever occurred before."""
         return self.temperature == 0 and self.repetition_penalty == 1
 
-    def pick(self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        """Return one token for each row of logits [B, V]; `seen` [B, V] is True for tokens that occurred before."""
+    def pick(
+        self, logits: Tensor, seen: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Return one token for each row of logits [B, V]; `seen` [B, V] is True for tokens that
+        occurred before.
+        """
         if self.greedy:
             return logits.argmax(dim=-1)
         logits = logits.float()
         if self.repetition_penalty != 1 and seen is not None:
-            penalised = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+            penalised = torch.where(
+                logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty
+            )
             logits = torch.where(seen, penalised, logits)
         if self.temperature == 0:
             return logits.argmax(dim=-1)
@@ -77,14 +84,22 @@ class Sampling:
         if self.top_p is not None and self.top_p < 1:
             sorted_logits, order = logits.sort(dim=-1, descending=True)
             probabilities = sorted_logits.softmax(dim=-1)
-            # a token is excluded if the tokens before it already reach top_p, so the most likely one always stays
+            # a token is excluded if the tokens before it already reach top_p, so the most likely
+            # one always stays
             excluded = probabilities.cumsum(dim=-1) - probabilities >= self.top_p
-            logits = logits.masked_fill(torch.empty_like(excluded).scatter_(-1, order, excluded), float("-inf"))
+            logits = logits.masked_fill(
+                torch.empty_like(excluded).scatter_(-1, order, excluded), float("-inf")
+            )
         return logits
 
 
 def generate(
-    model: Model, tokens: Tensor, max_new_tokens: int, *, stream: Callable[[Tensor], None] | None = None, **options: Any
+    model: Model,
+    tokens: Tensor,
+    max_new_tokens: int,
+    *,
+    stream: Callable[[Tensor], None] | None = None,
+    **options: Any,
 ) -> Tensor:
     """Return tokens [B, S] with the generated ones, [B, S + new]; `options` as in `steps`.
 
@@ -96,7 +111,11 @@ def generate(
             generated.append(new_tokens)
             if stream is not None:
                 stream(new_tokens.clone())
-        return torch.cat((tokens, torch.stack(generated, dim=1).to(tokens.dtype)), dim=1) if generated else tokens
+        return (
+            torch.cat((tokens, torch.stack(generated, dim=1).to(tokens.dtype)), dim=1)
+            if generated
+            else tokens
+        )
 
 
 def steps(
@@ -122,27 +141,43 @@ def steps(
 
     temperature ... repetition_penalty  as in Sampling
     padding   boolean [B, S], True for real tokens; rows must be padded on the left
-    stop      one or several tokens that end a row; after it the row is filled with the token `pad` (default: the first stop
-              token). The model reads `pad` like any token, so it must be in the vocabulary
-    cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding" (the first `sinks` real
-              tokens of each row and the latest, `capacity` in all), "none", or the caches of an earlier call to continue from
+    stop      one or several tokens that end a row; after it the row is filled with the token `pad`
+              (default: the first stop token). The model reads `pad` like any token, so it must be
+              in the vocabulary
+    cache     "growing", "static" (`capacity` tokens, by default prompt and new tokens), "sliding"
+              (the first `sinks` real tokens of each row and the latest, `capacity` in all), "none",
+              or the caches of an earlier call to continue from
     seed      of the sampling; None: torch's global generator
-    graph     whether the steps after the prompt run as one CUDA graph, with a growing or static cache; None: if they can
-    contexts  the caller closes them at the end, and a later generation may then overwrite the yielded tokens; None: every
-              token is a copy, and the iterator closes its contexts itself
+    graph     whether the steps after the prompt run as one CUDA graph, with a growing or static
+              cache; None: if they can
+    contexts  the caller closes them at the end, and a later generation may then overwrite the
+              yielded tokens; None: every token is a copy, and the iterator closes its contexts
+              itself
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     vocabulary = model.head_weight.shape[0]
     _check_prompt(tokens, padding, vocabulary)
     integer("max_new_tokens", max_new_tokens, low=0)
     stops = None if stop is None else _stop_tokens(stop, vocabulary)
-    filler = (stops[0] if stops else 0) if pad is None else integer("pad", pad, low=0, high=vocabulary - 1)
-    generator = None if seed is None else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
+    filler = (
+        (stops[0] if stops else 0)
+        if pad is None
+        else integer("pad", pad, low=0, high=vocabulary - 1)
+    )
+    generator = (
+        None
+        if seed is None
+        else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
+    )
     open_step = _graph_opener(model, tokens, cache, max_new_tokens, capacity, graph)
     caches = cache
     for name, value in (("capacity", capacity), ("sinks", sinks or None)):
         if value is not None and (not isinstance(cache, str) or cache == "none"):
-            raise RopeError(name, "must be left out with cache='none' or given caches, which do not use it", value)
+            raise RopeError(
+                name,
+                "must be left out with cache='none' or given caches, which do not use it",
+                value,
+            )
     if isinstance(cache, str):
         if choice("cache", cache, CACHES) == "static" and capacity is None:
             capacity = tokens.shape[1] + max_new_tokens
@@ -150,7 +185,9 @@ def steps(
 
     @torch.no_grad()
     def run(inputs: Tensor, padding: Tensor | None, contexts: ExitStack) -> Iterator[Tensor]:
-        """Yield the next token of each row until all rows have ended; `contexts` closes the decode step at the end."""
+        """Yield the next token of each row until all rows have ended; `contexts` closes the decode
+        step at the end.
+        """
         seen = _tokens_seen(inputs, padding, vocabulary) if repetition_penalty != 1 else None
         done = torch.zeros(inputs.shape[0], dtype=torch.bool, device=inputs.device)
         if not max_new_tokens:
@@ -175,18 +212,24 @@ def steps(
                 step = contexts.enter_context(open_step())
                 step.start(caches)
             if step is not None:
-                # starts before the host waits for `all_done`, so the GPU is never idle; None continues with step.token
+                # starts before the host waits for `all_done`, so the GPU is never idle; None
+                # continues with step.token
                 logits = step(None if picked is not None and ends is None else new)
             if all_done is not None and all_done():
                 return
             if step is not None:
                 continue
-            # the next input: the new token alone if a cache holds the others, else the whole sequence
+            # the next input: the new token alone if a cache holds the others, else the whole
+            # sequence
             if caches is not None:
                 inputs, padding = new.unsqueeze(-1), None
             else:
                 inputs = torch.cat((inputs, new.unsqueeze(-1).to(inputs.dtype)), dim=1)
-                padding = None if padding is None else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
+                padding = (
+                    None
+                    if padding is None
+                    else torch.cat((padding, torch.ones_like(padding[:, :1])), dim=1)
+                )
             logits = _last_logits(model, inputs, padding, caches)
 
     def run_and_close() -> Iterator[Tensor]:
@@ -206,9 +249,11 @@ def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: A
 def _graph_opener(
     model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None
 ) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode without a graph.
+    """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode
+    without a graph.
 
-    graph  True: raise an error if the steps cannot be captured; None: capture them if possible; False: never
+    graph  True: raise an error if the steps cannot be captured; None: capture them if possible;
+           False: never
     """
     if graph is False or (graph is None and not tokens.is_cuda):
         return None
@@ -254,29 +299,45 @@ def _copy_to_host(flag: Tensor) -> Callable[[], bool]:
 
 
 def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> None:
-    """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the right."""
+    """Raise an error if the prompt is not [batch, tokens] of the vocabulary, or is padded on the
+    right.
+    """
     check_tokens(tokens)
     if not tokens.numel():
-        raise RopeError("tokens", "must be [batch, tokens] with at least one token", list(tokens.shape))
+        raise RopeError(
+            "tokens", "must be [batch, tokens] with at least one token", list(tokens.shape)
+        )
     least, most = int(tokens.min()), int(tokens.max())
     if least < 0 or most >= vocabulary:
-        raise RopeError("tokens", f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary", [least, most])
+        raise RopeError(
+            "tokens",
+            f"must be from 0 to {vocabulary - 1}, the last token of the vocabulary",
+            [least, most],
+        )
     if padding is None:
         return
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
         raise RopeError(
-            "padding", f"must be boolean {list(tokens.shape)}, True for real tokens", [padding.dtype, list(padding.shape)]
+            "padding",
+            f"must be boolean {list(tokens.shape)}, True for real tokens",
+            [padding.dtype, list(padding.shape)],
         )
     # no padding may follow a real token, and the last token of each row must be real
     if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
         raise RopeError(
-            "padding", "must be on the left only, because new tokens follow the last token of each row", "padding after a token"
+            "padding",
+            "must be on the left only, because new tokens follow the last token of each row",
+            "padding after a token",
         )
 
 
 def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
-    """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of them."""
-    stop = stop.tolist() if hasattr(stop, "tolist") else stop  # a tensor or an array, of any number of axes
+    """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of
+    them.
+    """
+    stop = (
+        stop.tolist() if hasattr(stop, "tolist") else stop
+    )  # a tensor or an array, of any number of axes
     stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not stops:
         raise RopeError("stop", "must contain at least one token, or be None", stops)

@@ -1,4 +1,6 @@
-"""One cache per layer of a model: a KVCache for softmax attention, a RunningState for linear attention."""
+"""One cache per layer of a model: a KVCache for softmax attention, a RunningState for linear
+attention.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class RunningState:
 
     @property
     def next_positions(self) -> Tensor | int:
-        """The number of each row's tokens so far, [B], as the position of its next token; 0 if the state is empty.
+        """The number of each row's tokens so far, [B], as the position of its next token; 0 if the
+        state is empty.
 
         Positions that were given are not remembered: give those of the next tokens too.
         """
@@ -34,15 +37,23 @@ class RunningState:
 Caches = list[KVCache] | list[RunningState]
 
 
-def empty_caches(num_layers: int, attention: str, kind: str, capacity: int | None, sinks: int) -> Caches:
-    """Return an empty cache for each layer; kind, capacity and sinks are passed to KVCache and unused by linear attention."""
+def empty_caches(
+    num_layers: int, attention: str, kind: str, capacity: int | None, sinks: int
+) -> Caches:
+    """Return an empty cache for each layer; kind, capacity and sinks are passed to KVCache and
+    unused by linear attention.
+    """
     if attention == "linear":
         return [RunningState() for _ in range(num_layers)]
     return [KVCache(kind, capacity, sinks) for _ in range(num_layers)]
 
 
 def check_caches(caches: Sequence | None, num_layers: int) -> Sequence:
-    """Return the caches, or a list of None if there are none; raise an error if their number is wrong."""
+    """Return the caches, or a list of None if there are none; raise an error if their number is
+    wrong.
+    """
     if caches is not None and len(caches) != num_layers:
-        raise RopeError("caches", f"must have one entry for each of the {num_layers} layers", len(caches))
+        raise RopeError(
+            "caches", f"must have one entry for each of the {num_layers} layers", len(caches)
+        )
     return caches or [None] * num_layers

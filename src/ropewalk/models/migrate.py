@@ -1,4 +1,6 @@
-"""Migration: give a trained model another encoding and keep all weights that are not positional, for fine-tuning."""
+"""Migration: give a trained model another encoding and keep all weights that are not positional,
+for fine-tuning.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ FREEZES: dict[str, tuple[str, ...]] = {
 class Migration:
     """The new model, and lists of weights by their names in the new model.
 
-    Dropped weights have their names in the source; in a model of transformers, those that its conversion to RoFormer keeps
-    have the names they get there.
+    Dropped weights have their names in the source; in a model of transformers, those that its
+    conversion to RoFormer keeps have the names they get there.
     """
 
     model: nn.Module
@@ -62,7 +64,8 @@ class Migration:
         return "\n".join(lines)
 
 
-#: method -> the fields of the config that it changes; an entry added here can be used as `migrate(to=...)`
+#: method -> the fields of the config that it changes; an entry added here can be used as
+#: `migrate(to=...)`
 MIGRATIONS: dict[str, dict[str, Any]] = {
     # DroPE: no layer is rotated any more; recalibrate the model at its trained length afterwards
     "drope": {"encoding": "none"},
@@ -77,7 +80,8 @@ def migrate(
     freeze: str = "none",
     **changes: Any,
 ) -> Migration:
-    """Create a model like `source` with another encoding, and copy every weight that is not positional.
+    """Create a model like `source` with another encoding, and copy every weight that is not
+    positional.
 
     source    a RoFormer or Decoder, a transformers RoFormer or BERT, or the folder of a checkpoint
     encoding  a name from ENCODINGS or a RopeSpec
@@ -85,7 +89,8 @@ def migrate(
     freeze    a policy from FREEZES: which weights are not trained
     changes   further fields of the config, such as head="classification" or attention="linear"
 
-    The source is not changed. Weights that the source does not have are initialised as in a new model.
+    The source is not changed. Weights that the source does not have are initialised as in a new
+    model.
     """
     choice("freeze", freeze, FREEZES)
     if to is not None:
@@ -98,16 +103,27 @@ def migrate(
         unused, source = unused_weights(source), from_transformers(source)
     if not is_dataclass(getattr(source, "config", None)):
         raise RopeError(
-            "source", "must be a RoFormer, a Decoder, a transformers RoFormer or BERT, or a folder", type(source).__name__
+            "source",
+            "must be a RoFormer, a Decoder, a transformers RoFormer or BERT, or a folder",
+            type(source).__name__,
         )
     try:
-        config = replace(source.config, encoding=encoding, **changes)  # type: ignore[arg-type]  # a dataclass
+        # a dataclass
+        config = replace(source.config, encoding=encoding, **changes)  # type: ignore[arg-type]
     except TypeError as error:
-        raise RopeError("changes", f"must be fields of {type(source.config).__name__} ({error})", sorted(changes)) from None
+        raise RopeError(
+            "changes",
+            f"must be fields of {type(source.config).__name__} ({error})",
+            sorted(changes),
+        ) from None
     parameter = next(source.parameters())
     model = type(source)(config).to(device=parameter.device, dtype=parameter.dtype)
     old, new = _weights_outside_encodings(source), _weights_outside_encodings(model)
-    copied = tuple(name for name in new if name in old and _is_copied(name, old[name], new[name], source, model))
+    copied = tuple(
+        name
+        for name in new
+        if name in old and _is_copied(name, old[name], new[name], source, model)
+    )
     with torch.no_grad():
         for name in copied:
             new[name].copy_(old[name])
@@ -116,33 +132,47 @@ def migrate(
     model.train(source.training)
     uncopied = tuple(name for name in new if name not in copied)
     dropped = tuple(name for name in source.state_dict() if name not in copied) + unused
-    return Migration(model, copied, dropped, (*_positional_names(model), *uncopied), apply_freeze(model, freeze, uncopied))
+    return Migration(
+        model,
+        copied,
+        dropped,
+        (*_positional_names(model), *uncopied),
+        apply_freeze(model, freeze, uncopied),
+    )
 
 
 def apply_freeze(model: nn.Module, policy: str, new: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Set `requires_grad` by a policy of FREEZES and return the names of the frozen parameters.
 
-    `new` lists the parameters that were not loaded from a checkpoint. Parameters of an encoding that are already frozen, such
-    as the fixed matrices of FoPE, stay frozen under every policy.
+    `new` lists the parameters that were not loaded from a checkpoint. Parameters of an encoding
+    that are already frozen, such as the fixed matrices of FoPE, stay frozen under every policy.
     """
     trained_roles = set(FREEZES[choice("freeze", policy, FREEZES)])
     roles = _roles(model) | {name: {"new"} for name in new}
     positional = _positional_names(model)
     trained = {
-        name: bool(roles[name] & trained_roles) and (parameter.requires_grad or name not in positional)
+        name: bool(roles[name] & trained_roles)
+        and (parameter.requires_grad or name not in positional)
         for name, parameter in model.named_parameters()
     }
     if not any(trained.values()):
         others = ", ".join(name for name in FREEZES if name != policy)
-        raise RopeError("freeze", f"must leave something to train in this model; choose one of {others}", policy)
+        raise RopeError(
+            "freeze", f"must leave something to train in this model; choose one of {others}", policy
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
     return tuple(name for name, is_trained in trained.items() if not is_trained)
 
 
 def _roles(model: nn.Module) -> dict[str, set[str]]:
-    """Return the roles of each parameter, by the modules that contain it; inner modules come later and override outer ones."""
-    roles = {name: {"head"} if name.startswith(("head.", "lm_head.")) else {"other"} for name, _ in model.named_parameters()}
+    """Return the roles of each parameter, by the modules that contain it; inner modules come later
+    and override outer ones.
+    """
+    roles = {
+        name: {"head"} if name.startswith(("head.", "lm_head.")) else {"other"}
+        for name, _ in model.named_parameters()
+    }
     for path, module in model.named_modules():
         for name, _ in module.named_parameters(prefix=path):
             if name not in roles:
@@ -158,12 +188,19 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
 
 
 def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn.Module) -> bool:
-    """Return whether a weight is copied: not if the head has another type or size; other weights must have equal shapes."""
+    """Return whether a weight is copied: not if the head has another type or size; other weights
+    must have equal shapes.
+    """
     part = name.split(".")[0]
     if part == "head":
-        return type(source.get_submodule(part)) is type(model.get_submodule(part)) and old.shape == new.shape
+        return (
+            type(source.get_submodule(part)) is type(model.get_submodule(part))
+            and old.shape == new.shape
+        )
     if old.shape != new.shape:
-        raise RopeError("changes", f"must keep the shape of {name}, {list(old.shape)}", list(new.shape))
+        raise RopeError(
+            "changes", f"must keep the shape of {name}, {list(old.shape)}", list(new.shape)
+        )
     return True
 
 
@@ -175,5 +212,9 @@ def _weights_outside_encodings(model: nn.Module) -> dict[str, Tensor]:
 
 def _positional_names(model: nn.Module) -> dict[str, None]:
     """Return the names of the weights inside encodings, in order."""
-    modules = (path for path, module in model.named_modules() if isinstance(module, Encoding | Rope))
-    return dict.fromkeys(name for path in modules for name in model.get_submodule(path).state_dict(prefix=path + "."))
+    modules = (
+        path for path, module in model.named_modules() if isinstance(module, Encoding | Rope)
+    )
+    return dict.fromkeys(
+        name for path in modules for name in model.get_submodule(path).state_dict(prefix=path + ".")
+    )

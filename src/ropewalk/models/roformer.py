@@ -1,4 +1,6 @@
-"""RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with learned position embeddings it is BERT."""
+"""RoFormer: a BERT-shaped encoder (or decoder) with rotary or any other encoding; with learned
+position embeddings it is BERT.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from ropewalk.models.roformer_heads import HEADS, LanguageModel, make_norm
 
 
 def model_encoding(config: RoFormerConfig) -> Encoding:
-    """Create the encoding of one layer or of the embeddings; a rotary encoding given by name gets the interleaved layout."""
+    """Create the encoding of one layer or of the embeddings; a rotary encoding given by name gets
+    the interleaved layout.
+    """
     encoding = as_encoding(config.encoding, config.sizes)
     if isinstance(encoding, Rotary) and isinstance(config.encoding, str):
         return type(encoding)(config.sizes, encoding.rope.spec.with_(layout="interleaved"))
@@ -33,21 +37,32 @@ def model_encoding(config: RoFormerConfig) -> Encoding:
 
 
 class SelfAttention(Attention):
-    """Softmax attention that also rotates v if `rotary_value`; its output then depends on absolute positions."""
+    """Softmax attention that also rotates v if `rotary_value`; its output then depends on absolute
+    positions.
+    """
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
         super().__init__(
-            config.hidden_size, config.num_heads, encoding=encoding, causal=config.causal,
-            dropout=config.attention_dropout, bias=config.bias, length=config.length,
-        )  # fmt: skip
+            config.hidden_size,
+            config.num_heads,
+            encoding=encoding,
+            causal=config.causal,
+            dropout=config.attention_dropout,
+            bias=config.bias,
+            length=config.length,
+        )
         self.rotary_value = config.rotary_value
 
     def attend(self, x, positions, padding, documents, cache: KVCache | None) -> Tensor:
-        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens and is added to them."""
+        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens
+        and is added to them.
+        """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
-        """Return v rotated like a key if `rotary_value`; a cache holds it unrotated, so that its tokens can be moved."""
+        """Return v rotated like a key if `rotary_value`; a cache holds it unrotated, so that its
+        tokens can be moved.
+        """
         return self.encoding.rotate(v, positions, key=True) if self.rotary_value else v
 
 
@@ -58,10 +73,18 @@ class LinearSelfAttention(LinearAttention):
 
     def __init__(self, config: RoFormerConfig, encoding: Encoding) -> None:
         rope = encoding.rope if isinstance(encoding, Rotary) else identity_rope(config.head_dim)
-        super().__init__(config.hidden_size, config.num_heads, spec=rope.spec, causal=config.causal, bias=config.bias)
+        super().__init__(
+            config.hidden_size,
+            config.num_heads,
+            spec=rope.spec,
+            causal=config.causal,
+            bias=config.bias,
+        )
 
     def attend(self, x, positions, padding, documents, cache: RunningState | None) -> Tensor:
-        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier tokens and is updated."""
+        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier
+        tokens and is updated.
+        """
         state = None if cache is None else cache.state
         out, state = self(x, positions, padding=padding, documents=documents, state=state)
         if cache is not None:
@@ -70,17 +93,23 @@ class LinearSelfAttention(LinearAttention):
 
 
 class Embeddings(nn.Module):
-    """Word and token type embeddings (plus positions, if the encoding is added here), normed and projected to the hidden size."""
+    """Word and token type embeddings (plus positions, if the encoding is added here), normed and
+    projected to the hidden size.
+    """
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
         self.words = nn.Embedding(config.vocab_size, size, padding_idx=config.pad_token)
         self.types = nn.Embedding(config.type_vocab_size, size)
-        self.encoding = model_encoding(config) if config.encoding_class.entry == "input" else nn.Identity()
+        self.encoding = (
+            model_encoding(config) if config.encoding_class.entry == "input" else nn.Identity()
+        )
         self.norm = make_norm(config, size)
         self.dropout = nn.Dropout(config.dropout)
-        self.project = nn.Linear(size, config.hidden_size) if size != config.hidden_size else nn.Identity()
+        self.project = (
+            nn.Linear(size, config.hidden_size) if size != config.hidden_size else nn.Identity()
+        )
 
     def forward(self, tokens: Tensor, types: Tensor | None, positions: Tensor) -> Tensor:
         x = self.words(tokens) + (self.types.weight[0] if types is None else self.types(types))
@@ -94,7 +123,9 @@ class Layer(nn.Module):
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__()
         # an encoding that is added to the embeddings does not act in the layers
-        layer_config = config.with_(encoding="none") if config.encoding_class.entry == "input" else config
+        layer_config = (
+            config.with_(encoding="none") if config.encoding_class.entry == "input" else config
+        )
         attention = SelfAttention if config.attention == "softmax" else LinearSelfAttention
         self.attention = attention(config, model_encoding(layer_config))
         self.attention_norm = make_norm(config, config.hidden_size)
@@ -112,17 +143,22 @@ class Layer(nn.Module):
         documents: Tensor | None,
         cache: KVCache | RunningState | None,
     ) -> Tensor:
-        """Return the output of one layer: attention, then the network, each followed by residual and norm."""
-        attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]  # `caches` makes its kind
+        """Return the output of one layer: attention, then the network, each followed by residual
+        and norm.
+        """
+        # `caches` makes its kind
+        attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]
         x = self.attention_norm(x + self.dropout(attended))
         return self.down_norm(x + self.dropout(self.down(self.activation(self.up(x)))))
 
 
 class RoFormer(nn.Module):
-    """An encoder defined by `config`, with the head it names; with a rotary encoding it accepts any length.
+    """An encoder defined by `config`, with the head it names; with a rotary encoding it accepts any
+    length.
 
-    Without a head `model(tokens)` returns hidden states [B, S, hidden]; with one, the head's output (see HEADS).
-    `gradient_checkpointing = True` saves one tensor per layer in training and recomputes the rest.
+    Without a head `model(tokens)` returns hidden states [B, S, hidden]; with one, the head's output
+    (see HEADS). `gradient_checkpointing = True` saves one tensor per layer in training and
+    recomputes the rest.
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
@@ -135,7 +171,9 @@ class RoFormer(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the weights: normal for v1; truncated normal, narrower in deeper models, for v2. Biases are 0."""
+        """Initialise the weights: normal for v1; truncated normal, narrower in deeper models, for
+        v2. Biases are 0.
+        """
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 self._reset(module)
@@ -168,22 +206,27 @@ class RoFormer(nn.Module):
     ) -> Tensor:
         """Return the head's output for integer tokens [B, S] ([B, choices, S] for multiple choice).
 
-        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real tokens. For multiple
-                   choice each choice is a row: B * choices instead of B
+        positions  integer [S] or [B, S] or [axes, B, S]; default: 0, 1, 2, ... over each row's real
+                   tokens. For multiple choice each choice is a row: B * choices instead of B
         types      which sentence of a pair each token belongs to; by default all 0
         padding    boolean, True for real tokens; rows may be padded on either side
         documents  the document index of each token in packed rows
         caches     from `model.caches()`; `tokens` continue the cached ones
         """
         if self.head.pools and documents is not None:
-            rule = f"must be None for the head {self.config.head!r}, which has one output per row; give each document its own row"
+            rule = (
+                f"must be None for the head {self.config.head!r}, which has one output per row; "
+                "give each document its own row"
+            )
             raise RopeError("documents", rule, list(documents.shape))
         choices = None
         if self.config.head == "multiple_choice":
             check_tokens(tokens, ("batch", "choices", "tokens"))
             choices, tokens = tokens.shape[:2], tokens.flatten(0, 1)  # each choice becomes a row
             types, padding = (t if t is None else t.flatten(0, 1) for t in (types, padding))
-        hidden = self.hidden(tokens, positions, types=types, padding=padding, documents=documents, caches=caches)
+        hidden = self.hidden(
+            tokens, positions, types=types, padding=padding, documents=documents, caches=caches
+        )
         out = self.head(hidden, padding, self.embeddings.words.weight)
         return out if choices is None else out.unflatten(0, choices)
 
@@ -197,7 +240,9 @@ class RoFormer(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[KVCache | RunningState] | None = None,
     ) -> Tensor:
-        """Return the hidden states [B, S, hidden] that the head receives; arguments as in `forward`."""
+        """Return the hidden states [B, S, hidden] that the head receives; arguments as in
+        `forward`.
+        """
         self._check(tokens, types, padding)
         positions = self._positions(tokens, positions, padding, documents, caches)
         x = self.embeddings(tokens, types, positions)
@@ -209,26 +254,45 @@ class RoFormer(nn.Module):
         return x  # type: ignore[return-value]  # checkpoint returns the output of its layer
 
     def caches(self, kind: str = "growing", capacity: int | None = None, sinks: int = 0) -> Caches:
-        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention an empty RunningState."""
+        """Return an empty KVCache(kind, capacity, sinks) for each layer, or with linear attention
+        an empty RunningState.
+        """
         if not self.config.causal:
-            raise RopeError("causal", "must be true to use a cache, because cached tokens cannot attend to later ones", False)
+            raise RopeError(
+                "causal",
+                "must be true to use a cache, because cached tokens cannot attend to later ones",
+                False,
+            )
         return empty_caches(len(self.layers), self.config.attention, kind, capacity, sinks)
 
     def generate(self, tokens: Tensor, max_new_tokens: int, **options: Any) -> Tensor:
-        """Return the prompt [B, S] with the generated tokens; `options` as in `generation.generate`."""
+        """Return the prompt [B, S] with the generated tokens; `options` as in
+        `generation.generate`.
+        """
         return generation.generate(_GenerationModel(self), tokens, max_new_tokens, **options)
 
     def with_head(self, head: str, **changes) -> RoFormer:
-        """Return a model with a new head that shares, not copies, the embeddings and layers of this one.
+        """Return a model with a new head that shares, not copies, the embeddings and layers of this
+        one.
 
-        `changes` are fields of the config that only heads use, such as num_labels; `migrate` makes a model with other layers.
+        `changes` are fields of the config that only heads use, such as num_labels; `migrate` makes
+        a model with other layers.
         """
         allowed, fields = (*FIELDS_OF_HEADS, "tie_embeddings"), vars(self.config)
-        wrong = sorted(name for name, value in changes.items() if name not in allowed and (name, value) not in fields.items())
+        wrong = sorted(
+            name
+            for name, value in changes.items()
+            if name not in allowed and (name, value) not in fields.items()
+        )
         if wrong:
-            rule = f"must be fields that only heads use ({', '.join(allowed)}), because the layers are shared; see `migrate`"
+            rule = (
+                f"must be fields that only heads use ({', '.join(allowed)}), because the layers "
+                "are shared; see `migrate`"
+            )
             raise RopeError("changes", rule, wrong)
-        other = RoFormer.__new__(RoFormer)  # without RoFormer.__init__, which would create new layers
+        other = RoFormer.__new__(
+            RoFormer
+        )  # without RoFormer.__init__, which would create new layers
         nn.Module.__init__(other)
         other.config = self.config.with_(head=head, **changes)
         other.gradient_checkpointing = self.gradient_checkpointing
@@ -240,25 +304,39 @@ class RoFormer(nn.Module):
         return other.train(self.training)
 
     def _positions(self, tokens, positions, padding, documents, caches) -> Tensor:
-        """Return the given positions, or the default positions [B, S] if None; embeddings and layers use the same."""
+        """Return the given positions, or the default positions [B, S] if None; embeddings and
+        layers use the same.
+        """
         cache = caches[0] if caches else None
-        return self.layers[0].attention.token_positions(positions, padding, documents, cache, *tokens.shape, tokens.device)  # type: ignore[operator]
+        return self.layers[0].attention.token_positions(
+            positions, padding, documents, cache, *tokens.shape, tokens.device
+        )  # type: ignore[operator]
 
     def _check(self, tokens, types, padding) -> None:
         """Raise an error if tokens, types or padding have a wrong dtype or shape."""
         check_tokens(tokens)
         for name, tensor in (("types", types), ("padding", padding)):
             if tensor is not None and tensor.shape != tokens.shape:
-                raise RopeError(name, f"must have the shape of the tokens, {list(tokens.shape)}", list(tensor.shape))
+                raise RopeError(
+                    name,
+                    f"must have the shape of the tokens, {list(tokens.shape)}",
+                    list(tensor.shape),
+                )
 
 
 class _GenerationModel:
-    """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column of `head_weight`."""
+    """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column
+    of `head_weight`.
+    """
 
     def __init__(self, model: RoFormer) -> None:
         """Refer to the model's head and caches, and compute the output matrix once."""
         if not isinstance(model.head, LanguageModel) or not model.config.causal:
-            raise RopeError("head", "must be 'causal_lm' on a model with causal=True to generate", model.config.head)
+            raise RopeError(
+                "head",
+                "must be 'causal_lm' on a model with causal=True to generate",
+                model.config.head,
+            )
         self.model, self.head, self.caches = model, model.head, model.caches
         with torch.no_grad():
             self.head_weight = self.head.matrix(model.embeddings.words.weight)

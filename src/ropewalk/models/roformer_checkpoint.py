@@ -1,4 +1,6 @@
-"""RoFormer checkpoints: the weight names of Hugging Face RoFormer and BERT, and conversion of loaded transformers models."""
+"""RoFormer checkpoints: the weight names of Hugging Face RoFormer and BERT, and conversion of
+loaded transformers models.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,25 @@ _COMMON_HEADS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 #: model_type -> head -> (prefix in the file, our prefix)
 HEAD_NAMES = {
-    "roformer": _COMMON_HEADS | {
-        "classification": (("classifier.dense.", "head.dense."), ("classifier.out_proj.", "head.out.")),
-        "multiple_choice": (("sequence_summary.summary.", "head.summary."), ("classifier.", "head.out.")),
+    "roformer": _COMMON_HEADS
+    | {
+        "classification": (
+            ("classifier.dense.", "head.dense."),
+            ("classifier.out_proj.", "head.out."),
+        ),
+        "multiple_choice": (
+            ("sequence_summary.summary.", "head.summary."),
+            ("classifier.", "head.out."),
+        ),
         "similarity": (("roformer.pooler.dense.", "head.pooler."),),
     },
-    "bert": _COMMON_HEADS | {
+    "bert": _COMMON_HEADS
+    | {
         "classification": (("bert.pooler.dense.", "head.dense."), ("classifier.", "head.out.")),
         "multiple_choice": (("bert.pooler.dense.", "head.summary."), ("classifier.", "head.out.")),
         "similarity": (("bert.pooler.dense.", "head.pooler."),),
     },
-}  # fmt: skip
+}
 #: index buffers, and the head that only pretraining used
 IGNORED = re.compile(r"(embeddings\.(position|token_type)_ids|cls\.seq_relationship\.\w+)$")
 #: weights of heads
@@ -65,17 +75,21 @@ _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
 
 
 def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roformer") -> str | None:
-    """Return our name of the tensor that transformers calls `hf_name`, or None if a model of this config does not use it.
+    """Return our name of the tensor that transformers calls `hf_name`, or None if a model of this
+    config does not use it.
 
-    Weights of other heads are None too, so that a model with any head can load any checkpoint. An unknown name is
-    returned as transformers calls it, and the caller reports it as unexpected.
+    Weights of other heads are None too, so that a model with any head can load any checkpoint. An
+    unknown name is returned as transformers calls it, and the caller reports it as unexpected.
     """
     if is_legacy(hf_name) or IGNORED.search(hf_name):
         return None
     # names of an old conversion from TensorFlow
-    hf_name = hf_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    hf_name = hf_name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
     prefix = model_type + "."
-    # a bare encoder has "pooler." where a model with a head has "roformer.pooler.", and HEAD_NAMES has only the latter
+    # a bare encoder has "pooler." where a model with a head has "roformer.pooler.", and HEAD_NAMES
+    # has only the latter
     name_with_prefix = prefix + hf_name if hf_name.startswith("pooler.") else hf_name
     for theirs, ours in _head_prefixes(config, model_type):
         if name_with_prefix.startswith(theirs):
@@ -93,7 +107,9 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
 
 
 def name_to_hf(name: str, config: RoFormerConfig, model_type: str = "roformer") -> str:
-    """Return the name of our weight in transformers; a weight that transformers does not have keeps our name."""
+    """Return the name of our weight in transformers; a weight that transformers does not have keeps
+    our name.
+    """
     for theirs, ours in _head_prefixes(config, model_type):
         if name.startswith(ours):
             return theirs + name.removeprefix(ours)
@@ -111,26 +127,45 @@ def _head_prefixes(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, 
     prefixes = HEAD_NAMES[model_type][config.head]
     if not config.head.endswith("_lm"):
         return prefixes
-    if config.tie_embeddings:  # the output matrix is the word embedding, and `decoder` is a copy of it
+    if (
+        config.tie_embeddings
+    ):  # the output matrix is the word embedding, and `decoder` is a copy of it
         return *prefixes, ("cls.predictions.bias", "head.bias")
     # if untied, transformers uses the bias inside `decoder` and ignores cls.predictions.bias
-    return *prefixes, ("cls.predictions.decoder.weight", "head.decoder.weight"), ("cls.predictions.decoder.bias", "head.bias")
+    return (
+        *prefixes,
+        ("cls.predictions.decoder.weight", "head.decoder.weight"),
+        ("cls.predictions.decoder.bias", "head.bias"),
+    )
 
 
-def load_weights(model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer") -> None:
-    """Load weights with transformers' names into `model`; raise an error that names what is missing or unexpected."""
-    renamed = ((name_from_hf(hf_name, model.config, model_type), value) for hf_name, value in weights.items())
+def load_weights(
+    model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer"
+) -> None:
+    """Load weights with transformers' names into `model`; raise an error that names what is missing
+    or unexpected.
+    """
+    renamed = (
+        (name_from_hf(hf_name, model.config, model_type), value)
+        for hf_name, value in weights.items()
+    )
     named = {name: value for name, value in renamed if name is not None}
     expected = model.state_dict()
-    check_names("weights", sorted(expected.keys() - named.keys()), sorted(named.keys() - expected.keys()))
+    check_names(
+        "weights", sorted(expected.keys() - named.keys()), sorted(named.keys() - expected.keys())
+    )
     for name, value in named.items():
         if value.shape != expected[name].shape:
-            raise RopeError("weights", f"{name} must be {list(expected[name].shape)}", list(value.shape))
+            raise RopeError(
+                "weights", f"{name} must be {list(expected[name].shape)}", list(value.shape)
+            )
     model.load_state_dict(named)
 
 
 def from_transformers(model: nn.Module) -> RoFormer:
-    """Return a RoFormer with the config and weights of a transformers RoFormer or BERT, with its dtype and device."""
+    """Return a RoFormer with the config and weights of a transformers RoFormer or BERT, with its
+    dtype and device.
+    """
     config, model_type = _config_of(model)
     parameter = next(model.parameters())
     ours = RoFormer(config).to(device=parameter.device, dtype=parameter.dtype)
@@ -139,11 +174,17 @@ def from_transformers(model: nn.Module) -> RoFormer:
 
 
 def unused_weights(model: nn.Module) -> tuple[str, ...]:
-    """Return the weights of a transformers model that `from_transformers` ignores: poolers and pretraining heads."""
+    """Return the weights of a transformers model that `from_transformers` ignores: poolers and
+    pretraining heads.
+    """
     config, model_type = _config_of(model)
     # named_parameters lists a tied weight once, so its second name is not reported
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return tuple(name for name in model.state_dict() if name in trained and name_from_hf(name, config, model_type) is None)
+    return tuple(
+        name
+        for name in model.state_dict()
+        if name in trained and name_from_hf(name, config, model_type) is None
+    )
 
 
 def _config_of(model: nn.Module) -> tuple[RoFormerConfig, str]:
@@ -157,8 +198,11 @@ def _config_of(model: nn.Module) -> tuple[RoFormerConfig, str]:
 
 ROFORMER_FORMATS = {
     model_type: CheckpointFormat(
-        RoFormerConfig.from_hf, RoFormerConfig.to_hf, RoFormer,
-        partial(name_from_hf, model_type=model_type), partial(name_to_hf, model_type=model_type),
+        RoFormerConfig.from_hf,
+        RoFormerConfig.to_hf,
+        RoFormer,
+        partial(name_from_hf, model_type=model_type),
+        partial(name_to_hf, model_type=model_type),
     )
     for model_type in ("roformer", "bert")
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""RoFormerConfig: everything that defines a RoFormer or BERT, read from and written to Hugging Face configs."""
+"""RoFormerConfig: everything that defines a RoFormer or BERT, read from and written to Hugging Face
+configs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ SUMMARIES = ("first", "last", "mean")
 HEAD_DROPOUTS = ("roformer", "bert")
 MAX_SIZE = 2**24
 
-#: head -> the end of its class name in transformers, after RoFormer or Bert; transformers has no similarity head
+#: head -> the end of its class name in transformers, after RoFormer or Bert; transformers has no
+#: similarity head
 HEAD_CLASSES = {
     "none": "Model",
     "masked_lm": "ForMaskedLM",
@@ -36,20 +39,43 @@ PREFIXES = {"roformer": "RoFormer", "bert": "Bert"}
 
 #: our field -> the config key of Hugging Face
 HF_KEYS = {
-    "vocab_size": "vocab_size", "hidden_size": "hidden_size", "embedding_size": "embedding_size",
-    "num_layers": "num_hidden_layers", "num_heads": "num_attention_heads", "intermediate_size": "intermediate_size",
-    "activation": "hidden_act", "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
-    "length": "max_position_embeddings", "type_vocab_size": "type_vocab_size", "initializer_range": "initializer_range",
-    "norm_eps": "layer_norm_eps", "pad_token": "pad_token_id", "rotary_value": "rotary_value", "causal": "is_decoder",
-    "tie_embeddings": "tie_word_embeddings", "num_labels": "num_labels", "summary": "summary_type",
-    "summary_projection": "summary_use_proj", "summary_activation": "summary_activation",
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "embedding_size": "embedding_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "activation": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "length": "max_position_embeddings",
+    "type_vocab_size": "type_vocab_size",
+    "initializer_range": "initializer_range",
+    "norm_eps": "layer_norm_eps",
+    "pad_token": "pad_token_id",
+    "rotary_value": "rotary_value",
+    "causal": "is_decoder",
+    "tie_embeddings": "tie_word_embeddings",
+    "num_labels": "num_labels",
+    "summary": "summary_type",
+    "summary_projection": "summary_use_proj",
+    "summary_activation": "summary_activation",
     "pooler_activation": "pooler_activation",
-}  # fmt: skip
-#: the same for RoFormer v2; read but never written, because transformers ignores these keys and builds a v1
+}
+#: the same for RoFormer v2; read but never written, because transformers ignores these keys and
+#: builds a v1
 V2_KEYS = {"norm": "norm_type", "bias": "use_bias"}
 #: keys of HF_KEYS that a BERT does not have
-ROFORMER_ONLY = ("embedding_size", "rotary_value", "summary_type", "summary_use_proj", "summary_activation", "pooler_activation")
-#: field -> the heads that read it; with any other head its value may be stored under "ropewalk" in config.json
+ROFORMER_ONLY = (
+    "embedding_size",
+    "rotary_value",
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+    "pooler_activation",
+)
+#: field -> the heads that read it; with any other head its value may be stored under "ropewalk" in
+#: config.json
 FIELDS_OF_HEADS = {
     "num_labels": ("classification", "token_classification"),
     "summary": ("multiple_choice",),
@@ -64,24 +90,32 @@ ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
 #: BERT's heads read the first token through a dense layer and tanh
 BERT_HEAD_FIELDS: dict[str, Any] = {
-    "classifier_activation": "tanh", "summary": "first", "summary_projection": True, "summary_activation": "tanh",
+    "classifier_activation": "tanh",
+    "summary": "first",
+    "summary_projection": True,
+    "summary_activation": "tanh",
     "head_dropout": "bert",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class RoFormerConfig:
-    """Everything that defines a RoFormer, or a BERT (`encoding="learned"`); the defaults are roformer_chinese_base.
+    """Everything that defines a RoFormer, or a BERT (`encoding="learned"`); the defaults are
+    roformer_chinese_base.
 
-    encoding      a name from ENCODINGS or a RopeSpec; rotary names are interleaved, (2i, 2i + 1), as in RoFormer
+    encoding      a name from ENCODINGS or a RopeSpec; rotary names are interleaved, (2i, 2i + 1),
+                  as in RoFormer
     length        the longest sequence trained on; only encodings with a table are limited to it
-    norm, bias    "layer_norm" and biases: RoFormer v1; "rms_norm", without weights, and no biases: v2
+    norm, bias    "layer_norm" and biases: RoFormer v1; "rms_norm", without weights, and no biases:
+                  v2
     causal        queries attend to no later keys: RoFormer as a decoder
     head          a name from HEADS; `num_labels` is for those that classify
-    summary       how the multiple-choice head summarises a choice: by its "last" or "first" token or their "mean"
-    head_dropout  "roformer": before and after the dense layer of the classifier, and none in the multiple-choice head;
-                  "bert": in both heads before the last layer
-    *_activation  of the classifier (None: `activation`), of the summary (None: none) and of the similarity pooler
+    summary       how the multiple-choice head summarises a choice: by its "last" or "first" token
+                  or their "mean"
+    head_dropout  "roformer": before and after the dense layer of the classifier, and none in the
+                  multiple-choice head; "bert": in both heads before the last layer
+    *_activation  of the classifier (None: `activation`), of the summary (None: none) and of the
+                  similarity pooler
     """
 
     vocab_size: int = 50_000
@@ -117,8 +151,14 @@ class RoFormerConfig:
     def __post_init__(self) -> None:
         """Check every field, and set `embedding_size` if it is None."""
         set_field = partial(object.__setattr__, self)  # the dataclass is frozen
-        set_field("embedding_size", self.hidden_size if self.embedding_size is None else self.embedding_size)
-        sizes = "vocab_size hidden_size num_layers num_heads intermediate_size embedding_size length type_vocab_size num_labels"
+        set_field(
+            "embedding_size",
+            self.hidden_size if self.embedding_size is None else self.embedding_size,
+        )
+        sizes = (
+            "vocab_size hidden_size num_layers num_heads intermediate_size embedding_size length "
+            "type_vocab_size num_labels"
+        )
         for name in sizes.split():
             set_field(name, integer(name, getattr(self, name), low=1, high=MAX_SIZE))
         for name in ("dropout", "attention_dropout"):
@@ -127,24 +167,45 @@ class RoFormerConfig:
             set_field(name, number(name, getattr(self, name), low=0))
         for name in ("bias", "rotary_value", "causal", "tie_embeddings", "summary_projection"):
             flag(name, getattr(self, name))
-        choices = {"norm": NORMS, "attention": ATTENTIONS, "head": HEAD_CLASSES, "summary": SUMMARIES}
+        choices = {
+            "norm": NORMS,
+            "attention": ATTENTIONS,
+            "head": HEAD_CLASSES,
+            "summary": SUMMARIES,
+        }
         choices["head_dropout"] = HEAD_DROPOUTS
         for name, allowed in choices.items():
             choice(name, getattr(self, name), allowed)
-        for name in ("activation", "summary_activation", "classifier_activation", "pooler_activation"):
+        for name in (
+            "activation",
+            "summary_activation",
+            "classifier_activation",
+            "pooler_activation",
+        ):
             if getattr(self, name) is not None or name == "activation":
                 choice(name, getattr(self, name), ACTIVATIONS)
         if self.pad_token is not None:
             integer("pad_token", self.pad_token, low=0, high=self.vocab_size - 1)
         if self.hidden_size % self.num_heads:
-            raise RopeError("num_heads", f"must divide hidden_size = {self.hidden_size}", self.num_heads)
+            raise RopeError(
+                "num_heads", f"must divide hidden_size = {self.hidden_size}", self.num_heads
+            )
         self._check_encoding()
-        if self.norm == "rms_norm" and self.head.endswith("_lm") and self.embedding_size != self.hidden_size:
-            rule = f"must equal hidden_size = {self.hidden_size}, because the language model head of v2 has no projection"
+        if (
+            self.norm == "rms_norm"
+            and self.head.endswith("_lm")
+            and self.embedding_size != self.hidden_size
+        ):
+            rule = (
+                f"must equal hidden_size = {self.hidden_size}, because the language model head of "
+                "v2 has no projection"
+            )
             raise RopeError("embedding_size", rule, self.embedding_size)
 
     def _check_encoding(self) -> None:
-        """Raise an error if the encoding is unknown or does not fit `attention`, `causal` or `rotary_value`."""
+        """Raise an error if the encoding is unknown or does not fit `attention`, `causal` or
+        `rotary_value`.
+        """
         if not isinstance(self.encoding, RopeSpec):
             choice("encoding", self.encoding, ENCODINGS)
         encoding = self.encoding_class
@@ -156,13 +217,32 @@ class RoFormerConfig:
             raise RopeError("encoding", rule, self.encoding)
         # an encoding enters at "qk" if it rotates q and k
         if self.rotary_value and (encoding.entry != "qk" or self.attention == "linear"):
-            raise RopeError("rotary_value", "must be false without a rotary encoding and softmax attention", self.rotary_value)
+            raise RopeError(
+                "rotary_value",
+                "must be false without a rotary encoding and softmax attention",
+                self.rotary_value,
+            )
         if self.rotary_value and issubclass(encoding, Polar):
-            rule = f"must be false with the encoding {self.encoding!r}, which makes rotated vectors twice as wide as the head"
+            rule = (
+                f"must be false with the encoding {self.encoding!r}, which makes rotated vectors "
+                "twice as wide as the head"
+            )
             raise RopeError("rotary_value", rule, self.rotary_value)
-        if self.rotary_value and self.causal and isinstance(self.encoding, RopeSpec) and self.encoding.needs_length:
-            rule = f"must be false with causal=True and {self.encoding.scaling.name} scaling, whose angles depend on the length"
-            raise RopeError("rotary_value", f"{rule}: values in a cache are not rotated again when it grows", True)
+        if (
+            self.rotary_value
+            and self.causal
+            and isinstance(self.encoding, RopeSpec)
+            and self.encoding.needs_length
+        ):
+            rule = (
+                f"must be false with causal=True and {self.encoding.scaling.name} scaling, whose "
+                "angles depend on the length"
+            )
+            raise RopeError(
+                "rotary_value",
+                f"{rule}: values in a cache are not rotated again when it grows",
+                True,
+            )
 
     @property
     def head_dim(self) -> int:
@@ -174,9 +254,12 @@ class RoFormerConfig:
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes for the encoding, which acts on the word embeddings (entry "input") or on hidden states."""
+        """The sizes for the encoding, which acts on the word embeddings (entry "input") or on
+        hidden states.
+        """
         width = self.embedding_size if self.encoding_class.entry == "input" else self.hidden_size
-        return Sizes(self.num_heads, self.head_dim, width, self.length)  # type: ignore[arg-type]  # resolved in __post_init__
+        # resolved in __post_init__
+        return Sizes(self.num_heads, self.head_dim, width, self.length)  # type: ignore[arg-type]
 
     def with_(self, **changes: Any) -> RoFormerConfig:
         """Return a copy with some fields changed."""
@@ -184,36 +267,56 @@ class RoFormerConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> RoFormerConfig:
-        """Return the RoFormerConfig of a Hugging Face RoFormer or BERT; raise an error for what is not supported."""
-        model_type = choice("model_type", config.get("model_type", "roformer"), ("roformer", "bert"))
+        """Return the RoFormerConfig of a Hugging Face RoFormer or BERT; raise an error for what is
+        not supported.
+        """
+        model_type = choice(
+            "model_type", config.get("model_type", "roformer"), ("roformer", "bert")
+        )
         hf_config = (BERT_DEFAULTS if model_type == "bert" else {}) | dict(config)
         for key in ("add_cross_attention", "is_encoder_decoder"):
             if hf_config.get(key):
-                raise RopeError(key, "must be false, because cross-attention is not supported", hf_config[key])
+                raise RopeError(
+                    key, "must be false, because cross-attention is not supported", hf_config[key]
+                )
         if hf_config.get("position_embedding_type", "absolute") != "absolute":
-            raise RopeError("position_embedding_type", "must be 'absolute'", hf_config["position_embedding_type"])
+            raise RopeError(
+                "position_embedding_type",
+                "must be 'absolute'",
+                hf_config["position_embedding_type"],
+            )
         keys = HF_KEYS | V2_KEYS
-        values: dict[str, Any] = {ours: hf_config[key] for ours, key in keys.items() if hf_config.get(key) is not None}
+        values: dict[str, Any] = {
+            ours: hf_config[key] for ours, key in keys.items() if hf_config.get(key) is not None
+        }
         if "pad_token_id" in hf_config:
             values["pad_token"] = hf_config["pad_token_id"]  # may be None, for no padding token
         labels: Any = hf_config.get("id2label")
         if isinstance(labels, Mapping) and labels:
             values["num_labels"] = len(labels)
         # any norm_type but layer_norm means the norm without weights
-        values["norm"] = "layer_norm" if values.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
+        values["norm"] = (
+            "layer_norm" if values.get("norm", "layer_norm") == "layer_norm" else "rms_norm"
+        )
         values["head"] = _head_of(hf_config.get("architectures"))
         if model_type == "bert":
-            values |= {"encoding": "learned", "rotary_value": False, "embedding_size": None} | BERT_HEAD_FIELDS
+            values |= {
+                "encoding": "learned",
+                "rotary_value": False,
+                "embedding_size": None,
+            } | BERT_HEAD_FIELDS
         result = cls(**(values | _ropewalk_fields(hf_config, values["head"])))
         if model_type == "roformer":
             _check_rope_keys(hf_config, result.head_dim)
         return result
 
     def to_hf(self) -> dict[str, Any]:
-        """Return a config.json from which transformers and `from_hf` build the same model; raise an error if no config can.
+        """Return a config.json from which transformers and `from_hf` build the same model; raise an
+        error if no config can.
 
-        With learned positions it is the config of a BERT, otherwise of a RoFormer. transformers has no similarity head:
-        it reads such a model as its encoder, and `from_hf` finds the head under "ropewalk".
+        With learned positions it is the config of a BERT, otherwise of a RoFormer. transformers has
+        no similarity head: it reads such a model as its encoder, and `from_hf` finds the head under
+        "ropewalk".
         """
         model_type = "bert" if self.encoding == "learned" else "roformer"
         hf_config = {key: getattr(self, ours) for ours, key in HF_KEYS.items()}
@@ -225,22 +328,36 @@ class RoFormerConfig:
         class_name = PREFIXES[model_type] + HEAD_CLASSES[self.head]
         class_name = "BertLMHeadModel" if class_name == "BertForCausalLM" else class_name
         hf_config |= {"model_type": model_type, "architectures": [class_name]}
-        # the key "ropewalk" holds what transformers has no key for; reading the config back shows which fields those are
+        # the key "ropewalk" holds what transformers has no key for; reading the config back shows
+        # which fields those are
         own_fields = {"head": self.head} if self.head == "similarity" else {}
-        own_fields |= self._unwritten(self.from_hf(hf_config | {"ropewalk": own_fields}), model_type)
+        own_fields |= self._unwritten(
+            self.from_hf(hf_config | {"ropewalk": own_fields}), model_type
+        )
         return hf_config | ({"ropewalk": own_fields} if own_fields else {})
 
     def _unwritten(self, restored: RoFormerConfig, model_type: str) -> dict[str, Any]:
-        """Return the fields that differ in `restored`, the config read back; raise an error if the model uses one of them."""
+        """Return the fields that differ in `restored`, the config read back; raise an error if the
+        model uses one of them.
+        """
         unwritten: dict[str, Any] = {}
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(restored, field.name)
-            if ours == theirs or (field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"):
+            if ours == theirs or (
+                field.name == "encoding" and ours == plain_rope(self.head_dim) and theirs == "rope"
+            ):
                 continue
             # a field that belongs to no head is used with every head
             if self.head in FIELDS_OF_HEADS.get(field.name, (self.head,)):
-                rule = f"must be {theirs!r} to be saved as a {model_type}, the closest transformers model"
-                raise RopeError(field.name, f"{rule}; for this one, store model.state_dict() beside its config", ours)
+                rule = (
+                    f"must be {theirs!r} to be saved as a {model_type}, the closest transformers "
+                    "model"
+                )
+                raise RopeError(
+                    field.name,
+                    f"{rule}; for this one, store model.state_dict() beside its config",
+                    ours,
+                )
             unwritten[field.name] = ours
         return unwritten
 
@@ -253,27 +370,42 @@ def plain_rope(head_dim: int) -> RopeSpec:
 def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the fields under "ropewalk", which only this package writes.
 
-    They are those that transformers' config of a model with `head` has no place for, because that model does not use them.
+    They are those that transformers' config of a model with `head` has no place for, because that
+    model does not use them.
     """
     own_fields = hf_config.get("ropewalk", {})
     # transformers has no similarity head, so its `architectures` name a model without one
-    if isinstance(own_fields, Mapping) and own_fields.get("head") == "similarity" and head == "none":
+    if (
+        isinstance(own_fields, Mapping)
+        and own_fields.get("head") == "similarity"
+        and head == "none"
+    ):
         head = "similarity"
     allowed = {name for name, heads in FIELDS_OF_HEADS.items() if head not in heads}
     if head == "similarity":
         allowed.add("head")
     if not isinstance(own_fields, Mapping) or not set(own_fields) <= allowed:
-        rule = f"must be an object with fields that the head {head!r} does not use ({', '.join(sorted(allowed))})"
+        rule = (
+            f"must be an object with fields that the head {head!r} does not use "
+            f"({', '.join(sorted(allowed))})"
+        )
         raise RopeError("ropewalk", rule, own_fields)
     return dict(own_fields)
 
 
 def _check_rope_keys(hf_config: Mapping[str, Any], head_dim: int) -> None:
-    """Refuse rope keys unless they describe the one rotation of transformers' RoFormer, which reads none of them."""
+    """Refuse rope keys unless they describe the one rotation of transformers' RoFormer, which reads
+    none of them.
+    """
     given = {key: hf_config[key] for key in ROPE_KEYS if hf_config.get(key) is not None}
-    spec = spec_from_hf({"model_type": "roformer", "head_dim": head_dim, **given}, precision="exact")
+    spec = spec_from_hf(
+        {"model_type": "roformer", "head_dim": head_dim, **given}, precision="exact"
+    )
     if spec != plain_rope(head_dim):
-        rule = "must be absent or describe the rotation of theta 10000 without scaling: transformers' RoFormer has no other"
+        rule = (
+            "must be absent or describe the rotation of theta 10000 without scaling: transformers' "
+            "RoFormer has no other"
+        )
         raise RopeError(next(iter(given)), rule, given)
 
 
@@ -284,5 +416,16 @@ def _head_of(architectures: Any) -> str:
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):
         raise RopeError("architectures", "must be a list of class names", architectures)
     # some classes of masked and of causal language models have another ending
-    name = architectures[0].replace("ForPreTraining", "ForMaskedLM").replace("LMHeadModel", "ForCausalLM")
-    return next((head for head, ending in HEAD_CLASSES.items() if name.endswith(ending) and ending != "Model"), "none")
+    name = (
+        architectures[0]
+        .replace("ForPreTraining", "ForMaskedLM")
+        .replace("LMHeadModel", "ForCausalLM")
+    )
+    return next(
+        (
+            head
+            for head, ending in HEAD_CLASSES.items()
+            if name.endswith(ending) and ending != "Model"
+        ),
+        "none",
+    )

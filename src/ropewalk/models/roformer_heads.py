@@ -25,11 +25,17 @@ class WeightlessNorm(nn.Module):
 
 def make_norm(config: RoFormerConfig, size: int) -> nn.Module:
     """Create the norm of this config for vectors of `size`."""
-    return nn.LayerNorm(size, eps=config.norm_eps) if config.norm == "layer_norm" else WeightlessNorm(config.norm_eps)
+    return (
+        nn.LayerNorm(size, eps=config.norm_eps)
+        if config.norm == "layer_norm"
+        else WeightlessNorm(config.norm_eps)
+    )
 
 
 def first_token(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """Return the hidden state of each row's first real token, [B, hidden]; `padding` is True for real tokens."""
+    """Return the hidden state of each row's first real token, [B, hidden]; `padding` is True for
+    real tokens.
+    """
     if padding is None:
         return hidden[:, 0]
     return _select(hidden, padding.long().argmax(dim=-1))
@@ -62,7 +68,8 @@ _SUMMARIES = {"first": first_token, "last": last_token, "mean": mean_token}
 class Head(nn.Module):
     """Base class of all heads; on its own it returns the hidden states.
 
-    forward takes hidden [B, S, hidden], padding [B, S] or None (True = real), and the word embeddings [vocab, embedding].
+    forward takes hidden [B, S, hidden], padding [B, S] or None (True = real), and the word
+    embeddings [vocab, embedding].
     """
 
     #: one output per row, so a row must not hold several documents
@@ -79,11 +86,14 @@ class Head(nn.Module):
 class LanguageModel(Head):
     """Logits over the vocabulary for every token, [B, S, vocab]; for masked and causal models.
 
-    v1 has a dense layer and a norm before the output matrix, and a bias after it; v2 has only the matrix.
+    v1 has a dense layer and a norm before the output matrix, and a bias after it; v2 has only the
+    matrix.
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
-        """Create the output layers of masked and causal language models, as the config's version has them."""
+        """Create the output layers of masked and causal language models, as the config's version
+        has them.
+        """
         super().__init__(config)
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
         self.first_version = config.norm == "layer_norm"
@@ -106,14 +116,22 @@ class LanguageModel(Head):
     def matrix(self, words: Tensor) -> Tensor:
         """Return the output matrix, with the bias as its last column if there is one."""
         weight = words if self.config.tie_embeddings else self.decoder.weight
-        return torch.cat((weight, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else weight
+        return (
+            torch.cat((weight, self.bias.unsqueeze(-1)), dim=-1) if self.first_version else weight
+        )
 
     def _projected(self, hidden: Tensor) -> Tensor:
-        return self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden))) if self.first_version else hidden
+        return (
+            self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden)))
+            if self.first_version
+            else hidden
+        )
 
 
 class Classification(Head):
-    """Logits of the labels of a sentence (or of a pair, marked by token types) from its first token, [B, labels]."""
+    """Logits of the labels of a sentence (or of a pair, marked by token types) from its first
+    token, [B, labels].
+    """
 
     pools: ClassVar[bool] = True
 
@@ -124,7 +142,9 @@ class Classification(Head):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
-        """Return the logits of the labels, [B, labels], from the hidden state of each row's first real token."""
+        """Return the logits of the labels, [B, labels], from the hidden state of each row's first
+        real token.
+        """
         activation = ACTIVATIONS[self.config.classifier_activation or self.config.activation]
         x = first_token(hidden, padding)
         x = self.dropout(x) if self.config.head_dropout == "roformer" else x
@@ -150,9 +170,15 @@ class MultipleChoice(Head):
 
     def __init__(self, config: RoFormerConfig) -> None:
         super().__init__(config)
-        self.summary = nn.Linear(config.hidden_size, config.hidden_size) if config.summary_projection else nn.Identity()
+        self.summary = (
+            nn.Linear(config.hidden_size, config.hidden_size)
+            if config.summary_projection
+            else nn.Identity()
+        )
         self.out = nn.Linear(config.hidden_size, 1)
-        self.dropout = nn.Dropout(config.dropout) if config.head_dropout == "bert" else nn.Identity()
+        self.dropout = (
+            nn.Dropout(config.dropout) if config.head_dropout == "bert" else nn.Identity()
+        )
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.config.summary_activation or "linear"]
@@ -172,7 +198,9 @@ class QuestionAnswering(Head):
 
 
 class Similarity(Head):
-    """A unit vector for each sentence, [B, hidden]; the dot product of two is their similarity (roformer-sim)."""
+    """A unit vector for each sentence, [B, hidden]; the dot product of two is their similarity
+    (roformer-sim).
+    """
 
     pools: ClassVar[bool] = True
 
@@ -181,7 +209,9 @@ class Similarity(Head):
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, padding: Tensor | None, words: Tensor) -> Tensor:
-        pooled = ACTIVATIONS[self.config.pooler_activation](self.pooler(first_token(hidden, padding)))
+        pooled = ACTIVATIONS[self.config.pooler_activation](
+            self.pooler(first_token(hidden, padding))
+        )
         return F.normalize(pooled, dim=-1)
 
 

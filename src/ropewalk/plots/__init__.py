@@ -1,7 +1,8 @@
-"""Figures about rotary embeddings: FIGURES maps each name to a function from a View to a matplotlib Figure.
+"""Figures about rotary embeddings: FIGURES maps each name to a function from a View to a matplotlib
+Figure.
 
-The functions are in `ladder`, `distance` and `rotation`, the moving picture in `motion`; `look` has colours, fonts and file
-formats; `captions` says what each figure shows, `words` has Chinese labels.
+The functions are in `ladder`, `distance` and `rotation`, the moving picture in `motion`; `look` has
+colours, fonts and file formats; `captions` says what each figure shows, `words` has Chinese labels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from ropewalk.errors import choice
 from ropewalk.plots import distance, ladder, rotation
 from ropewalk.plots.captions import CAPTIONS
 from ropewalk.plots.ladder import clock_faces, ratio_lines
-from ropewalk.plots.look import FORMATS, LIGHT, Look, blank, finish, format_of, label_axes, legend, save, subtitle
+from ropewalk.plots.look import (
+    FORMATS,
+    LIGHT,
+    Look,
+    blank,
+    finish,
+    format_of,
+    label_axes,
+    legend,
+    save,
+    subtitle,
+)
 from ropewalk.plots.motion import reading, save_reading
 from ropewalk.plots.rotation import precision_lines
 from ropewalk.plots.view import View
@@ -26,11 +38,21 @@ from ropewalk.plots.view import View
 FIGURES: dict[str, Callable[[View], Any]] = {
     figure.__name__: figure
     for figure in (
-        rotation.rotation, ladder.clocks, ladder.spectrum, ladder.angles, ladder.beyond, ladder.coverage, ladder.scalings,
-        distance.decay, distance.similarity, distance.similarity_map, distance.inner_products, distance.base_bound,
+        rotation.rotation,
+        ladder.clocks,
+        ladder.spectrum,
+        ladder.angles,
+        ladder.beyond,
+        ladder.coverage,
+        ladder.scalings,
+        distance.decay,
+        distance.similarity,
+        distance.similarity_map,
+        distance.inner_products,
+        distance.base_bound,
         rotation.precision,
     )
-}  # fmt: skip
+}
 
 
 #: the name of the moving picture among the figures that a command writes
@@ -38,7 +60,9 @@ MOTION = "reading"
 
 
 def draw(name: str, view: View | None = None) -> Any:
-    """Draw one figure by name, with the parameters of the view below its title, and return it as a matplotlib Figure."""
+    """Draw one figure by name, with the parameters of the view below its title, and return it as a
+    matplotlib Figure.
+    """
     view = view or View()
     figure = FIGURES[choice("figure", name, FIGURES)](view)
     # the subtitle is placed below the title, and the clocks have no title
@@ -76,8 +100,11 @@ def _pixels(figure: Any) -> np.ndarray:
     return pixels
 
 
-def write_all(folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png") -> list[Path]:
-    """Write the named figures (by default all) and a contact sheet of them into a folder; return the paths, the sheet's last.
+def write_all(
+    folder: Path, view: View | None = None, names: list[str] | None = None, suffix: str = "png"
+) -> list[Path]:
+    """Write the named figures (by default all) and a contact sheet of them into a folder; return
+    the paths, the sheet's last.
 
     The name `reading` is the moving picture, which is always a GIF and not on the sheet.
     """
@@ -87,12 +114,32 @@ def write_all(folder: Path, view: View | None = None, names: list[str] | None = 
     if MOTION in names:
         paths.append(save_reading(view, folder / f"{MOTION}.gif"))
     if figures_by_name:
-        paths.append(save(contact_sheet(figures_by_name, view.look), folder / "contact-sheet.png", dpi=100))
+        paths.append(
+            save(contact_sheet(figures_by_name, view.look), folder / "contact-sheet.png", dpi=100)
+        )
     return paths
 
 
 __all__ = [
-    "CAPTIONS", "FIGURES", "FORMATS", "LIGHT", "MOTION", "Look", "View", "blank", "clock_faces", "contact_sheet", "draw",
-    "finish", "format_of", "label_axes", "legend", "precision_lines", "ratio_lines", "reading", "save", "save_reading",
+    "CAPTIONS",
+    "FIGURES",
+    "FORMATS",
+    "LIGHT",
+    "MOTION",
+    "Look",
+    "View",
+    "blank",
+    "clock_faces",
+    "contact_sheet",
+    "draw",
+    "finish",
+    "format_of",
+    "label_axes",
+    "legend",
+    "precision_lines",
+    "ratio_lines",
+    "reading",
+    "save",
+    "save_reading",
     "write_all",
-]  # fmt: skip
+]

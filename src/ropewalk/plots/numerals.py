@@ -6,7 +6,9 @@ import math
 
 
 def short(value: float) -> str:
-    """Return a number in few characters, at most five from 0.1 to 1e15: 6.3, 408, 54.4k, 20.5M, 1.1T; infinity is ∞."""
+    """Return a number in few characters, at most five from 0.1 to 1e15: 6.3, 408, 54.4k, 20.5M,
+    1.1T; infinity is ∞.
+    """
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -34,15 +34,28 @@ class View:
         spec, translate = self.spec, self.look.translate
         inner = spec.scaling.innermost
         # a scaling that clips or learns from another has no factor of its own: "clipped yarn 4"
-        scaling = spec.scaling.name if inner is spec.scaling else f"{spec.scaling.name} {inner.name}"
+        scaling = (
+            spec.scaling.name if inner is spec.scaling else f"{spec.scaling.name} {inner.name}"
+        )
         if factor := getattr(inner, "factor", None):
             scaling += f" {factor:g}"
-        lengths = translate("trained {trained}, read {served}", trained=f"{self.trained:,}", served=f"{self.served:,}")
-        parts = [f"head_dim {spec.head_dim}", f"theta {spec.theta:,.6g}", *([scaling] if self.scaled else []), lengths]
+        lengths = translate(
+            "trained {trained}, read {served}",
+            trained=f"{self.trained:,}",
+            served=f"{self.served:,}",
+        )
+        parts = [
+            f"head_dim {spec.head_dim}",
+            f"theta {spec.theta:,.6g}",
+            *([scaling] if self.scaled else []),
+            lengths,
+        ]
         return " · ".join(parts)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """Return {scaling: the spec with it}, for four scalings from the trained to the served length and the spec's own."""
+        """Return {scaling: the spec with it}, for four scalings from the trained to the served
+        length and the spec's own.
+        """
         factor = max(self.served / self.trained, 1.0)
         scalings = (
             Linear(factor),

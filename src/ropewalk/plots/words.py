@@ -9,7 +9,7 @@ CHINESE: dict[str, str] = {
     "Abel bound": "Abel 上界",
     "after {name}": "使用 {name} 后",
     "angle, in turns": "角度（圈）",
-    "Beyond the trained length slow pairs reach new angles": "超出训练长度后，慢速维度对会到达训练中未出现的角度",
+    "Beyond the trained length slow pairs reach new angles": "超出训练长度后，慢速维度对会到达训练中未出现的角度",  # noqa: E501
     "cos of the angle": "角度的余弦",
     "Decay of scores with distance": "注意力分数随距离衰减",
     "distance": "距离",
@@ -54,8 +54,12 @@ CHINESE: dict[str, str] = {
     "Turns of every pair": "每对维度转过的圈数",
     "Wavelength of every pair": "每对维度的波长",
     "position of the token": "词元的位置",
-    "{model}, trained on {trained} tokens, reads {served}": "{model} 的训练长度为 {trained}，读 {served} 个词元",
-    "{texts}; {windows} windows, ± standard error; weights unchanged": "{texts}；{windows} 个窗口，± 标准误；权重未改动",
+    "{model}, trained on {trained} tokens, reads {served}": (
+        "{model} 的训练长度为 {trained}，读 {served} 个词元"
+    ),
+    "{texts}; {windows} windows, ± standard error; weights unchanged": (
+        "{texts}；{windows} 个窗口，± 标准误；权重未改动"
+    ),
     "Which pairs a scaling slows": "缩放减慢了哪些维度对",
     "radians per column": "每列的弧度",
     "radians per row": "每行的弧度",

@@ -1,6 +1,7 @@
 """Positions in diffusion transformers: text and image or video tokens as each model numbers them.
 
-HunyuanVideo and Wan number their latents as `grid(frames, height, width)` does and do not rotate text.
+HunyuanVideo and Wan number their latents as `grid(frames, height, width)` does and do not rotate
+text.
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from ropewalk.positions.text import MOST, Device
 
 
 def flux(height: int, width: int, text: int = 0, device: Device = None) -> Int[Tensor, "3 1 N"]:
-    """Return Flux's positions: `text` tokens at (0, 0, 0), which does not rotate, then the image at (0, row, column)."""
-    return torch.cat([_text(text, (0, 0, 0), device), grid(1, height, width, device=device)], dim=-1)
+    """Return Flux's positions: `text` tokens at (0, 0, 0), which does not rotate, then the image at
+    (0, row, column).
+    """
+    return torch.cat(
+        [_text(text, (0, 0, 0), device), grid(1, height, width, device=device)], dim=-1
+    )
 
 
 def flux2(
-    height: int, width: int, text: int = 0, references: Sequence[tuple[int, int]] = (), step: int = 10, device: Device = None
+    height: int,
+    width: int,
+    text: int = 0,
+    references: Sequence[tuple[int, int]] = (),
+    step: int = 10,
+    device: Device = None,
 ) -> Int[Tensor, "4 1 N"]:
     """Return Flux-2's positions (time, row, column, token).
 
-    Text token i is at (0, 0, 0, i), the image at (0, row, column, 0), then come the reference images, given by their
-    (height, width), at times step, 2 step, ...
+    Text token i is at (0, 0, 0, i), the image at (0, row, column, 0), then come the reference
+    images, given by their (height, width), at times step, 2 step, ...
     """
     parts = [_text(text, (0, 0, 0, 1), device), grid(1, height, width, 1, device=device)]
     for i, reference in enumerate(references):
@@ -39,16 +49,23 @@ def flux2(
 def qwen_image(
     images: Sequence[tuple[int, int, int]], text: int = 0, device: Device = None
 ) -> tuple[Int[Tensor, "3 1 N"], Int[Tensor, "3 1 T"]]:
-    """Return Qwen-Image's positions of the images, given by their (frames, height, width), and of the text after them.
+    """Return Qwen-Image's positions of the images, given by their (frames, height, width), and of
+    the text after them.
 
-    Rows and columns count from the centre, -ceil(n / 2) to floor(n / 2) - 1; frame f of image i is at time i + f. Text begins at
-    half of the longest side, rounded down, on all axes.
+    Rows and columns count from the centre, -ceil(n / 2) to floor(n / 2) - 1; frame f of image i is
+    at time i + f. Text begins at half of the longest side, rounded down, on all axes.
     """
     if not isinstance(images, list | tuple) or not images:
         raise RopeError("images", "must be a list of (frames, height, width)", images)
     checked = [_sizes("images", image, ("frames", "height", "width")) for image in images]
-    starts = [(i, height // 2 - height, width // 2 - width) for i, (_, height, width) in enumerate(checked)]
-    cells = [grid(*sizes, start=start, device=device) for sizes, start in zip(checked, starts, strict=True)]
+    starts = [
+        (i, height // 2 - height, width // 2 - width)
+        for i, (_, height, width) in enumerate(checked)
+    ]
+    cells = [
+        grid(*sizes, start=start, device=device)
+        for sizes, start in zip(checked, starts, strict=True)
+    ]
     after = max(max(height, width) // 2 for _, height, width in checked)
     return torch.cat(cells, dim=-1), after + _text(text, (1, 1, 1), device)
 

@@ -13,10 +13,14 @@ from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.positions.text import MOST, Device
 
 
-def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: Device = None) -> Int[Tensor, "A 1 N"]:
-    """Return the coordinates of every cell in raster order, the last axis fastest: `grid(h, w)` or `grid(t, h, w)`.
+def grid(
+    *sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: Device = None
+) -> Int[Tensor, "A 1 N"]:
+    """Return the coordinates of every cell in raster order, the last axis fastest: `grid(h, w)` or
+    `grid(t, h, w)`.
 
-    merge  m > 1 orders the last two axes in m x m blocks, as Qwen-VL's image encoder orders its patches
+    merge  m > 1 orders the last two axes in m x m blocks, as Qwen-VL's image encoder orders its
+           patches
     start  the coordinate of the first cell, one for all axes or one each
     """
     if not sizes:
@@ -27,14 +31,20 @@ def grid(*sizes: int, merge: int = 1, start: int | Sequence[int] = 0, device: De
         raise RopeError("sizes", f"must multiply to at most {MOST} cells", list(sizes))
     starts = list(start) if isinstance(start, list | tuple) else [start] * len(sizes)
     if len(starts) != len(sizes):
-        raise RopeError("start", f"must be one integer or one for each of the {len(sizes)} axes", start)
+        raise RopeError(
+            "start", f"must be one integer or one for each of the {len(sizes)} axes", start
+        )
     starts = [integer("start", first, low=-(2**62)) for first in starts]
-    lines = [torch.arange(first, first + size, device=device) for first, size in zip(starts, sizes, strict=True)]
+    lines = [
+        torch.arange(first, first + size, device=device)
+        for first, size in zip(starts, sizes, strict=True)
+    ]
     cells = torch.stack(torch.meshgrid(*lines, indexing="ij"))  # [A, *sizes]
     if integer("merge", merge, low=1, high=MOST) > 1:
         if len(sizes) < 2 or sizes[-1] % merge or sizes[-2] % merge:
             raise RopeError("merge", "must divide the last two sizes", [merge, *sizes])
-        # [.., height, merge, width, merge] -> [.., height, width, merge, merge]: one block of patches after another
+        # [.., height, merge, width, merge] -> [.., height, width, merge, merge]: one block of
+        # patches after another
         height, width = sizes[-2] // merge, sizes[-1] // merge
         cells = cells.unflatten(-1, (width, merge)).unflatten(-3, (height, merge)).transpose(-3, -2)
     return cells.reshape(len(sizes), 1, -1)
@@ -49,21 +59,29 @@ def patch_centres(
     *,
     normalise: str = "separate",
 ) -> Float[Tensor, "2 1 N"]:
-    """Return (y, x) centres of the patches of an image whose sides run from -1 to 1, in raster order, times `scale`.
+    """Return (y, x) centres of the patches of an image whose sides run from -1 to 1, in raster
+    order, times `scale`.
 
-    For `axes.normalised`. `scale=2 * math.pi` makes a frequency of 1 one turn over half the image: DINOv3's rule.
+    For `axes.normalised`. `scale=2 * math.pi` makes a frequency of 1 one turn over half the image:
+    DINOv3's rule.
 
-    normalise  "separate": each side runs from -1 to 1; "max" and "min": one unit for both sides, so that the longer or the
-               shorter side does (DINOv3's `normalize_coords`); the other side also begins at -1
+    normalise  "separate": each side runs from -1 to 1; "max" and "min": one unit for both sides, so
+               that the longer or the shorter side does (DINOv3's `normalize_coords`); the other
+               side also begins at -1
     """
     number("scale", scale)
     _check_dtype("dtype", dtype)
-    sides = [integer(name, size, low=1, high=MOST) for name, size in (("height", height), ("width", width))]
+    sides = [
+        integer(name, size, low=1, high=MOST)
+        for name, size in (("height", height), ("width", width))
+    ]
     # how many patches have a length of 2 along each axis
     units = {"separate": sides, "max": [max(sides)] * 2, "min": [min(sides)] * 2}
     unit_of_axis = units[choice("normalise", normalise, units)]
     index_of_axis = [torch.arange(side, dtype=torch.float64, device=device) for side in sides]
-    lines = [(2 * index + 1) / unit - 1 for index, unit in zip(index_of_axis, unit_of_axis, strict=True)]
+    lines = [
+        (2 * index + 1) / unit - 1 for index, unit in zip(index_of_axis, unit_of_axis, strict=True)
+    ]
     centres = torch.stack(torch.meshgrid(*lines, indexing="ij")).reshape(2, 1, -1)
     return (centres * scale).to(dtype)
 
@@ -76,9 +94,11 @@ def augmented(
     rescale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "2 B N"]:
-    """Return patch centres moved and stretched at random, as DINOv3 does in training; each step is left out if None.
+    """Return patch centres moved and stretched at random, as DINOv3 does in training; each step is
+    left out if None.
 
-    Pass centres with scale 1, and multiply by 2 pi afterwards: `shift` is in units of half an image side.
+    Pass centres with scale 1, and multiply by 2 pi afterwards: `shift` is in units of half an image
+    side.
 
     shift    adds a number from -shift to shift to each axis
     jitter   multiplies each axis by a number from 1 / jitter to jitter, uniform in its logarithm
@@ -89,7 +109,9 @@ def augmented(
 
     def drawn(rows: int, most: float) -> Tensor:
         """Return a random number from -most to most for each axis, or one for both, [rows, 1, 1]."""
-        random = torch.rand(rows, 1, 1, dtype=centres.dtype, device=centres.device, generator=generator)
+        random = torch.rand(
+            rows, 1, 1, dtype=centres.dtype, device=centres.device, generator=generator
+        )
         return (2 * random - 1) * most
 
     if shift is not None:
@@ -102,20 +124,30 @@ def augmented(
 
 
 def stretched_grid(
-    height: int, width: int, pretrained: int, dtype: torch.dtype = torch.float64, device: Device = None
+    height: int,
+    width: int,
+    pretrained: int,
+    dtype: torch.dtype = torch.float64,
+    device: Device = None,
 ) -> Float[Tensor, "2 1 N"]:
-    """Return (row, column) of every patch, stretched so that each side is `pretrained` long: EVA-02's rule for other sizes.
+    """Return (row, column) of every patch, stretched so that each side is `pretrained` long:
+    EVA-02's rule for other sizes.
 
     Row r of n is at r / n * pretrained. For `axes.normalised`.
     """
     integer("pretrained", pretrained, low=1, high=MOST)
     _check_dtype("dtype", dtype)
-    sides = [integer(name, size, low=1, high=MOST) for name, size in (("height", height), ("width", width))]
+    sides = [
+        integer(name, size, low=1, high=MOST)
+        for name, size in (("height", height), ("width", width))
+    ]
     lines = [torch.arange(n, dtype=torch.float64, device=device) / n * pretrained for n in sides]
     return torch.stack(torch.meshgrid(*lines, indexing="ij")).reshape(2, 1, -1).to(dtype)
 
 
 def _check_dtype(name: str, dtype: object) -> None:
-    """Raise an error about the argument `name` unless `dtype` is one in which Rope takes real positions."""
+    """Raise an error about the argument `name` unless `dtype` is one in which Rope takes real
+    positions.
+    """
     if dtype not in (torch.float32, torch.float64):
         raise RopeError(name, "must be float32 or float64, to hold real coordinates", dtype)

@@ -41,9 +41,11 @@ class Image:
 
 @dataclass(frozen=True)
 class Video:
-    """frames x height x width patches, counted before merging; `interval` positions from one frame to the next.
+    """frames x height x width patches, counted before merging; `interval` positions from one frame
+    to the next.
 
-    Qwen2.5-VL: interval = tokens_per_second * seconds a temporal patch lasts. Fractions are rounded down frame by frame.
+    Qwen2.5-VL: interval = tokens_per_second * seconds a temporal patch lasts. Fractions are rounded
+    down frame by frame.
     """
 
     frames: int
@@ -70,7 +72,8 @@ ORIGINS = {"start": "space", "zero": "max", "time": "time"}
 
 @dataclass(frozen=True)
 class _Run:
-    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a]; time in steps of `interval`.
+    """Tokens whose position on axis a is starts[a] + (index // strides[a]) % sizes[a]; time in
+    steps of `interval`.
 
     With `follows_time`, the step along time is also added on the other axes.
     """
@@ -86,13 +89,19 @@ class _Run:
     def last_time(self) -> int:
         """The time of the last frame."""
         # in float32, as the frames themselves are placed
-        frame = int(np.float32(self.sizes[0] - 1) * np.float32(self.interval)) if self.interval != 1 else self.sizes[0] - 1
+        frame = (
+            int(np.float32(self.sizes[0] - 1) * np.float32(self.interval))
+            if self.interval != 1
+            else self.sizes[0] - 1
+        )
         return self.starts[0] + frame
 
     @property
     def last(self) -> int:
         """The largest position of the run on any axis, if rows and columns count from its start."""
-        return max(self.last_time, self.starts[0] + self.sizes[1] - 1, self.starts[0] + self.sizes[2] - 1)
+        return max(
+            self.last_time, self.starts[0] + self.sizes[1] - 1, self.starts[0] + self.sizes[2] - 1
+        )
 
 
 def multimodal(
@@ -105,31 +114,46 @@ def multimodal(
     resume: str | None = None,
     device: Device = None,
 ) -> tuple[Int[Tensor, "3 B S"], Int[Tensor, "B"]]:
-    """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the delta that decoding adds.
+    """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the
+    delta that decoding adds.
 
-    Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame, c + row, c + column). The
-    delta of a row is its largest position + 1 - its number of tokens; see `decode_positions`. The rows and columns of a grid
-    count from c in this, whatever `origin` is; with resume="time" only time counts. Padding has position 0.
+    Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame,
+    c + row, c + column). The delta of a row is its largest position + 1 - its number of tokens; see
+    `decode_positions`. The rows and columns of a grid count from c in this, whatever `origin` is;
+    with resume="time" only time counts. Padding has position 0.
 
-    merge       m x m patches make one token; `time_merge` the same for the frames of videos (Ernie-4.5-VL)
+    merge       m x m patches make one token; `time_merge` the same for the frames of videos
+                (Ernie-4.5-VL)
     padding     the side on which shorter rows are padded, "right" or "left"
-    origin      where rows and columns count from: "start" = c; "zero" = 0, the spatial reset of MRoPE-I; "time" = the time t
-                of their own frame, centred, t + row - (height - 1) // 2, as in VideoRoPE
+    origin      where rows and columns count from: "start" = c; "zero" = 0, the spatial reset of
+                MRoPE-I; "time" = the time t of their own frame, centred, t + row - (height - 1) //
+                2, as in VideoRoPE
     resume      the position after a grid: "space" = c + its longer side, as transformers 5 does;
-                "max" = one past its largest position (counted from c), time included, as the models' first release did;
-                "time" = one past the time of its last frame. None = "space", "max" or "time" for the three origins
+                "max" = one past its largest position (counted from c), time included, as the
+                models' first release did; "time" = one past the time of its last frame. None =
+                "space", "max" or "time" for the three origins
     """
     choice("padding", padding, ("right", "left"))
     choice("origin", origin, ORIGINS)
-    resume = choice("resume", ORIGINS[origin] if resume is None else resume, ("space", "max", "time"))
+    resume = choice(
+        "resume", ORIGINS[origin] if resume is None else resume, ("space", "max", "time")
+    )
     merges = integer("time_merge", time_merge, low=1), integer("merge", merge, low=1)
-    if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, list | tuple) for row in rows):
-        raise RopeError("rows", "must be a list of rows, each a list of Text, Image and Video", rows)
+    if (
+        not isinstance(rows, list | tuple)
+        or not rows
+        or not all(isinstance(row, list | tuple) for row in rows)
+    ):
+        raise RopeError(
+            "rows", "must be a list of rows, each a list of Text, Image and Video", rows
+        )
     runs_of_rows = [_runs_of(row, *merges, origin, resume) for row in rows]
     lengths = [sum(run.tokens for run in runs) for runs in runs_of_rows]
     longest = max(lengths)
     if longest * len(rows) > MOST:
-        raise RopeError("rows", f"must have at most {MOST} tokens, padding included", longest * len(rows))
+        raise RopeError(
+            "rows", f"must have at most {MOST} tokens, padding included", longest * len(rows)
+        )
     filled: list[_Run] = []
     delta: list[int] = []
     for runs, length in zip(runs_of_rows, lengths, strict=True):
@@ -141,7 +165,9 @@ def multimodal(
     return flat.reshape(3, len(rows), longest), _to_device(torch.tensor(delta), device)
 
 
-def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str) -> list[_Run]:
+def _runs_of(
+    row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str
+) -> list[_Run]:
     """Return the runs of one row; each starts after the positions of the one before it."""
     runs: list[_Run] = []
     first = 0  # the position of the next segment's first token
@@ -154,14 +180,20 @@ def _runs_of(row: Sequence[Segment], time_merge: int, merge: int, origin: str, r
             raise RopeError("rows", "must be rows of Text, Image and Video segments", segment)
         else:
             run = _grid_run(segment, first, time_merge, merge, origin)
-            first = {"space": first + max(run.sizes[1:]), "max": run.last + 1, "time": run.last_time + 1}[resume]
+            first = {
+                "space": first + max(run.sizes[1:]),
+                "max": run.last + 1,
+                "time": run.last_time + 1,
+            }[resume]
         if run.tokens:
             runs.append(run)
     return runs
 
 
 def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, origin: str) -> _Run:
-    """Return the run of tokens of an image or a video that begins at position `first`; `origin` places its rows and columns."""
+    """Return the run of tokens of an image or a video that begins at position `first`; `origin`
+    places its rows and columns.
+    """
     if isinstance(segment, Image):
         frames, interval, time_merge = 1, 1.0, 1
     else:
@@ -171,28 +203,52 @@ def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, o
             raise RopeError(name, f"must be a multiple of merge = {merge}", size)
     if frames % time_merge:
         raise RopeError("frames", f"must be a multiple of time_merge = {time_merge}", frames)
-    t, h, w = frames // time_merge, segment.height // merge, segment.width // merge  # the grid, in tokens
+    t, h, w = (
+        frames // time_merge,
+        segment.height // merge,
+        segment.width // merge,
+    )  # the grid, in tokens
     centred = (first - (h - 1) // 2, first - (w - 1) // 2)
     first_row, first_column = {"start": (first, first), "zero": (0, 0), "time": centred}[origin]
-    return _Run(t * h * w, (first, first_row, first_column), (h * w, w, 1), (t, h, w), interval, origin == "time")
+    return _Run(
+        t * h * w,
+        (first, first_row, first_column),
+        (h * w, w, 1),
+        (t, h, w),
+        interval,
+        origin == "time",
+    )
 
 
 def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tensor, "3 T"]:
-    """Return the position of every token of `runs` with a fixed number of operations, whatever the number of runs."""
-    # a table with one row per run is copied to the device once; every token then looks up the row of its run
-    numbers = [[run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs]
+    """Return the position of every token of `runs` with a fixed number of operations, whatever the
+    number of runs.
+    """
+    # a table with one row per run is copied to the device once; every token then looks up the row
+    # of its run
+    numbers = [
+        [run.tokens, run.follows_time, *run.starts, *run.strides, *run.sizes] for run in runs
+    ]
     table = _to_device(torch.tensor(numbers, dtype=torch.int64).reshape(-1, 11), device)
-    intervals = _to_device(torch.tensor([run.interval for run in runs], dtype=torch.float32), device)
+    intervals = _to_device(
+        torch.tensor([run.interval for run in runs], dtype=torch.float32), device
+    )
     tokens_of_runs = table[:, 0]
-    run_of_token = torch.repeat_interleave(tokens_of_runs, output_size=total)  # with the size given, nothing is read back
+    run_of_token = torch.repeat_interleave(
+        tokens_of_runs, output_size=total
+    )  # with the size given, nothing is read back
     tokens, follows_time, *by_axis = table[run_of_token].unbind(-1)
     starts, strides, sizes = (torch.stack(by_axis[i : i + 3]) for i in (0, 3, 6))  # [3, T]
     ends = tokens_of_runs.cumsum(0)[run_of_token]
-    index = torch.arange(total, device=table.device) - (ends - tokens)  # of each token within its run
+    index = torch.arange(total, device=table.device) - (
+        ends - tokens
+    )  # of each token within its run
     steps = (index // strides) % sizes
     interval = intervals[run_of_token]
     # rounded as transformers rounds: frame * interval in float32, then down
-    steps[0] = torch.where(interval == 1, steps[0], (steps[0].to(torch.float32) * interval).to(torch.int64))
+    steps[0] = torch.where(
+        interval == 1, steps[0], (steps[0].to(torch.float32) * interval).to(torch.int64)
+    )
     steps[1:] += follows_time * steps[0]
     return starts + steps
 
@@ -200,16 +256,22 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
 def decode_positions(
     delta: Integer[Tensor, "B"], index: int | Integer[Tensor, "B"], tokens: int = 1
 ) -> Int[Tensor, "3 B {tokens}"]:
-    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one count, or one for each row).
+    """Return M-RoPE positions of the next `tokens` text tokens after `index` real tokens (one
+    count, or one for each row).
 
-    `delta`, which `multimodal` returns, is the next position minus the number of tokens: an image takes fewer positions.
+    `delta`, which `multimodal` returns, is the next position minus the number of tokens: an image
+    takes fewer positions.
     """
     check_integers("delta", delta, "B")
     integer("tokens", tokens, low=0, high=MOST)
     if isinstance(index, Tensor):
         check_integers("index", index, "B")
         if index.shape[0] not in (1, delta.shape[0]):
-            raise RopeError("index", f"must be one count, or one for each of the {delta.shape[0]} rows", list(index.shape))
+            raise RopeError(
+                "index",
+                f"must be one count, or one for each of the {delta.shape[0]} rows",
+                list(index.shape),
+            )
     else:
         integer("index", index, low=0)
     first = delta.to(torch.int64) + index  # [B]

@@ -12,14 +12,20 @@ Device = torch.device | str | None
 MOST = 2**31
 
 
-def consecutive(seq: int, offset: int | Integer[Tensor, "B"] = 0, device: Device = None) -> Int[Tensor, "*B S"]:
-    """Return offset, offset + 1, ...: [S] for an int, [B, S] for an offset per row (a cache whose rows differ in length)."""
+def consecutive(
+    seq: int, offset: int | Integer[Tensor, "B"] = 0, device: Device = None
+) -> Int[Tensor, "*B S"]:
+    """Return offset, offset + 1, ...: [S] for an int, [B, S] for an offset per row (a cache whose
+    rows differ in length).
+    """
     integer("seq", seq, low=0, high=MOST)
     if isinstance(offset, Tensor):
         check_integers("offset", offset, "B")
         # "cuda" and "cuda:0" are the same device, but do not compare equal
         if device is not None and torch.empty(0, device=device).device != offset.device:
-            raise RopeError("device", f"must be the device of offset, {offset.device}, or left out", str(device))
+            raise RopeError(
+                "device", f"must be the device of offset, {offset.device}, or left out", str(device)
+            )
         return offset.to(torch.int64).unsqueeze(-1) + torch.arange(seq, device=offset.device)
     integer("offset", offset, low=-(2**62))
     return torch.arange(offset, offset + seq, device=device)
@@ -29,8 +35,8 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
     """Return positions that start again at every boundary of packed sequences.
 
     cu_seqlens  [N + 1] = 0, end of the first sequence, end of the second, ...
-    total       the number of tokens; needed where cu_seqlens is not on the CPU, to avoid a read-back. Tokens past the last
-                boundary are one more sequence
+    total       the number of tokens; needed where cu_seqlens is not on the CPU, to avoid a
+                read-back. Tokens past the last boundary are one more sequence
     """
     check_integers("cu_seqlens", cu_seqlens, "N")
     # values cannot be read while compiling either
@@ -40,7 +46,11 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
     ends = cu_seqlens.to(torch.int64)
     if total is None:
         if not readable:
-            raise RopeError("total", f"must be given for boundaries on {ends.device}: reading them would synchronise", None)
+            raise RopeError(
+                "total",
+                f"must be given for boundaries on {ends.device}: reading them would synchronise",
+                None,
+            )
         total = max(int(ends[-1]), 0)  # a negative end is refused as a boundary
     token = torch.arange(integer("total", total, low=0, high=MOST), device=ends.device)
     _require_boundaries(ends, total, readable)
@@ -49,7 +59,9 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
 
 
 def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
-    """Raise an error if the boundaries `ends` are not valid: now if `readable`, otherwise when the check runs on the device."""
+    """Raise an error if the boundaries `ends` are not valid: now if `readable`, otherwise when the
+    check runs on the device.
+    """
     rule = "must begin with 0, never decrease and end at most at `total`"
     valid = (ends[0] == 0) & (ends.diff() >= 0).all() & (ends[-1] <= total)
     if not readable:
@@ -59,7 +71,9 @@ def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
 
 
 def left_padded(mask: Bool[Tensor, "B S"] | Integer[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Return positions that count the tokens of each row whose mask is not 0: the first one, and padding before it, are at 0."""
+    """Return positions that count the tokens of each row whose mask is not 0: the first one, and
+    padding before it, are at 0.
+    """
     check_integers("mask", mask, "BS", or_bool=True)
     return ((mask != 0).cumsum(dim=-1) - 1).clamp(min=0)
 
@@ -68,6 +82,12 @@ def check_integers(name: str, value: object, axes: str, or_bool: bool = False) -
     """Check that `value` is an integer tensor with one axis for each letter of `axes`."""
     if not isinstance(value, Tensor):
         raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", type(value))
-    is_integer = not value.is_floating_point() and not value.is_complex() and (or_bool or value.dtype != torch.bool)
+    is_integer = (
+        not value.is_floating_point()
+        and not value.is_complex()
+        and (or_bool or value.dtype != torch.bool)
+    )
     if not is_integer or value.ndim != len(axes):
-        raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", [value.dtype, list(value.shape)])
+        raise RopeError(
+            name, f"must be an integer tensor [{', '.join(axes)}]", [value.dtype, list(value.shape)]
+        )

@@ -1,7 +1,8 @@
 """Checkpoints on disk: folders of safetensors, read, written and converted between pair layouts.
 
 `safetensors_file` and `shards` read and write, `atomic_folder` makes a write all or nothing,
-`convert`, `attention_names` and `tensor_rules` change the layout, `layout_record` states it, `which_layout` detects it.
+`convert`, `attention_names` and `tensor_rules` change the layout, `layout_record` states it,
+`which_layout` detects it.
 """
 
 from ropewalk.interop.checkpoint.convert import Conversion, convert_checkpoint

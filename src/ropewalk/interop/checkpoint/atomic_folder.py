@@ -20,7 +20,9 @@ logger = logging.getLogger("ropewalk.checkpoint")
 
 
 def partial_path(target: Path) -> Path:
-    """Return the temporary path of a folder while it is written: a sibling, so that the last step is one rename."""
+    """Return the temporary path of a folder while it is written: a sibling, so that the last step
+    is one rename.
+    """
     return target.with_name(f".{target.name}.partial")
 
 
@@ -28,8 +30,8 @@ def partial_path(target: Path) -> Path:
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a new folder to write into; it is renamed to `target` when the block succeeds.
 
-    Until then it is `.NAME.partial` beside the target. A run that fails removes it. A run that is killed leaves it, and
-    the next run with the same target clears it first.
+    Until then it is `.NAME.partial` beside the target. A run that fails removes it. A run that is
+    killed leaves it, and the next run with the same target clears it first.
     """
     target = Path(os.path.abspath(target))
     _refuse_existing(target)
@@ -53,14 +55,24 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _refuse_existing(target: Path) -> None:
-    if target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir()))):
-        raise RopeError("target", "must be a folder that does not exist yet or is empty", str(target))
+    if target.is_symlink() or (
+        target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    ):
+        raise RopeError(
+            "target", "must be a folder that does not exist yet or is empty", str(target)
+        )
 
 
 def _lock(partial: Path) -> int:
-    """Create the folder `partial` and return a file descriptor that locks it until it is closed or the process ends."""
+    """Create the folder `partial` and return a file descriptor that locks it until it is closed or
+    the process ends.
+    """
     if partial.is_symlink():
-        raise RopeError("target", "must not have a symbolic link at its temporary path; remove the link", str(partial))
+        raise RopeError(
+            "target",
+            "must not have a symbolic link at its temporary path; remove the link",
+            str(partial),
+        )
     partial.mkdir(exist_ok=True)
     lock = lock_folder(partial)
     try:
@@ -77,7 +89,9 @@ def _lock(partial: Path) -> int:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context manager that locks a folder; while another process has the lock, it says so and waits."""
+    """Context manager that locks a folder; while another process has the lock, it says so and
+    waits.
+    """
     lock = lock_folder(folder)
     if lock is None:
         logger.warning("another process uses %s; waiting until it has finished", folder)
@@ -90,7 +104,8 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
-    """Return a file descriptor that locks a folder until it is closed or the process ends; None if another process has it.
+    """Return a file descriptor that locks a folder until it is closed or the process ends; None if
+    another process has it.
 
     wait  wait for the other process instead
 

@@ -1,4 +1,6 @@
-"""Names of tensors in checkpoints: which belong to an attention module, what each part of one is, and which layer it is in."""
+"""Names of tensors in checkpoints: which belong to an attention module, what each part of one is,
+and which layer it is in.
+"""
 
 from __future__ import annotations
 
@@ -10,29 +12,70 @@ from typing import Any
 QUERIES = ("q_proj", "q_b_proj", "wq", "query")
 KEYS = ("k_proj", "wk", "key")
 VALUES = ("v_proj", "wv", "value", "kv_b_proj")
-#: latent attention (MLA): only the last rows of this projection are rotated, and all heads share them
+#: latent attention (MLA): only the last rows of this projection are rotated, and all heads share
+#: them
 LATENT_KEY = "kv_a_proj_with_mqa"
 NORMS = (
-    "q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "q_layer_norm", "k_layer_norm",
-)  # fmt: skip
+    "q_norm",
+    "k_norm",
+    "q_layernorm",
+    "k_layernorm",
+    "query_layernorm",
+    "key_layernorm",
+    "q_layer_norm",
+    "k_layer_norm",
+)
 #: fused projection -> model_type -> the order of its rows
 FUSED: dict[str, dict[str, str]] = {
     "query_key_value": {
-        **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"), "grouped"), "chatglm": "concatenated",
+        **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"), "grouped"),
+        "chatglm": "concatenated",
     },
     "qkv_proj": dict.fromkeys(("phi3", "phi4_multimodal", "gte"), "concatenated"),
-    "Wqkv": dict.fromkeys(("modernbert", "modernbert-decoder", "dbrx", "nomic_bert"), "concatenated"),
+    "Wqkv": dict.fromkeys(
+        ("modernbert", "modernbert-decoder", "dbrx", "nomic_bert"), "concatenated"
+    ),
     "wqkv": {"internlm2": "grouped"},
-}  # fmt: skip
+}
 PROJECTIONS = (*QUERIES, *KEYS, *FUSED, LATENT_KEY)
 #: further parts of a softmax attention; none of them depends on the order of the rows of q and k
-OTHER_PARTS = frozenset((
-    *VALUES, "o_proj", "out_proj", "dense", "wo", "Wo", "q_a_proj", "q_a_layernorm", "kv_a_layernorm", "v_norm", "attn_sub_norm",
-    "gate_proj", "g_proj", "gate_bias", "dense_bias", "sinks", "softmax_offset", "q_scale", "k_scale", "v_scale",
-    "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "groupnorm",  # DiffLlama
-    "A", "dt_proj",  # Doge
-    "rotary_emb", "rope", "inner_attention", "embed_positions", "bias", "masked_bias",  # tables and masks in old files
-))  # fmt: skip
+OTHER_PARTS = frozenset(
+    (
+        *VALUES,
+        "o_proj",
+        "out_proj",
+        "dense",
+        "wo",
+        "Wo",
+        "q_a_proj",
+        "q_a_layernorm",
+        "kv_a_layernorm",
+        "v_norm",
+        "attn_sub_norm",
+        "gate_proj",
+        "g_proj",
+        "gate_bias",
+        "dense_bias",
+        "sinks",
+        "softmax_offset",
+        "q_scale",
+        "k_scale",
+        "v_scale",
+        "lambda_q1",
+        "lambda_k1",
+        "lambda_q2",
+        "lambda_k2",
+        "groupnorm",  # DiffLlama
+        "A",
+        "dt_proj",  # Doge
+        "rotary_emb",
+        "rope",
+        "inner_attention",
+        "embed_positions",
+        "bias",
+        "masked_bias",  # tables and masks in old files
+    )
+)
 KNOWN_PARTS = OTHER_PARTS.union(PROJECTIONS, NORMS)
 #: parts of a model with a rotary embedding of their own, or without one
 OTHER_TOWERS = re.compile(
@@ -50,7 +93,9 @@ _ATTENTION = re.compile(r"(^|\.)\w*att\w*\.")
 
 @dataclass
 class AttentionModule:
-    """The tensors of one attention module: {part such as "q_proj": names}, and the names of unknown parts."""
+    """The tensors of one attention module: {part such as "q_proj": names}, and the names of unknown
+    parts.
+    """
 
     path: str
     #: the number of its layer; None if its name has none
@@ -64,23 +109,39 @@ class AttentionModule:
 
     @property
     def projections(self) -> list[str]:
-        """The names of the module's tensors that belong to a projection of q or k, a fused one, or a norm of q or k."""
-        return [name for part, names in self.parts.items() if part in (*PROJECTIONS, *NORMS) for name in names]
+        """The names of the module's tensors that belong to a projection of q or k, a fused one, or
+        a norm of q or k.
+        """
+        return [
+            name
+            for part, names in self.parts.items()
+            if part in (*PROJECTIONS, *NORMS)
+            for name in names
+        ]
 
 
 def split_projection_name(name: str) -> tuple[str, str, str] | None:
-    """Split a tensor's name into the path of its attention module, the projection or norm, and the rest; None if it has none."""
+    """Split a tensor's name into the path of its attention module, the projection or norm, and the
+    rest; None if it has none.
+    """
     parts = name.split(".")
     for i in reversed(range(len(parts))):
         if parts[i] in (*PROJECTIONS, *NORMS):
-            # "query" and "key" are common words, so they count only inside a module whose name contains "att"
-            in_attention = parts[i] not in ("query", "key") or any("att" in part for part in parts[:i])
-            return (".".join(parts[:i]), parts[i], ".".join(parts[i + 1 :])) if in_attention else None
+            # "query" and "key" are common words, so they count only inside a module whose name
+            # contains "att"
+            in_attention = parts[i] not in ("query", "key") or any(
+                "att" in part for part in parts[:i]
+            )
+            return (
+                (".".join(parts[:i]), parts[i], ".".join(parts[i + 1 :])) if in_attention else None
+            )
     return None
 
 
 def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
-    """Return the attention modules of the language model by path; towers for images, audio and cross attention are left out."""
+    """Return the attention modules of the language model by path; towers for images, audio and
+    cross attention are left out.
+    """
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     modules: dict[str, AttentionModule] = {}
     for name in names:
@@ -90,8 +151,11 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
             layer = LAYER.search(path + ".")
             modules[path] = AttentionModule(path, None if layer is None else int(layer[1]))
     for name in names:
-        parents = [name[:i] for i, char in enumerate(name) if char == "."]  # "a" and "a.b" for "a.b.weight"
-        # the outermost module, because an attention may contain another one, such as the indexer of DeepSeek V3.2
+        parents = [
+            name[:i] for i, char in enumerate(name) if char == "."
+        ]  # "a" and "a.b" for "a.b.weight"
+        # the outermost module, because an attention may contain another one, such as the indexer of
+        # DeepSeek V3.2
         path = next((parent for parent in parents if parent in modules), None)
         if path is not None:
             part = name[len(path) + 1 :].split(".")[0]
@@ -104,10 +168,12 @@ def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
 def layers_without_attention(
     names: Iterable[str], modules: Mapping[str, AttentionModule], config: Mapping[str, Any]
 ) -> dict[str, list[str]]:
-    """Return {path of a layer: tensor names} of layers in which no attention module was recognised but one is expected.
+    """Return {path of a layer: tensor names} of layers in which no attention module was recognised
+    but one is expected.
 
-    Layers are left out if the config declares a type without rotation for them, or if they hold tensors of MIXERS. The names
-    are those that look like parts of an attention, if there are any, else all of the layer.
+    Layers are left out if the config declares a type without rotation for them, or if they hold
+    tensors of MIXERS. The names are those that look like parts of an attention, if there are any,
+    else all of the layer.
     """
     layers: dict[str, list[str]] = {}
     for name in names:
@@ -115,7 +181,9 @@ def layers_without_attention(
         if layer is None or OTHER_TOWERS.search(name):
             continue
         if layer_type(config, int(layer[1])) not in UNROTATED_TYPES:
-            layers.setdefault(name[: layer.end() - 1], []).append(name)  # under a path such as model.layers.3
+            layers.setdefault(name[: layer.end() - 1], []).append(
+                name
+            )  # under a path such as model.layers.3
     matches = [LAYER.search(path + ".") for path in modules]
     with_attention = {match.string[: match.end() - 1] for match in matches if match is not None}
     unrecognised = {}

@@ -20,13 +20,30 @@ from ropewalk.interop.checkpoint.layout_record import (
 )
 from ropewalk.interop.checkpoint.safetensors_file import write_file
 from ropewalk.interop.checkpoint.shards import Folder, open_folder, stays_inside, write_json
-from ropewalk.interop.checkpoint.tensor_rules import TensorRule, check_complete, find_rules, read_config
+from ropewalk.interop.checkpoint.tensor_rules import (
+    TensorRule,
+    check_complete,
+    find_rules,
+    read_config,
+)
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
 
-#: weights in other formats, or in files the index does not list; not copied, because they would keep the old layout
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt", ".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".ckpt")
+#: weights in other formats, or in files the index does not list; not copied, because they would
+#: keep the old layout
+WEIGHT_SUFFIXES = (
+    ".safetensors",
+    ".bin",
+    ".pth",
+    ".pt",
+    ".gguf",
+    ".onnx",
+    ".h5",
+    ".msgpack",
+    ".npz",
+    ".ckpt",
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,8 @@ class Conversion:
 
     converted  {name of a tensor: its role, such as "q"}
     copied     names of the tensors that stay the same
-    files      names of the files in the new folder; `left_out`: files and folders that are not copied
+    files      names of the files in the new folder; `left_out`: files and folders that are not
+               copied
     bytes      size of all tensors
     """
 
@@ -51,10 +69,15 @@ class Conversion:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as plain data for JSON."""
         return {
-            "from": self.source_layout, "to": self.target_layout, "converted": dict(self.converted),
-            "copied_tensors": len(self.copied), "files": list(self.files), "left_out": list(self.left_out),
-            "bytes": self.bytes, "warnings": list(self.warnings),
-        }  # fmt: skip
+            "from": self.source_layout,
+            "to": self.target_layout,
+            "converted": dict(self.converted),
+            "copied_tensors": len(self.copied),
+            "files": list(self.files),
+            "left_out": list(self.left_out),
+            "bytes": self.bytes,
+            "warnings": list(self.warnings),
+        }
 
 
 def convert_checkpoint(
@@ -68,14 +91,17 @@ def convert_checkpoint(
 ) -> Conversion:
     """Copy a checkpoint folder and convert the rows of q and k from one pair layout to the other.
 
-    target_folder  must not exist or be empty; it appears only when everything is written. None: report what would be done
-    config         the model's sizes, if the folder has no config.json: an adapter needs the config of its base model
+    target_folder  must not exist or be empty; it appears only when everything is written. None:
+                   report what would be done
+    config         the model's sizes, if the folder has no config.json: an adapter needs the config
+                   of its base model
     progress       called after each tensor with the number of its bytes
 
-    All other tensors, the shard names, the index and the headers stay the same byte for byte, so converting back restores the
-    original weights. Only one piece of a tensor is in memory at a time. The new layout is stated by the key rope_interleave,
-    in configs of families that read it, else by the file pair_layout.json, unless it is the original one again. Raises an
-    error that names the tensors if a layer is not understood.
+    All other tensors, the shard names, the index and the headers stay the same byte for byte, so
+    converting back restores the original weights. Only one piece of a tensor is in memory at a
+    time. The new layout is stated by the key rope_interleave, in configs of families that read it,
+    else by the file pair_layout.json, unless it is the original one again. Raises an error that
+    names the tensors if a layer is not understood.
     """
     choice("source_layout", source_layout, LAYOUTS)
     choice("target_layout", target_layout, LAYOUTS)
@@ -85,17 +111,25 @@ def convert_checkpoint(
     model_config = read_config(folder, config)
     stated = stated_layout(folder)
     if stated is not None and stated.layout != source_layout:
-        raise RopeError("source_layout", f"must be {stated.layout!r}, because {stated.source} says so", source_layout)
+        raise RopeError(
+            "source_layout",
+            f"must be {stated.layout!r}, because {stated.source} says so",
+            source_layout,
+        )
     rules = find_rules(folder, model_config)
     check_complete(folder, model_config)
     small_files, left_out = _other_files(folder)
     new_files = [] if record_of(folder, source_layout, target_layout) is None else [RECORD_FILE]
     report = Conversion(
-        source_layout, target_layout, converted={name: rule.role for name, rule in rules.items()},
+        source_layout,
+        target_layout,
+        converted={name: rule.role for name, rule in rules.items()},
         copied=tuple(name for name in folder.names if name not in rules),
         files=tuple(sorted((*folder.shards, *small_files, *new_files))),
-        left_out=tuple(left_out), bytes=sum(map(folder.bytes, folder.names)), warnings=_warnings(model_config, target_layout),
-    )  # fmt: skip
+        left_out=tuple(left_out),
+        bytes=sum(map(folder.bytes, folder.names)),
+        warnings=_warnings(model_config, target_layout),
+    )
     if target_folder is not None:
         target = Path(target_folder)
         _refuse_nested(folder.path, target)
@@ -111,10 +145,14 @@ def _write(
     report: Conversion,
     progress: Callable[[int], None],
 ) -> None:
-    """Write the converted shards, the other files and the record to `target`, which appears only when it is complete."""
+    """Write the converted shards, the other files and the record to `target`, which appears only
+    when it is complete.
+    """
 
     def pieces_of(name: str):
-        """Yield the tensor `name` in pieces, converted if it has a rule, and report its bytes as done."""
+        """Yield the tensor `name` in pieces, converted if it has a rule, and report its bytes as
+        done.
+        """
         if name in rules:
             yield from rules[name].convert(folder, name, report.source_layout, report.target_layout)
         else:
@@ -126,7 +164,10 @@ def _write(
             write_file(partial / file_name, header, pieces_of)
         for file_name in small_files:
             if file_name == "config.json" and has_interleave_flag(folder.config):
-                write_json(partial / file_name, with_interleave_flag(folder.config, report.target_layout == "interleaved"))
+                write_json(
+                    partial / file_name,
+                    with_interleave_flag(folder.config, report.target_layout == "interleaved"),
+                )
             else:
                 _copy(folder.path / file_name, partial / file_name)
         record = record_of(folder, report.source_layout, report.target_layout)
@@ -143,10 +184,15 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
-    """Return the names of the files to copy beside the shards, and of the files and folders that are left out."""
+    """Return the names of the files to copy beside the shards, and of the files and folders that
+    are left out.
+    """
     small_files, left_out = [], []
     for entry in sorted(folder.path.iterdir()):
-        if entry.name in (*folder.shards, RECORD_FILE):  # the shards and the record are written anew
+        if entry.name in (
+            *folder.shards,
+            RECORD_FILE,
+        ):  # the shards and the record are written anew
             continue
         if entry.is_file() and stays_inside(entry) and entry.suffix not in WEIGHT_SUFFIXES:
             small_files.append(entry.name)
@@ -161,10 +207,19 @@ def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
     family = FAMILIES.get(model_type)
     if family is None or has_interleave_flag(config) or family.layout == target_layout:
         return ()
-    return (f"the transformers code of {model_type} uses the {family.layout} layout and cannot run the converted weights",)
+    return (
+        (
+            f"the transformers code of {model_type} uses the {family.layout} layout and cannot run "
+            "the converted weights"
+        ),
+    )
 
 
 def _refuse_nested(source: Path, target: Path) -> None:
     source, resolved = source.resolve(), target.resolve()
     if source == resolved or source in resolved.parents or resolved in source.parents:
-        raise RopeError("target_folder", "must not be the source folder, inside it, or a parent of it", str(target))
+        raise RopeError(
+            "target_folder",
+            "must not be the source folder, inside it, or a parent of it",
+            str(target),
+        )

@@ -1,6 +1,8 @@
-"""What a folder itself states about its pair layout: a flag in the config of some families, or the file pair_layout.json.
+"""What a folder itself states about its pair layout: a flag in the config of some families, or the
+file pair_layout.json.
 
-`convert_checkpoint` writes that file, because the config and the tensor names of a converted folder look as before.
+`convert_checkpoint` writes that file, because the config and the tensor names of a converted folder
+look as before.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ FLAG = "rope_interleave"
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """The layout of the weights, the layout before the first conversion (None if unknown), and what states it."""
+    """The layout of the weights, the layout before the first conversion (None if unknown), and what
+    states it.
+    """
 
     layout: str
     original: str | None
@@ -29,13 +33,20 @@ class StatedLayout:
 
 
 def stated_layout(folder: Folder) -> StatedLayout | None:
-    """Return the layout that a folder states, in pair_layout.json or by a flag of its config; None if it states none."""
+    """Return the layout that a folder states, in pair_layout.json or by a flag of its config; None
+    if it states none.
+    """
     path = folder.path / RECORD_FILE
     if path.is_file():
         if not stays_inside(path):
-            raise RopeError(RECORD_FILE, "must not be a link to a file outside its folder", str(path.resolve()))
+            raise RopeError(
+                RECORD_FILE, "must not be a link to a file outside its folder", str(path.resolve())
+            )
         values = config_file.read(path)
-        layouts = [choice(f"{RECORD_FILE}.{key}", values.get(key), LAYOUTS) for key in ("layout", "original_layout")]
+        layouts = [
+            choice(f"{RECORD_FILE}.{key}", values.get(key), LAYOUTS)
+            for key in ("layout", "original_layout")
+        ]
         return StatedLayout(layouts[0], layouts[1], RECORD_FILE)
     if (folder.path / "config.json").is_file() and has_interleave_flag(folder.config):
         flag = config_file.text_part(folder.config).get(FLAG)
@@ -47,13 +58,18 @@ def stated_layout(folder: Folder) -> StatedLayout | None:
 def record_of(source: Folder, source_layout: str, target_layout: str) -> dict[str, Any] | None:
     """Return the content of pair_layout.json for the converted folder.
 
-    None: it needs no such file, because its config states the layout or the layout is the original one again.
+    None: it needs no such file, because its config states the layout or the layout is the original
+    one again.
     """
     if (source.path / "config.json").is_file() and has_interleave_flag(source.config):
         return None
     stated = stated_layout(source)
     original = source_layout if stated is None else stated.original
-    return None if target_layout == original else {"layout": target_layout, "original_layout": original}
+    return (
+        None
+        if target_layout == original
+        else {"layout": target_layout, "original_layout": original}
+    )
 
 
 def has_interleave_flag(config: Mapping[str, Any]) -> bool:
@@ -63,7 +79,9 @@ def has_interleave_flag(config: Mapping[str, Any]) -> bool:
 
 
 def with_interleave_flag(config: Mapping[str, Any], interleaved: bool) -> dict[str, Any]:
-    """Return a copy of a config with `rope_interleave` set in the part that describes the text model."""
+    """Return a copy of a config with `rope_interleave` set in the part that describes the text
+    model.
+    """
     for name in config_file.TEXT_PARTS:
         if config.get(name) is not None:
             return {**config, name: with_interleave_flag(config[name], interleaved)}

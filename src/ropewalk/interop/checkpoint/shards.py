@@ -1,4 +1,6 @@
-"""Read a checkpoint folder (config, index, safetensors shards) without trusting it, and write one atomically."""
+"""Read a checkpoint folder (config, index, safetensors shards) without trusting it, and write one
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -70,19 +72,33 @@ class Folder:
         """Return a tensor, read into new memory on the CPU."""
         return read_rows(*self._location(name))
 
-    def pieces(self, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1) -> Iterator[Tensor]:
-        """Yield rows start:stop of a tensor in pieces of a few megabytes; all but the last are a multiple of `rows` rows."""
+    def pieces(
+        self, name: str, start: int = 0, stop: int | None = None, *, rows: int = 1
+    ) -> Iterator[Tensor]:
+        """Yield rows start:stop of a tensor in pieces of a few megabytes; all but the last are a
+        multiple of `rows` rows.
+        """
         return read_pieces(*self._location(name), start, stop, rows=rows)
 
-    def expect(self, names: Iterable[str], *, ignored: Callable[[str], bool] = lambda name: False) -> None:
-        """Raise an error if the folder does not hold exactly the tensors `names`; `ignored` ones may be there too."""
+    def expect(
+        self, names: Iterable[str], *, ignored: Callable[[str], bool] = lambda name: False
+    ) -> None:
+        """Raise an error if the folder does not hold exactly the tensors `names`; `ignored` ones
+        may be there too.
+        """
         wanted = dict.fromkeys(names)
         missing = [name for name in wanted if name not in self.files]
-        check_names(str(self.path), missing, [name for name in self.files if name not in wanted and not ignored(name)])
+        check_names(
+            str(self.path),
+            missing,
+            [name for name in self.files if name not in wanted and not ignored(name)],
+        )
 
     def _location(self, name: str) -> tuple[Path, Header, str]:
         if name not in self.files:
-            raise RopeError("name", f"must be one of the {len(self.files)} tensors of {self.path}", name)
+            raise RopeError(
+                "name", f"must be one of the {len(self.files)} tensors of {self.path}", name
+            )
         return self.path / self.files[name], self.shards[self.files[name]], name
 
     def _entry(self, name: str) -> TensorEntry:
@@ -91,30 +107,57 @@ class Folder:
 
 def check_names(field: str, missing: Collection[str], unexpected: Collection[str]) -> None:
     """Raise an error that lists the missing and the unexpected tensors, if there are any."""
-    lists = [f"{what}: {_first_few(names)}" for what, names in (("missing", missing), ("unexpected", unexpected)) if names]
+    lists = [
+        f"{what}: {_first_few(names)}"
+        for what, names in (("missing", missing), ("unexpected", unexpected))
+        if names
+    ]
     if lists:
         counts = f"{len(missing)} missing, {len(unexpected)} unexpected"
-        raise RopeError(field, f"must hold exactly the weights that its config describes ({', '.join(lists)})", counts)
+        raise RopeError(
+            field,
+            f"must hold exactly the weights that its config describes ({', '.join(lists)})",
+            counts,
+        )
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Open a folder of safetensors files and read their headers only.
 
-    With an index, only the files it lists are opened; without one, every *.safetensors file is. Raises an error for a
-    shard that is missing, malformed or outside the folder, a tensor in two files, and an index that does not match.
+    With an index, only the files it lists are opened; without one, every *.safetensors file is.
+    Raises an error for a shard that is missing, malformed or outside the folder, a tensor in two
+    files, and an index that does not match.
     """
     folder = Path(path)
     if not folder.is_dir():
-        rule = "must be a local folder with config.json and safetensors files; download a model from the hub first"
+        rule = (
+            "must be a local folder with config.json and safetensors files; download a model from "
+            "the hub first"
+        )
         raise RopeError("path", rule, str(path))
     index_name, weight_map = _read_index(folder)
-    file_names = sorted(set(weight_map.values()) if weight_map else (each.name for each in folder.glob("*.safetensors")))
+    file_names = sorted(
+        set(weight_map.values())
+        if weight_map
+        else (each.name for each in folder.glob("*.safetensors"))
+    )
     if not file_names:
-        pickles = sorted(each.name for each in folder.iterdir() if each.suffix in (".bin", ".pth", ".pt"))
-        hint = f"; {_first_few(pickles)} can run code when loaded and is not read: save as safetensors first" if pickles else ""
+        pickles = sorted(
+            each.name for each in folder.iterdir() if each.suffix in (".bin", ".pth", ".pt")
+        )
+        hint = (
+            (
+                f"; {_first_few(pickles)} can run code when loaded and is not read: save as "
+                "safetensors first"
+            )
+            if pickles
+            else ""
+        )
         raise RopeError("path", f"must contain safetensors files{hint}", str(path))
     if len(file_names) > MAX_SHARDS:
-        raise RopeError("path", f"must contain at most {MAX_SHARDS} safetensors files", len(file_names))
+        raise RopeError(
+            "path", f"must contain at most {MAX_SHARDS} safetensors files", len(file_names)
+        )
     shards = {file_name: read_header(_inside(folder, file_name)) for file_name in file_names}
     files: dict[str, str] = {}
     for file_name, header in shards.items():
@@ -139,7 +182,8 @@ def write_folder(
 
     tensors          (name, shape, dtype, make); `make()` is called once, when the tensor is written
     config           contents of config.json
-    max_shard_bytes  larger checkpoints become several shards and an index; a shard holds at least one tensor
+    max_shard_bytes  larger checkpoints become several shards and an index; a shard holds at least
+                     one tensor
     metadata         texts in the header of every file; None: {"format": "pt"}
     """
     integer("max_shard_bytes", max_shard_bytes, low=1)
@@ -158,13 +202,22 @@ def write_folder(
         shard_bytes += size
     metadata = {"format": "pt"} if metadata is None else dict(metadata)
     # wide dtypes first, so that every tensor is aligned
-    headers = [build_header(sorted(shard, key=lambda each: -each[1].itemsize), metadata) for shard in shards]
+    headers = [
+        build_header(sorted(shard, key=lambda each: -each[1].itemsize), metadata)
+        for shard in shards
+    ]
     count = len(headers)
-    names = [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)] if count > 1 else ["model.safetensors"]
+    names = (
+        [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+        if count > 1
+        else ["model.safetensors"]
+    )
     by_file = dict(zip(names, headers, strict=True))
 
     def create(name: str) -> tuple[Tensor]:
-        """Return the tensor `name` as one piece, made only now; an error if its shape is not the declared one."""
+        """Return the tensor `name` as one piece, made only now; an error if its shape is not the
+        declared one.
+        """
         make, shape = makers[name]
         tensor = make()
         if tuple(tensor.shape) != shape:
@@ -175,9 +228,14 @@ def write_folder(
         for file_name, header in by_file.items():
             write_file(folder / file_name, header, create)
         if len(by_file) > 1:
-            weight_map = {name: file_name for file_name, header in by_file.items() for name in header.entries}
+            weight_map = {
+                name: file_name for file_name, header in by_file.items() for name in header.entries
+            }
             total = sum(entry.bytes for header in headers for entry in header.entries.values())
-            index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": dict(sorted(weight_map.items())),
+            }
             write_json(folder / f"model{INDEX_SUFFIX}", index)
         if config is not None:
             write_json(folder / "config.json", config)
@@ -186,13 +244,19 @@ def write_folder(
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as JSON to a new file and sync it to disk."""
     with path.open("xb") as file:
-        file.write((json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8"))
+        file.write(
+            (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(
+                "utf-8"
+            )
+        )
         file.flush()
         os.fsync(file.fileno())
 
 
 def stays_inside(path: Path) -> bool:
-    """Return whether a path, with links resolved, is in its own folder or in the blobs of the Hugging Face hub cache."""
+    """Return whether a path, with links resolved, is in its own folder or in the blobs of the
+    Hugging Face hub cache.
+    """
     home = path.parent.resolve()
     # in the hub cache every file of a snapshot is a link into ../../blobs
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
@@ -209,25 +273,46 @@ def _read_index(folder: Path) -> tuple[str, dict[str, str]]:
     with _inside(folder, names[0]).open("rb") as file:
         data = file.read(MAX_INDEX_BYTES + 1)
     if len(data) > MAX_INDEX_BYTES:
-        raise RopeError(names[0], f"must be at most {MAX_INDEX_BYTES} bytes", f"{len(data)} bytes or more")
+        raise RopeError(
+            names[0], f"must be at most {MAX_INDEX_BYTES} bytes", f"{len(data)} bytes or more"
+        )
     weight_map = parse_object(data, names[0]).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(name, str) for name in weight_map.values()):
-        raise RopeError(names[0], "must have a weight_map from tensor names to file names", weight_map)
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(name, str) for name in weight_map.values())
+    ):
+        raise RopeError(
+            names[0], "must have a weight_map from tensor names to file names", weight_map
+        )
     return names[0], weight_map
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a shard or an index (.json) in the folder; refuse a name or a link that leads out of it.
+    """Return the path of a shard or an index (.json) in the folder; refuse a name or a link that
+    leads out of it.
 
-    A link into the blobs of the hub cache is allowed, since its folders hold nothing but such links.
+    A link into the blobs of the hub cache is allowed, since its folders hold nothing but such
+    links.
     """
-    if not name or name in (".", "..") or any(char in name for char in "/\\\0:") or not name.endswith((".safetensors", ".json")):
+    if (
+        not name
+        or name in (".", "..")
+        or any(char in name for char in "/\\\0:")
+        or not name.endswith((".safetensors", ".json"))
+    ):
         raise RopeError("weight_map", "must name safetensors files in the same folder", name)
     path = folder / name
     if not stays_inside(path):
-        raise RopeError(name, "must not be a link to a file outside its folder", str(path.resolve()))
+        raise RopeError(
+            name, "must not be a link to a file outside its folder", str(path.resolve())
+        )
     if not path.is_file():
-        raise RopeError(name, f"must be a file in {folder}", "no such file" if not path.exists() else "not a file")
+        raise RopeError(
+            name,
+            f"must be a file in {folder}",
+            "no such file" if not path.exists() else "not a file",
+        )
     return path
 
 
@@ -235,8 +320,12 @@ def _check_index(index_name: str, weight_map: Mapping[str, str], files: Mapping[
     """Raise an error if the index and the shards do not list the same tensors."""
     misplaced = [name for name, file in weight_map.items() if files.get(name, file) != file]
     rules = {
-        "must list only tensors that a shard holds": [name for name in weight_map if name not in files],
-        "must also list these tensors of its shards": [name for name in files if name not in weight_map],
+        "must list only tensors that a shard holds": [
+            name for name in weight_map if name not in files
+        ],
+        "must also list these tensors of its shards": [
+            name for name in files if name not in weight_map
+        ],
         "must name the shard that holds these tensors": misplaced,
     }
     for rule, names in rules.items():

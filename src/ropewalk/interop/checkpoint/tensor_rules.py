@@ -1,4 +1,6 @@
-"""Find the tensors of a checkpoint that hold rows of q and k, by their names and the sizes in the config, and convert them."""
+"""Find the tensors of a checkpoint that hold rows of q and k, by their names and the sizes in the
+config, and convert them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ from ropewalk.interop.config.values import find
 from ropewalk.layout import convert_layout, convert_qkv
 
 #: tensors of a projection whose first axis is its output rows, so they are permuted
-PERMUTED = re.compile(r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.(weight|bias)|lora_magnitude_vector(\.\w+)?(\.weight)?")
+PERMUTED = re.compile(
+    r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.(weight|bias)|lora_magnitude_vector(\.\w+)?(\.weight)?"
+)
 #: the input side of an adapter, which is not converted
 NOT_PERMUTED = re.compile(r"lora_A(\.\w+)?\.weight")
 #: families whose q_proj holds, head by head, the rows of q and then as many rows of an output gate
@@ -44,20 +48,24 @@ KNOWN_NAMES = ", ".join((*QUERIES, *KEYS, *FUSED))
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """The sizes of one attention layer: the number of heads, their width, and which slice of each is rotated."""
+    """The sizes of one attention layer: the number of heads, their width, and which slice of each
+    is rotated.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rotary_dim: int
     rotary_start: int = 0
-    #: rows before the rotated ones in the key projection of latent attention; None for other attention
+    #: rows before the rotated ones in the key projection of latent attention; None for other
+    #: attention
     latent: int | None = None
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """How to convert one tensor: heads of `head_dim` along `axis`; only the first `rotated_rows` rows are converted.
+    """How to convert one tensor: heads of `head_dim` along `axis`; only the first `rotated_rows`
+    rows are converted.
 
     `role` says what the tensor holds: "q", "k", "qkv" or "norm".
     """
@@ -72,12 +80,20 @@ class TensorRule:
     group: int = 0
 
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
-        """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few megabytes or one head."""
-        head = {"head_dim": self.head_dim, "rotary_dim": self.rotary_dim, "rotary_start": self.rotary_start}
+        """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few
+        megabytes or one head.
+        """
+        head = {
+            "head_dim": self.head_dim,
+            "rotary_dim": self.rotary_dim,
+            "rotary_start": self.rotary_start,
+        }
         if self.axis:  # a norm whose heads are not along its first axis; it is small
             yield convert_layout(folder.read(name), source, target, dim=self.axis, **head)
         elif self.group:
-            group_rows = (self.group + 2) * self.head_dim  # the queries of a group, their key and their value
+            group_rows = (
+                self.group + 2
+            ) * self.head_dim  # the queries of a group, their key and their value
             for piece in folder.pieces(name, rows=group_rows):
                 groups = piece.shape[0] // group_rows
                 counts = {"num_heads": groups * self.group, "num_kv_heads": groups}
@@ -89,41 +105,64 @@ class TensorRule:
 
 
 def read_config(folder: Folder, config: Any = None) -> Mapping[str, Any]:
-    """Return the config with the model's sizes: `config`, else the folder's config.json or params.json (Meta, Mistral)."""
+    """Return the config with the model's sizes: `config`, else the folder's config.json or
+    params.json (Meta, Mistral).
+    """
     if config is not None:
         return config_file.load(config)
     for file_name in ("config.json", "params.json"):
         if (folder.path / file_name).is_file():
             return config_file.read(folder.path / file_name)
-    hint = "; an adapter needs the config of its base model" if (folder.path / "adapter_config.json").is_file() else ""
-    raise RopeError("config", f"must be given, because the folder has no config.json{hint}", str(folder.path))
+    hint = (
+        "; an adapter needs the config of its base model"
+        if (folder.path / "adapter_config.json").is_file()
+        else ""
+    )
+    raise RopeError(
+        "config", f"must be given, because the folder has no config.json{hint}", str(folder.path)
+    )
 
 
 def find_rules(folder: Folder, config: Mapping[str, Any]) -> dict[str, TensorRule]:
-    """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied unchanged.
+    """Return {tensor name: rule} of the tensors that depend on the layout; all others are copied
+    unchanged.
 
-    Raises an error about a tensor that is not understood. `check_complete` tells whether all tensors of q and k were found.
+    Raises an error about a tensor that is not understood. `check_complete` tells whether all
+    tensors of q and k were found.
     """
     config = config_file.text_part(config)
     for key in ("rotary_value", "attention_k_eq_v"):
         if config.get(key):
-            raise RopeError(key, "must be false: converting projections that also make the values is not supported", True)
+            raise RopeError(
+                key,
+                "must be false: converting projections that also make the values is not supported",
+                True,
+            )
     sizes = _sizes(config)
     rules = {}
     for module in attention_modules(folder.names).values():
         if module.layer is None:
-            raise RopeError(module.path, "must be in a numbered layer, such as layers.0", module.projections)
+            raise RopeError(
+                module.path, "must be in a numbered layer, such as layers.0", module.projections
+            )
         if _is_rotated(module, config):
             layer_sizes = _sizes_of_layer(sizes, config, module.layer)
-            layer_rules = {name: _rule(folder, name, layer_sizes, config) for name in module.projections}
+            layer_rules = {
+                name: _rule(folder, name, layer_sizes, config) for name in module.projections
+            }
             rules |= {name: rule for name, rule in layer_rules.items() if rule is not None}
     if not rules:
-        raise RopeError("path", f"must hold q and k projections under a known name ({KNOWN_NAMES})", list(folder.names[:3]))
+        raise RopeError(
+            "path",
+            f"must hold q and k projections under a known name ({KNOWN_NAMES})",
+            list(folder.names[:3]),
+        )
     return rules
 
 
 def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
-    """Raise an error that names the tensors if a layer may hold q or k under a name that `find_rules` does not know.
+    """Raise an error that names the tensors if a layer may hold q or k under a name that
+    `find_rules` does not know.
 
     An adapter may hold any part of the projections, so it is not checked.
     """
@@ -134,40 +173,59 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
         if _is_rotated(module, config):
             _check_parts(module, config)
     for path, names in layers_without_attention(folder.names, modules, config).items():
-        raise RopeError(path, f"must hold q and k projections under a known name ({KNOWN_NAMES})", names)
+        raise RopeError(
+            path, f"must hold q and k projections under a known name ({KNOWN_NAMES})", names
+        )
 
 
 def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
-    """Return whether an attention module is rotated, by its layer type; raise an error if its tensors do not fit that type."""
+    """Return whether an attention module is rotated, by its layer type; raise an error if its
+    tensors do not fit that type.
+    """
     declared = None if FURTHER_LAYERS.search(module.path) else layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
         # a linear attention has parts that are unknown here, or a path that says so
         if not module.unknown and "linear_attn" not in module.path:
-            rule = f"must not hold a softmax attention, because layer_types declares layer {module.layer} as {declared}"
+            rule = (
+                "must not hold a softmax attention, because layer_types declares layer "
+                f"{module.layer} as {declared}"
+            )
             raise RopeError(module.path, rule, module.projections)
         return False
     if module.unknown:
-        rule = f"must be a known part of attention to convert {module.path}: it may depend on the order of the rows of q and k"
+        rule = (
+            f"must be a known part of attention to convert {module.path}: it may depend on the "
+            "order of the rows of q and k"
+        )
         raise RopeError(module.unknown[0], rule, module.unknown)
     return True
 
 
 def _check_parts(module: AttentionModule, config: Mapping[str, Any]) -> None:
-    """Raise an error unless a module holds q, k and v, or q alone in a layer that reads the keys of an earlier one."""
+    """Raise an error unless a module holds q, k and v, or q alone in a layer that reads the keys of
+    an earlier one.
+    """
     if module.has(*FUSED):
         return
     # the last `num_kv_shared_layers` layers have no keys and values of their own
-    first_sharing = _count(config, 1, "num_hidden_layers") - _count(config, 0, "num_kv_shared_layers", low=0)
+    first_sharing = _count(config, 1, "num_hidden_layers") - _count(
+        config, 0, "num_kv_shared_layers", low=0
+    )
     shares_keys = bool(config.get("num_kv_shared_layers")) and (module.layer or 0) >= first_sharing
     for title, parts in (("q", QUERIES), ("k", (*KEYS, LATENT_KEY)), ("v", VALUES)):
         if not module.has(*parts) and (title == "q" or not shares_keys):
             rule = f"must hold a {title} projection under a known name ({', '.join(parts)})"
-            raise RopeError(module.path, rule, [name for names in module.parts.values() for name in names])
+            raise RopeError(
+                module.path, rule, [name for names in module.parts.values() for name in names]
+            )
 
 
-def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]) -> TensorRule | None:
+def _rule(
+    folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
+) -> TensorRule | None:
     """Return the rule of a projection or norm, or None if the tensor is copied unchanged."""
-    # for layers.0.self_attn.q_proj.weight, the part is "q_proj" and the suffix "weight"; the caller chose names that have both
+    # for layers.0.self_attn.q_proj.weight, the part is "q_proj" and the suffix "weight"; the caller
+    # chose names that have both
     _, part, suffix = split_projection_name(name)  # type: ignore[misc]
     shape, model_type = folder.shape(name), str(config.get("model_type"))
     if NOT_PERMUTED.fullmatch(suffix):
@@ -175,25 +233,38 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
     if part in PROJECTIONS and not PERMUTED.fullmatch(suffix):
         if prod(shape) == 1:  # a scale of the whole tensor
             return None
-        text = f"must be a plain weight or bias: converting {suffix!r} of {part} is not supported (is the checkpoint quantised?)"
+        text = (
+            f"must be a plain weight or bias: converting {suffix!r} of {part} is not supported (is "
+            "the checkpoint quantised?)"
+        )
         raise RopeError(name, text, list(shape))
     if not shape:
         return None
-    rule = TensorRule("", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0])
+    rule = TensorRule(
+        "", sizes.head_dim, sizes.rotary_dim, sizes.rotary_start, rotated_rows=shape[0]
+    )
     q_rows, k_rows = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if part in NORMS:
         if sizes.latent is not None or shape[-1] not in (sizes.head_dim, q_rows, k_rows):
-            raise RopeError(name, f"must have head_dim = {sizes.head_dim} entries, or as many for each head", list(shape))
+            raise RopeError(
+                name,
+                f"must have head_dim = {sizes.head_dim} entries, or as many for each head",
+                list(shape),
+            )
         return replace(rule, role="norm", axis=len(shape) - 1)
     if part == LATENT_KEY:
         if sizes.latent is None:
-            raise RopeError(name, "must come with kv_lora_rank and qk_nope_head_dim in the config", list(shape))
+            raise RopeError(
+                name, "must come with kv_lora_rank and qk_nope_head_dim in the config", list(shape)
+            )
         # the whole tensor is treated as one head that is rotated at its end
         width = sizes.latent + sizes.rotary_dim
         _check_rows(name, shape, width, "kv_lora_rank + qk_rope_head_dim")
         return replace(rule, role="k", head_dim=width, rotary_start=sizes.latent)
     if part in QUERIES:
-        if model_type in GATED_QUERIES:  # a head and its gate are treated as one head that is rotated at its start
+        if (
+            model_type in GATED_QUERIES
+        ):  # a head and its gate are treated as one head that is rotated at its start
             _check_rows(name, shape, 2 * q_rows, "2 * num_heads * head_dim")
             return replace(rule, role="q", head_dim=2 * sizes.head_dim)
         _check_rows(name, shape, q_rows, "num_heads * head_dim")
@@ -204,17 +275,33 @@ def _rule(folder: Folder, name: str, sizes: HeadSizes, config: Mapping[str, Any]
     return _fused_rule(name, part, shape, rule, sizes, model_type)
 
 
-def _fused_rule(name: str, part: str, shape: tuple[int, ...], rule: TensorRule, sizes: HeadSizes, model_type: str) -> TensorRule:
-    """Return the rule of a tensor that packs q, k and v: `rule`, changed by how this model_type orders their rows."""
+def _fused_rule(
+    name: str,
+    part: str,
+    shape: tuple[int, ...],
+    rule: TensorRule,
+    sizes: HeadSizes,
+    model_type: str,
+) -> TensorRule:
+    """Return the rule of a tensor that packs q, k and v: `rule`, changed by how this model_type
+    orders their rows.
+    """
     packings = FUSED[part]
     if model_type not in packings:
-        text = f"must belong to a model_type whose row order of {part} is known ({', '.join(packings)})"
+        text = (
+            f"must belong to a model_type whose row order of {part} is known "
+            f"({', '.join(packings)})"
+        )
         raise RopeError(name, f"{text}; for others call ropewalk.layout.convert_qkv", model_type)
     rows = (sizes.num_heads + 2 * sizes.num_kv_heads) * sizes.head_dim
     _check_rows(name, shape, rows, "(num_heads + 2 * num_kv_heads) * head_dim")
-    if packings[model_type] == "grouped":  # for each group, its queries, its key and its value; else all of q, then k, then v
+    if (
+        packings[model_type] == "grouped"
+    ):  # for each group, its queries, its key and its value; else all of q, then k, then v
         return replace(rule, role="qkv", group=sizes.num_heads // sizes.num_kv_heads)
-    return replace(rule, role="qkv", rotated_rows=(sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim)
+    return replace(
+        rule, role="qkv", rotated_rows=(sizes.num_heads + sizes.num_kv_heads) * sizes.head_dim
+    )
 
 
 def _check_rows(name: str, shape: tuple[int, ...], rows: int, formula: str) -> None:
@@ -225,17 +312,24 @@ def _check_rows(name: str, shape: tuple[int, ...], rows: int, formula: str) -> N
 def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
     """Return {layer type: sizes} of the layer types that are rotated."""
     if "dim" in config and "hidden_size" not in config:  # Meta's and Mistral's params.json
-        config = {"hidden_size": config["dim"], "rope_theta": config.get("rope_theta") or 1e4, **config}
+        config = {
+            "hidden_size": config["dim"],
+            "rope_theta": config.get("rope_theta") or 1e4,
+            **config,
+        }
     heads = _count(config, None, "num_attention_heads", "n_head", "n_heads", "num_heads")
     specs, _ = read_specs(config)
     sizes = {
-        layer_type: HeadSizes(heads, _kv_heads(config, heads), spec.head_dim, 2 * spec.pairs, spec.rotary_start)
+        layer_type: HeadSizes(
+            heads, _kv_heads(config, heads), spec.head_dim, 2 * spec.pairs, spec.rotary_start
+        )
         for layer_type, spec in specs.items()
         if spec is not None
     }
     if config.get("qk_rope_head_dim") is None or config.get("qk_nope_head_dim") is None:
         return sizes
-    # latent attention (MLA): the dimensions that do not rotate come first, and the spec describes only those that do
+    # latent attention (MLA): the dimensions that do not rotate come first, and the spec describes
+    # only those that do
     start, latent = _count(config, None, "qk_nope_head_dim"), _count(config, None, "kv_lora_rank")
     return {
         layer_type: replace(each, head_dim=start + each.head_dim, rotary_start=start, latent=latent)
@@ -244,14 +338,27 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """Return the number of key heads; by default, and for some model types always, that of the query heads."""
+    """Return the number of key heads; by default, and for some model types always, that of the
+    query heads.
+    """
     model_type = config.get("model_type")
-    if model_type in ("gpt_neox", "gpt_neox_japanese", "persimmon"):  # their code ignores the config here
+    if model_type in (
+        "gpt_neox",
+        "gpt_neox_japanese",
+        "persimmon",
+    ):  # their code ignores the config here
         return heads
     if model_type == "falcon" and not config.get("new_decoder_architecture"):
         return 1 if config.get("multi_query", True) else heads
     nested = config.get("attn_config")  # DBRX
-    names = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "kv_n_heads", "multi_query_group_num")
+    names = (
+        "num_key_value_heads",
+        "num_kv_heads",
+        "n_kv_heads",
+        "n_head_kv",
+        "kv_n_heads",
+        "multi_query_group_num",
+    )
     count = _count({**(nested if isinstance(nested, Mapping) else {}), **config}, heads, *names)
     if heads % count:
         raise RopeError("num_key_value_heads", f"must divide the number of heads, {heads}", count)
@@ -259,7 +366,9 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
-    """Return the first of `keys` that the config has, as a checked integer, else `default`; with None a key is required."""
+    """Return the first of `keys` that the config has, as a checked integer, else `default`; with
+    None a key is required.
+    """
     entry = find(config, *keys)
     if entry is not None:
         return integer(entry.key, entry.value, low=low, high=1 << 20)
@@ -268,13 +377,18 @@ def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int 
     return default
 
 
-def _sizes_of_layer(sizes: dict[str, HeadSizes], config: Mapping[str, Any], layer: int) -> HeadSizes:
+def _sizes_of_layer(
+    sizes: dict[str, HeadSizes], config: Mapping[str, Any], layer: int
+) -> HeadSizes:
     """Return the head sizes of a layer, by its type if the types differ."""
     distinct = list(dict.fromkeys(sizes.values()))
     if len(distinct) == 1:
         return distinct[0]
     declared = layer_type(config, layer)
     if declared not in sizes:
-        rule = f"must name the type of layer {layer} ({', '.join(sizes)}), because their head sizes differ"
+        rule = (
+            f"must name the type of layer {layer} ({', '.join(sizes)}), because their head sizes "
+            "differ"
+        )
         raise RopeError("layer_types", rule, declared)
     return sizes[declared]

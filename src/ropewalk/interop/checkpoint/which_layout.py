@@ -1,8 +1,9 @@
-"""Detect which pair layout a checkpoint's weights are in, with every piece of evidence and its strength.
+"""Detect which pair layout a checkpoint's weights are in, with every piece of evidence and its
+strength.
 
-A folder that `convert_checkpoint` wrote states its layout. For others the code of the model family does, if transformers
-loads them; tensor names do, for Meta's and Mistral's own folders; the weights are weak evidence. `layout.probe_layout`
-tests the model itself.
+A folder that `convert_checkpoint` wrote states its layout. For others the code of the model family
+does, if transformers loads them; tensor names do, for Meta's and Mistral's own folders; the weights
+are weak evidence. `layout.probe_layout` tests the model itself.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from ropewalk.interop.config.families import FAMILIES
 
 #: how many q and k projections are read, spread over the layers
 SAMPLED = 8
-#: the norms of paired rows agree if the agreement exceeds this value and this many standard errors over the heads
+#: the norms of paired rows agree if the agreement exceeds this value and this many standard errors
+#: over the heads
 MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation, the layout it indicates (None: neither), and its strength: "strong" or "weak".
+    """One observation, the layout it indicates (None: neither), and its strength: "strong" or
+    "weak".
 
     Strong evidence always indicates a layout.
     """
@@ -44,8 +47,9 @@ class Evidence:
 class LayoutEvidence:
     """The detected layout, the confidence in it, and the evidence.
 
-    confidence   "likely": strong evidence, none against it. "disputed": strong evidence, and weak evidence against it.
-                 "weak": only the weights indicate it. "undecided": `layout` is None
+    confidence   "likely": strong evidence, none against it. "disputed": strong evidence, and weak
+                 evidence against it. "weak": only the weights indicate it. "undecided": `layout` is
+                 None
     """
 
     layout: str | None
@@ -54,15 +58,23 @@ class LayoutEvidence:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data for JSON."""
-        return {"layout": self.layout, "confidence": self.confidence, "evidence": [vars(each) for each in self.evidence]}
+        return {
+            "layout": self.layout,
+            "confidence": self.confidence,
+            "evidence": [vars(each) for each in self.evidence],
+        }
 
     def __str__(self) -> str:
-        lines = [f"  {each.layout or 'neither':<12} {each.strength:<7} {each.observation}" for each in self.evidence]
+        lines = [
+            f"  {each.layout or 'neither':<12} {each.strength:<7} {each.observation}"
+            for each in self.evidence
+        ]
         return "\n".join([f"{self.layout or 'no layout'} ({self.confidence})", *lines])
 
 
 def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutEvidence:
-    """Detect which layout the q and k projections in a checkpoint folder are in, and return the evidence.
+    """Detect which layout the q and k projections in a checkpoint folder are in, and return the
+    evidence.
 
     Reads the headers and at most 8 projections. `config` as in `convert_checkpoint`.
     """
@@ -71,9 +83,18 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
     evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder))
     stated = stated_layout(folder)
     if stated is not None and stated.source == RECORD_FILE:
-        # names and code tell only the layout before the conversion, so they are no evidence for either
-        before = (Evidence(f"before the conversion: {each.observation}", None, "weak") for each in evidence)
-        evidence = (Evidence(f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"), *before)
+        # names and code tell only the layout before the conversion, so they are no evidence for
+        # either
+        before = (
+            Evidence(f"before the conversion: {each.observation}", None, "weak")
+            for each in evidence
+        )
+        evidence = (
+            Evidence(
+                f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"
+            ),
+            *before,
+        )
     evidence = (*evidence, _from_weights(folder, config))
     strong = {each.layout for each in evidence if each.strength == "strong"}
     weak = {each.layout for each in evidence if each.layout and each.strength == "weak"}
@@ -86,66 +107,94 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
 
 
 def _meta_names(folder: Folder) -> list[str]:
-    return [name for name in folder.names if name.endswith((".attention.wq.weight", ".attention.wk.weight"))]
+    return [
+        name
+        for name in folder.names
+        if name.endswith((".attention.wq.weight", ".attention.wk.weight"))
+    ]
 
 
 def _from_names(folder: Folder) -> list[Evidence]:
-    """Return strong evidence for interleaved pairs if names of tensors or files are those of Meta's and Mistral's own code."""
+    """Return strong evidence for interleaved pairs if names of tensors or files are those of Meta's
+    and Mistral's own code.
+    """
     evidence = []
     if names := _meta_names(folder):
-        evidence.append(f"{names[0]} is a name in Meta's and Mistral's own files, whose code pairs (2i, 2i+1)")
+        evidence.append(
+            f"{names[0]} is a name in Meta's and Mistral's own files, whose code pairs (2i, 2i+1)"
+        )
     if (folder.path / "params.json").is_file():
         evidence.append("params.json is part of Meta's and Mistral's own folders")
     return [Evidence(each, "interleaved", "strong") for each in evidence]
 
 
 def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
-    """Return evidence from the code of the model family: its pair layout, if the tensors have the names that the code loads."""
+    """Return evidence from the code of the model family: its pair layout, if the tensors have the
+    names that the code loads.
+    """
     model_type, interleave = config.get("model_type"), config.get("rope_interleave")
     family = FAMILIES.get(str(model_type))
     if family is None:
         return Evidence(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
-        return Evidence(f"the code of {model_type} does not load tensors with these names", None, "weak")
+        return Evidence(
+            f"the code of {model_type} does not load tensors with these names", None, "weak"
+        )
     if family.has_interleave_flag and isinstance(interleave, bool):
-        return Evidence(f"rope_interleave is {str(interleave).lower()}", "interleaved" if interleave else "half", "strong")
-    observation = f"the code of {model_type} in transformers uses this layout, and the tensors have the names it loads"
+        return Evidence(
+            f"rope_interleave is {str(interleave).lower()}",
+            "interleaved" if interleave else "half",
+            "strong",
+        )
+    observation = (
+        f"the code of {model_type} in transformers uses this layout, and the tensors have the "
+        "names it loads"
+    )
     return Evidence(observation, family.layout, "strong")
 
 
 def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
-    """Return evidence from the norms of paired rows: a rotation treats both alike, so training may leave their norms similar."""
+    """Return evidence from the norms of paired rows: a rotation treats both alike, so training may
+    leave their norms similar.
+    """
     try:
         rules = find_rules(folder, config)
     except RopeError as error:
         return Evidence(f"the weights were not read: {error}", None, "weak")
     agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
     usable = {name: rule for name, rule in rules.items() if _is_comparable(folder, name, rule)}
-    for name in (name for role in ("q", "k") for name in _spread([each for each in usable if usable[each].role == role])):
+    for name in (
+        name
+        for role in ("q", "k")
+        for name in _spread([each for each in usable if usable[each].role == role])
+    ):
         for layout, values in _agreements(folder, name, rules[name]).items():
             agreements[layout] += values
     if len(agreements["half"]) < 3:
         return Evidence("too few heads to compare the norms of paired rows", None, "weak")
     half, interleaved = (_mean_and_error(agreements[layout]) for layout in ("half", "interleaved"))
     observation = (
-        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, {interleaved[0]:.2f} ± "
+        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, {interleaved[0]:.2f} ± "  # noqa: E501
         f"{interleaved[1]:.2f} as interleaved (1: equal, 0: chance; {len(agreements['half'])} heads)"
     )
     return Evidence(observation, _layout_that_agrees(half, interleaved), "weak")
 
 
 def _spread(names: list[str]) -> list[str]:
-    """Return names at equal distances, half of SAMPLED; those of q and of k are of the same layers if all layers have both."""
+    """Return names at equal distances, half of SAMPLED; those of q and of k are of the same layers
+    if all layers have both.
+    """
     count = min(SAMPLED // 2, len(names))
     return [names[index * len(names) // count] for index in range(count)]
 
 
 def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, float]) -> str | None:
-    """Return the layout whose paired rows agree, from (mean, standard error) of each; None if neither clearly does.
+    """Return the layout whose paired rows agree, from (mean, standard error) of each; None if
+    neither clearly does.
 
-    Half is tested first: in half-layout weights the rows 2i and 2i+1 rotate at neighbouring frequencies and may agree
-    too, but in interleaved weights the rows i and i + d/2 rotate at distant frequencies. Interleaved rows must also agree more
-    than twice as well as the others.
+    Half is tested first: in half-layout weights the rows 2i and 2i+1 rotate at neighbouring
+    frequencies and may agree too, but in interleaved weights the rows i and i + d/2 rotate at
+    distant frequencies. Interleaved rows must also agree more than twice as well as the others.
     """
     if half[0] > max(MIN_AGREEMENT, MIN_STANDARD_ERRORS * half[1]):
         return "half"
@@ -154,15 +203,24 @@ def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, flo
 
 
 def _is_comparable(folder: Folder, name: str, rule: TensorRule) -> bool:
-    """Return whether a tensor is a matrix in a dtype precise enough for norms, whose heads have four pairs or more."""
+    """Return whether a tensor is a matrix in a dtype precise enough for norms, whose heads have
+    four pairs or more.
+    """
     dtype = folder.dtype(name)
-    return len(folder.shape(name)) == 2 and dtype.is_floating_point and dtype.itemsize > 1 and rule.rotary_dim >= 8
+    return (
+        len(folder.shape(name)) == 2
+        and dtype.is_floating_point
+        and dtype.itemsize > 1
+        and rule.rotary_dim >= 8
+    )
 
 
 def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[float]]:
-    """Return, per layout and head, how well the norms of paired rows agree: 1 if they are equal, 0 if they are unrelated.
+    """Return, per layout and head, how well the norms of paired rows agree: 1 if they are equal, 0
+    if they are unrelated.
 
-    This is 1 - (mean squared difference of paired rows' log norms) / (2 * variance of the log norms of the head).
+    This is 1 - (mean squared difference of paired rows' log norms) / (2 * variance of the log norms
+    of the head).
     """
     squares = torch.cat([piece.to(torch.float64).square().sum(1) for piece in folder.pieces(name)])
     # twice the log norm of each row; the factor cancels
@@ -173,8 +231,13 @@ def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[f
         "half": rotated.unflatten(1, (2, -1)).diff(dim=1).flatten(1),
         "interleaved": rotated.unflatten(1, (-1, 2)).diff(dim=2).flatten(1),
     }
-    varied = variance > 1e-12  # all norms of a head may be equal, as after initialisation with zeros
-    return {layout: (1 - (each.square().mean(1) / (2 * variance)))[varied].tolist() for layout, each in differences.items()}
+    varied = (
+        variance > 1e-12
+    )  # all norms of a head may be equal, as after initialisation with zeros
+    return {
+        layout: (1 - (each.square().mean(1) / (2 * variance)))[varied].tolist()
+        for layout, each in differences.items()
+    }
 
 
 def _mean_and_error(values: list[float]) -> tuple[float, float]:

@@ -1,4 +1,6 @@
-"""Specs of the transformers in image and video diffusion models, from the config.json that diffusers writes."""
+"""Specs of the transformers in image and video diffusion models, from the config.json that
+diffusers writes.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ WAN_KEY = "attention_head_dim"
 class Model:
     """How one class of diffusers rotates.
 
-    dims      dimensions per axis if the config has no `dims_key`; if that is None, dims[0] is the default width of a head,
-              from which they follow, as in Wan
+    dims      dimensions per axis if the config has no `dims_key`; if that is None, dims[0] is the
+              default width of a head, from which they follow, as in Wan
     theta     if the config has no `theta_key`
     float64   whether its frequencies are computed in float64
     """
@@ -38,7 +40,9 @@ class Model:
 MODELS: dict[str, Model] = {
     "FluxTransformer2DModel": Model((16, 56, 56)),
     "Flux2Transformer2DModel": Model((32, 32, 32, 32), 2000.0, theta_key="rope_theta"),
-    "HunyuanVideoTransformer3DModel": Model((16, 56, 56), 256.0, "rope_axes_dim", "rope_theta", float64=False),
+    "HunyuanVideoTransformer3DModel": Model(
+        (16, 56, 56), 256.0, "rope_axes_dim", "rope_theta", float64=False
+    ),
     "QwenImageTransformer2DModel": Model((16, 56, 56), float64=False),
     "WanTransformer3DModel": Model((128,), dims_key=None),
 }
@@ -64,21 +68,32 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
 
     key = model.dims_key or WAN_KEY
     if model.dims_key is None:
-        # Wan: height and width get a third of the head each, rounded down to an even number, and time gets the rest
-        head_dim = integer(key, read_value("head_dim", key, model.dims[0]), low=6, high=MAX_HEAD_DIM)
+        # Wan: height and width get a third of the head each, rounded down to an even number, and
+        # time gets the rest
+        head_dim = integer(
+            key, read_value("head_dim", key, model.dims[0]), low=6, high=MAX_HEAD_DIM
+        )
         third = 2 * (head_dim // 6)
         dims = (head_dim - 2 * third, third, third)
         entries.append(Entry(LAYER_TYPE, "dims of each axis", dims, f"the code of {name}"))
     else:
         dims = read_value("dims of each axis", key, model.dims)
         if not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
-            raise RopeError(key, f"must list {len(model.dims)} numbers, the dims of each axis", dims)
+            raise RopeError(
+                key, f"must list {len(model.dims)} numbers, the dims of each axis", dims
+            )
     if any(integer(key, dim, low=2, high=MAX_HEAD_DIM) % 2 for dim in dims):
         raise RopeError(key, "must be even: dimensions rotate in pairs", dims)
     pairs = [dim // 2 for dim in dims]
-    theta = number(model.theta_key or "theta", read_value("theta", model.theta_key, model.theta), above=0)
+    theta = number(
+        model.theta_key or "theta", read_value("theta", model.theta_key, model.theta), above=0
+    )
     entries.append(Entry(LAYER_TYPE, "layout", "interleaved", f"the code of {name}"))
     spec = RopeSpec(
-        2 * sum(pairs), theta, layout="interleaved", axes=axial(*pairs), precision="exact" if model.float64 else precision
+        2 * sum(pairs),
+        theta,
+        layout="interleaved",
+        axes=axial(*pairs),
+        precision="exact" if model.float64 else precision,
     )
     return spec, tuple(entries)

@@ -1,4 +1,6 @@
-"""Strict reading of a config from a dict, an object with `to_dict()`, or a config.json; nothing in it is executed."""
+"""Strict reading of a config from a dict, an object with `to_dict()`, or a config.json; nothing in
+it is executed.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,16 @@ def load(config: Any) -> Mapping[str, Any]:
         return config
     if callable(getattr(config, "to_dict", None)):
         return config.to_dict()
-    raise RopeError("config", "must be a dict, a transformers config, or the path of a config.json", type(config).__name__)
+    raise RopeError(
+        "config",
+        "must be a dict, a transformers config, or the path of a config.json",
+        type(config).__name__,
+    )
 
 
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
-    """Return the part of a config that describes the text model; the config itself if it has no parts.
+    """Return the part of a config that describes the text model; the config itself if it has no
+    parts.
 
     depth  how many parts this one is in; a dict may be a part of itself
     """
@@ -40,7 +47,9 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
         if not isinstance(part, Mapping):
             raise RopeError(name, "must be an object", part)
         if depth == MAX_DEPTH:
-            raise RopeError(name, f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}")
+            raise RopeError(
+                name, f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}"
+            )
         if part.get("model_type") is None and config.get("model_type") is not None:
             # the text models of transformers are named so, such as qwen2_vl_text
             part = {**part, "model_type": f"{config['model_type']}_text"}
@@ -63,25 +72,39 @@ def read(path: Path) -> dict[str, Any]:
         path = path / "config.json" if path.is_dir() else path
         # a pipe or a device may never end
         if not path.is_file():
-            raise RopeError("config", "must be the path of a config.json, or of a folder with one", str(path))
+            raise RopeError(
+                "config", "must be the path of a config.json, or of a folder with one", str(path)
+            )
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise RopeError("config", f"must be a readable file ({error.strerror})", str(path)) from None
+        raise RopeError(
+            "config", f"must be a readable file ({error.strerror})", str(path)
+        ) from None
     return parse(data)
 
 
 def parse(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN, Infinity and 1e999."""
+    """Return the JSON object in `data`; refuse large or deep files, duplicate config keys, NaN,
+    Infinity and 1e999.
+    """
     if len(data) > MAX_BYTES:
-        raise RopeError("config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more")
+        raise RopeError(
+            "config", f"must be at most {MAX_BYTES} bytes", f"{len(data)} bytes or more"
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RopeError("config", "must be UTF-8", f"byte {error.start}") from None
     _check_depth(text)
     try:
-        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=_Constant, parse_int=_integer, parse_float=_float)
+        value = json.loads(
+            text,
+            object_pairs_hook=unique_keys,
+            parse_constant=_Constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
     except json.JSONDecodeError as error:
         rule = f"must be JSON ({error.msg} at line {error.lineno})"
         raise RopeError("config", rule, text[error.pos : error.pos + 20]) from None
@@ -102,7 +125,9 @@ def _check_depth(text: str) -> None:
         elif char in "[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise RopeError("config", f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}")
+                raise RopeError(
+                    "config", f"must be nested at most {MAX_DEPTH} deep", f"more than {MAX_DEPTH}"
+                )
         elif char in "]}":
             depth -= 1
 
@@ -114,17 +139,25 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if key in values:
             raise RopeError(key, "must be given once", value)
         if _holds_nan_or_infinity(value):
-            raise RopeError(key, "must be finite: NaN, Infinity and numbers that no float holds are refused", value)
+            raise RopeError(
+                key,
+                "must be finite: NaN, Infinity and numbers that no float holds are refused",
+                value,
+            )
         values[key] = value
     return values
 
 
 class _Constant(str):
-    """A number that is not finite, such as NaN or 1e999; kept as text until its config key is known, for the error."""
+    """A number that is not finite, such as NaN or 1e999; kept as text until its config key is
+    known, for the error.
+    """
 
 
 def _holds_nan_or_infinity(value: Any) -> bool:
-    return isinstance(value, _Constant) or (isinstance(value, list) and any(map(_holds_nan_or_infinity, value)))
+    return isinstance(value, _Constant) or (
+        isinstance(value, list) and any(map(_holds_nan_or_infinity, value))
+    )
 
 
 def _float(digits: str) -> float | _Constant:
@@ -137,5 +170,7 @@ def _integer(digits: str) -> int:
     """Return the integer of a JSON number with at most 40 digits."""
     # converting a million digits takes minutes, and no config has integers that large
     if len(digits) > 40:
-        raise RopeError("config", "must hold integers of at most 40 digits", f"{len(digits)} digits")
+        raise RopeError(
+            "config", "must hold integers of at most 40 digits", f"{len(digits)} digits"
+        )
     return int(digits)

@@ -6,11 +6,22 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
 
 #: the longest sequence that the model is used with
 LENGTH_KEYS = (
-    SERVED_LENGTH_KEY, "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx", "model_max_length",
-)  # fmt: skip
+    SERVED_LENGTH_KEY,
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
 THETA_KEYS = ("rope_theta", "rotary_emb_base")
 #: the theta of one layer type
-LAYER_TYPE_THETA_KEYS = ("rope_local_base_freq", "global_rope_theta", "local_rope_theta", "compress_rope_theta")
+LAYER_TYPE_THETA_KEYS = (
+    "rope_local_base_freq",
+    "global_rope_theta",
+    "local_rope_theta",
+    "compress_rope_theta",
+)
 #: the fraction of the head that rotates
 FRACTION_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
 #: the part of the head that latent attention (DeepSeek) splits off and rotates
@@ -21,15 +32,24 @@ HEAD_COUNT_KEYS = ("num_attention_heads", "n_head", "n_heads")
 LAYER_COUNT_KEYS = ("num_hidden_layers", "n_layer", "n_layers")
 #: a config with any of these keys belongs to a model that rotates
 ROPE_KEYS = (
-    "rope_parameters", "rope_scaling", *THETA_KEYS, *FRACTION_KEYS, "rotary_dim", "rope_local_base_freq", "global_rope_theta",
-)  # fmt: skip
+    "rope_parameters",
+    "rope_scaling",
+    *THETA_KEYS,
+    *FRACTION_KEYS,
+    "rotary_dim",
+    "rope_local_base_freq",
+    "global_rope_theta",
+)
 #: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))
-#: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by them
+#: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by
+#: them
 TEMPERATURE_KEY = "llama_4_scaling_beta"
 OTHER_KEYS = frozenset((TEMPERATURE_KEY, SERVED_LENGTH_KEY))
-#: keys of a rope object that checkpoints have for other engines or for their own code; transformers does not read them
+#: keys of a rope object that checkpoints have for other engines or for their own code; transformers
+#: does not read them
 UNREAD_KEYS = frozenset(("attn_factor", "extrapolation_factor", "apply_yarn_scaling", "finetuned"))
-#: one theta for each layer, 0 for layers that are not rotated; it takes precedence over the theta of the rope (Granite SWA)
+#: one theta for each layer, 0 for layers that are not rotated; it takes precedence over the theta
+#: of the rope (Granite SWA)
 LAYER_THETA_KEY = "layer_rope_theta"

@@ -1,4 +1,6 @@
-"""Temperatures in configs: which layers multiply their queries by a factor of the position, and by which formula."""
+"""Temperatures in configs: which layers multiply their queries by a factor of the position, and by
+which formula.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,46 @@ WINDOWED = ("sliding_attention", "hybrid_sliding", "chunked_attention")
 
 
 def _llama4(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Llama 4, or None, and which layers have it: "all", "unrotated" or "full"."""
+    """Return the temperature of Llama 4, or None, and which layers have it: "all", "unrotated" or
+    "full".
+    """
     tuned = config.get("attn_temperature_tuning")
     if tuned is not None and not tuned:
         return None, "unrotated"
     scale, length = config.get("attn_scale", 0.1), config.get("floor_scale", 8192)
-    return FloorLog(number("attn_scale", scale), integer("floor_scale", length, low=1), shift=1), "unrotated"
+    return FloorLog(
+        number("attn_scale", scale), integer("floor_scale", length, low=1), shift=1
+    ), "unrotated"
 
 
 def _ministral(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Ministral 3, or None, and which layers have it: "all", "unrotated" or "full"."""
+    """Return the temperature of Ministral 3, or None, and which layers have it: "all", "unrotated"
+    or "full".
+    """
     rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     beta = rope.get(TEMPERATURE_KEY)
     if beta is None:
         return None, "all"
     if rope.get(TRAINED_LENGTH_KEY) is None:
         raise RopeError(TRAINED_LENGTH_KEY, f"must be given beside {TEMPERATURE_KEY}", None)
-    return FloorLog(number(TEMPERATURE_KEY, beta), integer(TRAINED_LENGTH_KEY, rope[TRAINED_LENGTH_KEY], low=1)), "all"
+    return FloorLog(
+        number(TEMPERATURE_KEY, beta), integer(TRAINED_LENGTH_KEY, rope[TRAINED_LENGTH_KEY], low=1)
+    ), "all"
 
 
 def _qwen(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of the first Qwen, or None, and which layers have it: "all", "unrotated" or "full"."""
+    """Return the temperature of the first Qwen, or None, and which layers have it: "all",
+    "unrotated" or "full".
+    """
     if not flag("use_logn_attn", config.get("use_logn_attn", True)):
         return None, "all"
     return LogN(integer("seq_length", config.get("seq_length", 2048), low=2)), "all"
 
 
 def _inkling(config: Mapping[str, Any]) -> tuple[Temperature | None, str]:
-    """Return the temperature of Inkling, or None, and which layers have it: "all", "unrotated" or "full"."""
+    """Return the temperature of Inkling, or None, and which layers have it: "all", "unrotated" or
+    "full".
+    """
     length = config.get("log_scaling_n_floor")
     if length is None:
         return None, "full"
@@ -68,8 +82,12 @@ WITH_BETA = tuple(name for name, reader in READERS.items() if reader is _ministr
 WITHOUT_ROPE = ("inkling_text",)
 
 
-def read_temperatures(config: Mapping[str, Any], rotated: Mapping[str, bool]) -> dict[str, Temperature | None]:
-    """Return {layer type: temperature or None}; `rotated` says of each layer type whether it is rotated."""
+def read_temperatures(
+    config: Mapping[str, Any], rotated: Mapping[str, bool]
+) -> dict[str, Temperature | None]:
+    """Return {layer type: temperature or None}; `rotated` says of each layer type whether it is
+    rotated.
+    """
     reader = READERS.get(str(config.get("model_type")))
     if reader is None:
         return dict.fromkeys(rotated)

@@ -15,15 +15,18 @@ from ropewalk.spec import RopeSpec
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5
 SAME_MAGNITUDE = 2e-5
-#: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such pairs by 1e30
+#: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such
+#: pairs by 1e30
 STILL = 1e-20
 
 
 @dataclass(frozen=True)
 class LayerRope:
-    """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout of the pairs.
+    """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout
+    of the pairs.
 
-    Pairs at the end that stand still are left out, so that a partial rope and one with zero frequencies are the same.
+    Pairs at the end that stand still are left out, so that a partial rope and one with zero
+    frequencies are the same.
     """
 
     radians: tuple[float, ...]
@@ -34,7 +37,9 @@ class LayerRope:
     @classmethod
     def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
         """Return a rope without the pairs at its end that stand still."""
-        count = max((index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0)
+        count = max(
+            (index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0
+        )
         return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
 
     @classmethod
@@ -46,7 +51,12 @@ class LayerRope:
     def of_spec(cls, spec: RopeSpec, length: int) -> LayerRope:
         """Return the rope that a spec gives sequences of `length` tokens."""
         frequencies = spec.ladder_frequencies(length)
-        return cls.of(frequencies.radians.tolist(), float(frequencies.magnitude), spec.axis_of_pair, spec.layout)
+        return cls.of(
+            frequencies.radians.tolist(),
+            float(frequencies.magnitude),
+            spec.axis_of_pair,
+            spec.layout,
+        )
 
 
 def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
@@ -61,7 +71,8 @@ def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
 
 
 def verdict(ours: LayerRope | None, theirs: LayerRope | None) -> str:
-    """Return "same", or what differs: "pairs" (a frequency or an axis), "magnitude", both joined by " and ", or "rotated".
+    """Return "same", or what differs: "pairs" (a frequency or an axis), "magnitude", both joined by
+    " and ", or "rotated".
 
     "rotated": only one of the two rotates. Layouts are not compared.
     """
@@ -89,8 +100,12 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     rotates = text.get("no_rope_layers")
     first_layers = {}
     for name in layer_types:
-        if name == NO_ROPE:  # the first layer that is not rotated; without the key, every fourth layer is not
-            first_layers[name] = next((index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3)
+        if (
+            name == NO_ROPE
+        ):  # the first layer that is not rotated; without the key, every fourth layer is not
+            first_layers[name] = next(
+                (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
+            )
         else:
             first_layers[name] = declared.index(name) if declared and name in declared else 0
     return first_layers

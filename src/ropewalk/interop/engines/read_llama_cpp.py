@@ -1,4 +1,6 @@
-"""How llama.cpp (2026-10) reads a config: what its converter writes into the GGUF file, and what its runtime makes of that."""
+"""How llama.cpp (2026-10) reads a config: what its converter writes into the GGUF file, and what
+its runtime makes of that.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +14,41 @@ from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.read_transformers import ignores_theta
 from ropewalk.interop.engines.readings import TRAINED, Case, Reading, names
 
-#: families whose converter writes theta and the scaling as the shared code does; others write what is named below
+#: families whose converter writes theta and the scaling as the shared code does; others write what
+#: is named below
 SHARED = names(
-    "llama mistral mixtral arcee apertus smollm3 granite granitemoe qwen2 qwen2_moe qwen3 qwen3_moe gemma3_text gemma4_text glm4 "
-    "glm4_moe glm4_moe_lite deepseek_v2 deepseek_v3 kimi_k2 gpt_oss olmo olmo2 olmo3 olmoe starcoder2 exaone4 seed_oss "
-    "hunyuan_v1_dense hunyuan_v1_moe ernie4_5 ernie4_5_moe nemotron minimax_m2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text "
-    "qwen3_vl_text qwen3_vl_moe_text ministral3 mistral4 cohere cohere2 phi3 phimoe dots1 lfm2 llama4_text afmoe"
+    "llama mistral mixtral arcee apertus smollm3 granite granitemoe qwen2 qwen2_moe qwen3 qwen3_moe gemma3_text gemma4_text glm4 "  # noqa: E501
+    "glm4_moe glm4_moe_lite deepseek_v2 deepseek_v3 kimi_k2 gpt_oss olmo olmo2 olmo3 olmoe starcoder2 exaone4 seed_oss "  # noqa: E501
+    "hunyuan_v1_dense hunyuan_v1_moe ernie4_5 ernie4_5_moe nemotron minimax_m2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text "  # noqa: E501
+    "qwen3_vl_text qwen3_vl_moe_text ministral3 mistral4 cohere cohere2 phi3 phimoe dots1 lfm2 llama4_text afmoe"  # noqa: E501
 )
 #: families that the converter refuses, or whose tensors it does not know
 MISSING = names("helium bitnet")
-#: families whose converter writes no scaling, and those of them for which it writes no theta: 10,000 is used
+#: families whose converter writes no scaling, and those of them for which it writes no theta:
+#: 10,000 is used
 NO_SCALING = names("phi gemma gemma2 gpt_neox falcon stablelm glm cohere cohere2")
 NO_THETA = names("phi gemma gemma2 gpt_neox falcon stablelm glm")
 #: families whose converter writes which part of the head rotates; for others the whole head does
-PARTIAL = names("phi phi3 phimoe gpt_neox stablelm glm glm4 glm4_moe nemotron minimax_m2 cohere2 qwen3_next gemma4_text")
+PARTIAL = names(
+    "phi phi3 phimoe gpt_neox stablelm glm glm4 glm4_moe nemotron minimax_m2 cohere2 "
+    "qwen3_next gemma4_text"
+)
 #: families for which llama3's factors are written as a tensor; for others they are lost
 LLAMA3 = names("llama mistral mixtral arcee apertus smollm3 exaone4 llama4_text afmoe")
 #: what the converter's transformers (4.57) has as default, where a later one has another
 OLD_THETA = {
-    "cohere": 10_000.0, "minimax_m2": 10_000.0, "olmo3": 10_000.0, "falcon_h1": 100_000.0, "qwen3_vl_text": 5e6,
+    "cohere": 10_000.0,
+    "minimax_m2": 10_000.0,
+    "olmo3": 10_000.0,
+    "falcon_h1": 100_000.0,
+    "qwen3_vl_text": 5e6,
     "qwen3_vl_moe_text": 5e6,
-}  # fmt: skip
-#: families whose class in transformers 4.57 refuses a scaling that is named by `type`: the converter then has no defaults
+}
+#: families whose class in transformers 4.57 refuses a scaling that is named by `type`: the
+#: converter then has no defaults
 NEEDS_ROPE_TYPE = names("qwen3_vl_text qwen3_vl_moe_text")
-#: families with another default theta than 10,000 whose class in transformers 4.57 refuses llama3 without its trained length
+#: families with another default theta than 10,000 whose class in transformers 4.57 refuses llama3
+#: without its trained length
 NEEDS_LENGTH = names("apertus ernie4_5 ernie4_5_moe gpt_oss")
 #: families whose runtime has no other size of a head than hidden_size / num_attention_heads
 NO_HEAD_DIM = names("glm nemotron exaone4 cohere2")
@@ -47,9 +60,11 @@ CONVERTER = "convert_hf_to_gguf.py"
 
 
 def read_llama_cpp(case: Case) -> Reading:
-    """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config key out of the GGUF file.
+    """Return what llama.cpp computes for a case. "Not written" means: its converter leaves a config
+    key out of the GGUF file.
 
-    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail`
+    says why there is no result.
     """
     reading = Reading(case)
     if case.model_type in MISSING:
@@ -64,20 +79,40 @@ def read_llama_cpp(case: Case) -> Reading:
         does = "transformers 4.57 refuses a scaling without rope_type, and 10,000 is used"
         reading.set_fields("rope_theta", does, CONVERTER, theta=10_000.0)
     elif not case.gives_theta and case.model_type in NEEDS_LENGTH and _lacks_length(case):
-        does = "transformers 4.57 refuses llama3 without original_max_position_embeddings, and 10,000 is used"
+        does = (
+            "transformers 4.57 refuses llama3 without original_max_position_embeddings, and 10,000 "
+            "is used"
+        )
         reading.set_fields("rope_theta", does, CONVERTER, theta=10_000.0)
     elif case.model_type == "olmo3" and case.by_layer_type:
         theta = _full_rope(case.config).get("rope_theta") or OLD_THETA["olmo3"]
-        reading.set_fields("rope_theta", "that of full layers is used for every layer", CONVERTER, theta=theta)
+        reading.set_fields(
+            "rope_theta", "that of full layers is used for every layer", CONVERTER, theta=theta
+        )
     elif not case.gives_theta and case.model_type in OLD_THETA:
-        reading.set_fields("rope_theta", "the default of transformers 4.57 is used", CONVERTER, theta=OLD_THETA[case.model_type])
+        reading.set_fields(
+            "rope_theta",
+            "the default of transformers 4.57 is used",
+            CONVERTER,
+            theta=OLD_THETA[case.model_type],
+        )
     if ignores_theta(case):
-        reading.set_fields("rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"])
+        reading.set_fields(
+            "rope_theta", "read for every layer", CONVERTER, theta=case.config["rope_theta"]
+        )
     if case.model_type == "gpt_neox" and case.config.get("rotary_pct") is None:
         reading.set_rotary_dim(case.spec.head_dim // 4, "not read in rope_parameters", CONVERTER)
     if case.model_type == "cohere2":
-        reading.set_rotary_dim(int(case.spec.head_dim * case.config["rotary_pct"]), "rotary_pct is read instead", CONVERTER)
-    elif case.model_type not in PARTIAL and not case.latent and case.spec.rotary_dim != case.spec.head_dim:
+        reading.set_rotary_dim(
+            int(case.spec.head_dim * case.config["rotary_pct"]),
+            "rotary_pct is read instead",
+            CONVERTER,
+        )
+    elif (
+        case.model_type not in PARTIAL
+        and not case.latent
+        and case.spec.rotary_dim != case.spec.head_dim
+    ):
         reading.set_rotary_dim(case.spec.head_dim, "not written", CONVERTER)
     _axes(reading)
     _set_scaling(reading)
@@ -89,8 +124,13 @@ def _refusal(case: Case) -> str | None:
     scaling, config = case.spec.scaling, case.config
     original = case.original_length
     # the converter reads yarn's length for Cohere too, though it does not write the scaling
-    reads_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {"cohere", "cohere2"}
-    if original is None and (reads_length or case.model_type == "phimoe" or _old_class_refuses(case)):
+    reads_length = isinstance(scaling, Yarn) and case.model_type not in NO_SCALING - {
+        "cohere",
+        "cohere2",
+    }
+    if original is None and (
+        reads_length or case.model_type == "phimoe" or _old_class_refuses(case)
+    ):
         return "refused: the converter fails without original_max_position_embeddings"
     if not case.gives_theta and _old_class_refuses(case):
         return "refused: the converter fails without rope_theta"
@@ -102,11 +142,19 @@ def _refusal(case: Case) -> str | None:
         return f"refused: {case.model_type} takes heads of hidden_size / num_attention_heads alone"
     if isinstance(scaling, Llama3) and case.model_type in ("granite", "granitemoe", "smollm3"):
         return "refused: this architecture has no place for llama3's factors"
-    if isinstance(scaling, (Dynamic, Ntk)) and case.model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+    if isinstance(scaling, (Dynamic, Ntk)) and case.model_type in (
+        "hunyuan_v1_dense",
+        "hunyuan_v1_moe",
+    ):
         alpha, lengths = case.rope.get("alpha"), (32_768, 262_144)
         is_known = alpha is not None and case.spec.theta == 10_000 and case.max_position in lengths
-        if not is_known or (case.model_type == "hunyuan_v1_moe" and (alpha != 1000 or case.spec.head_dim != 128)):
-            return "refused: the converter takes the released checkpoints' alpha, theta and lengths alone"
+        if not is_known or (
+            case.model_type == "hunyuan_v1_moe" and (alpha != 1000 or case.spec.head_dim != 128)
+        ):
+            return (
+                "refused: the converter takes the released checkpoints' alpha, theta and lengths "
+                "alone"
+            )
     if case.model_type == "cohere2" and config.get("rotary_pct") is None:
         return "refused: the converter fails without rotary_pct"
     if case.model_type == "minimax_m2" and config.get("rotary_dim") is None:
@@ -114,9 +162,15 @@ def _refusal(case: Case) -> str | None:
     if case.model_type == "ministral3":
         needed = {"mscale_all_dim", "llama_4_scaling_beta"}
         if not isinstance(scaling, Yarn) or not needed <= case.rope.keys():
-            return "refused: the converter takes yarn alone, with mscale_all_dim and llama_4_scaling_beta"
+            return (
+                "refused: the converter takes yarn alone, with mscale_all_dim and "
+                "llama_4_scaling_beta"
+            )
     if case.model_type == "gemma4_text" and _full_rope(config).get("rope_type") != "proportional":
-        return "refused: the converter takes rope_parameters with a proportional rope of the full layers alone"
+        return (
+            "refused: the converter takes rope_parameters with a proportional rope of the full "
+            "layers alone"
+        )
     return None
 
 
@@ -126,13 +180,16 @@ def _full_rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _lacks_length(case: Case) -> bool:
-    """Return whether `rope_scaling` is a llama3 without a trained length; transformers 4.57 reads no `rope_parameters`."""
+    """Return whether `rope_scaling` is a llama3 without a trained length; transformers 4.57 reads
+    no `rope_parameters`.
+    """
     scaling = case.config.get("rope_scaling") or {}
     return isinstance(case.spec.scaling, Llama3) and bool(scaling) and scaling.get(TRAINED) is None
 
 
 def _old_class_refuses(case: Case) -> bool:
-    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config; the converter then reads plain JSON.
+    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config; the converter
+    then reads plain JSON.
 
     Plain JSON has no defaults of keys that are absent.
     """
@@ -141,27 +198,44 @@ def _old_class_refuses(case: Case) -> bool:
         return False
     if case.model_type == "phimoe":
         return scaling.get("short_mscale") is None or scaling.get("long_mscale") is None
-    return scaling.keys() != {"type", "short_factor", "long_factor"} or scaling["type"] not in ("longrope", "su", "yarn")
+    return scaling.keys() != {"type", "short_factor", "long_factor"} or scaling["type"] not in (
+        "longrope",
+        "su",
+        "yarn",
+    )
 
 
 def _axes(reading: Reading) -> None:
-    """Record how llama.cpp treats interleaved axes: pairs beyond the sections use a fourth axis, where every position is 0."""
+    """Record how llama.cpp treats interleaved axes: pairs beyond the sections use a fourth axis,
+    where every position is 0.
+    """
     case, axes = reading.case, reading.spec.axes
     if not isinstance(axes, AxisMap) or case.family.axis_order != "interleaved":
         return
     sections = [int(count) for count in case.rope.get("mrope_section", case.family.sections)]
-    reading.unrotated_pairs = frozenset(pair for pair in range(reading.spec.pairs) if pair >= 3 * sections[pair % 3])
+    reading.unrotated_pairs = frozenset(
+        pair for pair in range(reading.spec.pairs) if pair >= 3 * sections[pair % 3]
+    )
     if reading.unrotated_pairs:
-        does = f"pairs {', '.join(map(str, sorted(reading.unrotated_pairs)))} follow a fourth axis and stand still"
+        does = (
+            f"pairs {', '.join(map(str, sorted(reading.unrotated_pairs)))} follow a fourth axis "
+            "and stand still"
+        )
         reading.add_rule("M-RoPE", does, "ggml-cpu/ops.cpp")
 
 
 def _set_scaling(reading: Reading) -> None:
-    """Record which scaling llama.cpp computes with: the part of the config's scaling that its converter writes."""
+    """Record which scaling llama.cpp computes with: the part of the config's scaling that its
+    converter writes.
+    """
     case, scaling = reading.case, reading.spec.scaling
     if case.by_layer_type and case.layer_type == "sliding_attention":
         reading.drop_scaling("the converter reads the rope of full layers alone", CONVERTER)
-    elif case.model_type == "nemotron" and not isinstance(scaling, Linear) and case.rope.get("factor") is not None:
+    elif (
+        case.model_type == "nemotron"
+        and not isinstance(scaling, Linear)
+        and case.rope.get("factor") is not None
+    ):
         does = "any scaling with a factor is written as linear"
         reading.set_fields(case.rope_type, does, CONVERTER, scaling=Linear(case.rope["factor"]))
     elif isinstance(scaling, Ntk):
@@ -184,7 +258,9 @@ def _set_scaling(reading: Reading) -> None:
 
 
 def _longrope(reading: Reading, scaling: LongRope) -> None:
-    """Record how llama.cpp treats LongRoPE: the converter writes its factors for Phi-3 and PhiMoE alone."""
+    """Record how llama.cpp treats LongRoPE: the converter writes its factors for Phi-3 and PhiMoE
+    alone.
+    """
     case = reading.case
     if case.model_type not in ("phi3", "phimoe"):
         reading.drop_scaling("the factors are written for Phi-3 and PhiMoE alone", CONVERTER)
@@ -193,25 +269,34 @@ def _longrope(reading: Reading, scaling: LongRope) -> None:
     if reading.change_scaling(original_length=length):
         reading.add_rule(TRAINED, f"read in the rope: {length}", CONVERTER)
         scaling = replace(scaling, original_length=length)
-    reading.choose_longrope_factors(scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len)
+    reading.choose_longrope_factors(
+        scaling, "the context", "llama.cpp#24875, llama-model.cpp", case.max_model_len
+    )
     reading.set_longrope_magnitude(scaling, "llama.cpp#24875, llama-model.cpp")
 
 
 def _llama3(reading: Reading) -> None:
-    """Record how llama.cpp treats Llama 3's scaling: for some families the converter leaves it out of the GGUF file."""
+    """Record how llama.cpp treats Llama 3's scaling: for some families the converter leaves it out
+    of the GGUF file.
+    """
     case = reading.case
     if case.model_type not in LLAMA3:
         reading.drop_scaling("not written for this family", CONVERTER)
     elif case.original_length is None and reading.change_scaling(original_length=8192):
-        reading.add_rule("original_max_position_embeddings", "8192 is used where it is missing", CONVERTER)
+        reading.add_rule(
+            "original_max_position_embeddings", "8192 is used where it is missing", CONVERTER
+        )
 
 
 def _yarn(reading: Reading, yarn: Yarn) -> None:
-    """Record how llama.cpp treats YaRN: it has a magnitude and betas of its own, and rounds the band to whole pairs."""
+    """Record how llama.cpp treats YaRN: it has a magnitude and betas of its own, and rounds the
+    band to whole pairs.
+    """
     case = reading.case
     is_written = case.latent or case.model_type in WRITES_LOG_MULTIPLIER
     mscale_all_dim = (yarn.mscale_all_dim or 0.0) if is_written else 0.0
-    # the runtime assumes mscale = 1, except in DeepSeek-V2's architecture, where it assumes mscale = mscale_all_dim
+    # the runtime assumes mscale = 1, except in DeepSeek-V2's architecture, where it assumes mscale
+    # = mscale_all_dim
     assumed_mscale = mscale_all_dim if case.latent and mscale_all_dim not in (0.0, 1.0) else 1.0
     divisor = float(mscale(yarn.factor, mscale_all_dim)) if mscale_all_dim else 1.0
     magnitude = float(mscale(yarn.factor, assumed_mscale)) / divisor
@@ -219,6 +304,12 @@ def _yarn(reading: Reading, yarn: Yarn) -> None:
     reading.set_yarn_magnitude(magnitude, does, "llama.cpp#17945, llama-context.cpp")
     reading.round_band("not written", "ggml rope_yarn_corr_dims")
     if case.model_type not in READS_BETAS and reading.change_scaling(beta_fast=32.0, beta_slow=1.0):
-        reading.add_rule("beta_fast, beta_slow", "written, and not read: 32 and 1 are used", "llama-hparams.h")
+        reading.add_rule(
+            "beta_fast, beta_slow", "written, and not read: 32 and 1 are used", "llama-hparams.h"
+        )
     if magnitude != 1:
-        reading.add_rule("K-shift", "shifting a KV cache multiplies its keys by the magnitude again", "llama-kv-cache.cpp")
+        reading.add_rule(
+            "K-shift",
+            "shifting a KV cache multiplies its keys by the magnitude again",
+            "llama-kv-cache.cpp",
+        )

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropewalk.frequencies import Default, Dynamic, Linear, Llama3, LongRope, Proportional, Scaling, Yarn
+from ropewalk.frequencies import (
+    Default,
+    Dynamic,
+    Linear,
+    Llama3,
+    LongRope,
+    Proportional,
+    Scaling,
+    Yarn,
+)
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.interop.engines.readings import TRAINED, Case, Reading, names
 
@@ -16,9 +25,11 @@ class Model:
     """What one file of mlx_lm.models reads.
 
     theta     the default of rope_theta; None: it must be given
-    v5        how `rope_parameters`, the spelling of transformers 5, is read: "never"; "if missing": where `rope_theta` or
-              `rope_scaling` is missing; "only": in place of them; "by layer type": one object for each layer type
-    scaling   "shared": rope_scaling goes to `initialize_rope`; "none": it is not read; or the name of a special rule
+    v5        how `rope_parameters`, the spelling of transformers 5, is read: "never"; "if missing":
+              where `rope_theta` or `rope_scaling` is missing; "only": in place of them; "by layer
+              type": one object for each layer type
+    scaling   "shared": rope_scaling goes to `initialize_rope`; "none": it is not read; or the name
+              of a special rule
     partial   the default of partial_rotary_factor; None: it is not read; 0: it must be given
 
     `needs_scaling`: the config must have the key `rope_scaling`, which may be null.
@@ -37,7 +48,10 @@ _SHARED, _PLAIN = Model(), Model(scaling="none")
 MODELS: dict[str, Model] = {
     **dict.fromkeys(names("llama mistral olmo2 olmoe seed_oss smollm3 bitnet"), _SHARED),
     **dict.fromkeys(names("granite granitemoe apertus dots1 olmo3"), replace(_SHARED, theta=None)),
-    **dict.fromkeys(names("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text"), replace(_SHARED, theta=1e6)),
+    **dict.fromkeys(
+        names("qwen2 qwen2_vl qwen2_5_vl qwen2_vl_text qwen2_5_vl_text"),
+        replace(_SHARED, theta=1e6),
+    ),
     **dict.fromkeys(names("qwen3 qwen3_vl_text"), replace(_SHARED, theta=None, v5="if missing")),
     "exaone4": replace(_SHARED, theta=None, needs_scaling=True),
     "gpt_oss": replace(_SHARED, theta=150_000.0),
@@ -54,7 +68,10 @@ MODELS: dict[str, Model] = {
     "nemotron": replace(_SHARED, scaling="nemotron", partial=0.5),
     **dict.fromkeys(names("hunyuan_v1_dense"), replace(_SHARED, scaling="alpha")),
     **dict.fromkeys(names("gemma gemma2"), _PLAIN),
-    **dict.fromkeys(names("ernie4_5 ernie4_5_moe helium qwen3_moe qwen3_vl_moe_text"), replace(_PLAIN, theta=None)),
+    **dict.fromkeys(
+        names("ernie4_5 ernie4_5_moe helium qwen3_moe qwen3_vl_moe_text"),
+        replace(_PLAIN, theta=None),
+    ),
     "mixtral": replace(_PLAIN, theta=1e6),
     "cohere": replace(_PLAIN, theta=8e6),
     "cohere2": replace(_PLAIN, theta=5e4),
@@ -70,26 +87,38 @@ MODELS: dict[str, Model] = {
 }
 #: the rope of Gemma 4 where the config has no rope_parameters
 GEMMA4: dict[str, dict[str, Any]] = {
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1e6,
+    },
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 #: families whose model has no default of head_dim
-NEEDS_HEAD_DIM = names("exaone4 gemma gemma2 glm glm4 glm4_moe helium qwen3 qwen3_moe qwen3_next seed_oss")
+NEEDS_HEAD_DIM = names(
+    "exaone4 gemma gemma2 glm glm4 glm4_moe helium qwen3 qwen3_moe qwen3_next seed_oss"
+)
 MSCALES = ("mscale", "mscale_all_dim")
 #: rope_type: the keys that `initialize_rope` computes with; null in any of them is an error
 COMPUTES_WITH = {
-    "linear": ("factor",), "dynamic": ("factor",),
-    **dict.fromkeys(("yarn", "deepseek_yarn"), ("factor", TRAINED, "beta_fast", "beta_slow", *MSCALES)),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED), "proportional": ("factor", "partial_rotary_factor"),
-}  # fmt: skip
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    **dict.fromkeys(
+        ("yarn", "deepseek_yarn"), ("factor", TRAINED, "beta_fast", "beta_slow", *MSCALES)
+    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", TRAINED),
+    "proportional": ("factor", "partial_rotary_factor"),
+}
 #: families that mlx-lm has no model for
 MISSING = names("hunyuan_v1_moe falcon arcee persimmon gptj jetmoe zamba2 hyperclovax cwm csm")
 
 
 def read_mlx(case: Case) -> Reading:
-    """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses long factors only.
+    """Return what mlx-lm computes for a case: it has one axis, rounds bands to whole pairs and uses
+    long factors only.
 
-    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail` says why there is no result.
+    A case is one layer type of a config and how it is served. `set_fields` changes its spec, `fail`
+    says why there is no result.
     """
     reading = Reading(case)
     if case.model_type in MISSING:
@@ -102,33 +131,57 @@ def read_mlx(case: Case) -> Reading:
     where = f"models/{case.model_type}.py"
     if case.mrope:
         reading.spec = reading.spec.with_(axes=None)
-        reading.add_rule("M-RoPE", "sections accepted but ignored: every pair uses the text position", "rope_utils.py")
+        reading.add_rule(
+            "M-RoPE",
+            "sections accepted but ignored: every pair uses the text position",
+            "rope_utils.py",
+        )
     given = _arguments(case, model)
     if isinstance(given, str):
         return reading.fail(given)
     theta, scaling, fraction = given
-    reading.set_fields("rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta)
+    reading.set_fields(
+        "rope_theta", f"not read where the config has it: {theta:g} is used", where, theta=theta
+    )
     if fraction is not None and not case.latent:
         width = int(case.spec.head_dim * fraction)
         if width % 2:
-            return reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
+            return reading.fail(
+                f"refused: {width} dimensions would rotate, and MLX takes an even number"
+            )
         reading.set_rotary_dim(width, "not read where the config has it", where)
-    elif not case.latent and case.model_type != "minimax_m2" and not isinstance(case.spec.scaling, Proportional):
+    elif (
+        not case.latent
+        and case.model_type != "minimax_m2"
+        and not isinstance(case.spec.scaling, Proportional)
+    ):
         reading.set_rotary_dim(case.spec.head_dim, "not read", where)
     return _with_scaling(reading, model, scaling, where)
 
 
-def _arguments(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
-    """Return theta, the keys of the scaling and the fraction that rotates, as mlx-lm's model gets them; or the problem."""
+def _arguments(
+    case: Case, model: Model
+) -> tuple[float, Mapping[str, Any] | None, float | None] | str:
+    """Return theta, the keys of the scaling and the fraction that rotates, as mlx-lm's model gets
+    them; or the problem.
+    """
     config, v5 = case.config, case.config.get("rope_parameters") or {}
     theta, scaling = config.get(model.theta_key), config.get("rope_scaling")
-    fraction = config.get("rotary_pct" if model.theta_key == "rotary_emb_base" else "partial_rotary_factor")
+    fraction = config.get(
+        "rotary_pct" if model.theta_key == "rotary_emb_base" else "partial_rotary_factor"
+    )
     if model.v5 == "by layer type":
         layer_rope = (v5 or GEMMA4).get(case.layer_type, {})
         return layer_rope.get("rope_theta", 10_000.0), layer_rope, None
     if model.v5 == "only":
-        if not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"} <= v5.keys():
-            return "refused: rope_parameters must have rope_theta, llama_4_scaling_beta and original_max_position_embeddings"
+        if (
+            not {"rope_theta", "llama_4_scaling_beta", "original_max_position_embeddings"}
+            <= v5.keys()
+        ):
+            return (
+                "refused: rope_parameters must have rope_theta, llama_4_scaling_beta and "
+                "original_max_position_embeddings"
+            )
         theta, scaling = v5["rope_theta"], v5
     elif model.v5 == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
@@ -157,8 +210,12 @@ def _arguments(case: Case, model: Model) -> tuple[float, Mapping[str, Any] | Non
     return theta, scaling, model.partial if fraction is None else fraction
 
 
-def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None, where: str) -> Reading:
-    """Return the reading with the scaling that mlx-lm's model builds from `keys`, the rope object as that model reads it."""
+def _with_scaling(
+    reading: Reading, model: Model, keys: Mapping[str, Any] | None, where: str
+) -> Reading:
+    """Return the reading with the scaling that mlx-lm's model builds from `keys`, the rope object
+    as that model reads it.
+    """
     case, rule = reading.case, model.scaling
     # `type` takes precedence, and a model with a rule of its own reads it alone
     rope_type = None if not keys else keys.get("type") or keys.get("rope_type", "default")
@@ -176,12 +233,18 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
         return reading.fail(f"refused: gpt_oss passes no served length, which {rope_type} needs")
     elif rule in ("qwen2_moe", "nemotron"):
         if keys.get("type") != "linear":
-            return reading.fail("refused: rope_scaling must have the key type, and only linear is taken")
+            return reading.fail(
+                "refused: rope_scaling must have the key type, and only linear is taken"
+            )
         if rule == "qwen2_moe":  # it checks the scaling and does not use it
             keys, rope_type = None, "default"
     elif rule == "alpha":
         missing = not {"alpha", "factor", "type"} <= keys.keys()
-        return reading.fail("refused: rope_scaling must have the keys alpha, factor and type") if missing else reading
+        return (
+            reading.fail("refused: rope_scaling must have the keys alpha, factor and type")
+            if missing
+            else reading
+        )
     elif rule == "yarn":
         rope_type = "yarn"
     if rope_type == "longrope":
@@ -192,20 +255,30 @@ def _with_scaling(reading: Reading, model: Model, keys: Mapping[str, Any] | None
     if scaling == Default() and not isinstance(case.spec.scaling, Default):
         reading.drop_scaling("not read", where)
     else:
-        unread = [key for key in ("attention_factor", "truncate") if case.rope.get(key) is not None and rope_type == "yarn"]
+        unread = [
+            key
+            for key in ("attention_factor", "truncate")
+            if case.rope.get(key) is not None and rope_type == "yarn"
+        ]
         does = "not read" if unread else "read with mlx-lm's own keys and defaults"
-        reading.set_fields(", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling)
+        reading.set_fields(
+            ", ".join(unread) or case.rope_type, does, "rope_utils.py", scaling=scaling
+        )
     return reading
 
 
 def _build_scaling(case: Case, rope_type: str, keys: Mapping[str, Any]) -> Scaling | str:
-    """Return the scaling that mlx-lm's `initialize_rope` builds from `keys`, or, as text, why it fails."""
+    """Return the scaling that mlx-lm's `initialize_rope` builds from `keys`, or, as text, why it
+    fails.
+    """
     if rope_type in ("default", "mrope"):
         return Default()
     if "factor" not in keys and rope_type != "proportional":
         return "refused: factor must be given"
     nulls = [key for key in COMPUTES_WITH.get(rope_type, ()) if key in keys and keys[key] is None]
-    if nulls and not (nulls[0] in MSCALES and keys["factor"] <= 1):  # with such a factor, no mscale is computed with
+    if nulls and not (
+        nulls[0] in MSCALES and keys["factor"] <= 1
+    ):  # with such a factor, no mscale is computed with
         return f"refused: {nulls[0]} must be a number or absent, not null"
     if rope_type == "linear":
         return Linear(keys["factor"])
@@ -216,26 +289,42 @@ def _build_scaling(case: Case, rope_type: str, keys: Mapping[str, Any]) -> Scali
         return Llama3(keys["factor"], low, high, keys.get(TRAINED, 8192))
     if rope_type in ("yarn", "deepseek_yarn"):
         factor = keys["factor"]
-        magnitude = float(mscale(factor, keys.get("mscale", 1))) / float(mscale(factor, keys.get("mscale_all_dim", 0)))
+        magnitude = float(mscale(factor, keys.get("mscale", 1))) / float(
+            mscale(factor, keys.get("mscale_all_dim", 0))
+        )
         return Yarn(
-            original_length=keys.get(TRAINED, 4096), factor=factor, beta_fast=keys.get("beta_fast", 32),
-            beta_slow=keys.get("beta_slow", 1), attention_factor=magnitude, truncate=True,
-        )  # fmt: skip
+            original_length=keys.get(TRAINED, 4096),
+            factor=factor,
+            beta_fast=keys.get("beta_fast", 32),
+            beta_slow=keys.get("beta_slow", 1),
+            attention_factor=magnitude,
+            truncate=True,
+        )
     if rope_type == "proportional":
         return Proportional(keys.get("factor", 1.0), keys.get("partial_rotary_factor", 1.0))
     return f"refused: rope_type {rope_type} is not known to mlx-lm"
 
 
 def _longrope(reading: Reading, keys: Mapping[str, Any]) -> Reading:
-    """Return the reading of LongRoPE, for which mlx-lm always uses the long factors; `keys` are those of the rope object."""
-    scaling, config_scaling, pairs = reading.spec.scaling, reading.case.spec.scaling, reading.spec.pairs
+    """Return the reading of LongRoPE, for which mlx-lm always uses the long factors; `keys` are
+    those of the rope object.
+    """
+    scaling, config_scaling, pairs = (
+        reading.spec.scaling,
+        reading.case.spec.scaling,
+        reading.spec.pairs,
+    )
     if isinstance(config_scaling, LongRope) and len(config_scaling.long_factor) != pairs:
         count = len(config_scaling.long_factor)
-        return reading.fail(f"refused: {count} factors of LongRoPE do not fit the {pairs} pairs that rotate")
+        return reading.fail(
+            f"refused: {count} factors of LongRoPE do not fit the {pairs} pairs that rotate"
+        )
     if not isinstance(scaling, LongRope):
         return reading.fail("not known: LongRoPE with other factors than the config's")
     if reading.case.model_type not in ("phi3", "phimoe") and keys.get(TRAINED) is None:
-        return reading.fail("refused: original_max_position_embeddings must be given in rope_scaling")
+        return reading.fail(
+            "refused: original_max_position_embeddings must be given in rope_scaling"
+        )
     does = "long factors for every sequence, short factors never"
     reading.fix_longrope_factors(scaling, long=True, does=does, reference="rope_utils.py")
     magnitude = keys.get("long_mscale") if reading.case.model_type == "phimoe" else None

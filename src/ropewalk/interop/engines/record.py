@@ -1,7 +1,9 @@
-"""Record what engines computed: the rows for runners, the ropes they read back, and a verdict for each against the spec.
+"""Record what engines computed: the rows for runners, the ropes they read back, and a verdict for
+each against the spec.
 
 python -m ropewalk.interop.engines.record rows rows.json
-python -m ropewalk.interop.engines.record write --results results --date 2026-11 results-of-runners.json ...
+python -m ropewalk.interop.engines.record write --results results --date 2026-11
+results-of-runners.json ...
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.config import file as config_file
 from ropewalk.interop.engines.matrix import Row
 from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import LayerRope, first_difference, layer_of_type, specs_of, verdict
+from ropewalk.interop.engines.measured import (
+    LayerRope,
+    first_difference,
+    layer_of_type,
+    specs_of,
+    verdict,
+)
 from ropewalk.interop.engines.readers import ENGINES, TITLES
 
 #: files in the folder of results: one verdict a line, and every rope that was read back, each once
@@ -31,11 +39,14 @@ KEYS = {"transformers": "hf"}
 ROPE_KEYS = ("radians", "magnitude", "axis", "layout", "width")
 
 
-def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
-    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not rotate, or the error.
+def cells(
+    output: Mapping[str, Any], by_id: Mapping[str, Row]
+) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
+    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not
+    rotate, or the error.
 
-    output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers" has an entry for each layer,
-            the index of its rope in that list, or None
+    output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers"
+            has an entry for each layer, the index of its rope in that list, or None
     by_id   the rows by their id; results of other rows are left out
     """
     for result in output["results"]:
@@ -52,15 +63,24 @@ def cells(output: Mapping[str, Any], by_id: Mapping[str, Row]) -> Iterator[tuple
                 yield row, layer_type, None if index is None else result["ropes"][index]
 
 
-def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each config and layer type: what the engine did, measured against the spec of `from_hf`."""
+def verdict_rows(
+    output: Mapping[str, Any], by_id: Mapping[str, Row], date: str
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each config and layer type: what the engine did, measured against the spec of
+    `from_hf`.
+    """
     runner_name: str = output["engine"]
     engine = TITLES[KEYS.get(runner_name, runner_name)]
     for row, layer_type, rope in cells(output, by_id):
         about = {
-            "engine": engine, "version": output["version"], "date": date, "config": row.name, "length": row.length,
-            "max_model_len": row.max_model_len, "layer_type": layer_type,
-        }  # fmt: skip
+            "engine": engine,
+            "version": output["version"],
+            "date": date,
+            "config": row.name,
+            "length": row.length,
+            "max_model_len": row.max_model_len,
+            "layer_type": layer_type,
+        }
         specs = specs_of(row.config)
         if isinstance(rope, str):
             yield {**about, "verdict": "error", "error": rope}
@@ -71,16 +91,20 @@ def verdict_rows(output: Mapping[str, Any], by_id: Mapping[str, Row], date: str)
             ours = None if spec is None else LayerRope.of_spec(spec, row.length)
             theirs = None if rope is None else LayerRope.read(rope)
             yield {
-                **about, "verdict": verdict(ours, theirs),
-                "first_pair": None if ours is None or theirs is None else first_difference(ours, theirs),
+                **about,
+                "verdict": verdict(ours, theirs),
+                "first_pair": None
+                if ours is None or theirs is None
+                else first_difference(ours, theirs),
                 "magnitude": None if theirs is None else theirs.magnitude,
                 "spec_magnitude": None if ours is None else round(ours.magnitude, 6),
                 "layout": None if theirs is None else theirs.layout,
-            }  # fmt: skip
+            }
 
 
 def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
-    """Return "ropes", each different rope that was read back, and "engines", which of them each row and layer type has.
+    """Return "ropes", each different rope that was read back, and "engines", which of them each row
+    and layer type has.
 
     "rows_digest" identifies the rows that were run: the ropes of other configs are not known.
     """
@@ -92,18 +116,26 @@ def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
             entry: Any = rope  # an error, or None if the layer does not rotate
             if isinstance(rope, Mapping):
                 # a rope with one axis has None in place of a list of zeros
-                values = [rope[key] if key != "axis" or any(rope["axis"]) else None for key in ROPE_KEYS]
+                values = [
+                    rope[key] if key != "axis" or any(rope["axis"]) else None for key in ROPE_KEYS
+                ]
                 entry = index_of.setdefault(json.dumps(values), len(index_of))
                 if entry == len(ropes):
                     ropes.append(values)
             engine_rows.setdefault(row.id, {})[layer_type] = entry
-        engines[KEYS.get(output["engine"], output["engine"])] = {"version": output["version"], "date": date, "rows": engine_rows}
+        engines[KEYS.get(output["engine"], output["engine"])] = {
+            "version": output["version"],
+            "date": date,
+            "rows": engine_rows,
+        }
     return {"ropes": ropes, "engines": engines, "rows_digest": rows_digest(by_id.values())}
 
 
 def rows_digest(digested: Iterable[Row]) -> str:
     """Return a digest of the configs and lengths of rows."""
-    return hashlib.sha256(json.dumps([asdict(row) for row in digested], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([asdict(row) for row in digested], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def recorded_rope(record: Mapping[str, Any], rope: int) -> LayerRope:
@@ -113,9 +145,11 @@ def recorded_rope(record: Mapping[str, Any], rope: int) -> LayerRope:
 
 
 def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Return the text of runs.py: the families with the scalings that every engine ran, and version and date of each engine.
+    """Return the text of runs.py: the families with the scalings that every engine ran, and version
+    and date of each engine.
 
-    releases    other releases and in how many cells they differ; the oldest of those that are the same is written too
+    releases    other releases and in how many cells they differ; the oldest of those that are the
+                same is written too
     """
     engines = {engine: record["engines"][engine] for engine in ENGINES}
     families: dict[str, set[str]] = {}
@@ -125,24 +159,49 @@ def runs_module(record: Mapping[str, Any], releases: Iterable[Mapping[str, Any]]
             model_type, scaling = _model_type_and_scaling(row, layer_type)
             families.setdefault(model_type, set()).add(scaling)
     lines = [
-        '"""What was run: the scalings of each family, and version and date of each engine. Written by `make engines`."""', "",
-        "from __future__ import annotations", "", "# fmt: off", "#: model_type -> the scalings that every engine ran",
+        '"""What was run: the scalings of each family, and version and date of each engine. Written by `make engines`."""',  # noqa: E501
+        "",
+        "from __future__ import annotations",
+        "",
+        "# fmt: off",
+        "#: model_type -> the scalings that every engine ran",
         "FAMILIES: dict[str, tuple[str, ...]] = {",
-        *(f'    "{name}": {_tuple(sorted(scalings))},' for name, scalings in sorted(families.items())), "}",
-        "#: engine -> its version, and when it was run", "RUNS: dict[str, tuple[str, str]] = {",
-        *(f'    "{engine}": ("{each["version"]}", "{each["date"]}"),' for engine, each in engines.items()), "}",
-    ]  # fmt: skip
+        *(
+            f'    "{name}": {_tuple(sorted(scalings))},'
+            for name, scalings in sorted(families.items())
+        ),
+        "}",
+        "#: engine -> its version, and when it was run",
+        "RUNS: dict[str, tuple[str, str]] = {",
+        *(
+            f'    "{engine}": ("{each["version"]}", "{each["date"]}"),'
+            for engine, each in engines.items()
+        ),
+        "}",
+    ]
     oldest = {engine: _oldest_same_release(record, engine, releases) for engine in ENGINES}
     since = {engine: version for engine, version in oldest.items() if version is not None}
-    lines.append("#: the oldest release that computes the same in every row, of those that were run")
+    lines.append(
+        "#: the oldest release that computes the same in every row, of those that were run"
+    )
     return "\n".join([*lines, f"SINCE: dict[str, str] = {json.dumps(since)}", ""])
 
 
-def _oldest_same_release(record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the oldest release such that it and all later ones that were run compute the same as the recorded one, or None."""
+def _oldest_same_release(
+    record: Mapping[str, Any], engine: str, releases: Iterable[Mapping[str, Any]]
+) -> str | None:
+    """Return the oldest release such that it and all later ones that were run compute the same as
+    the recorded one, or None.
+    """
     version = record["engines"][engine]["version"]
-    compared = [each for each in releases if each["engine"] == TITLES[engine] and each["compared_with"] == version]
-    compared.sort(key=lambda release: [int(part) for part in release["version"].split(".")], reverse=True)  # the newest first
+    compared = [
+        each
+        for each in releases
+        if each["engine"] == TITLES[engine] and each["compared_with"] == version
+    ]
+    compared.sort(
+        key=lambda release: [int(part) for part in release["version"].split(".")], reverse=True
+    )  # the newest first
     oldest = None
     for release in compared:
         if release["differ"]:
@@ -154,7 +213,11 @@ def _oldest_same_release(record: Mapping[str, Any], engine: str, releases: Itera
 def read_releases(results: Path) -> list[dict[str, Any]]:
     """Return the lines about other releases in the folder of results."""
     path = results / RELEASES
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def _tuple(names: list[str]) -> str:
@@ -171,8 +234,12 @@ def _model_type_and_scaling(row: Row, layer_type: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Write the configs that the engines run ("rows"), or the verdicts, the ropes and `runs.py` from their outputs ("write")."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Write the configs that the engines run ("rows"), or the verdicts, the ropes and `runs.py`
+    from their outputs ("write").
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("rows").add_argument("out", type=Path)
     write = commands.add_parser("write")
@@ -185,11 +252,17 @@ def main() -> None:
         return
     outputs = [json.loads(path.read_text(encoding="utf-8")) for path in options.outputs]
     by_id = {row.id: row for row in rows()}
-    lines = [json.dumps(row) for output in outputs for row in verdict_rows(output, by_id, options.date)]
+    lines = [
+        json.dumps(row) for output in outputs for row in verdict_rows(output, by_id, options.date)
+    ]
     (options.results / VERDICTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     record = recorded(outputs, options.date)
-    (options.results / TABLES).write_text(json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8")
-    (Path(__file__).parent / "runs.py").write_text(runs_module(record, read_releases(options.results)), encoding="utf-8")
+    (options.results / TABLES).write_text(
+        json.dumps(record, separators=(",", ":")) + "\n", encoding="utf-8"
+    )
+    (Path(__file__).parent / "runs.py").write_text(
+        runs_module(record, read_releases(options.results)), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

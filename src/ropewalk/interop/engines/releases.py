@@ -1,6 +1,8 @@
-"""Compare other releases of an engine with the one whose results are recorded: in how many cells do they compute otherwise?
+"""Compare other releases of an engine with the one whose results are recorded: in how many cells do
+they compute otherwise?
 
-python -m ropewalk.interop.engines.releases --results results --date 2026-11 results-of-runners.json ...
+python -m ropewalk.interop.engines.releases --results results --date 2026-11 results-of-runners.json
+...
 """
 
 from __future__ import annotations
@@ -14,13 +16,22 @@ from typing import Any
 from ropewalk.interop.engines.matrix_rows import rows
 from ropewalk.interop.engines.measured import LayerRope, verdict
 from ropewalk.interop.engines.readers import TITLES
-from ropewalk.interop.engines.record import KEYS, RELEASES, TABLES, cells, recorded_rope, runs_module
+from ropewalk.interop.engines.record import (
+    KEYS,
+    RELEASES,
+    TABLES,
+    cells,
+    recorded_rope,
+    runs_module,
+)
 
 
 def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
-    """Return how many cells of a runner's output differ from the recorded release of that engine, and the first of them.
+    """Return how many cells of a runner's output differ from the recorded release of that engine,
+    and the first of them.
 
-    A cell is a layer type of one config: `record` has the rope of each by the config's id, and `output` the runner's.
+    A cell is a layer type of one config: `record` has the rope of each by the config's id, and
+    `output` the runner's.
     """
     runner_name: str = output["engine"]
     engine = KEYS.get(runner_name, runner_name)
@@ -32,13 +43,22 @@ def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> 
         if not _is_same(record, recorded["rows"][row.id][layer_type], rope)
     ]
     return {
-        "engine": TITLES[engine], "version": output["version"], "date": date, "compared_with": recorded["version"],
-        "cells": len(new), "differ": len(different), "first": different[0] if different else None,
-    }  # fmt: skip
+        "engine": TITLES[engine],
+        "version": output["version"],
+        "date": date,
+        "compared_with": recorded["version"],
+        "cells": len(new),
+        "differ": len(different),
+        "first": different[0] if different else None,
+    }
 
 
-def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None) -> bool:
-    """Return whether two releases do the same; each has a rope (the old one by its index in `record`), None, or an error text."""
+def _is_same(
+    record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None
+) -> bool:
+    """Return whether two releases do the same; each has a rope (the old one by its index in
+    `record`), None, or an error text.
+    """
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)
     old = None if recorded is None else recorded_rope(record, recorded)
@@ -47,15 +67,24 @@ def _is_same(record: Mapping[str, Any], recorded: int | str | None, rope: Mappin
 
 
 def main() -> None:
-    """Write a line for each release to the results, and to runs.py each engine's oldest release that computes as recorded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Write a line for each release to the results, and to runs.py each engine's oldest release
+    that computes as recorded.
+    """
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--date", required=True)
     parser.add_argument("outputs", type=Path, nargs="+")
     options = parser.parse_args()
     record = json.loads((options.results / TABLES).read_text(encoding="utf-8"))
-    lines = [compare(record, json.loads(path.read_text(encoding="utf-8")), options.date) for path in options.outputs]
-    (options.results / RELEASES).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    lines = [
+        compare(record, json.loads(path.read_text(encoding="utf-8")), options.date)
+        for path in options.outputs
+    ]
+    (options.results / RELEASES).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     (Path(__file__).parent / "runs.py").write_text(runs_module(record, lines), encoding="utf-8")
 
 

@@ -1,4 +1,6 @@
-"""What was run: the scalings of each family, and version and date of each engine. Written by `make engines`."""
+"""What was run: the scalings of each family, and version and date of each engine. Written by
+`make engines`.
+"""
 
 from __future__ import annotations
 

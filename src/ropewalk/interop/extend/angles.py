@@ -1,4 +1,6 @@
-"""Read the angles that a rotary module computes, and find the layer types whose spec gives the same angles."""
+"""Read the angles that a rotary module computes, and find the layer types whose spec gives the same
+angles.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +18,60 @@ TOLERANCE = 1e-5
 #: the relative rounding error of a float32 angle
 FLOAT32_ANGLE = 2.0**-21
 
-#: for each `layer_type` that a module's forward takes, or None: the layer types whose spec gives the angles it computes
+#: for each `layer_type` that a module's forward takes, or None: the layer types whose spec gives
+#: the angles it computes
 Served = dict[str | None, set[str]]
 
 
 def lengths_around(trained: int) -> list[int]:
     """Return lengths below, at and above a trained length, where scalings change their frequencies."""
-    return sorted({max(8, length) for length in (8, trained, trained + 1, 2 * trained + 1, 16 * trained)})
+    return sorted(
+        {max(8, length) for length in (8, trained, trained + 1, 2 * trained + 1, 16 * trained)}
+    )
 
 
-def served_layers(name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]) -> Served:
-    """Return for each `layer_type` that the module's forward takes, or None, which layer types' specs give its angles.
+def served_layers(
+    name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]
+) -> Served:
+    """Return for each `layer_type` that the module's forward takes, or None, which layer types'
+    specs give its angles.
 
     name, module  the path of a rotary module in the model, and the module
-    specs         the spec of each layer type, as the config describes it; angles are compared at each of `lengths`
+    specs         the spec of each layer type, as the config describes it; angles are compared at
+                  each of `lengths`
     """
     probe = probe_of(_on_a_device(module))
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         candidates: dict[str | None, list[str]] = {layer: [layer] for layer in specs}
     else:
-        last = name.rpartition(".")[2]  # OLMo 3 in transformers 4 has one module for each layer type, named after it
+        last = name.rpartition(".")[
+            2
+        ]  # OLMo 3 in transformers 4 has one module for each layer type, named after it
         candidates = {None: [last] if last in specs else [*specs]}
     served: Served = {}
     for layer_type, names in candidates.items():
         axes = specs[names[0]].num_axes
-        # in ascending order, because dynamic NTK in transformers keeps the frequencies of the longest call
-        tables = {length: probe.tables(_positions(length, axes).to(probe.device), layer_type) for length in lengths}
-        if layer_type is None or any(tables.values()):  # without tables, the module has no rope for this layer type
-            agrees = {each: all(_agree(specs[each], length, tables[length]) for length in lengths) for each in names}
+        # in ascending order, because dynamic NTK in transformers keeps the frequencies of the
+        # longest call
+        tables = {
+            length: probe.tables(_positions(length, axes).to(probe.device), layer_type)
+            for length in lengths
+        }
+        if layer_type is None or any(
+            tables.values()
+        ):  # without tables, the module has no rope for this layer type
+            agrees = {
+                each: all(_agree(specs[each], length, tables[length]) for length in lengths)
+                for each in names
+            }
             served[layer_type] = {each for each in names if agrees[each]}
     return served
 
 
 def _on_a_device(module: nn.Module) -> nn.Module:
-    """Return the module itself, or one built from its config if its buffers are on the meta device and have no values."""
+    """Return the module itself, or one built from its config if its buffers are on the meta device
+    and have no values.
+    """
     if not any(buffer.is_meta for buffer in module.buffers()):
         return module
     with torch.device("cpu"):
@@ -59,16 +81,20 @@ def _on_a_device(module: nn.Module) -> nn.Module:
 
 
 def _positions(length: int, axes: int = 1) -> Tensor:
-    """Return [1, tokens], or [axes, 1, tokens] with the same position on every axis; the last is that of the last token.
+    """Return [1, tokens], or [axes, 1, tokens] with the same position on every axis; the last is
+    that of the last token.
 
-    A frequency is at most about 1, so the angle at position 1 determines it, however slow the pair is.
+    A frequency is at most about 1, so the angle at position 1 determines it, however slow the pair
+    is.
     """
     positions = torch.tensor([[0, 1, 2, length - 1]])
     return positions if axes == 1 else positions.expand(axes, -1, -1)
 
 
 def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
-    """Return whether tables, (cos, sin) or one complex tensor, hold the angles of `spec`, one or two entries for each pair."""
+    """Return whether tables, (cos, sin) or one complex tensor, hold the angles of `spec`, one or
+    two entries for each pair.
+    """
     if len(tables) not in (1, 2):
         return False
     cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
@@ -83,7 +109,9 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
-    rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)  # the magnitude, if they agree
+    rotated_back = torch.complex(cos, sin) * torch.polar(
+        torch.ones_like(angles), -angles
+    )  # the magnitude, if they agree
     # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     same_angles = (rotated_back.angle().abs() <= allowed).all()

@@ -29,7 +29,8 @@ class Extension:
     changes        {config key: (before, after)}, None for a config key that was absent
     disagreements  engines that compute something else from the same config keys, and why
     notes          other remarks for the user
-    saved          whether `save_pretrained` writes the change; dynamic_yarn and remappings cannot be written to a config
+    saved          whether `save_pretrained` writes the change; dynamic_yarn and remappings cannot
+                   be written to a config
     """
 
     kind: str
@@ -46,14 +47,18 @@ class Extension:
     def undo(self) -> None:
         """Restore the config and the rotary modules.
 
-        Does nothing if the extension was undone before, or replaced by a later one of the same model. Config keys that
-        `extend` did not set keep their values. If one that it set has another value by now, an error names it and nothing
-        changes.
+        Does nothing if the extension was undone before, or replaced by a later one of the same
+        model. Config keys that `extend` did not set keep their values. If one that it set has
+        another value by now, an error names it and nothing changes.
         """
         if not self._installed:
             return
         configs = [swap for swap in self._swaps if isinstance(swap, ConfigSwap)]
-        if configs and self._model is not None and config_file.text_owner(self._model.config) is not configs[0].config:
+        if (
+            configs
+            and self._model is not None
+            and config_file.text_owner(self._model.config) is not configs[0].config
+        ):
             rule = "must be the object that extend changed; set model.config back to it"
             raise RopeError("config", rule, type(self._model).__name__)
         for swap in configs:
@@ -82,6 +87,13 @@ class Extension:
     def __str__(self) -> str:
         """Return what was changed as text, with disagreements and notes."""
         title = f"{self.kind} x {self.factor:g}" if self.factor is not None else self.kind
-        lines = [f"{title} on {', '.join(self.specs)}" + ("" if self.saved else " (not saved with the model)")]
-        lines += [f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()]
-        return "\n".join([*lines, *(f"  note: {note}" for note in (*self.disagreements, *self.notes))])
+        lines = [
+            f"{title} on {', '.join(self.specs)}"
+            + ("" if self.saved else " (not saved with the model)")
+        ]
+        lines += [
+            f"  {key}: {before!r} -> {after!r}" for key, (before, after) in self.changes.items()
+        ]
+        return "\n".join(
+            [*lines, *(f"  note: {note}" for note in (*self.disagreements, *self.notes))]
+        )

@@ -1,4 +1,6 @@
-"""The config keys that give a config a scaling for a longer context, in the spelling that the config uses already."""
+"""The config keys that give a config a scaling for a longer context, in the spelling that the
+config uses already.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.interop.config.families import family_of
 from ropewalk.interop.config.hf import read_specs
-from ropewalk.interop.config.keys import AXIS_KEYS, FRACTION_KEYS, LAYER_THETA_KEY, OTHER_KEYS, THETA_KEYS
+from ropewalk.interop.config.keys import (
+    AXIS_KEYS,
+    FRACTION_KEYS,
+    LAYER_THETA_KEY,
+    OTHER_KEYS,
+    THETA_KEYS,
+)
 from ropewalk.interop.config.layers import is_nested, stray_keys
 from ropewalk.interop.config.layers import layer_types as layer_types_of
 from ropewalk.interop.config.scalings import extended_length, keys_of, write_scaling
@@ -22,10 +30,15 @@ from ropewalk.interop.engines.audit import Finding, audit, case_of, in_one_line
 from ropewalk.interop.engines.readers import ENGINES
 from ropewalk.spec import RopeSpec
 
-#: scalings that `extend` gives a model to be trained at the new length, which do not reach further on their own
+#: scalings that `extend` gives a model to be trained at the new length, which do not reach further
+#: on their own
 FOR_TRAINING: dict[str, type[Scaling]] = {"clipped": Clipped}
-#: engines that refuse to start for more tokens than the config serves, and the environment variable that allows it
-LENGTH_LIMITED = {"vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN", "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"}
+#: engines that refuse to start for more tokens than the config serves, and the environment variable
+#: that allows it
+LENGTH_LIMITED = {
+    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
 #: keys of a rope that do not belong to its scaling
 KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
@@ -37,7 +50,8 @@ class ConfigChange:
     keys     empty if no config can express the change
     notes    remarks for the user
     config   the text config with the keys set
-    served   the served length after the change; None if the scaling adapts to each sequence's length
+    served   the served length after the change; None if the scaling adapts to each sequence's
+             length
     trained  the trained length
     before   the spec of every layer type that rotates, before the change; `after`: after it
     """
@@ -52,10 +66,17 @@ class ConfigChange:
     after: dict[str, RopeSpec]
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return one line for each engine that computes another rope from the changed config, at the shortest such length."""
+        """Return one line for each engine that computes another rope from the changed config, at
+        the shortest such length.
+        """
         if not self.keys:
             name = next(iter(self.specs.values())).scaling.name
-            return (f"{name}: no config can express it, so it is not saved and other engines do not have it",)
+            return (
+                (
+                    f"{name}: no config can express it, so it is not saved and other engines do "
+                    "not have it"
+                ),
+            )
         first: dict[str, Finding] = {}
         for finding in audit(self.config, max_model_len=self.served).disagreements:
             if finding.layer_type in self.specs:
@@ -83,9 +104,11 @@ def config_change(
     overwrite: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> ConfigChange:
-    """Return the change that gives a text config the scaling `kind`; the config itself is not modified.
+    """Return the change that gives a text config the scaling `kind`; the config itself is not
+    modified.
 
-    The arguments are those of `extend`. The changed config is read back: it must describe the new specs and no others.
+    The arguments are those of `extend`. The changed config is read back: it must describe the new
+    specs and no others.
     """
     offered = all_kinds()
     choice("kind", kind, offered)
@@ -99,9 +122,14 @@ def config_change(
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
     if not scaling.in_configs and not isinstance(scaling, Ntk):  # no config can express it
         after = {**before, **new_specs}
-        return ConfigChange({}, new_specs, (), config, served=None, trained=length, before=before, after=after)
+        return ConfigChange(
+            {}, new_specs, (), config, served=None, trained=length, before=before, after=after
+        )
     if getattr(scaling, "truncate", True) is False and is_nested(config):
-        rule = "must be true if rope_parameters differ per layer type: transformers does not read it there"
+        rule = (
+            "must be true if rope_parameters differ per layer type: transformers does not read it "
+            "there"
+        )
         raise RopeError("truncate", rule, False)
     _refuse_unsupported(config, scaling)
     keys = _keys(config, scaling, new_specs, length)
@@ -109,35 +137,54 @@ def config_change(
     after = _read_back(changed, {**all_specs, **new_specs})
     specs, served = {name: after[name] for name in new_specs}, extended_length(length, scaling)
     notes = _notes(scaling, changed, specs, served)
-    return ConfigChange(keys, specs, notes, changed, served=served, trained=length, before=before, after=after)
+    return ConfigChange(
+        keys, specs, notes, changed, served=served, trained=length, before=before, after=after
+    )
 
 
-def specs_and_length(config: Mapping[str, Any], original_length: int | None) -> tuple[dict[str, RopeSpec | None], int]:
+def specs_and_length(
+    config: Mapping[str, Any], original_length: int | None
+) -> tuple[dict[str, RopeSpec | None], int]:
     """Return the spec of every layer type, and the trained length."""
     specs, _ = read_specs(config)
-    return specs, _trained_length(config, {name: spec for name, spec in specs.items() if spec is not None}, original_length)
+    return specs, _trained_length(
+        config, {name: spec for name, spec in specs.items() if spec is not None}, original_length
+    )
 
 
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """Return the specs of the layer types `names`; None: of all if they share one rope, else of those with full attention."""
+    """Return the specs of the layer types `names`; None: of all if they share one rope, else of
+    those with full attention.
+    """
     rotated = {name: spec for name, spec in specs.items() if spec is not None}
-    thetas = family_of(config.get("model_type")).layer_thetas  # of families whose layer types have different thetas
+    thetas = family_of(
+        config.get("model_type")
+    ).layer_thetas  # of families whose layer types have different thetas
     scaled_types = {layer.layer_type for layer in thetas if layer.scaled}
     nested = is_nested(config)  # rope_parameters has one object for each layer type
     separate_ropes = nested or bool(thetas)
     if names is None:
         default_types = scaled_types or {"full_attention"}
-        names = [name for name in rotated if not separate_ropes or name in default_types] or list(rotated)
+        names = [name for name in rotated if not separate_ropes or name in default_types] or list(
+            rotated
+        )
         # a config may have ropes that no layer uses
         names = [name for name in names if name in layer_types_of(config)] or names
     for name in names:
         choice("layer_types", name, rotated)
     if not names or (not separate_ropes and len(names) < len(rotated)):
-        raise RopeError("layer_types", f"must be all of {', '.join(rotated)}: this config has one rope for them", list(names))
+        raise RopeError(
+            "layer_types",
+            f"must be all of {', '.join(rotated)}: this config has one rope for them",
+            list(names),
+        )
     if separate_ropes and not nested and set(names) != scaled_types:
-        rule = f"must be {', '.join(sorted(scaled_types))}: rope_scaling applies to no others, unlike rope_parameters"
+        rule = (
+            f"must be {', '.join(sorted(scaled_types))}: rope_scaling applies to no others, unlike "
+            "rope_parameters"
+        )
         raise RopeError("layer_types", rule, list(names))
     return {name: rotated[name] for name in names}
 
@@ -146,16 +193,23 @@ def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
     """Raise an error if a layer type already has a scaling and `overwrite` is False."""
     for name, spec in old_specs.items():
         if not isinstance(spec.scaling.innermost, Default) and not overwrite:
-            rule = f"{name} was trained with the scaling it has; pass overwrite=True (CLI: --overwrite) to replace it"
+            rule = (
+                f"{name} was trained with the scaling it has; pass overwrite=True (CLI: "
+                "--overwrite) to replace it"
+            )
             raise RopeError("rope", rule, spec.scaling)
 
 
 def _refuse_several_thetas(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec]) -> None:
-    """Raise an error if the config lists a theta for each layer (0: not rotated) and one differs from the theta of the rope."""
+    """Raise an error if the config lists a theta for each layer (0: not rotated) and one differs
+    from the theta of the rope.
+    """
     thetas, rope = config.get(LAYER_THETA_KEY), config.get("rope_parameters") or config
     theta = rope.get(THETA_KEYS[0], next(iter(old_specs.values())).theta)
     if thetas is not None and {each for each in thetas if each != 0} != {theta}:
-        rule = f"must be the theta of the rope, {theta}, in every layer that rotates, to be extended"
+        rule = (
+            f"must be the theta of the rope, {theta}, in every layer that rotates, to be extended"
+        )
         raise RopeError(LAYER_THETA_KEY, rule, thetas)
 
 
@@ -163,78 +217,131 @@ def _refuse_unsupported(config: Mapping[str, Any], scaling: Scaling) -> None:
     """Refuse a rope_type that the family's own code refuses to load."""
     model = config.get("model_type")
     if family_of(model).only_default and not isinstance(scaling, Ntk):
-        rule = f"must be ntk for {model}: its code loads no rope_type but default, and ntk only raises rope_theta"
+        rule = (
+            f"must be ntk for {model}: its code loads no rope_type but default, and ntk only "
+            "raises rope_theta"
+        )
         raise RopeError("kind", rule, scaling.name)
 
 
-def _trained_length(config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None) -> int:
-    """Return the trained length: the given one, that of the config or of its scaling, or the served length."""
+def _trained_length(
+    config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None
+) -> int:
+    """Return the trained length: the given one, that of the config or of its scaling, or the served
+    length.
+    """
     if given is not None:
         return integer("original_length", given, low=1)
-    lengths = {getattr(spec.scaling.innermost, "original_length", None) for spec in old_specs.values()} - {None}
+    lengths = {
+        getattr(spec.scaling.innermost, "original_length", None) for spec in old_specs.values()
+    } - {None}
     scaling_length = Value(lengths.pop(), TRAINED_LENGTH_KEY) if len(lengths) == 1 else None
     length = find(config, TRAINED_LENGTH_KEY) or scaling_length or served_length(config)
     if length is None:
-        raise RopeError("original_length", f"must be given: the config has no {SERVED_LENGTH_KEY}", None)
+        raise RopeError(
+            "original_length", f"must be given: the config has no {SERVED_LENGTH_KEY}", None
+        )
     return integer(length.key, length.value, low=1)
 
 
-def _make_scaling(scaling_class: type[Scaling], factor: float | None, length: int, options: dict[str, Any]) -> Scaling:
-    """Return a scaling made from the factor, the trained length and options; raise an error about unknown options."""
+def _make_scaling(
+    scaling_class: type[Scaling], factor: float | None, length: int, options: dict[str, Any]
+) -> Scaling:
+    """Return a scaling made from the factor, the trained length and options; raise an error about
+    unknown options.
+    """
     names, title = {field.name for field in fields(scaling_class)}, scaling_class.name
     known = names - {"factor", "original_length"}
     for name, value in options.items():
         if name not in known:
-            raise RopeError(name, f"must be an option of {title}: {', '.join(sorted(known)) or 'it has none'}", value)
+            raise RopeError(
+                name,
+                f"must be an option of {title}: {', '.join(sorted(known)) or 'it has none'}",
+                value,
+            )
     if "factor" in names:
         if factor is None:
-            raise RopeError("factor", f"must be given for {title}: how many times longer the context becomes", None)
+            raise RopeError(
+                "factor",
+                f"must be given for {title}: how many times longer the context becomes",
+                None,
+            )
         options["factor"] = number("factor", factor, low=1)
     elif factor is not None:
         raise RopeError("factor", f"must not be given for {title}, which has none", factor)
     if "original_length" in names:
         options["original_length"] = length
-    return scaling_class(**{name: tuple(value) if isinstance(value, list) else value for name, value in options.items()})
+    return scaling_class(
+        **{
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
+    )
 
 
 def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
-    """Return `spec` with `scaling` in place of its own; Ntk becomes a larger theta, and clipping stays."""
-    if isinstance(spec.scaling, Clipped):  # CoPE clips the frequencies of the new scaling as it did those of the old one
+    """Return `spec` with `scaling` in place of its own; Ntk becomes a larger theta, and clipping
+    stays.
+    """
+    if isinstance(
+        spec.scaling, Clipped
+    ):  # CoPE clips the frequencies of the new scaling as it did those of the old one
         scaled = _scaled(replace(spec, scaling=Default()), scaling)
         return replace(scaled, scaling=replace(spec.scaling, inner=scaled.scaling))
     if isinstance(scaling, Ntk):
         # no rope_type names static NTK, but it is the same as a larger theta
-        return replace(spec, scaling=Default(), theta=float(ntk_theta(spec.theta, scaling.factor, 2 * spec.pairs)))
+        return replace(
+            spec,
+            scaling=Default(),
+            theta=float(ntk_theta(spec.theta, scaling.factor, 2 * spec.pairs)),
+        )
     return replace(spec, scaling=scaling)
 
 
-def _keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec], length: int) -> dict[str, Any]:
-    """Return the keys to set in the text config, so that it describes `new_specs`; `length` is the trained length."""
+def _keys(
+    config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec], length: int
+) -> dict[str, Any]:
+    """Return the keys to set in the text config, so that it describes `new_specs`; `length` is the
+    trained length.
+    """
     keys: dict[str, Any] = {}
     served = served_length(config)
     if scaling.raises_length:
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
     elif served is not None and served.value != length:
         keys[served.key] = length  # a scaling that is replaced may have raised it
-    length_outside = config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
+    length_outside = (
+        config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
+    )
     if TRAINED_LENGTH_KEY in keys_of(scaling) and length_outside is not None:
-        keys[TRAINED_LENGTH_KEY] = length  # Phi-3 has it outside the rope object, and reads it there first
+        keys[TRAINED_LENGTH_KEY] = (
+            length  # Phi-3 has it outside the rope object, and reads it there first
+        )
     rope, spec = config.get("rope_parameters"), next(iter(new_specs.values()))
     if isinstance(scaling, Ntk) and config.get(LAYER_THETA_KEY) is not None:
         # a layer with theta 0 or null does not rotate
-        keys[LAYER_THETA_KEY] = [spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]]
+        keys[LAYER_THETA_KEY] = [
+            spec.theta if theta else theta for theta in config[LAYER_THETA_KEY]
+        ]
     if not rope:
         return keys | _transformers_v4_keys(config, scaling, new_specs)
     if is_nested(config):
-        new_ropes = {layer_type: _rope(rope[layer_type], scaling, new) for layer_type, new in new_specs.items()}
+        new_ropes = {
+            layer_type: _rope(rope[layer_type], scaling, new)
+            for layer_type, new in new_specs.items()
+        }
         keys["rope_parameters"] = {**rope, **new_ropes}
     else:
         keys["rope_parameters"] = _rope(rope, scaling, spec)
     return keys if config.get("rope_scaling") is None else {**keys, "rope_scaling": None}
 
 
-def _transformers_v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]) -> dict[str, Any]:
-    """Return the key `rope_scaling` of configs before transformers 5; for Ntk, which only raises theta, also those of theta."""
+def _transformers_v4_keys(
+    config: Mapping[str, Any], scaling: Scaling, new_specs: Mapping[str, RopeSpec]
+) -> dict[str, Any]:
+    """Return the key `rope_scaling` of configs before transformers 5; for Ntk, which only raises
+    theta, also those of theta.
+    """
     old, family = config.get("rope_scaling") or {}, family_of(config.get("model_type"))
     if not isinstance(scaling, Ntk):
         return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
@@ -251,49 +358,82 @@ def _transformers_v4_keys(config: Mapping[str, Any], scaling: Scaling, new_specs
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
     """Return the rope object of a config with a new scaling.
 
-    Keys of `old` that do not belong to a scaling are kept; optional keys of the new one at their default are omitted.
+    Keys of `old` that do not belong to a scaling are kept; optional keys of the new one at their
+    default are omitted.
     """
-    kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())  # Ministral 3 scales its queries by it
+    kept_keys = KEPT_KEYS | (
+        {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()
+    )  # Ministral 3 scales its queries by it
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}
     rope, _ = write_scaling(scaling, family_of(None))
-    optional = {name: setting for name, setting in settings_of(scaling).items() if not setting.required}
-    omitted = {setting.key or name for name, setting in optional.items() if getattr(scaling, name) == setting.default}
+    optional = {
+        name: setting for name, setting in settings_of(scaling).items() if not setting.required
+    }
+    omitted = {
+        setting.key or name
+        for name, setting in optional.items()
+        if getattr(scaling, name) == setting.default
+    }
     return {**kept, **{key: value for key, value in rope.items() if key not in omitted}}
 
 
-def _read_back(config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None]) -> dict[str, RopeSpec]:
+def _read_back(
+    config: Mapping[str, Any], expected: Mapping[str, RopeSpec | None]
+) -> dict[str, RopeSpec]:
     """Read the changed config and return its specs; refuse it if they differ from `expected`."""
     model = config.get("model_type") or "this model"
     try:
         specs, _ = read_specs(config)
     except RopeError as error:
-        raise RopeError("kind", f"cannot be expressed in a config of {model} ({error})", None) from None
+        raise RopeError(
+            "kind", f"cannot be expressed in a config of {model} ({error})", None
+        ) from None
     if stray_keys(config):
         raise RopeError("rope_parameters", "must hold only layer types", stray_keys(config))
     # the softmax factor of latent attention follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
     for layer, spec in expected.items():
         read = specs.get(layer)
-        different = [name for name in names if getattr(read, name, None) != getattr(spec, name, None)]
+        different = [
+            name for name in names if getattr(read, name, None) != getattr(spec, name, None)
+        ]
         if different:
-            rule = f"cannot be expressed in a config of {model}: {', '.join(different)} of {layer} would be read differently"
+            rule = (
+                f"cannot be expressed in a config of {model}: {', '.join(different)} of {layer} "
+                "would be read differently"
+            )
             raise RopeError("kind", rule, read)
     return {layer: spec for layer, spec in specs.items() if spec is not None}
 
 
-def _notes(scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int) -> tuple[str, ...]:
-    """Return remarks for the user: how the scaling was written, and which engines multiply a served length that stays."""
+def _notes(
+    scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int
+) -> tuple[str, ...]:
+    """Return remarks for the user: how the scaling was written, and which engines multiply a served
+    length that stays.
+    """
     if isinstance(scaling, Ntk):
         return ("written as a larger rope_theta: no rope_type is called ntk",)
     if scaling.raises_length:
         return ()
     layer_type, spec = next(iter(specs.items()))
     case = case_of(config, spec, layer_type, served)
-    limited = [name for name in LENGTH_LIMITED if case.exceeds_served_length(ENGINES[name].length_factor(case))]
+    limited = [
+        name
+        for name in LENGTH_LIMITED
+        if case.exceeds_served_length(ENGINES[name].length_factor(case))
+    ]
     others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
-    multiplied = f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor" if others else ""
-    refusals = (f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "
-                f"to start it for more than {case.max_position} tokens" for name in limited)  # fmt: skip
+    multiplied = (
+        f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor"
+        if others
+        else ""
+    )
+    refusals = (
+        f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "
+        f"to start it for more than {case.max_position} tokens"
+        for name in limited
+    )
     return (f"{SERVED_LENGTH_KEY} stays the trained length{multiplied}", *refusals)

@@ -1,7 +1,9 @@
-"""LongRoPE2's search: find the critical pair and the factors from it on; the pairs before it follow from its factor.
+"""LongRoPE2's search: find the critical pair and the factors from it on; the pairs before it follow
+from its factor.
 
-A pair is critical if it is the first that does not complete a turn in training. In theory that follows from its frequency; the
-slow pairs are trained less well than the theory assumes, so the real one lies a little earlier and is searched too.
+A pair is critical if it is the first that does not complete a turn in training. In theory that
+follows from its frequency; the slow pairs are trained less well than the theory assumes, so the
+real one lies a little earlier and is searched too.
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ from ropewalk.interop.extend.search import Factors
 
 
 def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0) -> int:
-    """Return ceil(d/2 * log_theta(length / (2 pi turns))): how many pairs complete `turns` turns within `length` tokens."""
+    """Return ceil(d/2 * log_theta(length / (2 pi turns))): how many pairs complete `turns` turns
+    within `length` tokens.
+    """
     return math.ceil(dim / 2 * math.log(length / (2 * math.pi * turns)) / math.log(theta))
 
 
 def rescale_factors(critical: int, slow: Factors) -> Factors:
-    """Return the factors of all pairs from those of pair `critical` on, `slow`; pair i before it has slow[0]^(i/critical)."""
+    """Return the factors of all pairs from those of pair `critical` on, `slow`; pair i before it
+    has slow[0]^(i/critical).
+    """
     return (*(slow[0] ** (pair / critical) for pair in range(critical)), *slow)
 
 
@@ -37,13 +43,16 @@ def search_longrope2(
     mutation: float = 0.3,
     seed: int = 0,
 ) -> Factors:
-    """Return the factors with the smallest loss that an evolutionary search finds; the same for the same seed.
+    """Return the factors with the smallest loss that an evolutionary search finds; the same for the
+    same seed.
 
-    loss      takes one factor per pair, fastest pair first. LongRoPE2 uses the loss of the answer to a question about the
-              start of a long text alone, since most tokens do not need a long context
-    factor    how many times longer the context becomes; factors from the critical pair on are between this and twice this,
-              and never decrease
-    theta, length  the base and the trained length, which determine the candidates for the critical pair
+    loss      takes one factor per pair, fastest pair first. LongRoPE2 uses the loss of the answer
+              to a question about the start of a long text alone, since most tokens do not need a
+              long context
+    factor    how many times longer the context becomes; factors from the critical pair on are
+              between this and twice this, and never decrease
+    theta, length  the base and the trained length, which determine the candidates for the critical
+                   pair
     mutation  the probability that a factor of a mutant changes
     """
     integer("pairs", pairs, low=1)
@@ -52,19 +61,27 @@ def search_longrope2(
     integer("rounds", rounds, low=0)
     number("step", step, above=0)
     number("mutation", mutation, above=0, high=1)
-    # candidates for the critical pair: from the first that completes fewer than 10 turns in training to the theoretical one;
-    # pairs are counted from 0, so the number of pairs before the critical one is its index
+    # candidates for the critical pair: from the first that completes fewer than 10 turns in
+    # training to the theoretical one; pairs are counted from 0, so the number of pairs before the
+    # critical one is its index
     last = min(max(critical_dimension(2 * pairs, theta, length), 0), pairs - 1)
     first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0), 0), last)
     search = _Search(loss, factor, step, mutation, random.Random(seed))
-    for critical in range(first, last + 1):  # start with equal factors, and with factors that grow up to twice `factor`
+    for critical in range(
+        first, last + 1
+    ):  # start with equal factors, and with factors that grow up to twice `factor`
         search.evaluate(critical, [factor] * (pairs - critical))
-        search.evaluate(critical, [factor * (1 + i / max(1, pairs - critical - 1)) for i in range(pairs - critical)])
+        search.evaluate(
+            critical,
+            [factor * (1 + i / max(1, pairs - critical - 1)) for i in range(pairs - critical)],
+        )
     for _ in range(rounds):
         parents = search.best(max(2, population // 4))
         for _ in range(population // 2):
             search.evaluate(*search.mutant(search.random.choice(parents)))
-            search.evaluate(*search.child(search.random.choice(parents), search.random.choice(parents)))
+            search.evaluate(
+                *search.child(search.random.choice(parents), search.random.choice(parents))
+            )
     best = search.best(1)[0]
     if not math.isfinite(search.losses[best]):
         raise RopeError("search", "must give a finite loss for some factors", search.losses[best])
@@ -78,13 +95,30 @@ Candidate = tuple[int, Factors]
 class _Search:
     """Every candidate tried so far with its loss; no candidate is tried twice."""
 
-    def __init__(self, loss: Callable[[Factors], float], factor: float, step: float, mutation: float, rng: random.Random) -> None:
-        """Start without candidates; the arguments are those of `search_longrope2`, and `rng` gives random numbers."""
-        self.loss, self.factor, self.step, self.mutation, self.random = loss, factor, step, mutation, rng
+    def __init__(
+        self,
+        loss: Callable[[Factors], float],
+        factor: float,
+        step: float,
+        mutation: float,
+        rng: random.Random,
+    ) -> None:
+        """Start without candidates; the arguments are those of `search_longrope2`, and `rng` gives
+        random numbers.
+        """
+        self.loss, self.factor, self.step, self.mutation, self.random = (
+            loss,
+            factor,
+            step,
+            mutation,
+            rng,
+        )
         self.losses: dict[Candidate, float] = {}
 
     def evaluate(self, critical: int, slow: list[float]) -> None:
-        """Record the loss of `slow`, the factors from pair `critical` on, rounded, limited and made non-decreasing."""
+        """Record the loss of `slow`, the factors from pair `critical` on, rounded, limited and made
+        non-decreasing.
+        """
         valid, lower_bound = [], self.factor
         for value in slow:
             rounded = self.factor + round((value - self.factor) / self.step) * self.step
@@ -102,7 +136,11 @@ class _Search:
     def mutant(self, parent: Candidate) -> tuple[int, list[float]]:
         """Return `parent` with some of its factors drawn anew between their neighbours."""
         critical, slow = parent
-        bounds = (self.factor, *slow, 2 * self.factor)  # the neighbours of factor i are bounds[i] and bounds[i + 2]
+        bounds = (
+            self.factor,
+            *slow,
+            2 * self.factor,
+        )  # the neighbours of factor i are bounds[i] and bounds[i + 2]
         factors = list(slow)
         for i in range(len(slow)):
             if self.random.random() < self.mutation:
@@ -110,7 +148,11 @@ class _Search:
         return critical, factors
 
     def child(self, one: Candidate, other: Candidate) -> tuple[int, list[float]]:
-        """Return a candidate with the critical pair of one parent; its slowest pairs have the factors of the other."""
+        """Return a candidate with the critical pair of one parent; its slowest pairs have the
+        factors of the other.
+        """
         (critical, slow), (_, other_slow) = one, other
-        taken = self.random.randrange(min(len(slow), len(other_slow)) + 1)  # how many factors come from the other
+        taken = self.random.randrange(
+            min(len(slow), len(other_slow)) + 1
+        )  # how many factors come from the other
         return critical, [*slow[: len(slow) - taken], *other_slow[len(other_slow) - taken :]]

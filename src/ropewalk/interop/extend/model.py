@@ -1,4 +1,6 @@
-"""Give a loaded transformers model, or a config, a longer context, and check that the model computes it."""
+"""Give a loaded transformers model, or a config, a longer context, and check that the model
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -37,27 +39,33 @@ def extend(
     search_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Extension | None:
-    """Give a loaded transformers model, a transformers config or a config dict a longer context, in place.
+    """Give a loaded transformers model, a transformers config or a config dict a longer context, in
+    place.
 
-    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; clipped, only to train further at the
-                     new length; or a remapping, for a loaded model or a Decoder: rerope, leaky_rerope, self_extend, dca;
-                     None undoes the extension of a model
-    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor for clipped; a remapping
-                     needs it or options
+    kind             a scaling: linear, ntk, dynamic, yarn, dynamic_yarn, longrope, llama3; clipped,
+                     only to train further at the new length; or a remapping, for a loaded model or
+                     a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes the extension of
+                     a model
+    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor
+                     for clipped; a remapping needs it or options
     original_length  the trained length; None reads it from the config
-    layer_types      the layer types to extend, if they have separate ropes; None: those with full attention
+    layer_types      the layer types to extend, if they have separate ropes; None: those with full
+                     attention
     overwrite        replace a scaling that the config already has, instead of raising an error
-    search           longrope: a loss as a function of the long factors, minimised by `search_factors` with `search_options`;
-                     while it runs, the model uses the factors it is called with. search_options={"method": "longrope2"}
-                     searches as LongRoPE2 does (`search_longrope2`)
-    options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor, low_freq_factor, ...;
-                     of the remapping: window, log_n_length, slowdown, group, chunk, local, and backend="flex" for a GPU
+    search           longrope: a loss as a function of the long factors, minimised by
+                     `search_factors` with `search_options`; while it runs, the model uses the
+                     factors it is called with. search_options={"method": "longrope2"} searches as
+                     LongRoPE2 does (`search_longrope2`)
+    options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor,
+                     low_freq_factor, ...; of the remapping: window, log_n_length, slowdown, group,
+                     chunk, local, and backend="flex" for a GPU
 
-    The model uses the new frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
-    angles of its rotary modules are compared with the new spec at several lengths; if they differ, everything is restored and
-    an error raised. Warns if other engines compute something else from these config keys. A second call on a model
-    replaces the first extension; on a config it needs `overwrite`. Attention keys in a cache filled earlier keep the old
-    rotation.
+    The model uses the new frequencies at once, and `save_pretrained` writes them with the config
+    keys of its version. The angles of its rotary modules are compared with the new spec at several
+    lengths; if they differ, everything is restored and an error raised. Warns if other engines
+    compute something else from these config keys. A second call on a model replaces the first
+    extension; on a config it needs `overwrite`. Attention keys in a cache filled earlier keep the
+    old rotation.
     """
     _refuse_unused(model, kind, search, search_options, overwrite, layer_types)
     if is_ours(model):
@@ -67,7 +75,9 @@ def extend(
     target = _Target(model)
     previous = target.extension()
     if kind is None and previous is None:
-        raise RopeError("kind", "must be given: the model is not extended, so there is nothing to undo", None)
+        raise RopeError(
+            "kind", "must be given: the model is not extended, so there is nothing to undo", None
+        )
     if previous is not None:
         previous.undo()
     if kind is None:
@@ -75,13 +85,20 @@ def extend(
     extension = None
     try:
         arguments = {
-            "factor": factor, "original_length": original_length, "layer_types": layer_types, "overwrite": overwrite,
-        }  # fmt: skip
+            "factor": factor,
+            "original_length": original_length,
+            "layer_types": layer_types,
+            "overwrite": overwrite,
+        }
         if kind in REMAPPINGS:
-            extension = remap_transformers(target, kind, factor, original_length, layer_types, options)
+            extension = remap_transformers(
+                target, kind, factor, original_length, layer_types, options
+            )
         else:
             if kind == "longrope":
-                options = _longrope_options(target, arguments, options, search, dict(search_options or {}))
+                options = _longrope_options(
+                    target, arguments, options, search, dict(search_options or {})
+                )
             change = config_change(target.config, kind, **arguments, options=options)
             extension = target.apply(kind, factor, change, change.disagreements())
         for text in extension.disagreements:
@@ -96,32 +113,54 @@ def extend(
 
 
 def _refuse_unused(
-    model: Any, kind: str | None, search: Any, search_options: Any, overwrite: bool, layer_types: Sequence[str] | None
+    model: Any,
+    kind: str | None,
+    search: Any,
+    search_options: Any,
+    overwrite: bool,
+    layer_types: Sequence[str] | None,
 ) -> None:
-    """Raise an error if an argument of `extend` is given that has no effect for this kind or this model."""
+    """Raise an error if an argument of `extend` is given that has no effect for this kind or this
+    model.
+    """
     for name, value in {"search": search, "search_options": search_options}.items():
         if value is not None and kind != "longrope":
             raise RopeError(name, "must be left out: it finds the factors of longrope only", kind)
     if overwrite and kind in REMAPPINGS:
         raise RopeError("overwrite", "must be left out: a remapping replaces no scaling", kind)
     if layer_types is not None and is_ours(model):
-        raise RopeError("layer_types", "must be left out for a model of this package: it has none", list(layer_types))
+        raise RopeError(
+            "layer_types",
+            "must be left out for a model of this package: it has none",
+            list(layer_types),
+        )
 
 
 def _longrope_options(
-    target: _Target, arguments: dict[str, Any], options: dict[str, Any], search: Callable | None, search_options: dict[str, Any]
+    target: _Target,
+    arguments: dict[str, Any],
+    options: dict[str, Any],
+    search: Callable | None,
+    search_options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the options of longrope with both lists of factors; the long ones are given or found by a search.
+    """Return the options of longrope with both lists of factors; the long ones are given or found
+    by a search.
 
     arguments  of `config_change`: factor, original_length, layer_types, overwrite
     search     the user's loss as a function of the long factors, or None
     """
     is_given = "long_factor" in options
     if (search is not None) == is_given:
-        rule = "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not both"
+        rule = (
+            "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not "
+            "both"
+        )
         raise RopeError("long_factor", rule, options.get("long_factor"))
-    # an NTK change needs no factor per pair, so it can be computed without them: it has the specs, and so the number of pairs
-    ntk_change = config_change(target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0})
+    # an NTK change needs no factor per pair, so it can be computed without them: it has the specs,
+    # and so the number of pairs
+    ntk_change = config_change(
+        target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0}
+    )
     name, spec = next(iter(ntk_change.specs.items()))
     pairs = spec.pairs
     options = {"short_factor": (1.0,) * pairs, **options}
@@ -130,7 +169,9 @@ def _longrope_options(
 
     def loss(factors: tuple[float, ...]) -> float:
         """Return the loss of the model with these factors, which are removed afterwards."""
-        change = config_change(target.config, "longrope", **arguments, options={**options, "long_factor": factors})
+        change = config_change(
+            target.config, "longrope", **arguments, options={**options, "long_factor": factors}
+        )
         trial = target.apply("longrope", arguments["factor"], change)
         try:
             return search(factors)  # the user's loss, of the model that has them now
@@ -138,12 +179,21 @@ def _longrope_options(
             trial.undo()
 
     if arguments["factor"] is None:
-        raise RopeError("factor", "must be given for longrope: how many times longer the context becomes", None)
+        raise RopeError(
+            "factor", "must be given for longrope: how many times longer the context becomes", None
+        )
     method = choice("method", search_options.pop("method", "longrope"), ("longrope", "longrope2"))
     if method == "longrope2":
-        search_options = {"theta": ntk_change.before[name].theta, "length": ntk_change.trained, **search_options}
+        search_options = {
+            "theta": ntk_change.before[name].theta,
+            "length": ntk_change.trained,
+            **search_options,
+        }
     run_search = search_factors if method == "longrope" else search_longrope2
-    return {**options, "long_factor": run_search(loss, pairs, arguments["factor"], **search_options)}
+    return {
+        **options,
+        "long_factor": run_search(loss, pairs, arguments["factor"], **search_options),
+    }
 
 
 class _Target:
@@ -153,59 +203,123 @@ class _Target:
         """Find the text config and the rotary modules of a model, or the text config of a config."""
         self.model = model if isinstance(model, nn.Module) else None
         root = getattr(model, "config", None) if self.model is not None else model
-        if root is None or not (isinstance(root, MutableMapping) or callable(getattr(root, "to_dict", None))):
+        if root is None or not (
+            isinstance(root, MutableMapping) or callable(getattr(root, "to_dict", None))
+        ):
             rule = "must be a transformers model, a transformers config or a config as a dict"
             raise RopeError("model", rule, type(model).__name__)
         self.root, self.owner = root, config_file.text_owner(root)
         # some modules have a copy of the config: Granite SWA has one for each theta
         all_modules = () if self.model is None else self.model.named_modules()
-        modules = {name: module for name, module in all_modules if type(getattr(module, "config", None)) is type(self.owner)}
+        modules = {
+            name: module
+            for name, module in all_modules
+            if type(getattr(module, "config", None)) is type(self.owner)
+        }
         self.rotary = {name: module for name, module in modules.items() if has_frequencies(module)}
         self._served: dict[str, Served] | None = None
         if self.model is not None and not self.rotary:
-            rule = "must have a rotary module with an inv_freq buffer, built from its config; this model has none"
+            rule = (
+                "must have a rotary module with an inv_freq buffer, built from its config; this "
+                "model has none"
+            )
             raise RopeError("model", rule, type(model).__name__)
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The current text config."""
-        # the text part of a dict may take its model_type from the whole; a config object has its own
-        return config_file.text_part(self.root) if isinstance(self.root, Mapping) else config_file.load(self.owner)
+        # the text part of a dict may take its model_type from the whole; a config object has its
+        # own
+        return (
+            config_file.text_part(self.root)
+            if isinstance(self.root, Mapping)
+            else config_file.load(self.owner)
+        )
 
     def extension(self) -> Extension | None:
         """Return the current extension of the model."""
-        return next((vars(module)[EXTENSION] for module in self.rotary.values() if EXTENSION in vars(module)), None)
+        return next(
+            (
+                vars(module)[EXTENSION]
+                for module in self.rotary.values()
+                if EXTENSION in vars(module)
+            ),
+            None,
+        )
 
     def served(self, change: ConfigChange) -> dict[str, Served]:
-        """Return for each rotary module which layer types' angles it computes; refuse one with other angles than the config's."""
+        """Return for each rotary module which layer types' angles it computes; refuse one with
+        other angles than the config's.
+        """
         if self._served is None:  # a search calls this for each candidate
             self._served = _served_by_module(self.rotary, change.before, change.trained)
         for name, served in self._served.items():
-            if not all(served.values()):  # a set of layer types is empty: the angles are those of none
+            if not all(
+                served.values()
+            ):  # a set of layer types is empty: the angles are those of none
                 rule = "must compute the angles of its config to be extended, but its rotary module"
-                raise RopeError("model", f"{rule} {name} computes others", type(self.rotary[name]).__name__)
-        known = {layer for served in self._served.values() for layers in served.values() for layer in layers}
+                raise RopeError(
+                    "model", f"{rule} {name} computes others", type(self.rotary[name]).__name__
+                )
+        known = {
+            layer
+            for served in self._served.values()
+            for layers in served.values()
+            for layer in layers
+        }
         if self.rotary and not change.specs.keys() <= known:
-            raise RopeError("layer_types", f"must be those of the model's rotary modules: {', '.join(known)}", list(change.specs))
+            raise RopeError(
+                "layer_types",
+                f"must be those of the model's rotary modules: {', '.join(known)}",
+                list(change.specs),
+            )
         return self._served
 
-    def apply(self, kind: str, factor: float | None, change: ConfigChange, disagreements: tuple[str, ...] = ()) -> Extension:
-        """Change the config and the rotary modules and return the extension, which undoes it; on an error all is restored."""
-        config, keys = self.config, _respelled_keys(self.owner, self.config, copy.deepcopy(change.keys))
+    def apply(
+        self,
+        kind: str,
+        factor: float | None,
+        change: ConfigChange,
+        disagreements: tuple[str, ...] = (),
+    ) -> Extension:
+        """Change the config and the rotary modules and return the extension, which undoes it; on an
+        error all is restored.
+        """
+        config, keys = (
+            self.config,
+            _respelled_keys(self.owner, self.config, copy.deepcopy(change.keys)),
+        )
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)
         # the rotary modules of the layer types that change, and their configs, each once
-        modules = [self.rotary[name] for name, served in before.items() if change.specs.keys() & set().union(*served.values())]
+        modules = [
+            self.rotary[name]
+            for name, served in before.items()
+            if change.specs.keys() & set().union(*served.values())
+        ]
         configs = {id(each): each for each in (self.owner, *(module.config for module in modules))}
         swaps: list[Swap] = [ConfigSwap(each, keys) for each in configs.values()] if keys else []
         changes = {key: (config.get(key), keys[key]) for key in keys}
-        extension = Extension(kind, factor, change.specs, changes, disagreements, change.notes, bool(keys), swaps, self.model)
+        extension = Extension(
+            kind,
+            factor,
+            change.specs,
+            changes,
+            disagreements,
+            change.notes,
+            bool(keys),
+            swaps,
+            self.model,
+        )
         try:
             for swap in swaps:
-                # before the modules are made, which read the changed config; installing it once more below changes nothing
+                # before the modules are made, which read the changed config; installing it once
+                # more below changes nothing
                 swap.install()
-            hook = None if keys else LengthHook(change.specs)  # computes at each call, if no config can express the scaling
+            hook = (
+                None if keys else LengthHook(change.specs)
+            )  # computes at each call, if no config can express the scaling
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
             _refuse_other_angles(before, self.rotary, change)
@@ -218,7 +332,8 @@ class _Target:
 def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return the config keys in a spelling that the config's class accepts.
 
-    Phi-3's class accepts no other scaling than longrope, and OLMo's in transformers 4 reads `type` instead of `rope_type`.
+    Phi-3's class accepts no other scaling than longrope, and OLMo's in transformers 4 reads `type`
+    instead of `rope_type`.
     """
     if not keys or isinstance(owner, Mapping):
         return keys
@@ -227,7 +342,10 @@ def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any])
     except RopeError:
         if "rope_type" not in (keys.get("rope_scaling") or {}):
             raise
-        older = {"type" if key == "rope_type" else key: value for key, value in keys["rope_scaling"].items()}
+        older = {
+            "type" if key == "rope_type" else key: value
+            for key, value in keys["rope_scaling"].items()
+        }
         keys = {**keys, "rope_scaling": older}
         _refuse_by_class(owner, config, keys)
     return keys
@@ -240,34 +358,59 @@ def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, A
         rebuilt = type(owner).from_dict(copy.deepcopy({**config, **keys}))
     except Exception as error:  # config classes raise errors of many types
         rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
-        raise RopeError("kind", rule, keys.get("rope_parameters") or keys.get("rope_scaling")) from None
+        raise RopeError(
+            "kind", rule, keys.get("rope_parameters") or keys.get("rope_scaling")
+        ) from None
     accepted = config_file.load(rebuilt)
-    changed = [key for key, value in keys.items() if value is not None and accepted.get(key) != value]
+    changed = [
+        key for key, value in keys.items() if value is not None and accepted.get(key) != value
+    ]
     if changed:
         rule = f"must be a scaling that {name} keeps as written; it changes {', '.join(changed)}"
         raise RopeError("kind", rule, accepted.get(changed[0]))
 
 
-def _served_by_module(rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int) -> dict[str, Served]:
+def _served_by_module(
+    rotary: Mapping[str, nn.Module], specs: Mapping[str, RopeSpec], trained: int
+) -> dict[str, Served]:
     """Return, by the name of each rotary module, the layer types whose spec gives its angles."""
-    return {name: served_layers(name, module, specs, lengths_around(trained)) for name, module in rotary.items()}
+    return {
+        name: served_layers(name, module, specs, lengths_around(trained))
+        for name, module in rotary.items()
+    }
 
 
-def _refuse_other_angles(before: Mapping[str, Served], rotary: Mapping[str, nn.Module], change: ConfigChange) -> None:
-    """Refuse a change after which a rotary module does not compute the new spec of the layer types that it serves."""
+def _refuse_other_angles(
+    before: Mapping[str, Served], rotary: Mapping[str, nn.Module], change: ConfigChange
+) -> None:
+    """Refuse a change after which a rotary module does not compute the new spec of the layer types
+    that it serves.
+    """
     after = _served_by_module(rotary, change.after, change.trained)
     for name, served in before.items():
         for layer_type, layers in served.items():
             if not layers & after[name].get(layer_type, set()):
-                rule = f"must be what the installed transformers computes, but the rotary module {name} computes other angles"
-                raise RopeError("kind", f"{rule}; leave out options, upgrade transformers, or choose another kind", change.keys)
+                rule = (
+                    "must be what the installed transformers computes, but the rotary module "
+                    f"{name} computes other angles"
+                )
+                raise RopeError(
+                    "kind",
+                    f"{rule}; leave out options, upgrade transformers, or choose another kind",
+                    change.keys,
+                )
 
 
 def _refuse_softmax_change(change: ConfigChange) -> None:
-    """Refuse another softmax factor for a loaded model: latent attention fixes it when the model is built."""
+    """Refuse another softmax factor for a loaded model: latent attention fixes it when the model is
+    built.
+    """
     for name, spec in change.specs.items():
         old = change.before[name].extra_softmax_factor
         if spec.extra_softmax_factor != old:
-            rule = f"must leave the softmax factor {old:g} that the loaded model fixed when it was built"
+            rule = (
+                f"must leave the softmax factor {old:g} that the loaded model fixed when it was "
+                "built"
+            )
             hint = "extend the config first and load the model from it"
             raise RopeError("mscale_all_dim", f"{rule}; {hint}", spec.extra_softmax_factor)

@@ -1,7 +1,9 @@
-"""Remapped distances on a loaded model: ReRoPE, Leaky ReRoPE, Self-Extend and DCA, without a change of config or weights.
+"""Remapped distances on a loaded model: ReRoPE, Leaky ReRoPE, Self-Extend and DCA, without a change
+of config or weights.
 
-A transformers model gets a registered attention function. It receives q and k as the model has rotated them, at positions that
-a hook on the rotary module records, and re-rotates them for each piece of the remapping. Caches stay as they are.
+A transformers model gets a registered attention function. It receives q and k as the model has
+rotated them, at positions that a hook on the rotary module records, and re-rotates them for each
+piece of the remapping. Caches stay as they are.
 """
 
 from __future__ import annotations
@@ -29,13 +31,20 @@ ATTENTION_NAME = "ropewalk_remapped"
 REMAPPED = "_ropewalk_remapped"
 #: options of an attention function that change the scores in other ways
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
-UNSAVED = "no config can express it, so it is not saved with the model and other engines do not have it"
+UNSAVED = (
+    "no config can express it, so it is not saved with the model and other engines do not have it"
+)
 
 
-def make_remapping(kind: str, trained: int, factor: float | None, options: Mapping[str, Any]) -> Remapping:
-    """Return the remapping `kind`: with the given options, and all others chosen for `factor` times the trained length."""
+def make_remapping(
+    kind: str, trained: int, factor: float | None, options: Mapping[str, Any]
+) -> Remapping:
+    """Return the remapping `kind`: with the given options, and all others chosen for `factor` times
+    the trained length.
+    """
     remapping_class = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
-    names = [field.name for field in fields(remapping_class)]  # type: ignore[arg-type]  # all remappings are dataclasses
+    # all remappings are dataclasses
+    names = [field.name for field in fields(remapping_class)]  # type: ignore[arg-type]
     for name, value in options.items():
         if name not in names:
             raise RopeError(name, f"must be an option of {kind}: {', '.join(names)}", value)
@@ -61,7 +70,9 @@ class Recorded:
 
 @dataclass(eq=False)
 class RemappedLayers:
-    """What the attention function needs to know about one model; `called` collects the layers of a trial call."""
+    """What the attention function needs to know about one model; `called` collects the layers of a
+    trial call.
+    """
 
     remapping: Remapping
     specs: dict[int, RopeSpec]
@@ -69,36 +80,59 @@ class RemappedLayers:
     backend: str | None = None
     called: set[int] | None = None
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, positions: Tensor) -> Tensor:
-        """Return the attention output [B, H, S, D] of one layer; q, at `positions`, and k are already rotated."""
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        positions: Tensor,
+    ) -> Tensor:
+        """Return the attention output [B, H, S, D] of one layer; q, at `positions`, and k are
+        already rotated.
+        """
         spec = self.specs[layer]
         if q.shape[-1] != spec.head_dim:
-            rule = f"must rotate whole heads of {spec.head_dim} dimensions; latent attention cannot be remapped"
+            rule = (
+                f"must rotate whole heads of {spec.head_dim} dimensions; latent attention cannot "
+                "be remapped"
+            )
             raise RopeError("model", rule, list(q.shape))
         positions = positions.to(q.device).expand(len(q), -1)
         k_positions = _key_positions(positions, mask, k.shape[-2])
 
         def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
-            """Return the keys or queries, rotated at the positions `at` with frequencies divided by `slowdown`."""
+            """Return the keys or queries, rotated at the positions `at` with frequencies divided by
+            `slowdown`.
+            """
             x, x_positions = (k, k_positions) if key else (q, positions)
             if at is x_positions and slowdown == 1:
                 return x
-            return rerotate(x, spec, x_positions, at, to=slowed_spec(spec, slowdown) if slowdown > 1 else None)
+            return rerotate(
+                x, spec, x_positions, at, to=slowed_spec(spec, slowdown) if slowdown > 1 else None
+            )
 
-        # without a mask, transformers means causality, aligned at the first key; a single query sees all keys
+        # without a mask, transformers means causality, aligned at the first key; a single query
+        # sees all keys
         visible = Visibility(causal=mask is None and q.shape[-2] > 1, mask=mask)
-        return attend_remapped(self.remapping, rotate, v, positions, k_positions, scale, visible, self.backend)
+        return attend_remapped(
+            self.remapping, rotate, v, positions, k_positions, scale, visible, self.backend
+        )
 
 
 def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:
     """Return the positions [B, keys] of the keys, given those of the queries [B, S].
 
-    Keys of a cache have consecutive positions. The last key that any query sees is that of the first query that sees it;
-    queries after it are padding.
+    Keys of a cache have consecutive positions. The last key that any query sees is that of the
+    first query that sees it; queries after it are padding.
     """
     seq = positions.shape[-1]
     if seq == keys or (mask is None and seq > 1):
-        return torch.nn.functional.pad(positions, (0, keys - seq))  # a static cache has empty slots at its end
+        return torch.nn.functional.pad(
+            positions, (0, keys - seq)
+        )  # a static cache has empty slots at its end
     index = torch.arange(keys, device=positions.device)
     if mask is None:
         return positions[:, -1:] - (keys - 1) + index
@@ -118,17 +152,25 @@ def remapped_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that transformers calls; a layer that is not remapped runs torch's fused kernel."""
+    """The attention function that transformers calls; a layer that is not remapped runs torch's
+    fused kernel.
+    """
     layers: RemappedLayers | None = vars(module).get(REMAPPED)
     layer: Any = getattr(module, "layer_idx", None)
     if layers is None or layer not in layers.specs:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         arguments = {"scaling": scaling, "dropout": dropout, **kwargs}
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **arguments)
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](
+            module, query, key, value, attention_mask, **arguments
+        )
     for name in OTHER_SCORES:
         if kwargs.get(name) is not None:
-            raise RopeError("model", f"must not use {name} in its attention to be remapped", type(module).__name__)
+            raise RopeError(
+                "model",
+                f"must not use {name} in its attention to be remapped",
+                type(module).__name__,
+            )
     if dropout:
         raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", dropout)
     is_causal = kwargs.get("is_causal")
@@ -138,19 +180,31 @@ def remapped_attention_forward(
         layers.called.add(layer)
     positions = layers.recorded.positions
     if positions is None:
-        raise RopeError("model", "must call its rotary module before its attention to be remapped", type(module).__name__)
+        raise RopeError(
+            "model",
+            "must call its rotary module before its attention to be remapped",
+            type(module).__name__,
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = layers.attend(layer, query, key, value, attention_mask, scale, positions)
     return out.transpose(1, 2).contiguous(), None
 
 
 class AttentionSwap:
-    """Sets and restores the attention function of a transformers model, and the hooks and attributes of its modules.
+    """Sets and restores the attention function of a transformers model, and the hooks and
+    attributes of its modules.
 
-    `extension_mark` is an attribute (name, value) of the rotary modules, by which `extend` finds the current extension.
+    `extension_mark` is an attribute (name, value) of the rotary modules, by which `extend` finds
+    the current extension.
     """
 
-    def __init__(self, model: Any, layers: RemappedLayers, rotary: list[nn.Module], extension_mark: tuple[str, Any]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layers: RemappedLayers,
+        rotary: list[nn.Module],
+        extension_mark: tuple[str, Any],
+    ) -> None:
         self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark
         config = model.config
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
@@ -175,7 +229,9 @@ class AttentionSwap:
                 setattr(module, REMAPPED, self.layers)
         for module in self.rotary:
             setattr(module, *self.mark)
-            self.handles.append(module.register_forward_pre_hook(self.layers.recorded, with_kwargs=True))
+            self.handles.append(
+                module.register_forward_pre_hook(self.layers.recorded, with_kwargs=True)
+            )
 
     def remove(self) -> None:
         """Restore the model's own attention."""
@@ -190,7 +246,9 @@ class AttentionSwap:
 
 
 class DecoderSwap:
-    """Sets and restores the remapping of every `Attention` in a model of this package, and in its config."""
+    """Sets and restores the remapping of every `Attention` in a model of this package, and in its
+    config.
+    """
 
     def __init__(self, model: nn.Module, remapping: Remapping) -> None:
         """Record the remappings and the config that the model has now."""
@@ -218,16 +276,24 @@ class DecoderSwap:
 
 def is_ours(model: Any) -> bool:
     """Return whether a model has this package's `Attention`, with or without RoPE."""
-    return isinstance(model, nn.Module) and any(isinstance(module, Attention) for module in model.modules())
+    return isinstance(model, nn.Module) and any(
+        isinstance(module, Attention) for module in model.modules()
+    )
 
 
 def remappable(model: nn.Module) -> list[Attention]:
     """Return the modules of this package's `Attention` with RoPE; empty for a transformers model."""
-    return [module for module in model.modules() if isinstance(module, Attention) and isinstance(module.encoding, Rotary)]
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, Attention) and isinstance(module.encoding, Rotary)
+    ]
 
 
 def check_effect(model: Any, layers: RemappedLayers) -> None:
-    """Run three tokens through the model and raise an error unless every layer to be remapped called our function."""
+    """Run three tokens through the model and raise an error unless every layer to be remapped
+    called our function.
+    """
     layers.called = set()
     device = next(model.parameters()).device
     try:
@@ -236,7 +302,10 @@ def check_effect(model: Any, layers: RemappedLayers) -> None:
                 warnings.simplefilter("ignore")
                 model(torch.zeros(1, 3, dtype=torch.long, device=device), use_cache=False)
             if missing := sorted(layers.specs.keys() - layers.called):
-                rule = "must call the attention function of its config in every layer to be remapped; these layers do not"
+                rule = (
+                    "must call the attention function of its config in every layer to be remapped; "
+                    "these layers do not"
+                )
                 raise RopeError("model", rule, missing)
     finally:
         layers.called = None

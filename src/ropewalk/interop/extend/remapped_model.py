@@ -33,25 +33,43 @@ DUAL_CHUNK_KEY = "dual_chunk_attention_config"
 
 
 def extend_decoder(
-    model: nn.Module, kind: str | None, factor: float | None, length: int | None, options: Mapping[str, Any]
+    model: nn.Module,
+    kind: str | None,
+    factor: float | None,
+    length: int | None,
+    options: Mapping[str, Any],
 ) -> Extension | None:
-    """Give a model of this package the remapping `kind`, for `factor` times the trained `length`; None undoes the last one."""
+    """Give a model of this package the remapping `kind`, for `factor` times the trained `length`;
+    None undoes the last one.
+    """
     previous: Extension | None = vars(model).get(EXTENSION)
     if kind is None and previous is None:
-        raise RopeError("kind", "must be given: the model is not extended, so there is nothing to undo", None)
+        raise RopeError(
+            "kind", "must be given: the model is not extended, so there is nothing to undo", None
+        )
     if kind is not None and kind not in REMAPPINGS:
-        rule = f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; give its config a spec with another scaling"
+        rule = (
+            f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; give its config "
+            "a spec with another scaling"
+        )
         raise RopeError("kind", rule, kind)
     layers = remappable(model)
     if kind is not None:
         if not layers:
-            raise RopeError("model", "must have layers with RoPE to be remapped", type(model).__name__)
+            raise RopeError(
+                "model", "must have layers with RoPE to be remapped", type(model).__name__
+            )
         if length is None:
-            length = getattr(getattr(model, "config", None), "length", None) or layers[0].encoding.sizes.length
+            length = (
+                getattr(getattr(model, "config", None), "length", None)
+                or layers[0].encoding.sizes.length
+            )
         remapping = make_remapping(kind, integer("original_length", length, low=1), factor, options)
         for module in layers:
             check_remapping(remapping, module.encoding, module.causal)
-            if module.backend is not None:  # torch's fused kernel does not return the log-sum-exp, which a remapping needs
+            if (
+                module.backend is not None
+            ):  # torch's fused kernel does not return the log-sum-exp, which a remapping needs
                 choice("backend", module.backend, LSE_BACKENDS)
     if previous is not None:
         previous.undo()
@@ -60,7 +78,15 @@ def extend_decoder(
     specs: dict[str, RopeSpec] = {"full_attention": layers[0].encoding.rope.spec}  # type: ignore[dict-item, union-attr]
     swap = DecoderSwap(model, remapping)
     extension = Extension(
-        kind, factor, specs, changes={}, disagreements=(), notes=(_note(remapping),), saved=False, _swaps=[swap], _model=model
+        kind,
+        factor,
+        specs,
+        changes={},
+        disagreements=(),
+        notes=(_note(remapping),),
+        saved=False,
+        _swaps=[swap],
+        _model=model,
     )
     extension._install()
     setattr(model, EXTENSION, extension)
@@ -75,9 +101,14 @@ def remap_transformers(
     names: Sequence[str] | None,
     options: dict[str, Any],
 ) -> Extension:
-    """Give the model of `target` the remapping `kind` in layers of the types `names`; on an error everything is restored."""
+    """Give the model of `target` the remapping `kind` in layers of the types `names`; on an error
+    everything is restored.
+    """
     if target.model is None:
-        rule = f"{kind} changes the attention of a loaded model; {UNSAVED}; pass a model instead of a config"
+        rule = (
+            f"{kind} changes the attention of a loaded model; {UNSAVED}; pass a model instead of a "
+            "config"
+        )
         raise RopeError("model", rule, type(target.root).__name__)
     before, trained = specs_and_length(target.config, original_length)
     options = dict(options)
@@ -90,15 +121,32 @@ def remap_transformers(
     by_layer = _layers_to_remap(target.config, names)  # the spec of each layer
     for spec in dict.fromkeys(by_layer.values()):
         _refuse_spec(spec, remapping)
-    specs = {name: spec for name, spec in before.items() if spec is not None and spec in by_layer.values()}
+    specs = {
+        name: spec
+        for name, spec in before.items()
+        if spec is not None and spec in by_layer.values()
+    }
     # refuses a model whose rotary modules compute other angles than its config says
-    target.served(ConfigChange({}, specs, (), target.config, served=None, trained=trained, before=specs, after=specs))
+    target.served(
+        ConfigChange(
+            {}, specs, (), target.config, served=None, trained=trained, before=specs, after=specs
+        )
+    )
     layers = RemappedLayers(remapping, by_layer, Recorded(), backend)
     extension = Extension(
-        kind, factor, specs, changes={}, disagreements=(f"{kind}: {UNSAVED}",), notes=(_note(remapping),), saved=False, _swaps=[],
+        kind,
+        factor,
+        specs,
+        changes={},
+        disagreements=(f"{kind}: {UNSAVED}",),
+        notes=(_note(remapping),),
+        saved=False,
+        _swaps=[],
         _model=target.model,
-    )  # fmt: skip
-    extension._swaps.append(AttentionSwap(target.model, layers, list(target.rotary.values()), (EXTENSION, extension)))
+    )
+    extension._swaps.append(
+        AttentionSwap(target.model, layers, list(target.rotary.values()), (EXTENSION, extension))
+    )
     try:
         extension._install()
         check_effect(target.model, layers)
@@ -114,17 +162,23 @@ def _note(remapping: Remapping) -> str:
 
 
 def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of dual chunk attention that the config of a long-context Qwen has: chunk, local and length."""
+    """Return the options of dual chunk attention that the config of a long-context Qwen has: chunk,
+    local and length.
+    """
     sizes = config.get(DUAL_CHUNK_KEY)
     if not isinstance(sizes, Mapping):
         return {}
     options = {"chunk": sizes.get("chunk_size"), "local": sizes.get("local_size")}
-    options["length"] = sizes.get("original_max_position_embeddings") or None  # 0 means that it is not given
+    options["length"] = (
+        sizes.get("original_max_position_embeddings") or None
+    )  # 0 means that it is not given
     return {name: size for name, size in options.items() if size is not None}
 
 
 def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
-    """Return {layer: spec} of the layers to remap: those that rotate, of the types `names` or, by default, without a window."""
+    """Return {layer: spec} of the layers to remap: those that rotate, of the types `names` or, by
+    default, without a window.
+    """
     declared = layer_types_of(config)
     for name in names or ():
         choice("layer_types", name, declared)
@@ -144,9 +198,13 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
     if spec.num_axes > 1:
         raise RopeError("model", "must have positions on one axis to be remapped", spec.axes)
     if spec.needs_length:
-        rule = "must not depend on the length to be remapped, because cached keys keep their rotation"
+        rule = (
+            "must not depend on the length to be remapped, because cached keys keep their rotation"
+        )
         raise RopeError("rope", rule, spec.scaling)
     if spec.layout != spec.layout_out or spec.learned:
-        raise RopeError("rope", "must be fixed and keep its pair layout to be remapped", spec.layout_out)
+        raise RopeError(
+            "rope", "must be fixed and keep its pair layout to be remapped", spec.layout_out
+        )
     if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
         slowed_spec(spec, slowdown)  # raises an error if this spec has no slower form

@@ -1,4 +1,6 @@
-"""LongRoPE's evolutionary search for one factor per pair; factors never decrease from fast to slow pairs."""
+"""LongRoPE's evolutionary search for one factor per pair; factors never decrease from fast to slow
+pairs.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class _Population:
     losses: dict[Factors, float] = field(default_factory=dict)
 
     def valid(self, factors: list[float]) -> Factors:
-        """Return `factors` rounded to multiples of `step`, limited to 1 ... `highest`, and made non-decreasing."""
+        """Return `factors` rounded to multiples of `step`, limited to 1 ... `highest`, and made
+        non-decreasing.
+        """
         rounded, lower_bound = [], 1.0
         for factor in factors:
             lower_bound = max(lower_bound, min(self.highest, round(factor / self.step) * self.step))
@@ -43,14 +47,17 @@ class _Population:
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
     def mutant(self, parent: Factors, spread: float) -> Factors:
-        """Return `parent` with the factors of a run of neighbouring pairs shifted, most of them by the same amount."""
+        """Return `parent` with the factors of a run of neighbouring pairs shifted, most of them by
+        the same amount.
+        """
         factors = list(parent)
         first = self.random.randrange(len(factors))
         stop = min(len(factors), first + self.random.randint(1, max(1, len(factors) // 2)))
         shift = self.random.gauss(0, spread)
         for pair in range(first, stop):
             factors[pair] += shift if self.random.random() < 0.7 else self.random.gauss(0, spread)
-        # factors must not decrease, so larger ones before `first` would undo a shift down: lower them half of the time
+        # factors must not decrease, so larger ones before `first` would undo a shift down: lower
+        # them half of the time
         if shift < 0 and self.random.random() < 0.5:
             factors[:first] = [min(factor, factors[first]) for factor in factors[:first]]
         return self.valid(factors)
@@ -62,7 +69,9 @@ class _Population:
 
 
 def _first_candidates(pairs: int, factor: float) -> list[list[float]]:
-    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor` over half of the pairs."""
+    """Return the factors of no scaling, interpolation, NTK, and ramps from 1 to `factor` over half
+    of the pairs.
+    """
     last_pair = max(1, pairs - 1)
     ntk = [factor ** (pair / last_pair) for pair in range(pairs)]
     ramps = []
@@ -82,15 +91,19 @@ def search_factors(
     step: float = 0.01,
     seed: int = 0,
 ) -> Factors:
-    """Return the factors with the smallest loss that an evolutionary search finds; the same for the same seed.
+    """Return the factors with the smallest loss that an evolutionary search finds; the same for the
+    same seed.
 
-    loss        takes one factor per pair, fastest pair first, and returns a number; called once per distinct candidate,
-                at most population * (rounds + 1) times
-    factor      how many times longer the context becomes; factors stay between 1 and 1.25 times this
-    population  candidates per round, half of them mutants and half of them children of the best half so far
+    loss        takes one factor per pair, fastest pair first, and returns a number; called once per
+                distinct candidate, at most population * (rounds + 1) times
+    factor      how many times longer the context becomes; factors stay between 1 and 1.25 times
+                this
+    population  candidates per round, half of them mutants and half of them children of the best
+                half so far
     step        factors are multiples of this
 
-    The result is never worse than interpolation, NTK or no scaling with factors rounded to `step`, which are tried first.
+    The result is never worse than interpolation, NTK or no scaling with factors rounded to `step`,
+    which are tried first.
     """
     integer("pairs", pairs, low=1)
     number("factor", factor, low=1)
@@ -107,8 +120,14 @@ def search_factors(
         best_parents = parents[: max(4, len(parents) // 4)]
         for _ in range(population // 2):
             candidates.evaluate(candidates.mutant(candidates.random.choice(best_parents), spread))
-            candidates.evaluate(candidates.child(candidates.random.choice(parents), candidates.random.choice(parents)))
+            candidates.evaluate(
+                candidates.child(
+                    candidates.random.choice(parents), candidates.random.choice(parents)
+                )
+            )
     best = candidates.best(1)[0]
     if not math.isfinite(candidates.losses[best]):
-        raise RopeError("search", "must give a finite loss for some factors", candidates.losses[best])
+        raise RopeError(
+            "search", "must give a finite loss for some factors", candidates.losses[best]
+        )
     return best

@@ -1,4 +1,6 @@
-"""Set and restore what `extend` changes: config keys, and the attributes and buffers of rotary modules."""
+"""Set and restore what `extend` changes: config keys, and the attributes and buffers of rotary
+modules.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
 
 
 class _Missing:
-    """Marks a config key that the config does not have; a class, because copying an extension must keep its identity."""
+    """Marks a config key that the config does not have; a class, because copying an extension must
+    keep its identity.
+    """
 
 
 class ConfigSwap:
@@ -37,8 +41,15 @@ class ConfigSwap:
         """Raise an error if a config key no longer has the value that `install` set."""
         for key, value in self._current().items():
             if not _is_as_expected(value, self.installed[key]):
-                rule = f"must still be {self.installed[key]!r}, as extend set it, to be undone; set it back"
-                raise RopeError(key, f"{rule}, or first undo the extension that changed it", None if value is _Missing else value)
+                rule = (
+                    f"must still be {self.installed[key]!r}, as extend set it, to be undone; set "
+                    "it back"
+                )
+                raise RopeError(
+                    key,
+                    f"{rule}, or first undo the extension that changed it",
+                    None if value is _Missing else value,
+                )
 
     def _current(self) -> dict[str, Any]:
         """Return the values that the config keys have now; _Missing for absent ones."""
@@ -58,9 +69,13 @@ class ConfigSwap:
 
 
 def _is_as_expected(value: Any, expected: Any) -> bool:
-    """Return whether a value is the expected one; objects may have further keys, because transformers adds some."""
+    """Return whether a value is the expected one; objects may have further keys, because
+    transformers adds some.
+    """
     if isinstance(value, Mapping) and isinstance(expected, Mapping):
-        return all(key in value and _is_as_expected(value[key], each) for key, each in expected.items())
+        return all(
+            key in value and _is_as_expected(value[key], each) for key, each in expected.items()
+        )
     return value is expected or value == expected
 
 
@@ -69,7 +84,9 @@ State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 
 class ModuleSwap:
-    """The state of a rotary module before and after an extension, or a hook that updates it at each call."""
+    """The state of a rotary module before and after an extension, or a hook that updates it at each
+    call.
+    """
 
     def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:
         self.module, self.extension, self.hook, self.handle = module, extension, hook, None
@@ -98,17 +115,26 @@ class ModuleSwap:
             try:
                 attributes, buffers = _state(type(self.module)(self.module.config))
             except TypeError as error:
-                rule = f"must have rotary modules that can be built from the config alone, unlike its {name}"
+                rule = (
+                    "must have rotary modules that can be built from the config alone, unlike its "
+                    f"{name}"
+                )
                 raise RopeError("model", rule, str(error)) from None
             except Exception as error:  # constructors raise errors of many types
                 rule = f"must be a scaling that {name} accepts ({' '.join(str(error).split())})"
-                raise RopeError("kind", rule, getattr(self.module.config, "rope_parameters", None)) from None
+                raise RopeError(
+                    "kind", rule, getattr(self.module.config, "rope_parameters", None)
+                ) from None
         device = next((buffer.device for buffer, _ in self.before[1].values()), None)
-        return attributes, {name: (buffer.to(device), saved) for name, (buffer, saved) in buffers.items()}
+        return attributes, {
+            name: (buffer.to(device), saved) for name, (buffer, saved) in buffers.items()
+        }
 
 
 def _state(module: nn.Module) -> State:
-    """Return the plain attributes of a module, and its buffers with whether they are saved with the weights."""
+    """Return the plain attributes of a module, and its buffers with whether they are saved with the
+    weights.
+    """
     saved = module.state_dict()
     buffers = {name: (buffer, name in saved) for name, buffer in _buffers(module)}
     return {name: value for name, value in vars(module).items() if _is_plain(name, value)}, buffers
@@ -120,9 +146,15 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Return whether an attribute is a value that the module's constructor set, not a submodule or a part of torch."""
+    """Return whether an attribute is a value that the module's constructor set, not a submodule or
+    a part of torch.
+    """
     # "forward" may be the replacement of a patch or of an accelerate hook
-    return not name.startswith("_") and name not in ("training", "config", "forward") and not isinstance(value, nn.Module)
+    return (
+        not name.startswith("_")
+        and name not in ("training", "config", "forward")
+        and not isinstance(value, nn.Module)
+    )
 
 
 def _set_state(module: nn.Module, state: State) -> None:

@@ -1,4 +1,6 @@
-"""Measured rows in a JSON lines file that grows row by row, so that an interrupted measurement resumes where it stopped."""
+"""Measured rows in a JSON lines file that grows row by row, so that an interrupted measurement
+resumes where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ class Ledger:
 
     def find(self, **fields: Any) -> Row | None:
         """Return the row with these fields, or None if it has not been measured yet."""
-        return next((row for row in self.rows if all(row.get(name) == value for name, value in fields.items())), None)
+        return next(
+            (
+                row
+                for row in self.rows
+                if all(row.get(name) == value for name, value in fields.items())
+            ),
+            None,
+        )
 
     def add(self, **fields: Any) -> None:
         """Store a row, at once in the file."""
@@ -41,7 +50,9 @@ class Ledger:
 
 
 def _read(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; a last line that was cut off while it was written is left out, or gets its end of line."""
+    """Yield the rows of a file; a last line that was cut off while it was written is left out, or
+    gets its end of line.
+    """
     lines = path.read_text(encoding="utf-8").split("\n")
     for index, line in enumerate(lines):
         if not line:
@@ -50,11 +61,21 @@ def _read(path: Path) -> Iterator[Row]:
             row = json.loads(line)
         except ValueError:
             if index >= len(lines) - 1:  # the last line: remove it from the file
-                path.write_text("\n".join(lines[:index]) + ("\n" if index else ""), encoding="utf-8")
+                path.write_text(
+                    "\n".join(lines[:index]) + ("\n" if index else ""), encoding="utf-8"
+                )
                 return
-            raise RopeError("rows", f"line {index + 1} must be JSON; remove the file to measure again", str(path)) from None
+            raise RopeError(
+                "rows",
+                f"line {index + 1} must be JSON; remove the file to measure again",
+                str(path),
+            ) from None
         if not isinstance(row, dict):
-            raise RopeError("rows", f"line {index + 1} must be an object; remove the file to measure again", str(path))
+            raise RopeError(
+                "rows",
+                f"line {index + 1} must be an object; remove the file to measure again",
+                str(path),
+            )
         yield row
     if lines[-1]:
         with path.open("a", encoding="utf-8") as file:

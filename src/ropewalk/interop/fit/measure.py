@@ -72,7 +72,10 @@ class Meter:
             with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
                 for window, length in texts:
                     if self._text_row(name, window, length) is None:
-                        self.report(f"{name}: window {window + 1} of {len(self.samples.windows)}, {length:,} tokens")
+                        self.report(
+                            f"{name}: window {window + 1} of {len(self.samples.windows)}, "
+                            f"{length:,} tokens"
+                        )
                         self._measure_text(name, window, length, fixed)
                 for length, depths in batches:
                     self.report(f"{name}: pass keys in {length:,} tokens")
@@ -103,7 +106,8 @@ class Meter:
     def _measure_text(self, name: str, window: int, length: int, fixed: bool) -> None:
         """Measure the loss of one window of text and add it to the ledger.
 
-        fixed  whether the text cut at the trained length would have the same losses, so that it need not be read
+        fixed  whether the text cut at the trained length would have the same losses, so that it
+               need not be read
         """
         samples = self.samples
         tokens = samples.windows[window, :length]
@@ -117,30 +121,48 @@ class Meter:
             if self.long_ppl:
                 row["key_sum"], row["key_count"] = self._key_tokens(window).total(losses)
         self.ledger.add(**row, seconds=round(seconds, 4), memory=memory)
-        if fixed and length == samples.to > samples.trained and self._text_row(name, window, samples.trained) is None:
-            self.ledger.add(**fields, length=samples.trained, loss=_mean(losses[: samples.trained - 1]))
+        if (
+            fixed
+            and length == samples.to > samples.trained
+            and self._text_row(name, window, samples.trained) is None
+        ):
+            self.ledger.add(
+                **fields, length=samples.trained, loss=_mean(losses[: samples.trained - 1])
+            )
 
     def _measure_passkeys(self, name: str, length: int, depths: Sequence[float]) -> None:
-        """Measure which pass keys are found and add them to the ledger; as one batch if their token counts are equal."""
+        """Measure which pass keys are found and add them to the ledger; as one batch if their token
+        counts are equal.
+        """
         assert self.samples.encode is not None  # else there are no pass keys
-        prompts = [make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in depths]
+        prompts = [
+            make_passkey(self.samples.encode, length, depth, self.samples.seed) for depth in depths
+        ]
         token_counts = {(len(each.tokens), each.answer) for each in prompts}
         if len(token_counts) == 1:
-            found = self.reader.says(torch.stack([each.tokens for each in prompts]), prompts[0].answer).tolist()
+            found = self.reader.says(
+                torch.stack([each.tokens for each in prompts]), prompts[0].answer
+            ).tolist()
         else:
             found = [bool(self.reader.says(each.tokens[None], each.answer)) for each in prompts]
         for depth, is_found in zip(depths, found, strict=True):
-            self.ledger.add(metric="passkey", method=name, length=length, depth=depth, found=int(is_found))
+            self.ledger.add(
+                metric="passkey", method=name, length=length, depth=depth, found=int(is_found)
+            )
 
     def _key_tokens(self, window: int) -> KeyTokens:
         """Return the key tokens of a window, which the unextended model finds once."""
         if window not in self._keys:
             self.report(f"key tokens of window {window + 1}")
-            self._keys[window] = key_tokens(self.reader, self.samples.windows[window], self.samples.trained)
+            self._keys[window] = key_tokens(
+                self.reader, self.samples.windows[window], self.samples.trained
+            )
         return self._keys[window]
 
     def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
-        """Return LongRoPE factors with a small loss in the last band of a window that is not among the samples."""
+        """Return LongRoPE factors with a small loss in the last band of a window that is not among
+        the samples.
+        """
         stored = self.ledger.find(metric="factors", candidates=candidates)
         if stored is not None:
             return tuple(stored["values"])
@@ -148,14 +170,24 @@ class Meter:
         rounds = max(1, integer("search", candidates, low=1) // POPULATION)
         self.report(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
         factors = search_longrope(
-            self.reader.model, lambda: band_means(self.reader.losses(window[None])[0], last)[0], samples.factor, samples.trained,
-            pairs, population=POPULATION, rounds=rounds, seed=samples.seed,
-        )  # fmt: skip
-        self.ledger.add(metric="factors", method=LONGROPE, candidates=candidates, values=list(factors))
+            self.reader.model,
+            lambda: band_means(self.reader.losses(window[None])[0], last)[0],
+            samples.factor,
+            samples.trained,
+            pairs,
+            population=POPULATION,
+            rounds=rounds,
+            seed=samples.seed,
+        )
+        self.ledger.add(
+            metric="factors", method=LONGROPE, candidates=candidates, values=list(factors)
+        )
         return factors
 
     def _start_clock(self) -> float:
-        """Return the time, after the GPU has finished its work; its peak memory starts again from here."""
+        """Return the time, after the GPU has finished its work; its peak memory starts again from
+        here.
+        """
         if self.reader.device.type == "cuda":
             torch.cuda.synchronize(self.reader.device)
             torch.cuda.reset_peak_memory_stats(self.reader.device)
@@ -163,7 +195,11 @@ class Meter:
 
     def _memory(self) -> int | None:
         """Return the peak of GPU memory in bytes; None on a CPU."""
-        return torch.cuda.max_memory_allocated(self.reader.device) if self.reader.device.type == "cuda" else None
+        return (
+            torch.cuda.max_memory_allocated(self.reader.device)
+            if self.reader.device.type == "cuda"
+            else None
+        )
 
 
 def _mean(losses: Tensor) -> float:

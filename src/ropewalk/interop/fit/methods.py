@@ -1,4 +1,6 @@
-"""The methods that `fit` measures: every scaling and remapping that `extend` offers, and entries of METHODS."""
+"""The methods that `fit` measures: every scaling and remapping that `extend` offers, and entries of
+METHODS.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ NONE, LONGROPE = "none", "longrope"
 class Method:
     """A way to read further: a `kind` of `extend` and its options.
 
-    factor   whether `extend` takes a factor for this kind; dynamic_yarn adapts to each sequence instead
+    factor   whether `extend` takes a factor for this kind; dynamic_yarn adapts to each sequence
+             instead
     options  of `extend`
     """
 
@@ -41,7 +44,8 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: methods that are no scaling of their own: name -> the kind and options of `extend`; add a line and `fit` measures it
+#: methods that are no scaling of their own: name -> the kind and options of `extend`; add a line
+#: and `fit` measures it
 METHODS: dict[str, Method] = {
     NONE: Method(None, factor=False),
     "by_parts": Method("yarn", options={"attention_factor": 1.0}),
@@ -74,7 +78,9 @@ def is_fixed(model: nn.Module, method: Method) -> bool:
 
     Then the loss of a short text is part of the loss of a longer one that begins with it.
     """
-    if method.kind in REMAPPINGS or (method.kind is not None and all_kinds()[method.kind].needs_length):
+    if method.kind in REMAPPINGS or (
+        method.kind is not None and all_kinds()[method.kind].needs_length
+    ):
         return False
     try:
         return not any(spec.needs_length for spec in rope_specs(model))
@@ -83,7 +89,9 @@ def is_fixed(model: nn.Module, method: Method) -> bool:
 
 
 def rope_specs(model: nn.Module) -> list[RopeSpec]:
-    """Return the spec of every rotated layer of a Decoder, or of every layer type of a transformers model that is rotated."""
+    """Return the spec of every rotated layer of a Decoder, or of every layer type of a transformers
+    model that is rotated.
+    """
     if isinstance(model, Decoder):
         return [encoding.rope.spec for encoding in _rotary(model)]
     return [spec for spec in from_hf(model.config, per_layer=True).values() if spec is not None]  # type: ignore[union-attr]
@@ -122,18 +130,30 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _decoder_extended(model: Decoder, method: Method, factor: float, trained: int) -> Iterator[None]:
-    """Context manager: the ropes of our own decoder have the scaling of a method, and their own again afterwards."""
+def _decoder_extended(
+    model: Decoder, method: Method, factor: float, trained: int
+) -> Iterator[None]:
+    """Context manager: the ropes of our own decoder have the scaling of a method, and their own
+    again afterwards.
+    """
     encodings = _rotary(model)
     if not encodings:
-        raise RopeError("model", "must have layers with RoPE to be extended by a scaling", model.config.encoding)
+        raise RopeError(
+            "model", "must have layers with RoPE to be extended by a scaling", model.config.encoding
+        )
     ropes = [encoding.rope for encoding in encodings]
     for rope in ropes:
         if not isinstance(rope.spec.scaling, Default):
-            raise RopeError("rope", "must have no scaling of its own, which another would replace", rope.spec.scaling)
+            raise RopeError(
+                "rope",
+                "must have no scaling of its own, which another would replace",
+                rope.spec.scaling,
+            )
     scaling = scaling_of(method, factor, trained)
     for encoding, rope in zip(encodings, ropes, strict=True):
-        encoding.rope = Rope(rope.spec.with_(scaling=scaling), backend=rope.backend, tables=rope.tables)
+        encoding.rope = Rope(
+            rope.spec.with_(scaling=scaling), backend=rope.backend, tables=rope.tables
+        )
     try:
         yield
     finally:
@@ -142,19 +162,33 @@ def _decoder_extended(model: Decoder, method: Method, factor: float, trained: in
 
 
 def search_longrope(
-    model: nn.Module, loss: Callable[[], float], factor: float, trained: int, pairs: int, **options: int
+    model: nn.Module,
+    loss: Callable[[], float],
+    factor: float,
+    trained: int,
+    pairs: int,
+    **options: int,
 ) -> tuple[float, ...]:
-    """Return the LongRoPE factors with the smallest loss; `loss` measures the model, which has the candidate's factors."""
+    """Return the LongRoPE factors with the smallest loss; `loss` measures the model, which has the
+    candidate's factors.
+    """
     if isinstance(model, Decoder):
 
         def decoder_loss(factors: tuple[float, ...]) -> float:
-            with extended(model, Method(LONGROPE, options={"long_factor": factors}), factor, trained):
+            with extended(
+                model, Method(LONGROPE, options={"long_factor": factors}), factor, trained
+            ):
                 return loss()
 
         return search_factors(decoder_loss, pairs, factor, **options)
     with quiet():
         extension = extend(
-            model, LONGROPE, factor=factor, original_length=trained, search=lambda _: loss(), search_options=options
+            model,
+            LONGROPE,
+            factor=factor,
+            original_length=trained,
+            search=lambda _: loss(),
+            search_options=options,
         )
     assert extension is not None  # only None as the kind returns None
     long_factor = next(iter(extension.specs.values())).scaling.long_factor  # type: ignore[attr-defined]
@@ -166,14 +200,20 @@ def scaling_of(method: Method, factor: float, trained: int) -> Scaling:
     """Return the scaling of a method, for `factor` times the trained length."""
     scaling_class = all_kinds()[choice("method", method.kind, all_kinds())]
     names = {each.name for each in fields(scaling_class)}
-    values = {name: value for name, value in arguments(method, factor, trained).items() if name in names}
+    values = {
+        name: value for name, value in arguments(method, factor, trained).items() if name in names
+    }
     if scaling_class.name == LONGROPE:
         values.setdefault("short_factor", (1.0,) * len(values["long_factor"]))
     return scaling_class(**values)
 
 
-def config_with(model: nn.Module, method: Method, factor: float, trained: int) -> dict[str, Any] | None:
-    """Return the model's config with a method, in the spelling of `extend`; None if no config can express it."""
+def config_with(
+    model: nn.Module, method: Method, factor: float, trained: int
+) -> dict[str, Any] | None:
+    """Return the model's config with a method, in the spelling of `extend`; None if no config can
+    express it.
+    """
     if method.kind is None or method.kind in REMAPPINGS or isinstance(model, Decoder):
         return None
     config = dict(copy.deepcopy(config_file.load(model.config)))

@@ -1,4 +1,6 @@
-"""Pass keys: five digits that are stated once in a long text without meaning, and asked for at its end."""
+"""Pass keys: five digits that are stated once in a long text without meaning, and asked for at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,20 @@ TASK = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. "
     "I will quiz you about the important information there.\n"
 )
-FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+FILLER = (
+    "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
+)
 STATED = "The pass key is {key}. Remember it. {key} is the pass key.\n"
 ASKED = "\nWhat is the pass key? The pass key is"
 
 
 @dataclass(frozen=True)
 class PassKey:
-    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five digits.
+    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five
+    digits.
 
-    stated  the place of the first token after the statement; asked: that of the first token of the question
+    stated  the place of the first token after the statement; asked: that of the first token of the
+            question
     """
 
     tokens: Tensor
@@ -37,14 +43,17 @@ class PassKey:
 
 
 def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens, the statement after the share `depth` of the filler (0: at the start).
+    """Return a pass key of at most `length` tokens, the statement after the share `depth` of the
+    filler (0: at the start).
 
     encode  text -> tokens, without special tokens
     """
     task, filler = list(encode(TASK)), list(encode(FILLER))
 
     def around(room: int) -> tuple[list[int], list[int]]:
-        """Return the tokens before and after the statement, at most `room` in all, in whole sentences of filler."""
+        """Return the tokens before and after the statement, at most `room` in all, in whole
+        sentences of filler.
+        """
         sentences = (room - len(task)) // len(filler)
         before = round(depth * sentences)
         return task + filler * before, filler * (sentences - before)
@@ -53,7 +62,9 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
 
 
 def plant_passkey(encode: Encode, text: str, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens inside a text, the statement after the share `depth` of it."""
+    """Return a pass key of at most `length` tokens inside a text, the statement after the share
+    `depth` of it.
+    """
     content = list(encode(text))
 
     def around(room: int) -> tuple[list[int], list[int]]:
@@ -74,14 +85,18 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return a pass key; `around` gives the tokens before and after the statement, for the number of tokens left to them."""
+    """Return a pass key; `around` gives the tokens before and after the statement, for the number
+    of tokens left to them.
+    """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
     stated, asked = list(encode(statement.format(key=key))), list(encode(ASKED))
     answer = list(encode(f"{ASKED} {key}"))[len(asked) :]
     room = length - len(stated) - len(asked) - len(answer)
     if room < least:
-        raise RopeError("length", f"must be at least {length - room + least} tokens, to hold a pass key", length)
+        raise RopeError(
+            "length", f"must be at least {length - room + least} tokens, to hold a pass key", length
+        )
     before, after = around(room)
     tokens = before + stated + after + asked + answer
     end = len(before) + len(stated)
@@ -100,7 +115,8 @@ def shortest_passkey(encode: Encode) -> int:
 
 
 def passkey_lengths(trained: int, to: int) -> list[int]:
-    """Return the lengths at which pass keys are asked: a quarter, a half and all of the trained length, then up to `to`.
+    """Return the lengths at which pass keys are asked: a quarter, a half and all of the trained
+    length, then up to `to`.
 
     Each is 5 % shorter, because a model may need some tokens for its answer.
     """

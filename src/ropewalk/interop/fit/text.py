@@ -1,4 +1,6 @@
-"""Windows of a long text, and losses on them: by band of positions, and on the tokens that need a long context (LongPPL)."""
+"""Windows of a long text, and losses on them: by band of positions, and on the tokens that need a
+long context (LongPPL).
+"""
 
 from __future__ import annotations
 
@@ -17,19 +19,28 @@ from ropewalk.errors import RopeError, integer
 from ropewalk.interop.fit.reader import Reader
 
 Band = tuple[int, int]
-#: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to less than LIMIT
+#: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to
+#: less than LIMIT
 GAIN = LIMIT = 2.0
 #: tokens in one forward pass over short windows
 BATCH_TOKENS = 1 << 15
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file, or of the .txt files of a folder in natural order: chapter_2 before chapter_10."""
+    """Return the text of a file, or of the .txt files of a folder in natural order: chapter_2
+    before chapter_10.
+    """
     path = Path(path)
-    files = sorted(path.glob("*.txt"), key=lambda each: _natural(each.name)) if path.is_dir() else [path]
+    files = (
+        sorted(path.glob("*.txt"), key=lambda each: _natural(each.name))
+        if path.is_dir()
+        else [path]
+    )
     if not files or not all(each.is_file() for each in files):
         raise RopeError("text", "must be a text file, or a folder with .txt files", str(path))
-    return "\n\n".join(each.read_text(encoding="utf-8-sig", errors="replace").strip() for each in files)
+    return "\n\n".join(
+        each.read_text(encoding="utf-8-sig", errors="replace").strip() for each in files
+    )
 
 
 def _natural(name: str) -> list[Any]:
@@ -42,8 +53,13 @@ def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tenso
     tokens = torch.as_tensor(tokens, dtype=torch.long)
     room = len(tokens) // integer("length", length, low=2)
     if room < count:
-        rule = f"must have at least {count} x {length} = {count * length} tokens for windows that do not overlap"
-        raise RopeError("text", f"{rule}; use a longer text or fewer windows", f"{len(tokens)} tokens")
+        rule = (
+            f"must have at least {count} x {length} = {count * length} tokens for windows that do "
+            "not overlap"
+        )
+        raise RopeError(
+            "text", f"{rule}; use a longer text or fewer windows", f"{len(tokens)} tokens"
+        )
     step = len(tokens) // count
     return torch.stack([tokens[place * step : place * step + length] for place in range(count)])
 
@@ -57,15 +73,19 @@ def bands_of(trained: int, to: int) -> list[Band]:
 
 
 def band_means(losses: Tensor, bands: Sequence[Band]) -> list[float]:
-    """Return the mean loss of each band; losses [S - 1] begin with that of token 1. A band without tokens gives NaN."""
+    """Return the mean loss of each band; losses [S - 1] begin with that of token 1. A band without
+    tokens gives NaN.
+    """
     return [float(losses[max(0, low - 1) : high - 1].double().mean()) for low, high in bands]
 
 
 def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) -> Tensor:
-    """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short context.
+    """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short
+    context.
 
-    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart; positions begin at 0 in each.
-    A piece gives the losses after its first `context` tokens, which have that many tokens before them; the first gives all.
+    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart;
+    positions begin at 0 in each. A piece gives the losses after its first `context` tokens, which
+    have that many tokens before them; the first gives all.
     """
     length, piece = len(window), context + stride
     losses = torch.empty(length - 1)
@@ -75,7 +95,9 @@ def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) ->
     batch_size = max(1, BATCH_TOKENS // piece)
     for index in range(0, len(whole), batch_size):
         batch = whole[index : index + batch_size]
-        piece_losses = reader.losses(torch.stack([window[start : start + piece] for start in batch]), first=context)
+        piece_losses = reader.losses(
+            torch.stack([window[start : start + piece] for start in batch]), first=context
+        )
         for start, each in zip(batch, piece_losses, strict=True):
             losses[start + context - 1 : start + piece - 1] = each
     if len(whole) < len(starts):  # the last piece is shorter
@@ -96,10 +118,12 @@ class KeyTokens:
 
 
 def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
-    """Return the tokens whose loss falls by more than GAIN, to less than LIMIT, between a short and a long context.
+    """Return the tokens whose loss falls by more than GAIN, to less than LIMIT, between a short and
+    a long context.
 
-    The model itself judges, unextended and within its trained length: the short context has a quarter of it, the long one
-    three quarters at least. So the tokens are the same for every method.
+    The model itself judges, unextended and within its trained length: the short context has a
+    quarter of it, the long one three quarters at least. So the tokens are the same for every
+    method.
     """
     quarter = max(1, trained // 4)
     short = limited_losses(reader, window, quarter, max(1, quarter // 4))

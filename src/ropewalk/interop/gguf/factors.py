@@ -1,4 +1,6 @@
-"""The tensor rope_freqs: one divisor for each frequency, and the Llama 3 scaling that most of these tensors were made by."""
+"""The tensor rope_freqs: one divisor for each frequency, and the Llama 3 scaling that most of these
+tensors were made by.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ STANDS_STILL = 1e30
 def divisors(field: str, values: np.ndarray, pairs: int) -> np.ndarray:
     """Return the divisors in float64 after a check: one for each pair, finite and positive."""
     if values.shape != (pairs,):
-        raise RopeError(field, f"must hold one factor for each of the {pairs} pairs", list(values.shape))
+        raise RopeError(
+            field, f"must hold one factor for each of the {pairs} pairs", list(values.shape)
+        )
     if not (np.isfinite(values) & (values > 0)).all():
         raise RopeError(field, "must hold finite numbers > 0", values.tolist())
     return values.astype(np.float64)
@@ -25,7 +29,11 @@ def divisors(field: str, values: np.ndarray, pairs: int) -> np.ndarray:
 def divisors_for(radians: np.ndarray, unscaled: np.ndarray) -> np.ndarray:
     """Return the divisors by which `unscaled` frequencies become `radians`."""
     if (radians < 0).any():
-        raise RopeError("scaling", "must not rotate backwards: rope_freqs holds positive factors", radians.tolist())
+        raise RopeError(
+            "scaling",
+            "must not rotate backwards: rope_freqs holds positive factors",
+            radians.tolist(),
+        )
     with np.errstate(divide="ignore"):
         return np.where(radians == 0, STANDS_STILL, unscaled / radians)
 
@@ -33,9 +41,10 @@ def divisors_for(radians: np.ndarray, unscaled: np.ndarray) -> np.ndarray:
 def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     """Return the Llama 3 scaling that divides frequencies by these values; None if there is none.
 
-    Its frequencies do not change if `original_length` and both frequency factors are multiplied by one number, so
-    low_freq_factor is taken to be 1. The factor is the largest divisor. The other two fields follow from the blended pairs: the
-    share of the unscaled frequency in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
+    Its frequencies do not change if `original_length` and both frequency factors are multiplied by
+    one number, so low_freq_factor is taken to be 1. The factor is the largest divisor. The other
+    two fields follow from the blended pairs: the share of the unscaled frequency in them is
+    (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
     factor = float(values.max())
     if factor < 1:
@@ -45,7 +54,8 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
     if blended.sum() >= 2:
         shares = (1 / values[blended] - 1 / factor) / (1 - 1 / factor)
-        # a line: its slope is original_length / (high_freq_factor - 1), its intercept -1 / (high_freq_factor - 1)
+        # a line: its slope is original_length / (high_freq_factor - 1), its intercept -1 /
+        # (high_freq_factor - 1)
         slope, intercept = np.polyfit(unscaled[blended] / (2 * np.pi), shares, 1)
         if slope > 0 and -1e6 < intercept < -1e-6:
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))

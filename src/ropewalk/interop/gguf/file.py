@@ -7,8 +7,8 @@
     tensors    name, number of dimensions, dimensions (the fastest first), type, offset in the data
     data       the tensors, each aligned
 
-Every count, length and offset is checked against the file before anything is allocated or read. Entries of arrays are read
-when they are asked for; arrays of arrays are refused.
+Every count, length and offset is checked against the file before anything is allocated or read.
+Entries of arrays are read when they are asked for; arrays of arrays are refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Array:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its shape with the slowest dimension first, how it is quantised, and its bytes in the file."""
+    """One tensor: its shape with the slowest dimension first, how it is quantised, and its bytes in
+    the file.
+    """
 
     shape: tuple[int, ...]
     quantization: Quantization
@@ -62,7 +64,9 @@ class TensorEntry:
 
 
 class GgufFile:
-    """The metadata and the list of tensors of a GGUF file; `array` and `tensor` read entries and data."""
+    """The metadata and the list of tensors of a GGUF file; `array` and `tensor` read entries and
+    data.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read and check everything before the data of the tensors."""
@@ -78,7 +82,9 @@ class GgufFile:
                 self.size = os.fstat(file.fileno()).st_size
                 data = file.read(MAX_HEADER_BYTES)
         except OSError as error:
-            raise RopeError("path", f"must be a readable file ({error.strerror})", str(path)) from None
+            raise RopeError(
+                "path", f"must be a readable file ({error.strerror})", str(path)
+            ) from None
         _Reader(self, data).read()
 
     @property
@@ -109,19 +115,28 @@ class GgufFile:
         entry = self.tensors.get(name)
         if entry is None:
             raise RopeError(name, "must be a tensor of the file", list(self.tensors)[:8])
-        values = entry.quantization.dequantize(name, np.frombuffer(self._bytes(name, entry.begin, entry.end), np.uint8))
+        values = entry.quantization.dequantize(
+            name, np.frombuffer(self._bytes(name, entry.begin, entry.end), np.uint8)
+        )
         return values.reshape(entry.shape)
 
     def _bytes(self, name: str, begin: int, end: int) -> bytearray:
-        """Return bytes begin ... end - 1 of the file; `name` is for the error if the file shrinks meanwhile."""
+        """Return bytes begin ... end - 1 of the file; `name` is for the error if the file shrinks
+        meanwhile.
+        """
         data = bytearray(end - begin)
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)
             view = memoryview(data)
             while view:
-                count = file.readinto(view)  # type: ignore[attr-defined]  # an unbuffered file has it
+                # an unbuffered file has it
+                count = file.readinto(view)  # type: ignore[attr-defined]
                 if not count:
-                    raise RopeError(self.path.name, f"must not shrink while it is read: bytes of {name} are missing", len(view))
+                    raise RopeError(
+                        self.path.name,
+                        f"must not shrink while it is read: bytes of {name} are missing",
+                        len(view),
+                    )
                 view = view[count:]
         return data
 
@@ -135,7 +150,11 @@ class _Reader:
     def read(self) -> None:
         """Fill in the metadata and the tensors of the file."""
         if self._take(4) != MAGIC:
-            raise RopeError(self.file.path.name, "must be a GGUF file, whose first four bytes are GGUF", self.data[:4])
+            raise RopeError(
+                self.file.path.name,
+                "must be a GGUF file, whose first four bytes are GGUF",
+                self.data[:4],
+            )
         version = self._number("I")
         if version not in VERSIONS:
             big_endian = "; big-endian files are not supported" if version >> 16 else ""
@@ -149,12 +168,26 @@ class _Reader:
             self.file.metadata[key] = self._value(key)
         entries = [self._tensor() for _ in range(tensors)]
         alignment = self.file.metadata.get("general.alignment", 32)
-        if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-            raise RopeError("general.alignment", f"must be a power of 2 up to {MAX_ALIGNMENT}", alignment)
-        self._place(entries, alignment, start=self.at + -self.at % alignment)  # the data starts at the next aligned byte
+        if (
+            type(alignment) is not int
+            or not 1 <= alignment <= MAX_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            raise RopeError(
+                "general.alignment", f"must be a power of 2 up to {MAX_ALIGNMENT}", alignment
+            )
+        self._place(
+            entries, alignment, start=self.at + -self.at % alignment
+        )  # the data starts at the next aligned byte
 
-    def _place(self, entries: list[tuple[str, tuple[int, ...], Quantization, int]], alignment: int, start: int) -> None:
-        """Add the tensors to the file, after a check that they are within it, aligned, and do not overlap.
+    def _place(
+        self,
+        entries: list[tuple[str, tuple[int, ...], Quantization, int]],
+        alignment: int,
+        start: int,
+    ) -> None:
+        """Add the tensors to the file, after a check that they are within it, aligned, and do not
+        overlap.
 
         `start` is the first byte of the data; the offset of an entry counts from there.
         """
@@ -163,11 +196,18 @@ class _Reader:
             size = quantization.size(name, shape)
             begin = start + offset
             if offset % alignment:
-                raise RopeError(f"offset of {name}", f"must be a multiple of general.alignment = {alignment}", offset)
+                raise RopeError(
+                    f"offset of {name}",
+                    f"must be a multiple of general.alignment = {alignment}",
+                    offset,
+                )
             if begin < last_end:
                 raise RopeError(f"offset of {name}", f"must not lie within {last}", offset)
             if begin + size > self.file.size:
-                rule = f"must leave room for its {size} bytes in a file of {self.file.size} bytes; the file may be truncated"
+                rule = (
+                    f"must leave room for its {size} bytes in a file of {self.file.size} bytes; "
+                    "the file may be truncated"
+                )
                 raise RopeError(f"offset of {name}", rule, offset)
             if name in self.file.tensors:
                 raise RopeError(name, "must be stored once", name)
@@ -182,7 +222,11 @@ class _Reader:
             raise RopeError(f"dimensions of {name}", f"must be 1 to {MAX_DIMENSIONS}", dimensions)
         shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
         if prod(shape) > 8 * self.file.size or not all(shape):  # a weight takes at least one bit
-            raise RopeError(f"shape of {name}", f"must be positive and fit in a file of {self.file.size} bytes", list(shape))
+            raise RopeError(
+                f"shape of {name}",
+                f"must be positive and fit in a file of {self.file.size} bytes",
+                list(shape),
+            )
         return name, shape, quantization_of(self._number("I")), self._number("Q")
 
     def _value(self, key: str) -> Any:
@@ -212,7 +256,9 @@ class _Reader:
             raise RopeError(key, "must not be an array of arrays", f"{length} arrays")
         if type_id not in NUMBERS and type_id not in (BOOL, STRING):
             raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
-        width = 8 if type_id == STRING else _dtype(type_id).itemsize  # a string takes at least the 8 bytes of its length
+        width = (
+            8 if type_id == STRING else _dtype(type_id).itemsize
+        )  # a string takes at least the 8 bytes of its length
         begin, room = self.at, (len(self.data) - self.at) // width
         most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
         if length > most:
@@ -225,12 +271,16 @@ class _Reader:
         for _ in range(length):
             at += 8 + int.from_bytes(data[at : at + 8], "little")
             if at > end:
-                raise RopeError(key, "must have strings that end within the file", f"{at} of {end} bytes")
+                raise RopeError(
+                    key, "must have strings that end within the file", f"{at} of {end} bytes"
+                )
         self.at = at
         return Array(type_id, length, begin, at)
 
     def _count(self, field: str, least: int, limit: int) -> int:
-        """Return the next number of the header, a count of entries that take at least `least` bytes each; refuse too many."""
+        """Return the next number of the header, a count of entries that take at least `least` bytes
+        each; refuse too many.
+        """
         count, room = self._number("Q"), (len(self.data) - self.at) // least
         if count > min(room, limit):
             raise RopeError(field, f"must be at most {min(room, limit)} in this file", count)
@@ -252,7 +302,11 @@ class _Reader:
         end = self.at + count
         if end > len(self.data):
             limit = "" if len(self.data) < MAX_HEADER_BYTES else f", {MAX_HEADER_BYTES} at most"
-            raise RopeError(self.file.path.name, f"must not end within its header{limit}", f"{len(self.data)} bytes")
+            raise RopeError(
+                self.file.path.name,
+                f"must not end within its header{limit}",
+                f"{len(self.data)} bytes",
+            )
         piece = self.data[self.at : end]
         self.at = end
         return piece

@@ -1,7 +1,8 @@
 """The tensor types of GGUF: how many bytes their blocks take, and how their weights are computed.
 
-A quantised row is a sequence of blocks. A block of 32 weights has a scale d and perhaps a minimum m, and weights d q + m. A
-"K" block of 256 weights has a scale and a minimum, and 8 or 16 small integers that multiply them, one for each part.
+A quantised row is a sequence of blocks. A block of 32 weights has a scale d and perhaps a minimum
+m, and weights d q + m. A "K" block of 256 weights has a scale and a minimum, and 8 or 16 small
+integers that multiply them, one for each part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Dequantize = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Quantization:
-    """One tensor type: weights and bytes of a block, and the function that computes the weights, if there is one."""
+    """One tensor type: weights and bytes of a block, and the function that computes the weights, if
+    there is one.
+    """
 
     name: str
     weights: int
@@ -28,17 +31,23 @@ class Quantization:
     compute: Dequantize | None = None
 
     def size(self, tensor: str, shape: tuple[int, ...]) -> int:
-        """Return how many bytes a tensor of this shape takes in the file; `tensor` is its name, for the error."""
+        """Return how many bytes a tensor of this shape takes in the file; `tensor` is its name, for
+        the error.
+        """
         if shape[-1] % self.weights:
             rule = f"must end in a multiple of {self.weights}, a block of {self.name}"
             raise RopeError(f"shape of {tensor}", rule, list(shape))
         return prod(shape) // self.weights * self.bytes
 
     def dequantize(self, tensor: str, data: np.ndarray) -> np.ndarray:
-        """Return the weights [n] in float32 that the bytes `data` hold; `tensor` is the tensor's name, for the error."""
+        """Return the weights [n] in float32 that the bytes `data` hold; `tensor` is the tensor's
+        name, for the error.
+        """
         if self.compute is None:
             known = ", ".join(each.name for each in TYPES.values() if each.compute)
-            raise RopeError(tensor, f"must be of a type that can be dequantised: {known}", self.name)
+            raise RopeError(
+                tensor, f"must be of a type that can be dequantised: {known}", self.name
+            )
         return self.compute(data.reshape(-1, self.bytes)).reshape(-1)
 
 
@@ -89,8 +98,9 @@ def _q5_1(blocks: np.ndarray) -> np.ndarray:
 def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the 8 scales and 8 minima, 6 bits each, that 12 bytes hold: [n, 8, 1] and [n, 8, 1].
 
-    The first four of each are the low 6 bits of bytes 0-3 and 4-7. The last four have their low 4 bits in bytes 8-11 (scales in
-    the low half, minima in the high half), and their high 2 bits on top of bytes 0-3 and 4-7.
+    The first four of each are the low 6 bits of bytes 0-3 and 4-7. The last four have their low 4
+    bits in bytes 8-11 (scales in the low half, minima in the high half), and their high 2 bits on
+    top of bytes 0-3 and 4-7.
     """
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate((first & 63, (third & 15) | (first >> 6 << 4)), axis=1)
@@ -99,9 +109,13 @@ def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k_block(blocks: np.ndarray, quants: np.ndarray) -> np.ndarray:
-    """Return d * scale * q - m * minimum for the integers q [n, 8, 32]; d and m are at bytes 0 and 2 of a block."""
+    """Return d * scale * q - m * minimum for the integers q [n, 8, 32]; d and m are at bytes 0 and
+    2 of a block.
+    """
     scales, minima = _scales_and_minima(blocks[:, 4:16])
-    return (_half(blocks, 0)[..., None] * scales * quants - _half(blocks, 2)[..., None] * minima).reshape(-1, 256)
+    return (
+        _half(blocks, 0)[..., None] * scales * quants - _half(blocks, 2)[..., None] * minima
+    ).reshape(-1, 256)
 
 
 def _q4_k(blocks: np.ndarray) -> np.ndarray:
@@ -118,7 +132,8 @@ def _q5_k(blocks: np.ndarray) -> np.ndarray:
 
 def _q6_k(blocks: np.ndarray) -> np.ndarray:
     """Return the weights of Q6_K blocks, [blocks, 256]."""
-    # two halves of 128 weights: 64 bytes with their low 4 bits, and 32 bytes with the high 2 bits of four parts of 32
+    # two halves of 128 weights: 64 bytes with their low 4 bits, and 32 bytes with the high 2 bits
+    # of four parts of 32
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64))
     high = blocks[:, 128:192].reshape(-1, 2, 32)
     high = np.concatenate([high >> shift & 3 for shift in (0, 2, 4, 6)], axis=-1)
@@ -143,20 +158,40 @@ TYPES: dict[int, Quantization] = {
     **{
         number: Quantization(name, weights, size)
         for number, name, weights, size in (
-            (9, "Q8_1", 32, 40), (10, "Q2_K", 256, 84), (11, "Q3_K", 256, 110), (15, "Q8_K", 256, 292),
-            (16, "IQ2_XXS", 256, 66), (17, "IQ2_XS", 256, 74), (18, "IQ3_XXS", 256, 98), (19, "IQ1_S", 256, 50),
-            (20, "IQ4_NL", 32, 18), (21, "IQ3_S", 256, 110), (22, "IQ2_S", 256, 82), (23, "IQ4_XS", 256, 136),
-            (24, "I8", 1, 1), (25, "I16", 1, 2), (26, "I32", 1, 4), (27, "I64", 1, 8), (28, "F64", 1, 8),
-            (29, "IQ1_M", 256, 56), (34, "TQ1_0", 256, 54), (35, "TQ2_0", 256, 66), (39, "MXFP4", 32, 17),
-            (40, "NVFP4", 64, 36), (41, "Q1_0", 128, 18),
+            (9, "Q8_1", 32, 40),
+            (10, "Q2_K", 256, 84),
+            (11, "Q3_K", 256, 110),
+            (15, "Q8_K", 256, 292),
+            (16, "IQ2_XXS", 256, 66),
+            (17, "IQ2_XS", 256, 74),
+            (18, "IQ3_XXS", 256, 98),
+            (19, "IQ1_S", 256, 50),
+            (20, "IQ4_NL", 32, 18),
+            (21, "IQ3_S", 256, 110),
+            (22, "IQ2_S", 256, 82),
+            (23, "IQ4_XS", 256, 136),
+            (24, "I8", 1, 1),
+            (25, "I16", 1, 2),
+            (26, "I32", 1, 4),
+            (27, "I64", 1, 8),
+            (28, "F64", 1, 8),
+            (29, "IQ1_M", 256, 56),
+            (34, "TQ1_0", 256, 54),
+            (35, "TQ2_0", 256, 66),
+            (39, "MXFP4", 32, 17),
+            (40, "NVFP4", 64, 36),
+            (41, "Q1_0", 128, 18),
         )
     },
-}  # fmt: skip
+}
 
 
 def quantization_of(number: int) -> Quantization:
     """Return the tensor type that GGUF files have this number for."""
     if number not in TYPES:
-        rule = f"must be one of {', '.join(f'{key} ({each.name})' for key, each in sorted(TYPES.items()))}"
+        rule = (
+            "must be one of "
+            f"{', '.join(f'{key} ({each.name})' for key, each in sorted(TYPES.items()))}"
+        )
         raise RopeError("type of a tensor", rule, number)
     return TYPES[number]

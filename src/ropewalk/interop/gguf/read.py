@@ -25,11 +25,16 @@ FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_fact
 FULL, SLIDING = "full_attention", "sliding_attention"
 #: the key with true for every layer that rotates
 PATTERN = "attention.rope_pattern"
-#: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores them
+#: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores
+#: them
 CONDITIONAL = {
-    "yarn_beta_fast": "has_betas", "yarn_beta_slow": "has_betas", "yarn_ext_factor": "has_yarn_factors",
-    "yarn_attn_factor": "has_yarn_factors", "yarn_log_multiplier": "log_multiplier", "alpha": "has_alpha",
-}  # fmt: skip
+    "yarn_beta_fast": "has_betas",
+    "yarn_beta_slow": "has_betas",
+    "yarn_ext_factor": "has_yarn_factors",
+    "yarn_attn_factor": "has_yarn_factors",
+    "yarn_log_multiplier": "log_multiplier",
+    "alpha": "has_alpha",
+}
 
 
 @runtime_checkable
@@ -45,8 +50,12 @@ class Source(Protocol):
     def tensor(self, name: str) -> np.ndarray: ...
 
 
-def read_ropes(source: Source, precision: str = "hf_frequencies") -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return {layer type: spec}, None for layers that do not rotate, and where each value came from."""
+def read_ropes(
+    source: Source, precision: str = "hf_frequencies"
+) -> tuple[dict[str, RopeSpec | None], Explanation]:
+    """Return {layer type: spec}, None for layers that do not rotate, and where each value came
+    from.
+    """
     name = source.architecture
     facts = architecture_of(name)
     full = _Layer(source, name, facts, FULL)
@@ -63,7 +72,12 @@ def read_ropes(source: Source, precision: str = "hf_frequencies") -> tuple[dict[
     rotates = rotated_layers(source, name)
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
-        full.record("rope", None, f"{name}.{PATTERN}: false for layers {[i for i, each in enumerate(rotates) if not each]}")
+        full.record(
+            "rope",
+            None,
+            f"{name}.{PATTERN}: false for layers "
+            f"{[i for i, each in enumerate(rotates) if not each]}",
+        )
     entries = tuple(entry for layer in layers for entry in layer.entries)
     return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
 
@@ -79,12 +93,16 @@ def rotated_layers(source: Source, name: str) -> list[bool]:
 
 
 def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str]:
-    """Return a warning for each key or tensor of the rope that llama.cpp does not read for this architecture."""
+    """Return a warning for each key or tensor of the rope that llama.cpp does not read for this
+    architecture.
+    """
     keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
     keys[f"{name}.rope.dimension_sections"] = facts.axis_order
     unread = [key for key, is_read in keys.items() if key in source.metadata and not is_read]
     tensors = {FREQS: facts.has_freqs, LONG: facts.has_long_factors, SHORT: facts.has_long_factors}
-    unread += [tensor for tensor, is_read in tensors.items() if tensor in source.tensors and not is_read]
+    unread += [
+        tensor for tensor, is_read in tensors.items() if tensor in source.tensors and not is_read
+    ]
     return [f"{key}: llama.cpp does not read it for {name}" for key in unread]
 
 
@@ -107,15 +125,25 @@ class _Layer:
         theta = self._theta()
         head_dim, rotary_dim = self._dimensions()
         scaling = self._scaling(theta, rotary_dim)
-        self.record("rope_type", scaling.name, self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default")
+        self.record(
+            "rope_type",
+            scaling.name,
+            self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default",
+        )
         for key, value in scaling.as_dict().items():
             if key not in ("rope_type", "radians") and value is not None:
                 self.record(key, value, self._origin(scaling, key))
         self.record("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
         return RopeSpec(
-            head_dim=head_dim, theta=theta, scaling=scaling, layout=self.facts.layout, precision=precision, rotary_dim=rotary_dim,
-            axes=self._axes(rotary_dim // 2), extra_softmax_factor=self._softmax_factor(),
-        )  # fmt: skip
+            head_dim=head_dim,
+            theta=theta,
+            scaling=scaling,
+            layout=self.facts.layout,
+            precision=precision,
+            rotary_dim=rotary_dim,
+            axes=self._axes(rotary_dim // 2),
+            extra_softmax_factor=self._softmax_factor(),
+        )
 
     def number(self, key: str, default: float, **bounds: float) -> float:
         """Return a number of the file; `default` if it is not given."""
@@ -136,7 +164,9 @@ class _Layer:
         return self._key(key) in self.source.metadata
 
     def _record_key(self, name: str, key: str, value: Any) -> Any:
-        """Return `value`, and record it as the field `name` of the spec, given by this key or by llama.cpp's default."""
+        """Return `value`, and record it as the field `name` of the spec, given by this key or by
+        llama.cpp's default.
+        """
         self.record(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
         return value
 
@@ -151,9 +181,13 @@ class _Layer:
             "original_length": ("rope.scaling.original_context_length", "context_length"),
             "attention_factor": ("rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"),
             "magnitude": ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"),
-            "beta_fast": ("rope.scaling.yarn_beta_fast",), "beta_slow": ("rope.scaling.yarn_beta_slow",),
-        }  # fmt: skip
-        return next((self._key(key) for key in keys.get(field, ()) if self._is_read(key)), "default of llama.cpp")
+            "beta_fast": ("rope.scaling.yarn_beta_fast",),
+            "beta_slow": ("rope.scaling.yarn_beta_slow",),
+        }
+        return next(
+            (self._key(key) for key in keys.get(field, ()) if self._is_read(key)),
+            "default of llama.cpp",
+        )
 
     def _is_read(self, key: str) -> bool:
         """Return whether the file has a key, and llama.cpp reads it for this architecture."""
@@ -165,27 +199,42 @@ class _Layer:
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL:
             return self._record_key("theta", "rope.freq_base", theta)
-        sliding = self.number("rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0)
+        sliding = self.number(
+            "rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0
+        )
         return self._record_key("theta", "rope.freq_base_swa", sliding)
 
     def _dimensions(self) -> tuple[int, int]:
         """Return head_dim and rotary_dim, and record which keys give them."""
-        of_part = self.facts.latent and self._has("rope.dimension_count")  # the head is then the part that rotates
+        of_part = self.facts.latent and self._has(
+            "rope.dimension_count"
+        )  # the head is then the part that rotates
         head_key = "rope.dimension_count" if of_part else "attention.key_length"
         if self._has(head_key):
             head, origin = self.integer(head_key, low=2), self._key(head_key)
         else:
-            width, heads = self.integer("embedding_length", low=1), self.integer("attention.head_count", low=1)
+            width, heads = (
+                self.integer("embedding_length", low=1),
+                self.integer("attention.head_count", low=1),
+            )
             if width % heads:
-                rule = f"must be a multiple of {self._key('attention.head_count')} = {heads} without attention.key_length"
+                rule = (
+                    f"must be a multiple of {self._key('attention.head_count')} = {heads} without "
+                    "attention.key_length"
+                )
                 raise RopeError(self._key("embedding_length"), rule, width)
             head, origin = width // heads, f"{self.name}.embedding_length / attention.head_count"
         rotated, rotated_origin = self._size("rope.dimension_count", head, origin)
         if self.layer_type == SLIDING:
             head, origin = self._size("attention.key_length_swa", head, origin)
-            rotated, rotated_origin = self._size("rope.dimension_count_swa", min(rotated, head), rotated_origin)
+            rotated, rotated_origin = self._size(
+                "rope.dimension_count_swa", min(rotated, head), rotated_origin
+            )
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
-            rule = f"must be even and at most the head's {head} dimensions, which are at most {MAX_HEAD_DIM}"
+            rule = (
+                f"must be even and at most the head's {head} dimensions, which are at most "
+                f"{MAX_HEAD_DIM}"
+            )
             raise RopeError(rotated_origin, rule, rotated)
         self.record("head_dim", head, origin)
         if rotated != head:
@@ -193,23 +242,35 @@ class _Layer:
         return head, rotated
 
     def _size(self, key: str, default: int, origin: str) -> tuple[int, str]:
-        """Return the number of dimensions that a key gives, and the key; `default` and `origin` if the file does not have it."""
+        """Return the number of dimensions that a key gives, and the key; `default` and `origin` if
+        the file does not have it.
+        """
         return (self.integer(key, low=2), self._key(key)) if self._has(key) else (default, origin)
 
     def _scaling(self, theta: float, dim: int) -> Scaling:
-        """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a divisor for each pair."""
+        """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a
+        divisor for each pair.
+        """
         if self.layer_type == SLIDING and self.facts.sliding_unscaled:
             return Default()
         scaling, magnitude = self._scaling_of_keys()
         source, facts = self.source, self.facts
         scaling_type = self._type()
-        if facts.has_long_factors and LONG in source.tensors and (scaling_type == "longrope" or not facts.has_freqs):
+        if (
+            facts.has_long_factors
+            and LONG in source.tensors
+            and (scaling_type == "longrope" or not facts.has_freqs)
+        ):
             return self._longrope(scaling, magnitude, dim // 2)
         radians = scaling.frequencies(dim, theta).radians.numpy()
         if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
             values = divisors(FREQS, source.tensor(FREQS), dim // 2)
             if (values != 1).any():
-                as_llama3 = llama3(values, theta) if isinstance(scaling, Default) and magnitude == 1 else None
+                as_llama3 = (
+                    llama3(values, theta)
+                    if isinstance(scaling, Default) and magnitude == 1
+                    else None
+                )
                 return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
         # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
         if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
@@ -224,38 +285,63 @@ class _Layer:
 
     def _factor(self) -> float:
         """Return the number that frequencies are divided by; 1 if the type is none."""
-        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0)  # new and old key
+        factor = self.number(
+            "rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0
+        )  # new and old key
         return 1.0 if factor == 0 or self._type() == "none" else factor
 
     def _extrapolation(self) -> float:
-        """Return the weight of YaRN: 1 if the frequencies are YaRN's, 0 if they are divided by the factor alone."""
+        """Return the weight of YaRN: 1 if the frequencies are YaRN's, 0 if they are divided by the
+        factor alone.
+        """
         default = 1.0 if self._type() == "yarn" else 0.0
-        given = self.number("rope.scaling.yarn_ext_factor", -1.0) if self.facts.has_yarn_factors else -1.0
+        given = (
+            self.number("rope.scaling.yarn_ext_factor", -1.0)
+            if self.facts.has_yarn_factors
+            else -1.0
+        )
         return given if given >= 0 else default
 
     def _mscale_all_dim(self) -> float:
-        return self.facts.log_multiplier * self.number("rope.scaling.yarn_log_multiplier", 0.0, low=0)
+        return self.facts.log_multiplier * self.number(
+            "rope.scaling.yarn_log_multiplier", 0.0, low=0
+        )
 
     def _scaling_of_keys(self) -> tuple[Scaling, float]:
         """Return the scaling that the keys describe, and its magnitude."""
-        factor, extrapolation = self._factor(), self._extrapolation()  # the extrapolation is 1 for YaRN, else 0
+        factor, extrapolation = (
+            self._factor(),
+            self._extrapolation(),
+        )  # the extrapolation is 1 for YaRN, else 0
         magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
         if extrapolation == 0:
-            magnitude *= self.number("rope.scaling.yarn_attn_factor", 1.0, above=0) if self.facts.has_yarn_factors else 1.0
+            magnitude *= (
+                self.number("rope.scaling.yarn_attn_factor", 1.0, above=0)
+                if self.facts.has_yarn_factors
+                else 1.0
+            )
             if alpha:
                 return Ntk(alpha), magnitude
             return (Linear(factor) if factor != 1 else Default()), magnitude
         if extrapolation != 1:
-            raise RopeError(self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", extrapolation)
-        length = self.integer("rope.scaling.original_context_length", self.integer("context_length", 0), low=1)
+            raise RopeError(
+                self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", extrapolation
+            )
+        length = self.integer(
+            "rope.scaling.original_context_length", self.integer("context_length", 0), low=1
+        )
         betas: dict[str, Any] = {"beta_fast": self.facts.beta_fast}
         if self.facts.has_betas:
-            betas["beta_fast"] = self.number("rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0)
+            betas["beta_fast"] = self.number(
+                "rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0
+            )
             betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
         mscale_all_dim = self._mscale_all_dim()
         if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
-            yarn_magnitude = 1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
+            yarn_magnitude = (
+                1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
+            )
         else:
             yarn_magnitude = float(mscale(factor)) / float(mscale(factor, mscale_all_dim))
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
@@ -269,11 +355,16 @@ class _Layer:
         if SHORT not in self.source.tensors:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
         linear_factor = getattr(scaling, "factor", 1.0)
-        short, long = (divisors(name, self.source.tensor(name), pairs) * linear_factor for name in (SHORT, LONG))
+        short, long = (
+            divisors(name, self.source.tensor(name), pairs) * linear_factor
+            for name in (SHORT, LONG)
+        )
         served = self.integer("context_length", low=1)
         trained = self.integer("rope.scaling.original_context_length", served, low=1)
         lengths = {"original_length": trained, "factor": served / trained}
-        return LongRope(tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude)
+        return LongRope(
+            tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude
+        )
 
     def _axes(self, pairs: int) -> axes.AxisMap | None:
         """Return the axis of each pair, or None if the file has no sections."""

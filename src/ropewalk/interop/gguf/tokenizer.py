@@ -8,8 +8,9 @@ from typing import Any
 from ropewalk.errors import MissingExtra, RopeError, choice
 from ropewalk.interop.gguf.file import Array, GgufFile
 
-#: how text is split into words before merges apply, by tokenizer.ggml.pre; None: GPT-2's own pattern
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+#: how text is split into words before merges apply, by tokenizer.ggml.pre; None: GPT-2's own
+#: pattern
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
 PATTERNS = {
     "gpt-2": None,
     "smollm": None,
@@ -23,10 +24,11 @@ CONTROL, USER_DEFINED = 3, 4
 
 
 def tokenizer(path: str | os.PathLike[str]) -> Any:
-    """Return the `tokenizers.Tokenizer` of a GGUF file whose tokenizer is a byte-level BPE; needs the extra `gguf`.
+    """Return the `tokenizers.Tokenizer` of a GGUF file whose tokenizer is a byte-level BPE; needs
+    the extra `gguf`.
 
-    Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not to. A text begins
-    with the BOS token if the file says so.
+    Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not
+    to. A text begins with the BOS token if the file says so.
     """
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, processors
@@ -38,12 +40,20 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     tokens = _strings(file, "tokenizer.ggml.tokens")
     ids = {token: index for index, token in enumerate(tokens)}
     if len(ids) != len(tokens):
-        raise RopeError("tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated")
+        raise RopeError(
+            "tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated"
+        )
     # llama-bpe: a word that is a token itself is not merged from parts
-    bpe = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe"))
+    bpe = Tokenizer(
+        models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=pre == "llama-bpe")
+    )
     bpe.pre_tokenizer = _splitter(pre)
     bpe.decoder = decoders.ByteLevel()
-    types = file.array("tokenizer.ggml.token_type") if "tokenizer.ggml.token_type" in file.metadata else []
+    types = (
+        file.array("tokenizer.ggml.token_type")
+        if "tokenizer.ggml.token_type" in file.metadata
+        else []
+    )
     for token, token_type in zip(tokens, types, strict=False):
         if token_type in (CONTROL, USER_DEFINED):
             bpe.add_tokens([AddedToken(token, special=token_type == CONTROL, normalized=False)])
@@ -59,7 +69,9 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def _splitter(pre: str) -> Any:
-    """Return the pre-tokenizer that splits text into words and words into bytes; `pre` is tokenizer.ggml.pre of the file."""
+    """Return the pre-tokenizer that splits text into words and words into bytes; `pre` is
+    tokenizer.ggml.pre of the file.
+    """
     from tokenizers import Regex, pre_tokenizers
 
     pattern = PATTERNS[pre]
@@ -85,7 +97,11 @@ def _merges(file: GgufFile, ids: dict[str, int]) -> list[tuple[str, str]]:
     for line in _strings(file, "tokenizer.ggml.merges"):
         left, space, right = line.partition(" ")
         if not space or left not in ids or right not in ids or left + right not in ids:
-            raise RopeError("tokenizer.ggml.merges", "must be two tokens with a space between, which join to a token", line)
+            raise RopeError(
+                "tokenizer.ggml.merges",
+                "must be two tokens with a space between, which join to a token",
+                line,
+            )
         merges.append((left, right))
     return merges
 
@@ -96,5 +112,9 @@ def _bos_token(file: GgufFile, tokens: list[str]) -> str | None:
         return None
     index = file.metadata.get("tokenizer.ggml.bos_token_id")
     if isinstance(index, Array) or not isinstance(index, int) or not 0 <= index < len(tokens):
-        raise RopeError("tokenizer.ggml.bos_token_id", f"must be the index of one of the {len(tokens)} tokens", index)
+        raise RopeError(
+            "tokenizer.ggml.bos_token_id",
+            f"must be the index of one of the {len(tokens)} tokens",
+            index,
+        )
     return tokens[index]

@@ -1,4 +1,6 @@
-"""The weights of a GGUF file under the names, shapes and layout that they have in a Hugging Face folder."""
+"""The weights of a GGUF file under the names, shapes and layout that they have in a Hugging Face
+folder.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,24 @@ ROPE_TENSORS = (FREQS, LONG, SHORT)
 #: name in the file, without its suffix -> name in Hugging Face folders
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
-}  # fmt: skip
+}
 
 
 class GgufWeights:
-    """A GGUF file as a source of weights: read as float32, q and k in the half layout; `rope` is the spec for them."""
+    """A GGUF file as a source of weights: read as float32, q and k in the half layout; `rope` is
+    the spec for them.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a file, read its rope and find the Hugging Face names of its weights."""
@@ -42,7 +53,9 @@ class GgufWeights:
         spec = specs[FULL]
         if spec is None or len(specs) > 1:
             pattern = f"{self.architecture}.{PATTERN}"
-            raise RopeError(pattern, "must be true for every layer, to be loaded", file.metadata.get(pattern))
+            raise RopeError(
+                pattern, "must be true for every layer, to be loaded", file.metadata.get(pattern)
+            )
         self.stored_layout = architecture_of(self.architecture).layout
         self.rope: RopeSpec = spec.with_(layout="half")
         #: Hugging Face's name -> name in the file
@@ -64,11 +77,16 @@ class GgufWeights:
             raise RopeError("token_embd.weight", "must be in the file", None)
         config = {
             "num_key_value_heads": None,  # as many as of queries if the file does not say
-            **sizes_of(file), "model_type": name, "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "rms_norm_eps": file.metadata.get(f"{name}.attention.layer_norm_rms_epsilon"), "head_dim": self.rope.head_dim,
-            "rope_theta": self.rope.theta, "tie_word_embeddings": "output.weight" not in file.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in file.tensors, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        }  # fmt: skip
+            **sizes_of(file),
+            "model_type": name,
+            "vocab_size": file.tensors["token_embd.weight"].shape[0],
+            "rms_norm_eps": file.metadata.get(f"{name}.attention.layer_norm_rms_epsilon"),
+            "head_dim": self.rope.head_dim,
+            "rope_theta": self.rope.theta,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        }
         config.pop("sliding_window", None)  # llama.cpp has none for these architectures
         return config
 
@@ -85,7 +103,14 @@ class GgufWeights:
         weight = torch.from_numpy(self.file.tensor(self.files[name]))
         if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
             rope = self.rope
-            return convert_layout(weight, self.stored_layout, "half", head_dim=rope.head_dim, rotary_dim=rope.rotary_dim, dim=0)
+            return convert_layout(
+                weight,
+                self.stored_layout,
+                "half",
+                head_dim=rope.head_dim,
+                rotary_dim=rope.rotary_dim,
+                dim=0,
+            )
         return weight
 
 

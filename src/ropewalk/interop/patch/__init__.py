@@ -1,8 +1,9 @@
 """Run a loaded transformers model on this library's kernels, and restore it.
 
-`model` is the public API. `trials` recognises rotation functions by behaviour and finds their `conventions`, `functions`
-replaces them. `rotary` recognises rotary modules, `angles` carries positions from them to the layers. `methods` replaces methods
-on one instance, `length_hook` updates length-dependent frequencies.
+`model` is the public API. `trials` recognises rotation functions by behaviour and finds their
+`conventions`, `functions` replaces them. `rotary` recognises rotary modules, `angles` carries
+positions from them to the layers. `methods` replaces methods on one instance, `length_hook` updates
+length-dependent frequencies.
 """
 
 from ropewalk.interop.patch.model import patch, patched, unpatch

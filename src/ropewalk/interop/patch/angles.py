@@ -1,7 +1,7 @@
 """A lazy (cos, sin) that carries the positions from a patched rotary module to the layers.
 
-A patched layer reads the positions and rotates q and k by exact angles. For any other code the tables act as tensors, which
-are computed on first use.
+A patched layer reads the positions and rotates q and k by exact angles. For any other code the
+tables act as tensors, which are computed on first use.
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ from torch.utils import _pytree as pytree
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.rope import Rope
 
-#: the forms in which rotary modules return cos and sin: each entry twice (as halves or interleaved), once, or as complex numbers
+#: the forms in which rotary modules return cos and sin: each entry twice (as halves or
+#: interleaved), once, or as complex numbers
 FORMS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
     "half": lambda cos, sin: (join_pairs(cos, cos, "half"), join_pairs(sin, sin, "half")),
-    "interleaved": lambda cos, sin: (join_pairs(cos, cos, "interleaved"), join_pairs(sin, sin, "interleaved")),
+    "interleaved": lambda cos, sin: (
+        join_pairs(cos, cos, "interleaved"),
+        join_pairs(sin, sin, "interleaved"),
+    ),
     "pairs": lambda cos, sin: (cos, sin),
     "complex": lambda cos, sin: (torch.complex(cos, sin),),
 }
-#: the half form once for each position axis: in transformers 4 the layers choose the axis of each pair
+#: the half form once for each position axis: in transformers 4 the layers choose the axis of each
+#: pair
 BY_AXIS = "by axis"
 
 
@@ -50,12 +55,20 @@ class LazyAngles:
         """Return the tables as the model's own rotary module would."""
         if self._tables is None:
             tables = tables_of(self.rope, self.positions, self.form)
-            self._tables = tables if self.form == "complex" else tuple(table.to(self.dtype) for table in tables)
+            self._tables = (
+                tables
+                if self.form == "complex"
+                else tuple(table.to(self.dtype) for table in tables)
+            )
         return self._tables
 
     def output(self) -> Any:
         """Return what a patched rotary module returns: lazy (cos, sin), or one lazy complex table."""
-        return LazyTable(self, 0) if self.form == "complex" else (LazyTable(self, 0), LazyTable(self, 1))
+        return (
+            LazyTable(self, 0)
+            if self.form == "complex"
+            else (LazyTable(self, 0), LazyTable(self, 1))
+        )
 
 
 class LazyTable:
@@ -66,11 +79,16 @@ class LazyTable:
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """Tensor, because isinstance must see one; under torch.compile LazyTable, because dynamo must reach the positions."""
+        """Tensor, because isinstance must see one; under torch.compile LazyTable, because dynamo
+        must reach the positions.
+        """
         return LazyTable if TracingContext.try_get() is not None else Tensor
 
     def __reduce__(self):
-        return LazyTable, (self.angles, self.index)  # the default would read __class__ and rebuild a Tensor
+        return LazyTable, (
+            self.angles,
+            self.index,
+        )  # the default would read __class__ and rebuild a Tensor
 
     def tensor(self) -> Tensor:
         """Return the materialised table."""
@@ -84,7 +102,10 @@ class LazyTable:
         angles = self.angles
         if angles.positions.device == torch.device(device):
             return self
-        return LazyTable(LazyAngles(angles.rope, angles.positions.to(device), angles.form, angles.dtype), self.index)
+        return LazyTable(
+            LazyAngles(angles.rope, angles.positions.to(device), angles.form, angles.dtype),
+            self.index,
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -93,7 +114,9 @@ class LazyTable:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        args, kwargs = pytree.tree_map(lambda value: value.tensor() if isinstance(value, cls) else value, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(
+            lambda value: value.tensor() if isinstance(value, cls) else value, (args, kwargs or {})
+        )
         return function(*args, **kwargs)
 
 

@@ -1,4 +1,6 @@
-"""Conventions of rotation functions: how they read cos and sin, and which dimensions and tokens they rotate."""
+"""Conventions of rotation functions: how they read cos and sin, and which dimensions and tokens
+they rotate.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ JOINT = {
     "relative_position_embeddings": ("cos over sin",),
 }  # fmt: skip
 POSITIONS = "position_ids"
-#: the parameter with the number of pairs of each axis; the tables then have a leading axis dimension
+#: the parameter with the number of pairs of each axis; the tables then have a leading axis
+#: dimension
 SECTIONS = "mrope_section"
-#: SAM 2: how many keys at the end are not rotated, and whether the table is repeated until it covers the others
+#: SAM 2: how many keys at the end are not rotated, and whether the table is repeated until it
+#: covers the others
 UNROTATED, REPEATED = "num_k_exclude_rope", "repeat_freqs_k"
 #: parameters that are neither tables nor rotated
 OTHER = ("unsqueeze_dim", POSITIONS, SECTIONS, UNROTATED, REPEATED)
@@ -33,18 +37,21 @@ OTHER = ("unsqueeze_dim", POSITIONS, SECTIONS, UNROTATED, REPEATED)
 class Convention:
     """How a rotation function reads its tables, and which dimensions and tokens it rotates.
 
-    form        of the tables: a name of FORMS; "sin then cos" for one table with the sines before the cosines; "cos over
-                sin" for one table [2, tokens, 1, 1, dimensions], whose heads are joined in the last dimension of x
+    form        of the tables: a name of FORMS; "sin then cos" for one table with the sines before
+                the cosines; "cos over sin" for one table [2, tokens, 1, 1, dimensions], whose heads
+                are joined in the last dimension of x
     tokens      the token axis if the call does not give it; 0 for [tokens, heads, dimensions]
     by_row      each row may have a table of its own
     at_end      a table narrower than the head rotates its last dimensions instead of its first
     reverse     the rotation is by the opposite angle
-    reads_both  each member of a pair is rotated by its own entry of a doubled table, so the two must be equal
-    from_end    tensor and table may differ in length: the last tokens are rotated by the last rows of the table
+    reads_both  each member of a pair is rotated by its own entry of a doubled table, so the two
+                must be equal
+    from_end    tensor and table may differ in length: the last tokens are rotated by the last rows
+                of the table
     gathers     the table has a row for each position, and `position_ids` selects the rows
     blocks      each axis of `position_ids` rotates a block of dimensions of its own
-    absent      what takes the place of an input that is None in the result: "none" or "nothing"; "tensor" if the result is
-                then the only tensor left
+    absent      what takes the place of an input that is None in the result: "none" or "nothing";
+                "tensor" if the result is then the only tensor left
     """
 
     form: str
@@ -71,18 +78,25 @@ class Convention:
         return self.form == "cos over sin"
 
     def doubled(self, tables: list[Tensor], blocks: int = 1) -> list[tuple[Tensor, Tensor]]:
-        """Return (first, second) of cos and (first, second) of sin: views of the entries for the two members of each pair.
+        """Return (first, second) of cos and (first, second) of sin: views of the entries for the
+        two members of each pair.
 
-        [] if the tables have one entry for both members. With more than one block, blocks are the axis before the last.
+        [] if the tables have one entry for both members. With more than one block, blocks are the
+        axis before the last.
         """
         if self.form == "cos over sin":  # the first axis of the only table holds cos and sin
             return [split_pairs(table.flatten(0, -2), "half") for table in tables[0]]
         if self.form not in LAYOUTS:
             return []
-        return [split_pairs(table if blocks == 1 else table.unflatten(-1, (blocks, -1)), self.form) for table in tables]
+        return [
+            split_pairs(table if blocks == 1 else table.unflatten(-1, (blocks, -1)), self.form)
+            for table in tables
+        ]
 
     def cos_sin(self, tables: list[Tensor], blocks: int = 1) -> tuple[Tensor, Tensor]:
-        """Return cos and sin with one entry per pair, from the tables that the function is called with."""
+        """Return cos and sin with one entry per pair, from the tables that the function is called
+        with.
+        """
         if self.form == "complex":
             return tables[0].real, tables[0].imag
         if self.form == "sin then cos":
@@ -90,7 +104,9 @@ class Convention:
             return cos, sin
         if self.form == "pairs":
             return tables[0], tables[1]
-        (cos, _), (sin, _) = self.doubled(tables, blocks)  # both members of a pair have the same entry
+        (cos, _), (sin, _) = self.doubled(
+            tables, blocks
+        )  # both members of a pair have the same entry
         return (cos, sin) if blocks == 1 else (cos.flatten(-2), sin.flatten(-2))
 
     def tables(self, cos: Tensor, sin: Tensor, blocks: int = 1) -> tuple[Tensor, ...]:
@@ -105,16 +121,26 @@ class Convention:
         return tuple(table.flatten(-2) for table in FORMS[self.form](*by_block))
 
     def start(self, width: int, rotated: int) -> int:
-        """Return the first rotated dimension of a head with `width` dimensions, of which `rotated` are rotated."""
+        """Return the first rotated dimension of a head with `width` dimensions, of which `rotated`
+        are rotated.
+        """
         return width - rotated if self.at_end else 0
 
 
 def parameters_of(function: Callable) -> tuple[str, ...]:
     """Return the names of a function's parameters, without *args and **kwargs."""
     collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return tuple(name for name, each in inspect.signature(function).parameters.items() if each.kind not in collected)
+    return tuple(
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind not in collected
+    )
 
 
 def table_names_of(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return which of a function's parameters hold its tables."""
-    return SEPARATE if set(SEPARATE) <= set(names) else tuple(name for name in names if name in JOINT)[:1]
+    return (
+        SEPARATE
+        if set(SEPARATE) <= set(names)
+        else tuple(name for name in names if name in JOINT)[:1]
+    )

@@ -1,4 +1,6 @@
-"""Replacements for the rotation functions of a model: the same arguments and results, computed by this library's kernels."""
+"""Replacements for the rotation functions of a model: the same arguments and results, computed by
+this library's kernels.
+"""
 
 from __future__ import annotations
 
@@ -36,30 +38,42 @@ CHECKED = "_ropewalk_checked"
 class RotationFunction:
     """Replaces one rotation function of the model."""
 
-    def __init__(self, function: Callable, convention: Convention, backend: str | None = None) -> None:
+    def __init__(
+        self, function: Callable, convention: Convention, backend: str | None = None
+    ) -> None:
         """Find out which parameters of the original function hold tables, and which are rotated."""
         parameters = inspect.signature(function).parameters
         self.names = parameters_of(function)
         self.table_names = table_names_of(self.names)
-        self.rotated_names = tuple(name for name in self.names if name not in (*self.table_names, *OTHER))
-        self.unsqueeze = parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
+        self.rotated_names = tuple(
+            name for name in self.names if name not in (*self.table_names, *OTHER)
+        )
+        self.unsqueeze = (
+            parameters["unsqueeze_dim"].default if "unsqueeze_dim" in parameters else None
+        )
         self.convention, self.backend = convention, backend
         self.is_standard = self.names[:4] == ("q", "k", "cos", "sin")
         #: (fingerprint of a spec, width of the heads) -> its rope, in the layouts of the function
         self.ropes: dict[tuple[str, int], Rope] = {}
-        #: fingerprint of a spec -> the sections that the function must be called with to rotate by its axes
+        #: fingerprint of a spec -> the sections that the function must be called with to rotate by
+        #: its axes
         self.sections: dict[str, list[int]] = {}
 
     def add_spec(self, spec: RopeSpec) -> None:
-        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone; none if tables are needed."""
+        """Build the ropes for a spec: one for whole heads, one for the rotated slice alone; none if
+        tables are needed.
+        """
         convention = self.convention
         if convention.needs_tables:
             return
         for width in (spec.head_dim, spec.pairs * 2):
             function_spec = spec.with_(
-                head_dim=width, rotary_dim=2 * spec.pairs, rotary_start=convention.start(width, 2 * spec.pairs),
-                layout=convention.layout, layout_out=convention.layout_out,
-            )  # fmt: skip
+                head_dim=width,
+                rotary_dim=2 * spec.pairs,
+                rotary_start=convention.start(width, 2 * spec.pairs),
+                layout=convention.layout,
+                layout_out=convention.layout_out,
+            )
             self.ropes[spec.fingerprint, width] = Rope(function_spec, backend=self.backend)
         if SECTIONS in self.names and isinstance(spec.axes, AxisMap):
             counts = [spec.axes.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
@@ -67,7 +81,9 @@ class RotationFunction:
                 self.sections[spec.fingerprint] = counts
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the original function would: rotated by exact angles if the tables carry positions, else by the tables."""
+        """Return what the original function would: rotated by exact angles if the tables carry
+        positions, else by the tables.
+        """
         if self.is_standard and len(args) == 4 and not kwargs and args[1] is not None:
             # fast path: most models make this call in every layer of every step
             rotated = self._by_positions(args[:2], args[2:], {})
@@ -83,7 +99,9 @@ class RotationFunction:
         return self._result(inputs, rotated)
 
     def _result(self, inputs: list[Tensor | None], rotated: tuple[Tensor, ...]) -> Any:
-        """Return the rotated tensors in the form that the original function returns: one, a tuple, or a tuple with None."""
+        """Return the rotated tensors in the form that the original function returns: one, a tuple,
+        or a tuple with None.
+        """
         if len(inputs) == 1 or (len(rotated) == 1 and self.convention.absent == "tensor"):
             return rotated[0]
         if len(rotated) == len(inputs) or self.convention.absent == "nothing":
@@ -91,8 +109,12 @@ class RotationFunction:
         next_rotated = iter(rotated)
         return tuple(None if x is None else next(next_rotated) for x in inputs)
 
-    def _by_positions(self, xs: tuple[Tensor, ...], tables: Sequence, arguments: dict[str, Any]) -> tuple[Tensor, ...] | None:
-        """Return the tensors rotated by exact angles; None if the tables are not lazy or their spec is not known."""
+    def _by_positions(
+        self, xs: tuple[Tensor, ...], tables: Sequence, arguments: dict[str, Any]
+    ) -> tuple[Tensor, ...] | None:
+        """Return the tensors rotated by exact angles; None if the tables are not lazy or their spec
+        is not known.
+        """
         for index, table in enumerate(tables):  # cos has index 0, sin 1
             if type(table) is not LazyTable or table.index != index:
                 return None
@@ -105,18 +127,27 @@ class RotationFunction:
             positions = positions.to(x.device)
         seq_dim = self._seq_dim(arguments, table_ndim=3)
         if self.convention.from_end:
-            rotate = lambda part, first: rope.rotate(part, positions[..., first:], seq_dim=seq_dim)  # noqa: E731
+
+            def rotate(part, first):
+                return rope.rotate(part, positions[..., first:], seq_dim=seq_dim)
+
             return tuple(_from_end(each, positions.shape[-1], seq_dim, rotate) for each in xs)
         if len(xs) == 2:
             return rope(x, xs[1], positions, 0, seq_dim)
         return tuple(rope.rotate(each, positions, seq_dim=seq_dim) for each in xs)
 
-    def _by_tables(self, xs: tuple[Tensor, ...], tables: list, arguments: dict[str, Any]) -> tuple[Tensor, ...]:
+    def _by_tables(
+        self, xs: tuple[Tensor, ...], tables: list, arguments: dict[str, Any]
+    ) -> tuple[Tensor, ...]:
         """Return the tensors rotated by the cos and sin that the call gives."""
         convention = self.convention
-        blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1  # one for each axis of the positions
+        blocks = (
+            arguments[POSITIONS].shape[-1] if convention.blocks else 1
+        )  # one for each axis of the positions
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
-        if convention.reads_both and tensors[0] is tables[0]:  # lazy tables are ours and need no check
+        if (
+            convention.reads_both and tensors[0] is tables[0]
+        ):  # lazy tables are ours and need no check
             check_doubled(tensors, convention.doubled(tensors, blocks))
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
@@ -124,60 +155,107 @@ class RotationFunction:
         if convention.gathers:  # the positions select rows of the table
             cos, sin = cos[arguments[POSITIONS]], sin[arguments[POSITIONS]]
         elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
-            cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])  # axes of size 1 are left out
+            cos, sin = (
+                cos.reshape(-1, cos.shape[-1]),
+                sin.reshape(-1, sin.shape[-1]),
+            )  # axes of size 1 are left out
         if convention.reverse:
             sin = -sin
         if not convention.joined_heads:
-            return self._by_rows(xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments)
-        split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)  # x is [rows, tokens, heads * dimensions]
+            return self._by_rows(
+                xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments
+            )
+        split_heads = tuple(
+            x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs
+        )  # x is [rows, tokens, heads * dimensions]
         tokens = xs[0].shape[1]
         rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)
         return tuple(x.flatten(-2) for x in rotated)
 
     def _by_rows(
-        self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int, arguments: dict[str, Any]
+        self,
+        xs: tuple[Tensor, ...],
+        cos: Tensor,
+        sin: Tensor,
+        seq_dim: int,
+        blocks: int,
+        arguments: dict[str, Any],
     ) -> tuple[Tensor, ...]:
         """Return the tensors with each token rotated by its row of the tables.
 
-        With several `blocks` of dimensions, each block of a head is rotated by the positions of its own axis.
+        With several `blocks` of dimensions, each block of a head is rotated by the positions of its
+        own axis.
         """
-        if UNROTATED in self.names:  # the function of SAM 2, which has an argument for how many keys are not rotated
+        if (
+            UNROTATED in self.names
+        ):  # the function of SAM 2, which has an argument for how many keys are not rotated
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
         if not self.convention.from_end:
             return self._run(xs, cos, sin, seq_dim, blocks)
-        # the last row of the tables belongs to the last token, whichever of x and the tables is longer
-        rotate = lambda tokens, first: self._run((tokens,), cos[..., first:, :], sin[..., first:, :], seq_dim, blocks)[0]  # noqa: E731
+
+        # the last row of the tables belongs to the last token, whichever of x and the tables is
+        # longer
+        def rotate(tokens, first):
+            tables = cos[..., first:, :], sin[..., first:, :]
+            return self._run((tokens,), *tables, seq_dim, blocks)[0]
+
         return tuple(_from_end(x, cos.shape[-2], seq_dim, rotate) for x in xs)
 
-    def _rotate_memory(self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]) -> Tensor:
-        """Return the keys of SAM 2's memory attention: rotated by a table that repeats, except for the last ones."""
+    def _rotate_memory(
+        self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]
+    ) -> Tensor:
+        """Return the keys of SAM 2's memory attention: rotated by a table that repeats, except for
+        the last ones.
+        """
         count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)
         rotated, kept = k.split((count, k.shape[seq_dim] - count), dim=seq_dim)
         if not count:
             return kept
         repeats = count // cos.shape[-2] if arguments.get(REPEATED) else 1
-        (rotated,) = self._run((rotated,), cos.repeat(repeats, 1), sin.repeat(repeats, 1), seq_dim, blocks=1)
+        (rotated,) = self._run(
+            (rotated,), cos.repeat(repeats, 1), sin.repeat(repeats, 1), seq_dim, blocks=1
+        )
         return torch.cat((rotated, kept), dim=seq_dim)
 
-    def _run(self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int) -> tuple[Tensor, ...]:
-        """Return the tensors rotated by tables with a row for each token; each block of dimensions has its part of the tables."""
+    def _run(
+        self, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, seq_dim: int, blocks: int
+    ) -> tuple[Tensor, ...]:
+        """Return the tensors rotated by tables with a row for each token; each block of dimensions
+        has its part of the tables.
+        """
         convention, pairs = self.convention, cos.shape[-1] // blocks
         for block in range(blocks):
-            start = convention.start(xs[0].shape[-1], 2 * pairs) if blocks == 1 else 2 * pairs * block
+            start = (
+                convention.start(xs[0].shape[-1], 2 * pairs) if blocks == 1 else 2 * pairs * block
+            )
             part = slice(pairs * block, pairs * (block + 1))
             for x in xs:
                 check_tables(x, cos[..., part], sin[..., part], start, seq_dim)
-            request = TableRequest(cos[..., part], sin[..., part], seq_dim, convention.layout, convention.layout_out, start)
+            request = TableRequest(
+                cos[..., part],
+                sin[..., part],
+                seq_dim,
+                convention.layout,
+                convention.layout_out,
+                start,
+            )
             # a kernel takes at most two tensors; RoFormer may rotate its values too
-            xs = tuple(y for i in range(0, len(xs), 2) for y in rotation.run(xs[i : i + 2], request, False, self.backend))
+            xs = tuple(
+                y
+                for i in range(0, len(xs), 2)
+                for y in rotation.run(xs[i : i + 2], request, False, self.backend)
+            )
         return xs
 
     def _seq_dim(self, arguments: dict[str, Any], table_ndim: int) -> int:
-        """Return the token axis: the one that the unsqueezed table of transformers broadcasts along."""
+        """Return the token axis: the one that the unsqueezed table of transformers broadcasts
+        along.
+        """
         if self.unsqueeze is None:
             return self.convention.tokens or -3  # 0 stands for [tokens, heads, dimensions]
-        # a table [..., tokens, pairs] gets an axis for the heads: before the tokens, or between tokens and pairs
+        # a table [..., tokens, pairs] gets an axis for the heads: before the tokens, or between
+        # tokens and pairs
         unsqueeze_dim = arguments.get("unsqueeze_dim", self.unsqueeze)
         return -2 if unsqueeze_dim % (table_ndim + 1) <= table_ndim - 2 else -3
 
@@ -185,17 +263,23 @@ class RotationFunction:
 def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) -> None:
     """Refuse tables with different entries for the two members of a pair; a table is checked once.
 
-    `members` holds, of cos and of sin, the entries for the first and for the second members. Two entries of one angle may
-    differ by rounding: torch's vectorised cos differs from its scalar one in the last bit.
+    `members` holds, of cos and of sin, the entries for the first and for the second members. Two
+    entries of one angle may differ by rounding: torch's vectorised cos differs from its scalar one
+    in the last bit.
     """
     if all(getattr(table, CHECKED, False) or not table.numel() for table in tables):
         return
     gap = torch.stack([(first - second).abs().amax() for first, second in members]).amax()
     is_near = gap <= max(torch.finfo(gap.dtype).eps, 2.0**-20)
-    rule = "must have the same entry for both members of a pair; with two it is no rotation, so unpatch this model"
+    rule = (
+        "must have the same entry for both members of a pair; with two it is no rotation, so "
+        "unpatch this model"
+    )
     traced = is_traced(tuple(tables))
     if traced or tables[0].device.type != "cpu":
-        torch.ops.aten._assert_async.msg(is_near, f"cos, sin: {rule}")  # no read-back from the device or from a graph
+        torch.ops.aten._assert_async.msg(
+            is_near, f"cos, sin: {rule}"
+        )  # no read-back from the device or from a graph
     elif not is_near:
         raise RopeError("cos, sin", rule, f"entries that differ by {gap.item():.2g}")
     if not traced:
@@ -203,8 +287,11 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
             setattr(table, CHECKED, True)
 
 
-def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Return x with its last tokens rotated by the last rows of a table with `rows` rows; tokens before them are not rotated.
+def _from_end(
+    x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    """Return x with its last tokens rotated by the last rows of a table with `rows` rows; tokens
+    before them are not rotated.
 
     `rotate(tokens, first)` rotates tokens by the rows of the table from `first` on.
     """
@@ -216,5 +303,9 @@ def _from_end(x: Tensor, rows: int, seq_dim: int, rotate: Callable[[Tensor, int]
 
 
 def _merge_sections(table: Tensor, sections: list[int]) -> Tensor:
-    """Return the tables of all axes as one, [..., tokens, pairs]: each section of the pairs comes from its own axis."""
-    return torch.cat([part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1)
+    """Return the tables of all axes as one, [..., tokens, pairs]: each section of the pairs comes
+    from its own axis.
+    """
+    return torch.cat(
+        [part[axis] for axis, part in enumerate(table.split(sections, dim=-1))], dim=-1
+    )

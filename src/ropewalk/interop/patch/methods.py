@@ -1,6 +1,8 @@
-"""Copies of a model's methods that call other functions: the same code with some global names replaced.
+"""Copies of a model's methods that call other functions: the same code with some global names
+replaced.
 
-Only the instances of one model get such copies. The class, its Python module and all other models are unchanged.
+Only the instances of one model get such copies. The class, its Python module and all other models
+are unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def methods(cls: type) -> Iterator[tuple[str, FunctionType | staticmethod]]:
 
 
 def rotations_called_by(function: FunctionType) -> dict[str, Callable]:
-    """Return the rotation functions that a function calls by a global name, also through decorators and dispatch dicts."""
+    """Return the rotation functions that a function calls by a global name, also through decorators
+    and dispatch dicts.
+    """
     rotations = {}
     for part in _reachable(function):
         for name in part.__code__.co_names:
@@ -45,22 +49,38 @@ def rotations_called_by(function: FunctionType) -> dict[str, Callable]:
 
 
 def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> FunctionType:
-    """Return a copy of a function with the globals in `substitutes` replaced, also in functions it wraps or dispatches to."""
-    replaced: dict[str, Any] = {name: value for name, value in substitutes.items() if name in function.__code__.co_names}
+    """Return a copy of a function with the globals in `substitutes` replaced, also in functions it
+    wraps or dispatches to.
+    """
+    replaced: dict[str, Any] = {
+        name: value for name, value in substitutes.items() if name in function.__code__.co_names
+    }
     for name, dispatch in _dispatch_dicts(function).items():
         entries = _rotating_entries(dispatch)
-        replaced[name] = dispatch | {key: redirected(entry, substitutes) for key, entry in entries.items()}
+        replaced[name] = dispatch | {
+            key: redirected(entry, substitutes) for key, entry in entries.items()
+        }
     namespace = function.__globals__
     if replaced:
-        # __name__ is dropped because dynamo would look the globals up in the module of that name and find the old ones
-        namespace = {name: value for name, value in {**namespace, **replaced}.items() if name != "__name__"}
+        # __name__ is dropped because dynamo would look the globals up in the module of that name
+        # and find the old ones
+        namespace = {
+            name: value for name, value in {**namespace, **replaced}.items() if name != "__name__"
+        }
     # a function that calls itself is in its own closure; its copy shall call the copy
     own = CellType()
     cells = tuple(
-        own if _content(cell) is function else _redirected_cell(cell, substitutes) for cell in function.__closure__ or ()
+        own if _content(cell) is function else _redirected_cell(cell, substitutes)
+        for cell in function.__closure__ or ()
     )
-    copy = own.cell_contents = FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells or None)
-    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = function.__kwdefaults__, function.__doc__, function.__qualname__
+    copy = own.cell_contents = FunctionType(
+        function.__code__, namespace, function.__name__, function.__defaults__, cells or None
+    )
+    copy.__kwdefaults__, copy.__doc__, copy.__qualname__ = (
+        function.__kwdefaults__,
+        function.__doc__,
+        function.__qualname__,
+    )
     copy.__module__, copy.__annotations__ = function.__module__, function.__annotations__
     wrapped = getattr(function, "__wrapped__", None)
     if isinstance(wrapped, FunctionType):
@@ -69,7 +89,9 @@ def redirected(function: FunctionType, substitutes: Mapping[str, Callable]) -> F
 
 
 def _reachable(function: FunctionType) -> Iterator[FunctionType]:
-    """Yield a function, the functions in its closure at any depth, and the rotating functions in its dispatch dicts."""
+    """Yield a function, the functions in its closure at any depth, and the rotating functions in
+    its dispatch dicts.
+    """
     yield function
     for cell in function.__closure__ or ():
         if isinstance(inner := _content(cell), FunctionType) and inner is not function:
@@ -79,16 +101,26 @@ def _reachable(function: FunctionType) -> Iterator[FunctionType]:
 
 
 def _dispatch_dicts(function: FunctionType) -> dict[str, dict]:
-    """Return {name: dict} of the global dicts from which a function takes a rotation, as ModernBERT does in transformers 4."""
+    """Return {name: dict} of the global dicts from which a function takes a rotation, as ModernBERT
+    does in transformers 4.
+    """
     if _names_rotation(function):  # it calls the rotation itself
         return {}
     values = {name: function.__globals__.get(name) for name in function.__code__.co_names}
-    return {name: value for name, value in values.items() if type(value) is dict and _rotating_entries(value)}
+    return {
+        name: value
+        for name, value in values.items()
+        if type(value) is dict and _rotating_entries(value)
+    }
 
 
 def _rotating_entries(dispatch: dict) -> dict[Any, FunctionType]:
     """Return the entries of a dispatch dict whose functions call a rotation by name."""
-    return {key: entry for key, entry in dispatch.items() if isinstance(entry, FunctionType) and _names_rotation(entry)}
+    return {
+        key: entry
+        for key, entry in dispatch.items()
+        if isinstance(entry, FunctionType) and _names_rotation(entry)
+    }
 
 
 def _names_rotation(function: FunctionType) -> bool:
@@ -96,7 +128,9 @@ def _names_rotation(function: FunctionType) -> bool:
 
 
 def _redirected_cell(cell: CellType, substitutes: Mapping[str, Callable]) -> CellType:
-    """Return a closure cell whose function calls the substitutes; the cell itself if it calls no rotation."""
+    """Return a closure cell whose function calls the substitutes; the cell itself if it calls no
+    rotation.
+    """
     inner = _content(cell)
     if isinstance(inner, FunctionType) and rotations_called_by(inner):
         return CellType(redirected(inner, substitutes))
@@ -112,7 +146,9 @@ def _content(cell: CellType) -> Any:
 
 
 class RedirectedMethod:
-    """A copy of one method with its rotations replaced; all layers share it, so torch.compile needs one graph for all."""
+    """A copy of one method with its rotations replaced; all layers share it, so torch.compile needs
+    one graph for all.
+    """
 
     def __init__(self, cls: type, name: str, substitutes: Mapping[str, Callable]) -> None:
         self.cls, self.name, self.substitutes = cls, name, dict(substitutes)
@@ -124,7 +160,9 @@ class RedirectedMethod:
 
 
 class Replacement:
-    """A replacement for one method of one module instance; `backend` is that of the patch which made it."""
+    """A replacement for one method of one module instance; `backend` is that of the patch which
+    made it.
+    """
 
     backend: str | None = None
 
@@ -136,21 +174,34 @@ class Replacement:
         setattr(self.module, self._slot(), self)
 
     def remove(self) -> None:
-        """Restore the class's method, also if an accelerate hook was added or removed since `install`."""
+        """Restore the class's method, also if an accelerate hook was added or removed since
+        `install`.
+        """
         if vars(self.module).get(self.name) is self:
             delattr(self.module, self.name)
         if vars(self.module).get(HOOKED) is self:
-            setattr(self.module, HOOKED, MethodType(inspect.getattr_static(type(self.module), self.name), self.module))
+            setattr(
+                self.module,
+                HOOKED,
+                MethodType(inspect.getattr_static(type(self.module), self.name), self.module),
+            )
 
     def check(self) -> None:
         """Refuse a method that other code has already replaced on this instance."""
         current = vars(self.module).get(self._slot())
-        if current is not None and getattr(current, "__func__", None) is not inspect.getattr_static(type(self.module), self.name):
-            rule = f"must have the {self.name} of its class: other code replaced it on this instance; undo that before patching"
+        if current is not None and getattr(current, "__func__", None) is not inspect.getattr_static(
+            type(self.module), self.name
+        ):
+            rule = (
+                f"must have the {self.name} of its class: other code replaced it on this instance; "
+                "undo that before patching"
+            )
             raise RopeError(type(self.module).__name__, rule, current)
 
     def _slot(self) -> str:
-        """Return the attribute of the instance to set: the method's name, or where an accelerate hook keeps the forward."""
+        """Return the attribute of the instance to set: the method's name, or where an accelerate
+        hook keeps the forward.
+        """
         return HOOKED if self.name == "forward" and HOOKED in vars(self.module) else self.name
 
 

@@ -30,12 +30,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def patch(model: Model, *, backend: str | None = None) -> Model:
-    """Make a transformers model rotate its queries and keys by exact angles with this library's kernels, in place.
+    """Make a transformers model rotate its queries and keys by exact angles with this library's
+    kernels, in place.
 
-    Modules are recognised by behaviour, not by name: rotation functions are run and compared with the reference, rotary
-    modules with the spec of their config. A model with a rotation that is not recognised raises an error and stays
-    unchanged. Only this instance changes: its weights, its class and other models do not. Patching a patched model reads
-    its config again. Returns the model.
+    Modules are recognised by behaviour, not by name: rotation functions are run and compared with
+    the reference, rotary modules with the spec of their config. A model with a rotation that is not
+    recognised raises an error and stays unchanged. Only this instance changes: its weights, its
+    class and other models do not. Patching a patched model reads its config again. Returns the
+    model.
     """
     if backend is not None:
         choice("backend", backend, BACKENDS)
@@ -69,11 +71,15 @@ def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
     finally:
         unpatch(model)
         if previous:
-            patch(model, backend=_backend_of(previous))  # the config may have changed inside the block
+            patch(
+                model, backend=_backend_of(previous)
+            )  # the config may have changed inside the block
 
 
 def patch_again(model: nn.Module) -> None:
-    """Update a patched model to its current config, with the same backend; does nothing if it is not patched."""
+    """Update a patched model to its current config, with the same backend; does nothing if it is
+    not patched.
+    """
     replacements = _installed(model)
     if replacements:
         patch(model, backend=_backend_of(replacements))
@@ -87,12 +93,23 @@ def _backend_of(replacements: list[Replacement]) -> str | None:
 def _installed(model: nn.Module) -> list[Replacement]:
     """Return the replacements that the modules of a model have; none if it is not patched."""
     if not isinstance(model, nn.Module):
-        raise RopeError("model", "must be a torch module, such as a loaded transformers model", type(model).__name__)
-    return [value for module in model.modules() for value in vars(module).values() if isinstance(value, Replacement)]
+        raise RopeError(
+            "model",
+            "must be a torch module, such as a loaded transformers model",
+            type(model).__name__,
+        )
+    return [
+        value
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Replacement)
+    ]
 
 
 class _Search:
-    """Finds the methods of a model that rotate q and k or compute tables, and builds their replacements."""
+    """Finds the methods of a model that rotate q and k or compute tables, and builds their
+    replacements.
+    """
 
     def __init__(self, model: nn.Module, backend: str | None) -> None:
         self.model, self.backend = model, backend
@@ -100,13 +117,17 @@ class _Search:
         self.redirected: dict[tuple[type, str], RedirectedMethod] = {}
 
     def replacements(self) -> list[Replacement]:
-        """Return all replacements, none installed; refuses a model without rotations or with an unsupported one."""
+        """Return all replacements, none installed; refuses a model without rotations or with an
+        unsupported one.
+        """
         layers: dict[str, list[Replacement]] = {}  # by the path of a module, as `refused`
         refused: dict[str, RopeError] = {}
         rotary = []
         for path, module in self.model.named_modules():
             if isinstance(type(module).forward, FunctionType) and is_rotary(module):
-                rotary.append((path, module))  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+                rotary.append(
+                    (path, module)
+                )  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
                 continue
             try:
                 layers[path] = list(self._layer_replacements(module))
@@ -121,7 +142,10 @@ class _Search:
         if refused:
             raise _with_hint(next(iter(refused.values())), list(layers), list(refused))
         if not layers:
-            rule = "must rotate q and k with a function such as apply_rotary_pos_emb; no module of this model calls one"
+            rule = (
+                "must rotate q and k with a function such as apply_rotary_pos_emb; no module of "
+                "this model calls one"
+            )
             raise RopeError("model", rule, type(self.model).__name__)
         replacements = [replacement for of_module in layers.values() for replacement in of_module]
         for _, module in rotary:
@@ -137,42 +161,69 @@ class _Search:
         return replacements
 
     def _layer_replacements(self, module: nn.Module) -> Iterator[Replacement]:
-        """Yield the replacements of all methods of a module that rotate, or that call a function that does."""
+        """Yield the replacements of all methods of a module that rotate, or that call a function
+        that does.
+        """
         cls = type(module)
         if getattr(module, "position_embeddings_type", "rotary") != "rotary":
             return  # a layer of Wav2Vec2-Conformer that can rotate but was built not to
         for name, function in methods(cls):
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
-                    yield FunctionReplacement(module, name, self._rotation_function(function.__func__, cls))
+                    yield FunctionReplacement(
+                        module, name, self._rotation_function(function.__func__, cls)
+                    )
                 continue
             rotations = rotations_called_by(function)
             if rotations:
                 if (cls, name) not in self.redirected:
-                    substitutes = {each: self._rotation_function(target, cls) for each, target in rotations.items()}
+                    substitutes = {
+                        each: self._rotation_function(target, cls)
+                        for each, target in rotations.items()
+                    }
                     self.redirected[cls, name] = RedirectedMethod(cls, name, substitutes)
                 yield MethodReplacement(module, self.redirected[cls, name])
             elif ROTATION_NAME.match(name):
-                yield FunctionReplacement(module, name, self._rotation_method(module, name, function))
+                yield FunctionReplacement(
+                    module, name, self._rotation_method(module, name, function)
+                )
 
     def _rotation_function(self, function: Callable, cls: type) -> RotationFunction:
-        """Return the replacement of a rotation function that methods of `cls` call; each function is tried once."""
+        """Return the replacement of a rotation function that methods of `cls` call; each function
+        is tried once.
+        """
         if function not in self.functions:
             self.functions[function] = self._recognised(cls, function, convention_of(function))
         return self.functions[function]
 
-    def _rotation_method(self, module: nn.Module, name: str, function: Callable) -> RotationFunction:
-        """Return the replacement for a method that rotates tensors itself; it may depend on the number of heads."""
+    def _rotation_method(
+        self, module: nn.Module, name: str, function: Callable
+    ) -> RotationFunction:
+        """Return the replacement for a method that rotates tensors itself; it may depend on the
+        number of heads.
+        """
         if function not in self.functions:
             method = MethodType(function, module)
-            heads, pairs = getattr(module, "num_heads", None), getattr(module, "head_size", 2 * PAIRS) // 2
-            self.functions[function] = self._recognised(type(module), method, convention_of(method, heads, pairs))
+            heads, pairs = (
+                getattr(module, "num_heads", None),
+                getattr(module, "head_size", 2 * PAIRS) // 2,
+            )
+            self.functions[function] = self._recognised(
+                type(module), method, convention_of(method, heads, pairs)
+            )
         return self.functions[function]
 
-    def _recognised(self, cls: type, function: Callable, convention: Convention | None) -> RotationFunction:
-        """Return the replacement of a function whose convention was found; raise an error if none was."""
+    def _recognised(
+        self, cls: type, function: Callable, convention: Convention | None
+    ) -> RotationFunction:
+        """Return the replacement of a function whose convention was found; raise an error if none
+        was.
+        """
         if convention is None:
-            rule = "calls a function that is no rotation this library supports, so the model is left unchanged"
+            rule = (
+                "calls a function that is no rotation this library supports, so the model is left "
+                "unchanged"
+            )
             raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))
         return RotationFunction(function, convention, self.backend)
 
@@ -187,11 +238,14 @@ def _with_hint(error: RopeError, layers: list[str], refused: list[str]) -> RopeE
     if not parts:
         return error
     calls = ", ".join(f"patch(model{part})" for part in parts[:3])
-    return RopeError(error.field, f"{error.rule}; to patch the other parts alone, call {calls}", error.value)
+    return RopeError(
+        error.field, f"{error.rule}; to patch the other parts alone, call {calls}", error.value
+    )
 
 
 def _largest_part(path: str, refused: list[str]) -> str | None:
-    """Return the largest module around `path` that neither holds a refused module nor is part of one.
+    """Return the largest module around `path` that neither holds a refused module nor is part of
+    one.
 
     It is written as Python code after the model: .layers[0]. None: there is none.
     """
@@ -199,7 +253,9 @@ def _largest_part(path: str, refused: list[str]) -> str | None:
     for count in range(1, len(names) + 1):
         part = ".".join(names[:count])
         holds_refused = any(f"{other}.".startswith(f"{part}.") for other in refused)
-        is_in_refused = any(other == "" or f"{part}.".startswith(f"{other}.") for other in refused)  # "" is the whole model
+        is_in_refused = any(
+            other == "" or f"{part}.".startswith(f"{other}.") for other in refused
+        )  # "" is the whole model
         if not holds_refused and not is_in_refused:
             return re.sub(r"\.(\d+)", r"[\1]", f".{part}")
     return None

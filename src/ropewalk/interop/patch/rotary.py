@@ -1,4 +1,6 @@
-"""Rotary modules, recognised by behaviour: a spec matches if it gives the same cos and sin as the module."""
+"""Rotary modules, recognised by behaviour: a spec matches if it gives the same cos and sin as the
+module.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from ropewalk.interop.patch.methods import HOOKED, Replacement
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
-#: positions below any trained length, and positions above it, since some ropes change with the length
+#: positions below any trained length, and positions above it, since some ropes change with the
+#: length
 PROBES = ((0, 1, 2, 5, 17, 63), (0, 1, 2, 5, 17, 63, 4095, 131071))
 #: how many axes positions may have
 AXES = (2, 3, 4)
@@ -41,7 +44,9 @@ class RotaryMatch:
 
 
 class RotaryReplacement(Replacement):
-    """A replacement for the forward of a rotary module, which returns a lazy (cos, sin) that carries the positions."""
+    """A replacement for the forward of a rotary module, which returns a lazy (cos, sin) that
+    carries the positions.
+    """
 
     def __init__(self, module: nn.Module, matches: dict[str | None, RotaryMatch]) -> None:
         super().__init__(module, "forward")
@@ -50,16 +55,30 @@ class RotaryReplacement(Replacement):
     def __call__(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """Return lazy tables at `position_ids`, or the module's own where our rope does not apply."""
         match = self.matches.get(layer_type)
-        # our ropes take integers, on the axes of their spec; a layer type without a match keeps its own tables
-        if match is None or position_ids.is_floating_point() or not _fits(match.rope.spec, position_ids):
+        # our ropes take integers, on the axes of their spec; a layer type without a match keeps its
+        # own tables
+        if (
+            match is None
+            or position_ids.is_floating_point()
+            or not _fits(match.rope.spec, position_ids)
+        ):
             return _own_forward(self.module, x, position_ids, layer_type, length_hook(self.module))
-        return LazyAngles(match.rope, position_ids, match.form, x.dtype if match.casts else torch.float32).output()
+        return LazyAngles(
+            match.rope, position_ids, match.form, x.dtype if match.casts else torch.float32
+        ).output()
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Return whether a module computes tables from positions: it has an inv_freq buffer and forward(x, position_ids)."""
+    """Return whether a module computes tables from positions: it has an inv_freq buffer and
+    forward(x, position_ids).
+    """
     parameters = set(inspect.signature(type(module).forward).parameters)
-    return has_frequencies(module) and {"position_ids"} <= parameters <= {"self", "x", "position_ids", "layer_type"}
+    return has_frequencies(module) and {"position_ids"} <= parameters <= {
+        "self",
+        "x",
+        "position_ids",
+        "layer_type",
+    }
 
 
 def has_frequencies(module: nn.Module) -> bool:
@@ -73,7 +92,9 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
     if hook is not None:
         specs |= hook.specs
     if "layer_type" in inspect.signature(type(module).forward).parameters:
-        candidates: dict[str | None, list[RopeSpec]] = {name: [spec] for name, spec in specs.items()}
+        candidates: dict[str | None, list[RopeSpec]] = {
+            name: [spec] for name, spec in specs.items()
+        }
     else:
         candidates = {None: list(dict.fromkeys(specs.values()))}
     probe = _Probe(module, hook)
@@ -81,35 +102,49 @@ def matches_of(module: nn.Module, backend: str | None) -> dict[str | None, Rotar
     for layer_type, layer_specs in candidates.items():
         for spec in layer_specs:
             if (form := probe.form(layer_type, spec)) is not None:
-                matches[layer_type] = RotaryMatch(Rope(spec, backend=backend), form, probe.casts(layer_type, spec))
+                matches[layer_type] = RotaryMatch(
+                    Rope(spec, backend=backend), form, probe.casts(layer_type, spec)
+                )
                 break
     return matches
 
 
 def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> RopeError | None:
-    """Return an error if the tables of a rotary module fit a rotation only while all axes of a position are equal.
+    """Return an error if the tables of a rotary module fit a rotation only while all axes of a
+    position are equal.
 
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
-    doubled = [each for each in conventions if each.reads_both and not each.joined_heads]  # with an entry for each member
+    doubled = [
+        each for each in conventions if each.reads_both and not each.joined_heads
+    ]  # with an entry for each member
     probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
     generator = torch.Generator("cpu").manual_seed(0)
     for axes, layer_type in product(AXES, _layer_types(module)):
-        positions = torch.randint(0, 99, (axes, 1, 7), generator=generator, device="cpu").to(probe.device)
-        same = probe.tables(positions[:1].expand_as(positions), layer_type)  # all axes of a position are equal
+        positions = torch.randint(0, 99, (axes, 1, 7), generator=generator, device="cpu").to(
+            probe.device
+        )
+        same = probe.tables(
+            positions[:1].expand_as(positions), layer_type
+        )  # all axes of a position are equal
         distinct = probe.tables(positions, layer_type)
         is_rotation = any(_has_equal_members(each, distinct, axes) for each in doubled)
         if not is_rotation and any(_has_equal_members(each, same, axes) for each in doubled):
-            rule = "gives the two members of a pair different angles where the axes of a position differ, which is no rotation, "
+            rule = (
+                "gives the two members of a pair different angles where the axes of a position "
+                "differ, which is no rotation, "
+            )
             rule += "so the model is left unchanged"
             return RopeError(type(module).__name__, rule, f"{axes} axes")
     return None
 
 
 def _has_equal_members(convention: Convention, tables: tuple[Tensor, ...], axes: int) -> bool:
-    """Return whether cos and sin have equal entries for both members of each pair, as the convention pairs them."""
+    """Return whether cos and sin have equal entries for both members of each pair, as the
+    convention pairs them.
+    """
     blocks = axes if convention.blocks else 1
     if len(tables) != 2 or any(table.shape[-1] % (2 * blocks) for table in tables):
         return False
@@ -118,13 +153,18 @@ def _has_equal_members(convention: Convention, tables: tuple[Tensor, ...], axes:
 
 
 def _layer_types(module: nn.Module) -> list[str | None]:
-    """Return the layer types that a rotary module has frequencies for; [None] if it does not distinguish them.
+    """Return the layer types that a rotary module has frequencies for; [None] if it does not
+    distinguish them.
 
-    Its buffers are then named after them: full_attention_inv_freq, full_attention_original_inv_freq.
+    Its buffers are then named after them: full_attention_inv_freq,
+    full_attention_original_inv_freq.
     """
     if "layer_type" not in inspect.signature(type(module).forward).parameters:
         return [None]
-    names = (name.removesuffix("inv_freq").removesuffix("original_").removesuffix("_") for name, _ in module.named_buffers())
+    names = (
+        name.removesuffix("inv_freq").removesuffix("original_").removesuffix("_")
+        for name, _ in module.named_buffers()
+    )
     return list(dict.fromkeys(names))
 
 
@@ -143,17 +183,25 @@ def _specs(config: Any) -> dict[str, RopeSpec]:
 
 
 class _Probe:
-    """Runs a copy of a rotary module on trial positions; a copy, because some forwards write to their buffers."""
+    """Runs a copy of a rotary module on trial positions; a copy, because some forwards write to
+    their buffers.
+    """
 
     def __init__(self, module: nn.Module, hook: LengthHook | None) -> None:
         self.module, self.hook = _copy(module), hook
         self.device = next(iter(self.module.buffers())).device
 
     def form(self, layer_type: str | None, spec: RopeSpec) -> str | None:
-        """Return the form of the module's tables, or None if they are not the tables of this spec in any form."""
+        """Return the form of the module's tables, or None if they are not the tables of this spec
+        in any form.
+        """
         if self.device.type == "meta":
             name = type(self.module).__name__
-            raise RopeError(name, "must have its frequencies on a device: load the weights before patching", "meta")
+            raise RopeError(
+                name,
+                "must have its frequencies on a device: load the weights before patching",
+                "meta",
+            )
         rope, forms = Rope(spec), {*FORMS, BY_AXIS} if spec.num_axes > 1 else set(FORMS)
         for probe in PROBES:
             positions = torch.tensor([probe], device=self.device)
@@ -162,16 +210,27 @@ class _Probe:
             theirs = self.tables(positions, layer_type)
             # a float32 angle is off by up to one unit in its last place, and its frequency by a few
             tolerance = (1e-5 + positions.reshape(-1, positions.shape[-1])[0] * 2.0**-21)[:, None]
-            forms = {form for form in forms if _all_near(tables_of(rope, positions, form), theirs, tolerance)}
+            forms = {
+                form
+                for form in forms
+                if _all_near(tables_of(rope, positions, form), theirs, tolerance)
+            }
         return min(forms) if forms else None  # several may fit; the choice must not vary
 
     def casts(self, layer_type: str | None, spec: RopeSpec) -> bool:
-        """Return whether the tables have the dtype of the hidden states; those of OLMo and Ernie stay float32."""
+        """Return whether the tables have the dtype of the hidden states; those of OLMo and Ernie
+        stay float32.
+        """
         shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1)
         positions = torch.zeros(shape, dtype=torch.long, device=self.device)
-        return all(table.dtype == torch.bfloat16 for table in self.tables(positions, layer_type, torch.bfloat16))
+        return all(
+            table.dtype == torch.bfloat16
+            for table in self.tables(positions, layer_type, torch.bfloat16)
+        )
 
-    def tables(self, positions: Tensor, layer_type: str | None, dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    def tables(
+        self, positions: Tensor, layer_type: str | None, dtype: torch.dtype = torch.float32
+    ) -> tuple[Tensor, ...]:
         """Return the module's own tables; () if it does not take positions of this shape."""
         x = torch.zeros(1, device=positions.device, dtype=dtype)
         try:
@@ -189,8 +248,8 @@ def probe_of(module: nn.Module) -> _Probe:
 def _copy(module: nn.Module) -> nn.Module:
     """Return a copy of a rotary module that has the forward of its class.
 
-    If half() or bfloat16() has rounded the frequencies of the config, which no checkpoint intends, the copy is built from the
-    config. Other frequencies are the user's own, and stay.
+    If half() or bfloat16() has rounded the frequencies of the config, which no checkpoint intends,
+    the copy is built from the config. Other frequencies are the user's own, and stay.
     """
     rounded = any(buffer.dtype in (torch.float16, torch.bfloat16) for buffer in module.buffers())
     if rounded and hasattr(module, "config"):
@@ -198,24 +257,32 @@ def _copy(module: nn.Module) -> nn.Module:
         if _is_rounded(module, exact):
             return exact
     # an extension refers to the whole model, which must not be copied
-    clone = copy.deepcopy(module, {id(value): value for name, value in vars(module).items() if name == EXTENSION})
+    clone = copy.deepcopy(
+        module, {id(value): value for name, value in vars(module).items() if name == EXTENSION}
+    )
     for slot in ("forward", HOOKED):
         vars(clone).pop(slot, None)
     return clone
 
 
 def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
-    """Return whether the frequencies of a rotary module are those of `exact`, rounded to the module's dtype.
+    """Return whether the frequencies of a rotary module are those of `exact`, rounded to the
+    module's dtype.
 
-    Frequencies that follow the length change in every call; the first ones are in a buffer named original.
+    Frequencies that follow the length change in every call; the first ones are in a buffer named
+    original.
     """
     ours, theirs = dict(module.named_buffers()), dict(exact.named_buffers())
     names = [name for name in theirs if length_hook(module) is None or "original" in name]
-    pairs = [(ours[name], theirs[name]) for name in names if name in ours and not ours[name].is_meta]
+    pairs = [
+        (ours[name], theirs[name]) for name in names if name in ours and not ours[name].is_meta
+    ]
     return all(torch.equal(mine.cpu(), its.cpu().to(mine.dtype)) for mine, its in pairs)
 
 
-def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None) -> Any:
+def _own_forward(
+    module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None
+) -> Any:
     """Call the forward of the module's class, after updating length-dependent frequencies."""
     if hook is not None:
         hook.update(module, positions, layer_type)
@@ -224,7 +291,12 @@ def _own_forward(module: nn.Module, x: Tensor, positions: Tensor, layer_type: st
 
 
 def _all_near(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...], tolerance: Tensor) -> bool:
-    """Return whether two lists of tables have the same shapes, and entries that differ by at most `tolerance`."""
+    """Return whether two lists of tables have the same shapes, and entries that differ by at most
+    `tolerance`.
+    """
     if [x.shape for x in ours] != [x.shape for x in theirs]:
         return False
-    return all(bool(((our - their).abs() <= tolerance).all()) for our, their in zip(ours, theirs, strict=True))
+    return all(
+        bool(((our - their).abs() <= tolerance).all())
+        for our, their in zip(ours, theirs, strict=True)
+    )

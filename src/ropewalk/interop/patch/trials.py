@@ -1,4 +1,6 @@
-"""Rotation functions recognised by behaviour: the replacement must return what the function returns, for random tensors."""
+"""Rotation functions recognised by behaviour: the replacement must return what the function
+returns, for random tensors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ from ropewalk.spec import LAYOUTS
 #: sizes of trial tensors, all different, so that no axis passes for another
 ROWS, HEADS, KEY_HEADS, TOKENS, PAIRS, BLOCKS = 2, 5, 7, 3, 4, 2
 TRIAL_SECTIONS = [2, 1, 1]
-#: the axes of a trial tensor before its last one, the token axis, and whether each row has a table of its own
+#: the axes of a trial tensor before its last one, the token axis, and whether each row has a table
+#: of its own
 SHAPES = (
     ("row head token", -2, True), ("row token head", -3, True), ("token head", 0, False),
     ("row head token", -2, False), ("row token head", -3, False), ("row token", -2, True),
@@ -38,8 +41,11 @@ DECLINES = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 BOTH = (False, True)
 
 
-def convention_of(function: Callable, heads: int | None = None, pairs: int = PAIRS) -> Convention | None:
-    """Return how a rotation function reads its tables and what it rotates; None if it computes something else.
+def convention_of(
+    function: Callable, heads: int | None = None, pairs: int = PAIRS
+) -> Convention | None:
+    """Return how a rotation function reads its tables and what it rotates; None if it computes
+    something else.
 
     heads, pairs  the sizes that the function supports, if it does not support all
     """
@@ -51,7 +57,9 @@ class _Trials:
     """Calls of one function with random tensors and tables."""
 
     def __init__(self, function: Callable, heads: int | None, pairs: int) -> None:
-        """Find out which parameters of the function hold tables and which are rotated; `heads` None: any number will do."""
+        """Find out which parameters of the function hold tables and which are rotated; `heads`
+        None: any number will do.
+        """
         self.function, self.heads, self.pairs = function, heads, pairs
         self.names = parameters_of(function)
         self.table_names = table_names_of(self.names)
@@ -59,7 +67,9 @@ class _Trials:
 
     @torch.no_grad()
     def convention(self) -> Convention | None:
-        """Return the first convention whose replacement agrees with the function in every call that the function supports."""
+        """Return the first convention whose replacement agrees with the function in every call that
+        the function supports.
+        """
         for axes, candidate in self._candidates():
             if not self._agree(candidate, self._call(axes, candidate)):
                 continue
@@ -67,16 +77,22 @@ class _Trials:
             calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
                 complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
-                if all(self._agree(complete, call) is not False for call in calls):  # None: the function refuses the call
+                if all(
+                    self._agree(complete, call) is not False for call in calls
+                ):  # None: the function refuses the call
                     return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
     def _candidates(self) -> Iterator[tuple[str, Convention]]:
-        """Yield every convention that the function may have, with the axes of its tensors, such as "row head token"."""
+        """Yield every convention that the function may have, with the axes of its tensors, such as
+        "row head token".
+        """
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
         parameter = inspect.signature(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
-        for (axes, tokens, by_row), form, layout, layout_out, reverse in product(SHAPES, forms, LAYOUTS, LAYOUTS, BOTH):
+        for (axes, tokens, by_row), form, layout, layout_out, reverse in product(
+            SHAPES, forms, LAYOUTS, LAYOUTS, BOTH
+        ):
             plain = Convention(form, layout, layout_out, tokens, by_row, reverse=reverse)
             if not needs_positions:
                 yield axes, plain
@@ -96,23 +112,40 @@ class _Trials:
             yield {"more": (0, TOKENS + 1), "options": {UNROTATED: 1, REPEATED: True}}
 
     def _call(
-        self, axes: str, convention: Convention, *, extra: int = 0, more: tuple[int, int] = (0, 0), without: str | None = None,
+        self,
+        axes: str,
+        convention: Convention,
+        *,
+        extra: int = 0,
+        more: tuple[int, int] = (0, 0),
+        without: str | None = None,
         options: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """Return random arguments for the function: tables, and tensors with the axes that `axes` names.
+    ) -> dict[str, Any]:
+        """Return random arguments for the function: tables, and tensors with the axes that `axes`
+        names.
 
         extra    how many dimensions heads are wider than the tables
         more     how many tokens q, and the other tensors, are longer than the tables
         without  the name of a tensor that is None; `options` are further arguments
         """
         generator = torch.Generator().manual_seed(0)
-        draw = lambda *shape: torch.rand(*shape, generator=generator, device="cpu", dtype=torch.float32) - 0.5  # noqa: E731
-        # tables are [axes of a position, rows, tokens, pairs]; most functions have neither of the first two
+        draw = lambda *shape: (  # noqa: E731
+            torch.rand(*shape, generator=generator, device="cpu", dtype=torch.float32) - 0.5
+        )
+        # tables are [axes of a position, rows, tokens, pairs]; most functions have neither of the
+        # first two
         axis_size = (len(TRIAL_SECTIONS),) if SECTIONS in self.names else ()
-        row_size = (ROWS,) if convention.by_row and not convention.gathers and not convention.joined_heads else ()
+        row_size = (
+            (ROWS,)
+            if convention.by_row and not convention.gathers and not convention.joined_heads
+            else ()
+        )
         cos, sin = (draw(*axis_size, *row_size, TOKENS, self.pairs) for _ in range(2))
         tables = convention.tables(cos, sin, _blocks(convention))
-        arguments: dict[str, Any] = {**dict(zip(self.table_names, tables, strict=True)), **(options or {})}
+        arguments: dict[str, Any] = {
+            **dict(zip(self.table_names, tables, strict=True)),
+            **(options or {}),
+        }
         for index, name in enumerate(self.inputs):  # q comes first
             heads, longer = (HEADS, more[0]) if index == 0 else (KEY_HEADS, more[1])
             sizes = {"row": ROWS, "head": self.heads or heads, "token": TOKENS + longer}
@@ -122,13 +155,19 @@ class _Trials:
         if SECTIONS in self.names:
             arguments[SECTIONS] = TRIAL_SECTIONS
         if convention.gathers:
-            arguments[POSITIONS] = torch.randint(0, TOKENS, (ROWS, TOKENS), generator=generator, device="cpu")
+            arguments[POSITIONS] = torch.randint(
+                0, TOKENS, (ROWS, TOKENS), generator=generator, device="cpu"
+            )
         elif convention.blocks:
-            arguments[POSITIONS] = torch.zeros(ROWS, TOKENS, BLOCKS, dtype=torch.int64, device="cpu")
+            arguments[POSITIONS] = torch.zeros(
+                ROWS, TOKENS, BLOCKS, dtype=torch.int64, device="cpu"
+            )
         return arguments
 
     def _agree(self, convention: Convention, arguments: dict[str, Any]) -> bool | None:
-        """Return whether function and replacement return the same; None if the function does not support the arguments."""
+        """Return whether function and replacement return the same; None if the function does not
+        support the arguments.
+        """
         try:
             theirs = self.function(**arguments)
         except DECLINES:
@@ -140,9 +179,16 @@ class _Trials:
         return _are_near(ours, theirs)
 
     def _reads_both(self, axes: str, convention: Convention) -> bool:
-        """Return whether the result changes if entries of doubled tables for the second members of the pairs change."""
-        plain, changed = self._call(axes, convention), self._call(axes, convention)  # two equal calls, of which one is changed
-        members = convention.doubled([changed[name] for name in self.table_names], _blocks(convention))
+        """Return whether the result changes if entries of doubled tables for the second members of
+        the pairs change.
+        """
+        plain, changed = (
+            self._call(axes, convention),
+            self._call(axes, convention),
+        )  # two equal calls, of which one is changed
+        members = convention.doubled(
+            [changed[name] for name in self.table_names], _blocks(convention)
+        )
         for _, second in members:
             second += 1
         return bool(members) and not _are_near(self.function(**plain), self.function(**changed))

@@ -1,4 +1,5 @@
-"""Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch; defined in `attention.lse`.
+"""Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch;
+defined in `attention.lse`.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

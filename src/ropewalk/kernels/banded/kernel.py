@@ -22,12 +22,14 @@ def attend_band(
 ):  # fmt: skip
     """Write softmax(scale q k^T) v and the log-sum-exp of the scores for ROWS queries of one head.
 
-    GROUP is the number of query heads that share a key head. With LOW or HIGH, a query sees only keys with
-    low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys of every block of ROWS queries. Names
-    such as q_token are strides.
+    GROUP is the number of query heads that share a key head. With LOW or HIGH, a query sees only
+    keys with low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys
+    of every block of ROWS queries. Names such as q_token are strides.
     """
     # the queries of this program
-    block = blocks - 1 - tl.program_id(0)  # under causality the last blocks have the most keys, so they start first
+    block = (
+        blocks - 1 - tl.program_id(0)
+    )  # under causality the last blocks have the most keys, so they start first
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
     k_of_head = (head // GROUP).to(tl.int64)
@@ -42,12 +44,14 @@ def attend_band(
     group = tl.load(q_group + batch * q_group_batch + token, mask=live, other=0)
     k_group += batch * k_group_batch
     first, stop = tl.load(ranges + block), tl.load(ranges + blocks + block)
-    # one pass over the keys: `highest` is the highest score so far, `total` the sum of 2^(score - highest), `mixed` the sum of
-    # the values with these weights; a higher score in a later tile multiplies both sums by `kept`
+    # one pass over the keys: `highest` is the highest score so far, `total` the sum of 2^(score -
+    # highest), `mixed` the sum of the values with these weights; a higher score in a later tile
+    # multiplies both sums by `kept`
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, WIDTH_BLOCK], tl.float32)
-    # Triton's interpreter cannot loop to a computed bound, so it gets the largest one; keys from `stop` on are masked
+    # Triton's interpreter cannot loop to a computed bound, so it gets the largest one; keys from
+    # `stop` on are masked
     for tile in range(TILES if TILES > 0 else tl.cdiv(stop - first, KEYS).to(tl.int32)):
         key = first + tile * KEYS + tl.arange(0, KEYS)
         inside = key < stop
@@ -73,11 +77,17 @@ def attend_band(
         weights = tl.exp2(scores - base[:, None])
         kept = tl.exp2(highest - base)
         total = total * kept + tl.sum(weights, axis=1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * kept[:, None], input_precision=PRECISION)
+        mixed = tl.dot(
+            weights.to(values.dtype), values, mixed * kept[:, None], input_precision=PRECISION
+        )
         highest = now_highest
     # a query without keys has a total of 0: its output is 0 and its log-sum-exp -inf
     safe = tl.where(total > 0, total, 1.0)
     place = row.to(tl.int64) * q_len + token
-    tl.store(lse + place, tl.where(total > 0, (highest + tl.log2(safe)) / LOG2_E, float("-inf")), mask=live)
+    tl.store(
+        lse + place,
+        tl.where(total > 0, (highest + tl.log2(safe)) / LOG2_E, float("-inf")),
+        mask=live,
+    )
     out_at = out + place[:, None] * WIDTH + column[None, :]
     tl.store(out_at, mixed / safe[:, None], mask=live[:, None] & (column < WIDTH)[None, :])

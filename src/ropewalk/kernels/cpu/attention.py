@@ -13,8 +13,8 @@ from ropewalk.kernels.cpu import library
 
 #: the library multiplies tiles of this many dimensions
 DIM_MULTIPLE = 8
-#: `struct attention` of attention.inc: pointer and strides (batch, head, row) of q, k, v and y; batch size, heads of q and of k,
-#: rows, head dimension; the softmax scale
+#: `struct attention` of attention.inc: pointer and strides (batch, head, row) of q, k, v and y;
+#: batch size, heads of q and of k, rows, head dimension; the softmax scale
 _CALL = struct.Struct("=16q5qd")
 _attend: Callable[[bytes], int] | None = getattr(library.handle, "ropewalk_attend", None)
 
@@ -25,7 +25,9 @@ def available() -> bool:
 
 
 def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Return why the library cannot compute the attention of q [B, H, S, D], k and v [B, G, S, D], or None if it can."""
+    """Return why the library cannot compute the attention of q [B, H, S, D], k and v [B, G, S, D],
+    or None if it can.
+    """
     if library.handle is None:
         return library.missing
     if _attend is None:
@@ -34,8 +36,16 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return "q, k and v must be float32 on the CPU"
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return "the native attention has no gradient"
-    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:] or q.shape[1] % k.shape[1]:
-        return "q, k and v must have the same batch size, length and head dimension, and q a multiple of k's heads"
+    if (
+        k.shape != v.shape
+        or q.shape[0] != k.shape[0]
+        or q.shape[2:] != k.shape[2:]
+        or q.shape[1] % k.shape[1]
+    ):
+        return (
+            "q, k and v must have the same batch size, length and head dimension, and q a multiple "
+            "of k's heads"
+        )
     if not q.numel():
         return "q is empty"
     if q.shape[-1] % DIM_MULTIPLE:
@@ -44,7 +54,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D]: [B, H, S, D] with the memory of [B, S, H, D].
+    """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D]: [B, H, S, D] with the
+    memory of [B, S, H, D].
 
     The caller has asked `why_not`, which returned None.
     """
@@ -53,7 +64,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     batch, heads, rows, dim = q.shape
     y = q.new_empty(batch, rows, heads, dim).transpose(1, 2)
     pointers_and_strides = [word for x in (q, k, v, y) for word in (x.data_ptr(), *x.stride()[:3])]
-    out_of_memory = _attend(_CALL.pack(*pointers_and_strides, batch, heads, k.shape[1], rows, dim, scale))
+    out_of_memory = _attend(
+        _CALL.pack(*pointers_and_strides, batch, heads, k.shape[1], rows, dim, scale)
+    )
     if out_of_memory:
-        raise RopeError("q", "must be shorter: there is not enough memory for a copy of k and v", list(q.shape))
+        raise RopeError(
+            "q", "must be shorter: there is not enough memory for a copy of k and v", list(q.shape)
+        )
     return y

@@ -10,11 +10,21 @@ import torch
 from torch import Tensor
 
 from ropewalk.kernels.cpu import library
-from ropewalk.kernels.cpu.call import DTYPES, POINTERS, Levels, cached_rows, levels_of, position_words, row_words, shape_words
+from ropewalk.kernels.cpu.call import (
+    DTYPES,
+    POINTERS,
+    Levels,
+    cached_rows,
+    levels_of,
+    position_words,
+    row_words,
+    shape_words,
+)
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
 
 MAX_DIMS = 8
-#: from this many tokens on, reading cached float32 rows of cos and sin is faster than computing them from the two-level table
+#: from this many tokens on, reading cached float32 rows of cos and sin is faster than computing
+#: them from the two-level table
 CACHED_ROWS_FROM = 512
 
 _OUT_OF_RANGE, _NO_MEMORY = 1, 2
@@ -34,7 +44,10 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
     if x.stride(-1) != 1 and x.numel():
         return "the last dimension must have stride 1; call .contiguous()"
     if x._is_zerotensor() or x.is_neg():
-        return "x is a zero tensor without memory, or a lazy negative view; call .resolve_neg() or .clone()"
+        return (
+            "x is a zero tensor without memory, or a lazy negative view; call .resolve_neg() or "
+            ".clone()"
+        )
     if type(request) is TableRequest and not _broadcasts(request.cos, x, request.seq_dim):
         return "the tables must be on the CPU and have x's batch size and heads, or 1 of either"
     return None
@@ -46,42 +59,66 @@ def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
     x_rows, x_heads = (1 if axis is None else x.shape[axis] for axis in (batch, head))
     table_rows = table.shape[0] if table.ndim > 2 else 1
     table_heads = table.shape[1] if table.ndim > 3 else 1
-    return table.is_cpu and table.shape[-2] == x.shape[seq] and table_rows in (1, x_rows) and table_heads in (1, x_heads)
+    return (
+        table.is_cpu
+        and table.shape[-2] == x.shape[seq]
+        and table_rows in (1, x_rows)
+        and table_heads in (1, x_heads)
+    )
 
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself; xs is (q,) or (q, k)."""
-    # with a two-level table the library computes cos and sin itself; otherwise it reads rows of them
+    # with a two-level table the library computes cos and sin itself; otherwise it reads rows of
+    # them
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
         levels = levels_of(request.spec, request.magnitude_power, request.key)
-    keys_have_own_rows = request.keys_have_own_rows(xs[0].device) if levels is None else not levels.for_both
+    keys_have_own_rows = (
+        request.keys_have_own_rows(xs[0].device) if levels is None else not levels.for_both
+    )
     if len(xs) == 2 and (xs[0].dtype is not xs[1].dtype or keys_have_own_rows):
         # one library call has one dtype and the same angles for both tensors
         for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
             run((x,), (out,), request.of_tensor(index))
     elif outs[0] is xs[0] and request.layout_in != request.layout_out:
-        # in place with different layouts, writing a pair would overwrite pairs that have not been read yet
+        # in place with different layouts, writing a pair would overwrite pairs that have not been
+        # read yet
         copies = tuple(torch.empty_like(x) for x in xs)
         run(xs, copies, request)
         for x, y in zip(xs, copies, strict=True):
             x.copy_(y)
     else:
         shapes = shape_words(xs, outs, request)
-        if levels is None or not levels.words or not _run_from_levels(xs, outs, request, levels, shapes):  # type: ignore[arg-type]
+        if (
+            levels is None
+            or not levels.words
+            or not _run_from_levels(xs, outs, request, levels, shapes)
+        ):  # type: ignore[arg-type]
             _run_from_rows(xs, outs, request, shapes)
 
 
-def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
-    """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls with these shapes, dtypes and strides.
+def prepare(
+    xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request
+) -> Callable[..., bool] | None:
+    """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls with these
+    shapes, dtypes and strides.
 
-    It computes angles from a two-level table: cos and sin of coarse and of fine steps, whose angles are added. The function
-    returns False and writes nothing if a position is beyond that table, or memory is. None if one library call is not enough.
+    It computes angles from a two-level table: cos and sin of coarse and of fine steps, whose angles
+    are added. The function returns False and writes nothing if a position is beyond that table, or
+    memory is. None if one library call is not enough.
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions
-    # one library call rotates two tensors of one dtype by the same angles, computed from the two-level table
-    if len(xs) != 2 or xs[0].dtype is not xs[1].dtype or not levels.for_both or not levels.words or request.key:
+    # one library call rotates two tensors of one dtype by the same angles, computed from the
+    # two-level table
+    if (
+        len(xs) != 2
+        or xs[0].dtype is not xs[1].dtype
+        or not levels.for_both
+        or not levels.words
+        or request.key
+    ):
         return None
     # in place with different layouts, `run` needs copies
     if outs[0] is xs[0] and request.layout_in != request.layout_out:
@@ -92,28 +129,50 @@ def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) 
     shapes = shape_words(xs, outs, request)  # packed for the library
     # looked up now, because every lookup inside the function would delay a decode step
     pack, rotate = POINTERS.pack, _rotate
-    # the library call's arguments after the pointers: where positions are, the two-level table, and the shapes
+    # the library call's arguments after the pointers: where positions are, the two-level table, and
+    # the shapes
     arguments = position_words(positions) + levels.words + shapes
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
 
-    # the default of `_alive` is not used: it keeps the two-level table alive, whose address is among the arguments
+    # the default of `_alive` is not used: it keeps the two-level table alive, whose address is
+    # among the arguments
     def run_prepared(
-        q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor, positions: Tensor | None, offset: int, _alive: Levels = levels
+        q: Tensor,
+        k: Tensor,
+        q_out: Tensor,
+        k_out: Tensor,
+        positions: Tensor | None,
+        offset: int,
+        _alive: Levels = levels,
     ) -> bool:
         """Rotate q and k by one library call; return False if nothing was written."""
         position_pointer = 0 if positions is None else positions.data_ptr()
-        pointers = pack(q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset)
+        pointers = pack(
+            q.data_ptr(), k.data_ptr(), q_out.data_ptr(), k_out.data_ptr(), position_pointer, offset
+        )
         # False: the rows of queries, which are those of keys too
-        rows = cached_rows(spec, magnitude_power, False, offset, seq) if consecutive and seq >= CACHED_ROWS_FROM else None
+        rows = (
+            cached_rows(spec, magnitude_power, False, offset, seq)
+            if consecutive and seq >= CACHED_ROWS_FROM
+            else None
+        )
         # cached rows of cos and sin take the place of positions and table
         return rotate(pointers + (arguments if rows is None else rows.words + shapes)) == 0
 
     return run_prepared
 
 
-def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request, levels: Levels, shapes: bytes) -> bool:
-    """Rotate by the two-level table or by cached rows; return False if a position is beyond them. `shapes`: see `shape_words`."""
+def _run_from_levels(
+    xs: tuple[Tensor, ...],
+    outs: tuple[Tensor, ...],
+    request: Request,
+    levels: Levels,
+    shapes: bytes,
+) -> bool:
+    """Rotate by the two-level table or by cached rows; return False if a position is beyond them.
+    `shapes`: see `shape_words`.
+    """
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
@@ -121,35 +180,60 @@ def _run_from_levels(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: 
             return _call(xs, outs, None, 0, rows.words + shapes) != _OUT_OF_RANGE
     if positions is not None and positions.dtype is not torch.int64:
         positions = positions.to(torch.int64)
-    return _call(xs, outs, positions, request.offset, position_words(positions) + levels.words + shapes) != _OUT_OF_RANGE
+    return (
+        _call(
+            xs, outs, positions, request.offset, position_words(positions) + levels.words + shapes
+        )
+        != _OUT_OF_RANGE
+    )
 
 
-def _run_from_rows(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, shapes: bytes) -> None:
-    """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast. `shapes`: see `shape_words`."""
+def _run_from_rows(
+    xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, shapes: bytes
+) -> None:
+    """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast.
+    `shapes`: see `shape_words`.
+    """
     x = xs[0]
     # sin is not negated for an inverse rotation, because the library does that
-    forwards = replace(request, sign=1) if type(request) is Request and request.sign < 0 else request
+    forwards = (
+        replace(request, sign=1) if type(request) is Request and request.sign < 0 else request
+    )
     cos, sin = forwards.rows(x.shape[request.seq_dim], x.device, torch.float32, request.key)
     if x.dtype is torch.bfloat16 and type(request) is TableRequest:
-        # rounding to bfloat16 would change a NaN with a payload of ones to zero, so replace every NaN by the default NaN
+        # rounding to bfloat16 would change a NaN with a payload of ones to zero, so replace every
+        # NaN by the default NaN
         cos, sin = (table.nan_to_num(math.nan, math.inf, -math.inf) for table in (cos, sin))
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    strides = [0 if size == 1 else stride for size, stride in zip(cos.shape, cos.stride(), strict=True)]
+    strides = [
+        0 if size == 1 else stride for size, stride in zip(cos.shape, cos.stride(), strict=True)
+    ]
     batch_stride = strides[0] if len(strides) > 2 else 0
     head_stride = strides[1] if len(strides) > 3 else 0
     rows = row_words(cos.data_ptr(), sin.data_ptr(), strides[-2], batch_stride, head_stride)
     _call(xs, outs, None, 0, rows + shapes)
 
 
-def _call(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], positions: Tensor | None, offset: int, after_pointers: bytes) -> int:
-    """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the tables of cos and sin.
+def _call(
+    xs: tuple[Tensor, ...],
+    outs: tuple[Tensor, ...],
+    positions: Tensor | None,
+    offset: int,
+    after_pointers: bytes,
+) -> int:
+    """Call the library and return its status: 0, or _OUT_OF_RANGE if a position is beyond the
+    tables of cos and sin.
 
-    `after_pointers` holds the packed arguments after the pointers; the caller must keep the memory alive that it points to.
+    `after_pointers` holds the packed arguments after the pointers; the caller must keep the memory
+    alive that it points to.
     """
     # for a single tensor, xs[-1] is xs[0]
     tensors = (xs[0].data_ptr(), xs[-1].data_ptr(), outs[0].data_ptr(), outs[-1].data_ptr())
-    status = _rotate(POINTERS.pack(*tensors, 0 if positions is None else positions.data_ptr(), offset) + after_pointers)
+    status = _rotate(
+        POINTERS.pack(*tensors, 0 if positions is None else positions.data_ptr(), offset)
+        + after_pointers
+    )
     if status == _NO_MEMORY:
         raise MemoryError("not enough memory for cos and sin of these positions")
     return status

@@ -1,7 +1,9 @@
-"""The arguments of a library call, packed as bytes: pointers, strides of the angles, the two-level table, and shapes.
+"""The arguments of a library call, packed as bytes: pointers, strides of the angles, the two-level
+table, and shapes.
 
-The library takes one array of 64-bit words; a function or a field called `words` holds some of them, as bytes. Everything but
-the pointers is cached between calls. Nothing that threads share is ever written to.
+The library takes one array of 64-bit words; a function or a field called `words` holds some of
+them, as bytes. Everything but the pointers is cached between calls. Nothing that threads share is
+ever written to.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ from torch import Tensor
 from ropewalk.caches import Cache, cached
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, AnyRequest, Request, token_axes
 from ropewalk.spec import RopeSpec
-from ropewalk.table import LEVEL_BITS, TABLES, Tables, first_rows, keys_have_own_table, magnitude_on, tables
+from ropewalk.table import (
+    LEVEL_BITS,
+    TABLES,
+    Tables,
+    first_rows,
+    keys_have_own_table,
+    magnitude_on,
+    tables,
+)
 
 #: the enum values of cpu.c
 DTYPES = {dtype: number for number, dtype in enumerate(COMPUTED_IN_FLOAT32)}
@@ -23,20 +33,26 @@ LAYOUTS = {"half": 0, "interleaved": 1}
 
 #: pointers to x of up to two tensors, to y of the same, and to positions; the offset
 POINTERS = struct.Struct("=6q")
-#: cos, sin and their strides (seq, batch, head) in floats; the strides of positions (seq, batch), and their batch size
+#: cos, sin and their strides (seq, batch, head) in floats; the strides of positions (seq, batch),
+#: and their batch size
 _ANGLES = struct.Struct("=8q")
 #: pointers to low cos, low sin, high cos and high sin; the number of bits of a level; the magnitude
 _LEVELS = struct.Struct("=4qqd")
 _NO_LEVELS = _LEVELS.pack(0, 0, 0, 0, 0, 1.0)
 
 
-def row_words(cos: int, sin: int, token_stride: int, batch_stride: int = 0, head_stride: int = 0) -> bytes:
-    """Return the packed arguments for rows of cos and sin, given by their pointers and strides: no positions, no levels."""
+def row_words(
+    cos: int, sin: int, token_stride: int, batch_stride: int = 0, head_stride: int = 0
+) -> bytes:
+    """Return the packed arguments for rows of cos and sin, given by their pointers and strides: no
+    positions, no levels.
+    """
     return _ANGLES.pack(cos, sin, token_stride, batch_stride, head_stride, 0, 0, 0) + _NO_LEVELS
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the packed `_ANGLES` if the library computes angles: no cos and sin, so the first five words are 0.
+    """Return the packed `_ANGLES` if the library computes angles: no cos and sin, so the first five
+    words are 0.
 
     positions None means offset, offset + 1, ...
     """
@@ -58,16 +74,25 @@ _LEVELS_OF_SPECS = Cache("cpu levels", entries=1024, points_into=TABLES)
 
 
 def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
-    """Return the packed two-level table, with the magnitude of keys if `key`; the caller must keep it alive during the call."""
+    """Return the packed two-level table, with the magnitude of keys if `key`; the caller must keep
+    it alive during the call.
+    """
     signature = (spec.fingerprint, magnitude_power, key)
     levels = _LEVELS_OF_SPECS.get(signature)
     if levels is not None:
         return levels
     spec_tables, words = tables(spec, torch.device("cpu")), b""
-    # frequencies that depend on the length and xPos's growth need more than a table and one magnitude
-    if spec_tables.frequencies.growth is None and spec_tables.levels is not None and not (spec.needs_length or spec.fractional):
+    # frequencies that depend on the length and xPos's growth need more than a table and one
+    # magnitude
+    if (
+        spec_tables.frequencies.growth is None
+        and spec_tables.levels is not None
+        and not (spec.needs_length or spec.fractional)
+    ):
         magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** magnitude_power
-        words = _LEVELS.pack(*(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude)
+        words = _LEVELS.pack(
+            *(level.data_ptr() for level in spec_tables.levels), LEVEL_BITS, magnitude
+        )
     levels = Levels(words, not keys_have_own_table(spec, torch.device("cpu")), spec_tables)
     return _LEVELS_OF_SPECS.keep(signature, levels)
 
@@ -82,8 +107,12 @@ class Rows(NamedTuple):
 _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 
 
-def cached_rows(spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int) -> Rows | None:
-    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; None if no table has them."""
+def cached_rows(
+    spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int
+) -> Rows | None:
+    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers;
+    None if no table has them.
+    """
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:
         return None
@@ -121,10 +150,22 @@ def _shape_words(
     dtype: torch.dtype,
     *shapes: tuple[int, ...],
 ) -> bytes:
-    """Return the packed arguments; `shapes` holds, for each tensor, the sizes and strides of x and the strides of its out."""
+    """Return the packed arguments; `shapes` holds, for each tensor, the sizes and strides of x and
+    the strides of its out.
+    """
     tensors, ndim = len(shapes) // 3, len(shapes[0])
     axes = (-1 if axis is None else axis for axis in token_axes(ndim, seq_dim))
-    words = [tensors, ndim, DTYPES[dtype], LAYOUTS[layout_in], LAYOUTS[layout_out], inverse, start, pairs, *axes]
+    words = [
+        tensors,
+        ndim,
+        DTYPES[dtype],
+        LAYOUTS[layout_in],
+        LAYOUTS[layout_out],
+        inverse,
+        start,
+        pairs,
+        *axes,
+    ]
     for shape in shapes:
         words += shape
     return struct.pack(f"={len(words)}q", *words)

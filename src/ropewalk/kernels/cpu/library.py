@@ -14,7 +14,10 @@ from ropewalk.errors import choice
 ABI = 3
 
 _PATH = Path(__file__).with_name("_cpu.so")
-_REBUILD = "install a C compiler (gcc or clang), then: pip install --force-reinstall --no-cache-dir --no-binary ropewalk ropewalk"
+_REBUILD = (
+    "install a C compiler (gcc or clang), then: pip install --force-reinstall --no-cache-dir "
+    "--no-binary ropewalk ropewalk"
+)
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
@@ -35,20 +38,29 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-#: torch's thread pools, best first: the library function that selects the pool, and the symbols of torch that it needs.
+#: torch's thread pools, best first: the library function that selects the pool, and the symbols of
+#: torch that it needs.
 #: Linking OpenMP instead could load a second OpenMP runtime into the process.
 POOLS = {
     "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),
-    "openmp": ("ropewalk_use_openmp", ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads")),
+    "openmp": (
+        "ropewalk_use_openmp",
+        ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads"),
+    ),
 }
 
 
 def join_pool(*names: str) -> str:
-    """Select the first of the named thread pools that this torch has, and return its name; "serial" if it has none."""
-    library: ctypes.CDLL = handle  # type: ignore[assignment]  # only called if the library was loaded
+    """Select the first of the named thread pools that this torch has, and return its name; "serial"
+    if it has none.
+    """
+    # only called if the library was loaded
+    library: ctypes.CDLL = handle  # type: ignore[assignment]
     library.ropewalk_serial()
     try:
-        torch_library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"))))
+        torch_library = ctypes.CDLL(
+            str(next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")))
+        )
     except (OSError, StopIteration):
         return "serial"
     for name in names:
@@ -60,18 +72,25 @@ def join_pool(*names: str) -> str:
 
 
 def isas() -> dict[str, int]:
-    """Return the instruction sets that this machine can run, widest first, with their indices in the library."""
-    names = []  # the library returns an empty name for an instruction set that the machine lacks, and None after the last
+    """Return the instruction sets that this machine can run, widest first, with their indices in
+    the library.
+    """
+    # the library returns an empty name for an instruction set that the machine lacks, and None
+    # after the last
+    names = []
     while handle is not None and (name := handle.ropewalk_isa(len(names))) is not None:
         names.append(name.decode())
     return {name: index for index, name in enumerate(names) if name}
 
 
 def choose_isa(name: str | None = None) -> str:
-    """Select an instruction set for the whole process, the widest if `name` is None, and return its name."""
+    """Select an instruction set for the whole process, the widest if `name` is None, and return its
+    name.
+    """
     indices = isas()
     name = choice("ROPEWALK_ISA", name, indices) if name else next(iter(indices))
-    handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]  # `indices` is not empty, so the library was loaded
+    # `indices` is not empty, so the library was loaded
+    handle.ropewalk_choose_isa(indices[name])  # type: ignore[union-attr]
     return name
 
 

@@ -1,6 +1,8 @@
-"""Two tiles whose columns belong together, such as members of pairs, in one matrix product. Importing this imports Triton.
+"""Two tiles whose columns belong together, such as members of pairs, in one matrix product.
+Importing this imports Triton.
 
-One product of a wide tile reads its operands from shared memory less often than two products of narrow ones.
+One product of a wide tile reads its operands from shared memory less often than two products of
+narrow ones.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def together(first, second, GROUP: tl.constexpr):
-    """Return [T, 2 C] from two tiles [T, C]: GROUP columns of the first, GROUP of the second, the next GROUP of the first, ...
+    """Return [T, 2 C] from two tiles [T, C]: GROUP columns of the first, GROUP of the second, the
+    next GROUP of the first, ...
 
-    With a GROUP of 1 or 8, a matrix instruction gives both columns of a pair to the same thread, so `apart` and `together`
-    exchange nothing between threads.
+    With a GROUP of 1 or 8, a matrix instruction gives both columns of a pair to the same thread, so
+    `apart` and `together` exchange nothing between threads.
     """
     ROWS: tl.constexpr = first.shape[0]
     COLUMNS: tl.constexpr = first.shape[1]
@@ -29,7 +32,9 @@ def together(first, second, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def columns_together(COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Return for each column of a tile of `together` which column of the two tiles it is, and whether of the second, [1, 2 C]."""
+    """Return for each column of a tile of `together` which column of the two tiles it is, and
+    whether of the second, [1, 2 C].
+    """
     column = tl.arange(0, 2 * COLUMNS)[None, :]
     return column // (2 * GROUP) * GROUP + column % GROUP, column // GROUP % 2 != 0
 
@@ -40,14 +45,18 @@ def apart(both, GROUP: tl.constexpr):
     """Return the two tiles [T, C] of which `together` made `both` [T, 2 C]."""
     ROWS: tl.constexpr = both.shape[0]
     COLUMNS: tl.constexpr = both.shape[1] // 2
-    first, second = tl.split(tl.permute(tl.reshape(both, [ROWS, COLUMNS // GROUP, 2, GROUP]), (0, 1, 3, 2)))
+    first, second = tl.split(
+        tl.permute(tl.reshape(both, [ROWS, COLUMNS // GROUP, 2, GROUP]), (0, 1, 3, 2))
+    )
     return tl.reshape(first, [ROWS, COLUMNS]), tl.reshape(second, [ROWS, COLUMNS])
 
 
 @triton.jit
 @no_type_check
 def mask_together(live, GROUP: tl.constexpr):
-    """Return the mask of a tile of two blocks, from the mask of each; with a GROUP of 0 there is one block."""
+    """Return the mask of a tile of two blocks, from the mask of each; with a GROUP of 0 there is
+    one block.
+    """
     if GROUP:
         live = together(live.to(tl.int32), live.to(tl.int32), GROUP) != 0
     return live

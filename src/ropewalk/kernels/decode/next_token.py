@@ -1,4 +1,5 @@
-"""The end of a decode step in Triton: the most likely token of each row, its embedding, and the next position, in one launch.
+"""The end of a decode step in Triton: the most likely token of each row, its embedding, and the
+next position, in one launch.
 
 Importing this imports Triton.
 """
@@ -20,12 +21,13 @@ def next_token(
     logits, embedding, tokens, x, counters, highest, places, arrived, rows, logits_row, x_row,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write the place of a row's highest logit to `tokens`, that row of `embedding` to x, and add 1 to the row's counters.
+    """Write the place of a row's highest logit to `tokens`, that row of `embedding` to x, and add 1
+    to the row's counters.
 
-    Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each stores its highest logit and
-    that one's place, and the last to arrive compares them. `counters` is [positions of all rows,
-    slots of all rows, number of keys]; the first row also adds 1 to the last. A slot is also the place of the new token in
-    `tokens`. logits_row and x_row are strides.
+    Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each
+    stores its highest logit and that one's place, and the last to arrive compares them. `counters`
+    is [positions of all rows, slots of all rows, number of keys]; the first row also adds 1 to the
+    last. A slot is also the place of the new token in `tokens`. logits_row and x_row are strides.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
@@ -40,7 +42,9 @@ def next_token(
     for start in range(0, SHARE, BLOCK):
         place = split * SHARE + start + at
         inside = (start + at < SHARE) & (place < VOCABULARY)
-        value = tl.load(logits + row * logits_row + place, mask=inside, other=float("-inf")).to(tl.float32)
+        value = tl.load(logits + row * logits_row + place, mask=inside, other=float("-inf")).to(
+            tl.float32
+        )
         better = value > best
         best, best_place = tl.where(better, value, best), tl.where(better, place, best_place)
     most = tl.max(best, axis=0)
@@ -51,10 +55,14 @@ def next_token(
         tl.debug_barrier()  # both must be stored before the counter is incremented
         if tl.atomic_add(arrived + row, 1, sem="acq_rel") < SPLITS - 1:
             return
-        # this is the last program: reset the counter for the next launch, then compare what all have stored
+        # this is the last program: reset the counter for the next launch, then compare what all
+        # have stored
         tl.store(arrived + row, 0)
         each = row * SPLITS + tl.arange(0, SPLITS)
-        every, its_place = tl.load(highest + each, cache_modifier=".cg"), tl.load(places + each, cache_modifier=".cg")
+        every, its_place = (
+            tl.load(highest + each, cache_modifier=".cg"),
+            tl.load(places + each, cache_modifier=".cg"),
+        )
         first = tl.min(tl.where(every == tl.max(every, axis=0), its_place, VOCABULARY), axis=0)
     # without a finite logit no place was found, and the first token is as good as any
     chosen = tl.where(first < VOCABULARY, first, 0).to(tl.int64)

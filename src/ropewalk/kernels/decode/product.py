@@ -1,7 +1,9 @@
-"""Matrix products of a decode step in Triton, with the steps before and after them inside. Importing this imports Triton.
+"""Matrix products of a decode step in Triton, with the steps before and after them inside.
+Importing this imports Triton.
 
-A decode step has few rows and reads every weight once, so it is limited by memory bandwidth. One launch norms the input,
-multiplies it, and finishes the output: adds the residual or applies the gate.
+A decode step has few rows and reads every weight once, so it is limited by memory bandwidth. One
+launch norms the input, multiplies it, and finishes the output: adds the residual or applies the
+gate.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import triton.language as tl
 from ropewalk.kernels.decode.columns import apart, mask_together, together
 from ropewalk.kernels.triton.pairs import load, store
 
-#: values of FINISH: store the product; add the residual to it; multiply silu(first half) by the second half
+#: values of FINISH: store the product; add the residual to it; multiply silu(first half) by the
+#: second half
 STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)
 GATE = tl.constexpr(2)
-#: how many weights of each row are moved to the L2 cache before the previous kernel ends; none, or four times as many, are slower
+#: how many weights of each row are moved to the L2 cache before the previous kernel ends; none, or
+#: four times as many, are slower
 EARLY_WEIGHTS = tl.constexpr(128)
 #: a matrix instruction of a Hopper GPU computes so many rows
 INSTRUCTION_ROWS = tl.constexpr(64)
@@ -31,11 +35,13 @@ def begin(
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, MASKED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return what `products` begins with: for a single row of x the first DEPTH weights of each weight row, else the pointers.
+    """Return what `products` begins with: for a single row of x the first DEPTH weights of each
+    weight row, else the pointers.
 
-    first_row and second_row are the indices [1, COLUMNS] of two blocks of weight rows; with a GROUP of 0 there is only the first.
-    With PDL (programmatic dependent launch) this kernel starts before the previous one ends. The weights do not depend on the
-    previous kernel, so the first of them are loaded while it still runs; after this call the kernel must call `wait`.
+    first_row and second_row are the indices [1, COLUMNS] of two blocks of weight rows; with a GROUP
+    of 0 there is only the first. With PDL (programmatic dependent launch) this kernel starts before
+    the previous one ends. The weights do not depend on the previous kernel, so the first of them
+    are loaded while it still runs; after this call the kernel must call `wait`.
     """
     if ROWS == 1:
         if PDL:
@@ -44,18 +50,32 @@ def begin(
         depth = tl.arange(0, DEPTH)[None, :]
         inside = tl.reshape(live, [COLUMNS, 1]) & (depth < K)
         first = load(_rows_of_weight(weight, first_row, K) + depth, inside, MASKED, "evict_first")
-        second = load(_rows_of_weight(weight, second_row, K) + depth, inside, MASKED, "evict_first") if GROUP else first
+        second = (
+            load(_rows_of_weight(weight, second_row, K) + depth, inside, MASKED, "evict_first")
+            if GROUP
+            else first
+        )
         return first, second
     else:
         index = together(first_row, second_row, GROUP) if GROUP else first_row
         weights = weight + index.to(tl.int64) * K
         if PDL and K >= EARLY_WEIGHTS:
             line: tl.constexpr = 128 * 8 // weight.dtype.element_ty.primitive_bitwidth
-            early = tl.reshape(weights, [index.shape[1], 1]) + tl.arange(0, EARLY_WEIGHTS // line)[None, :] * line
+            early = (
+                tl.reshape(weights, [index.shape[1], 1])
+                + tl.arange(0, EARLY_WEIGHTS // line)[None, :] * line
+            )
             if MASKED:
-                early = tl.where(tl.reshape(mask_together(live, GROUP), [index.shape[1], 1]), early, weight)
+                early = tl.where(
+                    tl.reshape(mask_together(live, GROUP), [index.shape[1], 1]), early, weight
+                )
             tl.inline_asm_elementwise(
-                "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [early], dtype=tl.int32, is_pure=False, pack=1
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+                "=r,l",
+                [early],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
             )
         return weights, weights
 
@@ -70,7 +90,9 @@ def _rows_of_weight(weight, row, K: tl.constexpr):
 @triton.jit
 @no_type_check
 def wait(PDL: tl.constexpr):
-    """Wait until the previous kernel has ended and what it wrote can be read; without PDL this is so from the start."""
+    """Wait until the previous kernel has ended and what it wrote can be read; without PDL this is
+    so from the start.
+    """
     if PDL:
         tl.extra.cuda.gdc_wait()
 
@@ -78,9 +100,11 @@ def wait(PDL: tl.constexpr):
 @triton.jit
 @no_type_check
 def rows_of_x(x, row, rows, x_row, ROWS: tl.constexpr):
-    """Return pointers to the rows of x; rows of the tile after the last one of x read rows of x again.
+    """Return pointers to the rows of x; rows of the tile after the last one of x read rows of x
+    again.
 
-    What they compute is not stored. Reading them again takes less time than a mask, unless many read the same one.
+    What they compute is not stored. Reading them again takes less time than a mask, unless many
+    read the same one.
     """
     if ROWS > 1:
         row = row % rows
@@ -93,11 +117,12 @@ def _vector_products(
     x, norm_weight, weights, more_weights, first_rows, second_rows, live, eps,
     K: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BOTH: tl.constexpr, NORM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH the second is the first.
+    """Return one row x [K] times two blocks of weight rows, float32 [COLUMNS] each; without BOTH
+    the second is the first.
 
-    `weights` and `more_weights` are the first DEPTH of each weight row. Products are summed in registers: one row would leave
-    most of a matrix instruction unused. With NORM x is RMS-normed: its weight multiplies x before the product, and the inverse
-    rms multiplies the result.
+    `weights` and `more_weights` are the first DEPTH of each weight row. Products are summed in
+    registers: one row would leave most of a matrix instruction unused. With NORM x is RMS-normed:
+    its weight multiplies x before the product, and the inverse rms multiplies the result.
     """
     first = tl.zeros([COLUMNS, DEPTH], tl.float32)
     second = tl.zeros([COLUMNS, DEPTH], tl.float32)
@@ -110,7 +135,11 @@ def _vector_products(
         if after < K:
             inside = live & (after + depth < K)
             next_weights = load(first_rows + after + depth, inside, MASKED, "evict_first")
-            next_more = load(second_rows + after + depth, inside, MASKED, "evict_first") if BOTH else next_weights
+            next_more = (
+                load(second_rows + after + depth, inside, MASKED, "evict_first")
+                if BOTH
+                else next_weights
+            )
         a = load(x + start + depth, start + depth < K, MASKED, "").to(tl.float32)
         if NORM:
             squares = tl.fma(a, a, squares)
@@ -136,7 +165,8 @@ def _matrix_products(
 ):  # fmt: skip
     """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
-    ROWS_MASKED hides the rows that are not `row_live`; without it all rows of x are read, see `rows_of_x`.
+    ROWS_MASKED hides the rows that are not `row_live`; without it all rows of x are read, see
+    `rows_of_x`.
     """
     COLUMNS: tl.constexpr = weights.shape[1]
     # where x has too few rows for a matrix instruction, the weights may have enough
@@ -155,7 +185,8 @@ def _matrix_products(
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if PDL:
-        # not earlier: programs of the next kernel would then crowd on the multiprocessors with free shared memory
+        # not earlier: programs of the next kernel would then crowd on the multiprocessors with free
+        # shared memory
         tl.extra.cuda.gdc_launch_dependents()
     return tl.trans(total) if SWAPPED else total
 
@@ -167,23 +198,46 @@ def products(
     K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr,
     MASKED: tl.constexpr, ROWS_MASKED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; with a GROUP of 0 the second is the first.
+    """Return x times two blocks of weight rows, float32 [ROWS, COLUMNS] each; with a GROUP of 0 the
+    second is the first.
 
-    `x` points to [ROWS, 1] rows; `begun` and `more_begun` are what `begin` returned for the same weight, indices and GROUP. A
-    gate needs both blocks, and so do the two members of pairs that will rotate. NORM, the RMS norm of x inside the product, needs
-    ROWS = 1.
+    `x` points to [ROWS, 1] rows; `begun` and `more_begun` are what `begin` returned for the same
+    weight, indices and GROUP. A gate needs both blocks, and so do the two members of pairs that
+    will rotate. NORM, the RMS norm of x inside the product, needs ROWS = 1.
     """
     if ROWS == 1:
         first, second = _vector_products(
-            x, norm_weight, begun, more_begun, _rows_of_weight(weight, first_row, K), _rows_of_weight(weight, second_row, K),
-            tl.reshape(live, [COLUMNS, 1]), eps, K, COLUMNS, DEPTH, GROUP > 0, NORM, MASKED,
-        )  # fmt: skip
+            x,
+            norm_weight,
+            begun,
+            more_begun,
+            _rows_of_weight(weight, first_row, K),
+            _rows_of_weight(weight, second_row, K),
+            tl.reshape(live, [COLUMNS, 1]),
+            eps,
+            K,
+            COLUMNS,
+            DEPTH,
+            GROUP > 0,
+            NORM,
+            MASKED,
+        )
         return first[None, :], second[None, :]
     else:
         tl.static_assert(not NORM, "only a single row can be normed inside the product")
         total = _matrix_products(
-            x, begun, row_live, mask_together(live, GROUP), K, ROWS, DEPTH, MASKED, ROWS_MASKED, PRECISION, PDL
-        )  # fmt: skip
+            x,
+            begun,
+            row_live,
+            mask_together(live, GROUP),
+            K,
+            ROWS,
+            DEPTH,
+            MASKED,
+            ROWS_MASKED,
+            PRECISION,
+            PDL,
+        )
         first, second = apart(total, GROUP) if GROUP else (total, total)
         return first, second
 
@@ -198,9 +252,9 @@ def product(
 ):  # fmt: skip
     """Store COUNT columns of norm(x) @ weight^T + bias, finished as FINISH says.
 
-    FINISH is STORE; ADD, which adds the residual; or GATE, which reads 2 COUNT rows of the weight and stores silu(first half) *
-    second half. A program computes a tile of ROWS x COLUMNS, DEPTH of the K terms at a time. x_row, residual_row and out_row are
-    strides.
+    FINISH is STORE; ADD, which adds the residual; or GATE, which reads 2 COUNT rows of the weight
+    and stores silu(first half) * second half. A program computes a tile of ROWS x COLUMNS, DEPTH of
+    the K terms at a time. x_row, residual_row and out_row are strides.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -208,15 +262,37 @@ def product(
     MASKED: tl.constexpr = COUNT % COLUMNS != 0 or K % DEPTH != 0
     # with GATE, `first` are the columns of the gate and `second` the columns that it multiplies
     GROUP: tl.constexpr = 0 if FINISH != GATE else 8 if COLUMNS >= 8 else 1
-    first, second = begin(weight, column, COUNT + column, live, K, ROWS, COLUMNS, DEPTH, GROUP, MASKED, PDL)
+    first, second = begin(
+        weight, column, COUNT + column, live, K, ROWS, COLUMNS, DEPTH, GROUP, MASKED, PDL
+    )
     wait(PDL)
     if FINISH == ADD:
         # before the product, which hides how long this load takes
-        added = tl.load(residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0)
+        added = tl.load(
+            residual + row.to(tl.int64) * residual_row + column, mask=row_live & live, other=0.0
+        )
     first, second = products(
-        rows_of_x(x, row, rows, x_row, ROWS), norm_weight, weight, column, COUNT + column, first, second, row_live, live, eps,
-        K, ROWS, COLUMNS, DEPTH, GROUP, NORM, MASKED, ROWS_MASKED, PRECISION, PDL,
-    )  # fmt: skip
+        rows_of_x(x, row, rows, x_row, ROWS),
+        norm_weight,
+        weight,
+        column,
+        COUNT + column,
+        first,
+        second,
+        row_live,
+        live,
+        eps,
+        K,
+        ROWS,
+        COLUMNS,
+        DEPTH,
+        GROUP,
+        NORM,
+        MASKED,
+        ROWS_MASKED,
+        PRECISION,
+        PDL,
+    )
     if BIAS:
         first += tl.load(bias + column, mask=live, other=0.0).to(tl.float32)
     if FINISH == GATE:
@@ -225,13 +301,21 @@ def product(
         first = first * tl.sigmoid(first) * second
     if FINISH == ADD:
         first += added.to(tl.float32)
-    tl.store(out + row.to(tl.int64) * out_row + column, first.to(out.dtype.element_ty), mask=row_live & live)
+    tl.store(
+        out + row.to(tl.int64) * out_row + column,
+        first.to(out.dtype.element_ty),
+        mask=row_live & live,
+    )
 
 
 @triton.jit
 @no_type_check
-def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Store the RMS norm of each row of x [rows, K], one program per row; BLOCK is K rounded up to a power of two."""
+def norm(
+    x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """Store the RMS norm of each row of x [rows, K], one program per row; BLOCK is K rounded up to
+    a power of two.
+    """
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     factor = load(weight + column, column < K, BLOCK != K, "").to(tl.float32)
     wait(PDL)
@@ -239,18 +323,38 @@ def norm(x, weight, out, eps, x_row, out_row, K: tl.constexpr, BLOCK: tl.constex
         tl.extra.cuda.gdc_launch_dependents()
     wide = load(x + row * x_row + column, column < K, BLOCK != K, "").to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(wide * wide) / K + eps)
-    store(out + row * out_row + column, (wide * inverse_rms * factor).to(out.dtype.element_ty), column < K, BLOCK != K, "")
+    store(
+        out + row * out_row + column,
+        (wide * inverse_rms * factor).to(out.dtype.element_ty),
+        column < K,
+        BLOCK != K,
+        "",
+    )
 
 
 @triton.jit
 @no_type_check
-def gated(packed, out, packed_row, out_row, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """Store silu(first half) * second half of each row of packed [rows, 2 COUNT], BLOCK results in each program."""
+def gated(
+    packed, out, packed_row, out_row, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """Store silu(first half) * second half of each row of packed [rows, 2 COUNT], BLOCK results in
+    each program.
+    """
     column, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1).to(tl.int64)
     wait(PDL)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    first = load(packed + row * packed_row + column, column < COUNT, COUNT % BLOCK != 0, "").to(tl.float32)
-    second = load(packed + row * packed_row + COUNT + column, column < COUNT, COUNT % BLOCK != 0, "").to(tl.float32)
+    first = load(packed + row * packed_row + column, column < COUNT, COUNT % BLOCK != 0, "").to(
+        tl.float32
+    )
+    second = load(
+        packed + row * packed_row + COUNT + column, column < COUNT, COUNT % BLOCK != 0, ""
+    ).to(tl.float32)
     result = first * tl.sigmoid(first) * second
-    store(out + row * out_row + column, result.to(out.dtype.element_ty), column < COUNT, COUNT % BLOCK != 0, "")
+    store(
+        out + row * out_row + column,
+        result.to(out.dtype.element_ty),
+        column < COUNT,
+        COUNT % BLOCK != 0,
+        "",
+    )

@@ -1,4 +1,5 @@
-"""qk_norm_rope: RMS-norm of q and k, rotation and KV-cache write in one launch, with a definition in plain torch.
+"""qk_norm_rope: RMS-norm of q and k, rotation and KV-cache write in one launch, with a definition
+in plain torch.
 
 Triton itself is imported at the first call.
 """

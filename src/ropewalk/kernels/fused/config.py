@@ -1,4 +1,6 @@
-"""How the fused kernel divides its work, and which calls it supports. Importing this does not import Triton."""
+"""How the fused kernel divides its work, and which calls it supports. Importing this does not
+import Triton.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ HEAD_DIM, MIN_DIMS_PER_WARP = 128, 256
 
 @cached("fused configurations", entries=256)
 def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
-    """Return the configuration for `tokens` tokens with up to `heads` heads, adapted to their head_dim."""
+    """Return the configuration for `tokens` tokens with up to `heads` heads, adapted to their
+    head_dim.
+    """
     config = next(config for most, config in CONFIGS if tokens <= most)
     width = power_of_two(head_dim)
     block_heads = min(power_of_two(heads), max(1, config.heads * HEAD_DIM // width))
@@ -64,13 +68,18 @@ def pick_config(tokens: int, heads: int, head_dim: int) -> Config:
 
 
 def why_not_kernel(call: Call) -> str | None:
-    """Return why the Triton kernel does not support a call, or None if it does; its weights are those of the head norms."""
+    """Return why the Triton kernel does not support a call, or None if it does; its weights are
+    those of the head norms.
+    """
     cache = call.cache
     if reason := why_no_triton(call.q) or why_not_spec(call.spec.fingerprint, call.q.device):
         return reason
     for t in (call.q, call.k, call.v, call.q_out, call.k_out, *call.weights):
         if t is not None and t.dtype not in COMPUTED_IN_FLOAT32:
-            return f"the kernel computes in float32, so it takes float16, bfloat16 and float32, not {t.dtype}"
+            return (
+                "the kernel computes in float32, so it takes float16, bfloat16 and float32, not "
+                f"{t.dtype}"
+            )
         if t is not None and t.stride(-1) != 1:
             return "the last dimension is not contiguous"
     if cache is not None and cache.k.dtype not in COMPUTED_IN_FLOAT32 and not cache.quantised:
@@ -82,10 +91,15 @@ def why_not_kernel(call: Call) -> str | None:
 
 @cached("specs the fused kernel refuses", entries=256)
 def why_not_spec(fingerprint: str, device: torch.device) -> str | None:
-    """Return why kernels that compute exact angles cannot use the spec with this fingerprint, or None if they can."""
+    """Return why kernels that compute exact angles cannot use the spec with this fingerprint, or
+    None if they can.
+    """
     spec = spec_of(fingerprint)
     if spec.needs_length:
-        return f"the frequencies of {type(spec.scaling).__name__} depend on the length of each sequence"
+        return (
+            f"the frequencies of {type(spec.scaling).__name__} depend on the length of each "
+            "sequence"
+        )
     if spec.precision == "hf":
         return 'precision "hf" rounds angles to float32, but the kernel computes exact angles'
     if spec.fractional:

@@ -1,7 +1,9 @@
-"""The definition of the fused kernel in plain torch: RMS-norm of every head, rotation, and the write into a KV cache.
+"""The definition of the fused kernel in plain torch: RMS-norm of every head, rotation, and the
+write into a KV cache.
 
-It computes in float32 (float64 for float64 inputs) and rounds each result once, when it is stored. The Triton kernel takes the
-same `Call` and is tested against this module, which also runs the calls that the kernel does not support.
+It computes in float32 (float64 for float64 inputs) and rounds each result once, when it is stored.
+The Triton kernel takes the same `Call` and is tested against this module, which also runs the calls
+that the kernel does not support.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ FP8_MAX = 448.0
 class QKNorm:
     """RMS-norm of every q and k head over its whole width: x / sqrt(mean(x^2) + eps) * w.
 
-    Weights are [head_dim], or None for no weight; `plus_one` multiplies by 1 + w, for weights stored as Gemma does.
+    Weights are [head_dim], or None for no weight; `plus_one` multiplies by 1 + w, for weights
+    stored as Gemma does.
     """
 
     q_weight: Tensor | None = None
@@ -40,15 +43,22 @@ class QKNorm:
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
         flag("plus_one", self.plus_one)
         if (self.q_weight is None) != (self.k_weight is None):
-            raise RopeError("k_weight", "must be given together with q_weight, or both left out", self.k_weight)
+            raise RopeError(
+                "k_weight", "must be given together with q_weight, or both left out", self.k_weight
+            )
         for name, weight in (("q_weight", self.q_weight), ("k_weight", self.k_weight)):
-            if weight is not None and (weight.ndim != 1 or not weight.is_floating_point() or not weight.is_contiguous()):
-                raise RopeError(name, "must be contiguous floats [head_dim]", [weight.dtype, list(weight.shape)])
+            if weight is not None and (
+                weight.ndim != 1 or not weight.is_floating_point() or not weight.is_contiguous()
+            ):
+                raise RopeError(
+                    name, "must be contiguous floats [head_dim]", [weight.dtype, list(weight.shape)]
+                )
 
 
 @dataclass(frozen=True, eq=False)
 class LatentNorm:
-    """RMS-norm of the dims of k that do not rotate, for latent attention (MLA): k is [latent | key], and q is not normed.
+    """RMS-norm of the dims of k that do not rotate, for latent attention (MLA): k is [latent |
+    key], and q is not normed.
 
     `weight` is [head_dim - rotary_dim]; the rotated slice must be the end of the head.
     """
@@ -66,18 +76,28 @@ class LatentNorm:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eps", number("eps", self.eps, low=0))
-        if self.weight.ndim != 1 or not self.weight.is_floating_point() or not self.weight.is_contiguous():
-            raise RopeError("weight", "must be contiguous floats [latent]", [self.weight.dtype, list(self.weight.shape)])
+        if (
+            self.weight.ndim != 1
+            or not self.weight.is_floating_point()
+            or not self.weight.is_contiguous()
+        ):
+            raise RopeError(
+                "weight",
+                "must be contiguous floats [latent]",
+                [self.weight.dtype, list(self.weight.shape)],
+            )
 
 
 @dataclass(frozen=True, eq=False)
 class KVSlots:
-    """The key and value caches of one layer, written by slot; v is None for latent attention, whose values are in k.
+    """The key and value caches of one layer, written by slot; v is None for latent attention, whose
+    values are in k.
 
-    k, v              [slots, heads, head_dim], or pages [pages, page_size, heads, head_dim] where slot s is row s % page_size
-                      of page s // page_size. Any strides with the last dimension contiguous: pass pages with heads first
-                      as `cache.transpose(1, 2)`.
-    k_scale, v_scale  for float8_e4m3fn caches: x / scale is stored, saturated at 448; a float or one float32 on the device
+    k, v              [slots, heads, head_dim], or pages [pages, page_size, heads, head_dim] where
+                      slot s is row s % page_size of page s // page_size. Any strides with the last
+                      dimension contiguous: pass pages with heads first as `cache.transpose(1, 2)`.
+    k_scale, v_scale  for float8_e4m3fn caches: x / scale is stored, saturated at 448; a float or
+                      one float32 on the device
     """
 
     k: Tensor
@@ -88,16 +108,29 @@ class KVSlots:
     def __post_init__(self) -> None:
         allowed = (*COMPUTED_IN_FLOAT32, torch.float64, FP8)
         for name, cache in (("k", self.k), ("v", self.v)):
-            if cache is not None and (cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1):
-                rule = "must be float or float8_e4m3fn [slots, heads, D] or [pages, page_size, heads, D], last dim contiguous"
+            if cache is not None and (
+                cache.dtype not in allowed or cache.ndim not in (3, 4) or cache.stride(-1) != 1
+            ):
+                rule = (
+                    "must be float or float8_e4m3fn [slots, heads, D] or [pages, page_size, heads, "
+                    "D], last dim contiguous"
+                )
                 raise RopeError(f"{name} cache", rule, [cache.dtype, list(cache.shape)])
         if self.v is None and self.v_scale is not None:
             raise RopeError("v_scale", "needs a v cache; leave it out", self.v_scale)
         if self.v is None:
             object.__setattr__(self, "k_scale", self._on_device("k_scale", self.k_scale))
             return
-        if self.k.shape != self.v.shape or self.k.dtype != self.v.dtype or self.k.device != self.v.device:
-            raise RopeError("v cache", "must have the shape, dtype and device of the k cache", [self.v.dtype, list(self.v.shape)])
+        if (
+            self.k.shape != self.v.shape
+            or self.k.dtype != self.v.dtype
+            or self.k.device != self.v.device
+        ):
+            raise RopeError(
+                "v cache",
+                "must have the shape, dtype and device of the k cache",
+                [self.v.dtype, list(self.v.shape)],
+            )
         for name, scale in (("k_scale", self.k_scale), ("v_scale", self.v_scale)):
             object.__setattr__(self, name, self._on_device(name, scale))
 
@@ -109,9 +142,15 @@ class KVSlots:
             return None
         if isinstance(scale, Tensor):
             if scale.numel() != 1 or scale.dtype != torch.float32 or scale.device != self.k.device:
-                raise RopeError(name, f"must be a float or one float32 on {self.k.device}", [scale.dtype, list(scale.shape)])
+                raise RopeError(
+                    name,
+                    f"must be a float or one float32 on {self.k.device}",
+                    [scale.dtype, list(scale.shape)],
+                )
             return scale
-        return torch.full((1,), 1.0 if scale is None else number(name, scale, above=0), device=self.k.device)
+        return torch.full(
+            (1,), 1.0 if scale is None else number(name, scale, above=0), device=self.k.device
+        )
 
     @property
     def quantised(self) -> bool:
@@ -120,7 +159,8 @@ class KVSlots:
     @property
     def scales(self) -> tuple[Tensor | None, Tensor | None]:
         """The scales of k and v on the device; None unless the cache is quantised."""
-        return self.k_scale, self.v_scale  # type: ignore[return-value]  # converted to tensors in __post_init__
+        # converted to tensors in __post_init__
+        return self.k_scale, self.v_scale  # type: ignore[return-value]
 
     @property
     def page_size(self) -> int:
@@ -134,7 +174,8 @@ class KVSlots:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """One checked call: q [T, Hq, D], k and v [T, Hk, D], contiguous in the last dimension; positions [T] or [axes, T].
+    """One checked call: q [T, Hq, D], k and v [T, Hk, D], contiguous in the last dimension;
+    positions [T] or [axes, T].
 
     Outputs that are None are not computed; `slots` is [T] if there is a `cache`, otherwise None.
     """
@@ -152,8 +193,12 @@ class Call:
     k_out: Tensor | None = None
 
     def rows(self, key: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [T, 1, pairs] for all heads, magnitude included; `key`: those of attention keys."""
-        cos, sin = cos_sin(self.spec, self.positions, length=self.length, dtype=table_dtype(self.q), key=key)
+        """Return cos and sin [T, 1, pairs] for all heads, magnitude included; `key`: those of
+        attention keys.
+        """
+        cos, sin = cos_sin(
+            self.spec, self.positions, length=self.length, dtype=table_dtype(self.q), key=key
+        )
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     @property
@@ -200,9 +245,11 @@ def norm_and_rotate(call: Call, x: Tensor, key: bool) -> Tensor:
 
 
 def backward(call: Call, grad: Tensor, key: bool) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of `norm_and_rotate` for x (rounded to its dtype) and for the weight; the rms is recomputed from x.
+    """Return the gradients of `norm_and_rotate` for x (rounded to its dtype) and for the weight;
+    the rms is recomputed from x.
 
-    With n = x r w and r = 1 / rms: dn is dy rotated backwards, dw is the sum of dn x r, and dx = r (dn w - x r^2 mean(dn w x)).
+    With n = x r w and r = 1 / rms: dn is dy rotated backwards, dw is the sum of dn x r, and dx = r
+    (dn w - x r^2 mean(dn w x)).
     """
     x = call.k if key else call.q
     cos, sin = call.rows(key)
@@ -226,12 +273,15 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 
 def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
-    """Return the factor of the normalised head of q, or of k if `key`: w, 1 + w, or 1 without a weight."""
+    """Return the factor of the normalised head of q, or of k if `key`: w, 1 + w, or 1 without a
+    weight.
+    """
     weight = call.weights[1 if key else 0]
     if weight is None:
         return 1.0
     wide = weight.to(dtype)
-    return 1.0 + wide if call.norm.plus_one else wide  # type: ignore[union-attr]  # only a norm has a weight
+    # only a norm has a weight
+    return 1.0 + wide if call.norm.plus_one else wide  # type: ignore[union-attr]
 
 
 def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
@@ -240,17 +290,26 @@ def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
-    """Store k and v of every token at its slot; a negative slot is padding. A CUDA graph can capture it: no synchronisation."""
+    """Store k and v of every token at its slot; a negative slot is padding. A CUDA graph can
+    capture it: no synchronisation.
+    """
     if not slots.numel():
         return
     slots = slots.to(torch.int64)
     if slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
-        raise RopeError("slots", f"must be below the cache's {cache.num_slots} slots; negative ones are padding", last)
+        raise RopeError(
+            "slots",
+            f"must be below the cache's {cache.num_slots} slots; negative ones are padding",
+            last,
+        )
     live = (slots >= 0) & (slots < cache.num_slots)
-    # padding tokens write a copy of a real token to the real token's slot; if all are padding, slot 0 is rewritten unchanged
+    # padding tokens write a copy of a real token to the real token's slot; if all are padding, slot
+    # 0 is rewritten unchanged
     source = torch.where(live, torch.arange(len(slots), device=slots.device), live.int().argmax())
     target = torch.where(live.any(), slots[source], 0)
-    rows_of_cache = (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
+    rows_of_cache = (
+        (target,) if cache.k.ndim == 3 else (target // cache.page_size, target % cache.page_size)
+    )
     for store, x, scale in zip((cache.k, cache.v), (k, v), cache.scales, strict=True):
         if store is None or x is None:
             continue

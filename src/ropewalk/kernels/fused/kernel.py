@@ -1,4 +1,6 @@
-"""The fused kernels: norm, rotation and cache write in one launch, and the backward. Importing this imports Triton."""
+"""The fused kernels: norm, rotation and cache write in one launch, and the backward. Importing this
+imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from ropewalk.kernels.triton.pairs import load
 @triton.jit
 @no_type_check
 def _slot_rows(cache, slot, head, page_stride, row_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Return pointers [tokens, heads, 1] to the first dim of each head in a cache; a slot is a row of a page."""
+    """Return pointers [tokens, heads, 1] to the first dim of each head in a cache; a slot is a row
+    of a page.
+    """
     rows = cache + (slot // PAGE_SIZE * page_stride)[:, None, None] + head * head_stride
     if PAGE_SIZE > 1:
         rows += (slot % PAGE_SIZE * row_stride)[:, None, None]
@@ -40,24 +44,39 @@ def _normed_and_rotated(
     HEADS: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, MAGNITUDE: tl.constexpr, AXES: tl.constexpr,
     SPREAD: tl.constexpr, QUICK: tl.constexpr, EVICT: tl.constexpr, PDL: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """Return normalised and rotated heads of q or of k as (first and second members of the pairs, dims that do not rotate).
+    """Return normalised and rotated heads of q or of k as (first and second members of the pairs,
+    dims that do not rotate).
 
     `rows` [TOKENS, HEADS, 1] points to the heads in memory. HEAD and WEIGHT are as in tiles.py.
-    SPREAD computes the angles once for each head, and not once for all of them; LATENT norms only the dims that do not rotate.
+    SPREAD computes the angles once for each head, and not once for all of them; LATENT norms only
+    the dims that do not rotate.
     """
     first, second, rest = load_head(rows, live, MASKED, INTERLEAVED, HEAD, EVICT)
     w_first, w_second, w_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
     if LATENT:
         rest = latent_normed(rest, weight, eps, HEAD, TOKENS, HEADS)
     ANGLES: tl.constexpr = HEADS if SPREAD else 1
-    phase = phases(steps, axis_of_pair, positions, token, token_live, axis_stride, AXES, HEAD, MASK_TOKENS, ANGLES)
+    phase = phases(
+        steps,
+        axis_of_pair,
+        positions,
+        token,
+        token_live,
+        axis_stride,
+        AXES,
+        HEAD,
+        MASK_TOKENS,
+        ANGLES,
+    )
     if PDL:
         # everything is loaded, so the next kernel may start
         tl.extra.cuda.gdc_launch_dependents()
     cos, sin = phase_cos_sin(phase, QUICK)
     if MAGNITUDE:
         cos, sin = cos * magnitude, sin * magnitude
-    return norm_and_rotate(first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM, WEIGHT, HEAD)
+    return norm_and_rotate(
+        first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM, WEIGHT, HEAD
+    )
 
 
 @triton.jit(do_not_specialize=["tokens", "num_slots"])
@@ -75,19 +94,23 @@ def forward(
     MASK_TOKENS: tl.constexpr, EVICT: tl.constexpr, STORE: tl.constexpr, PDL: tl.constexpr,
     LATENT: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate q and k, and store k and v; each program processes TOKENS tokens and a group of heads of q, k or v.
+    """Normalise and rotate q and k, and store k and v; each program processes TOKENS tokens and a
+    group of heads of q, k or v.
 
-    Programs with the same tokens have adjacent ids. A program has heads of one tensor only, so every warp reads and writes
-    whole rows, also of a cache with scattered slots. Outputs may alias inputs, so the compiler moves no load before a store;
-    therefore all loads are written before the first store.
+    Programs with the same tokens have adjacent ids. A program has heads of one tensor only, so
+    every warp reads and writes whole rows, also of a cache with scattered slots. Outputs may alias
+    inputs, so the compiler moves no load before a store; therefore all loads are written before the
+    first store.
 
     HEAD, WEIGHT        the sizes of a head and the kind of its weight, as in tiles.py
     BLOCK_Q, BLOCK_K    heads of q, and of k or v, in one program
     KEEP_K, VALUES      also write k to `k_out`; also store v in its cache
     LATENT              norm only the dims of k that do not rotate
-    SPREAD, QUICK       compute the angles once for each head, not once for all; use the GPU's approximate sine instruction
+    SPREAD, QUICK       compute the angles once for each head, not once for all; use the GPU's
+                        approximate sine instruction
     EVICT, STORE        cache hints of the loads and of the stores
-    steps, axis_stride  each pair's angle per position as an integer phase; the stride of the axes of `positions`
+    steps, axis_stride  each pair's angle per position as an integer phase; the stride of the axes
+                        of `positions`
     PDL                 start before the previous kernel ends, and wait for it before the first load
     q_token, k_page ... strides: from one token of q, or page of the k cache, to the next
     """
@@ -107,46 +130,115 @@ def forward(
         q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
         q_live = token_live[:, None, None] & (q_index < Q_HEADS)
         q_first, q_second, q_rest = _normed_and_rotated(
-            q + row * q_token + q_index * q_head, q_live, q_weight, q_magnitude, eps,
-            steps, axis_of_pair, positions, token, token_live, axis_stride,
-            MASK_Q, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_Q, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+            q + row * q_token + q_index * q_head,
+            q_live,
+            q_weight,
+            q_magnitude,
+            eps,
+            steps,
+            axis_of_pair,
+            positions,
+            token,
+            token_live,
+            axis_stride,
+            MASK_Q,
+            MASK_TOKENS,
+            INTERLEAVED,
+            HEAD,
+            TOKENS,
+            BLOCK_Q,
+            NORM,
+            WEIGHT,
+            MAGNITUDE,
+            AXES,
+            SPREAD,
+            QUICK,
+            EVICT,
+            PDL,
             False,
-        )  # fmt: skip
+        )
         store_head(
             q_out + row * q_out_token + q_index * q_out_head,
             q_first, q_second, q_rest, 1.0, q_live, False, MASK_Q, INTERLEAVED_OUT, HEAD, STORE,
         )  # fmt: skip
     else:
         is_key = group < Q_GROUPS + K_GROUPS
-        k_index = ((group - Q_GROUPS) % K_GROUPS * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
+        k_index = ((group - Q_GROUPS) % K_GROUPS * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[
+            None, :, None
+        ]
         k_live = token_live[:, None, None] & (k_index < K_HEADS)
         if CACHE:
             slot = load(slots + token, token_live, MASK_TOKENS, "").to(tl.int64)
             written = k_live & ((slot >= 0) & (slot < num_slots))[:, None, None]
         if is_key:
             k_first, k_second, k_rest = _normed_and_rotated(
-                k + row * k_token + k_index * k_head, k_live, k_weight, k_magnitude, eps,
-                steps, axis_of_pair, positions, token, token_live, axis_stride,
-                MASK_K, MASK_TOKENS, INTERLEAVED, HEAD, TOKENS, BLOCK_K, NORM, WEIGHT, MAGNITUDE, AXES, SPREAD, QUICK, EVICT, PDL,
+                k + row * k_token + k_index * k_head,
+                k_live,
+                k_weight,
+                k_magnitude,
+                eps,
+                steps,
+                axis_of_pair,
+                positions,
+                token,
+                token_live,
+                axis_stride,
+                MASK_K,
+                MASK_TOKENS,
+                INTERLEAVED,
+                HEAD,
+                TOKENS,
+                BLOCK_K,
+                NORM,
+                WEIGHT,
+                MAGNITUDE,
+                AXES,
+                SPREAD,
+                QUICK,
+                EVICT,
+                PDL,
                 LATENT,
-            )  # fmt: skip
+            )
             if CACHE:
                 inverse_scale = 1.0
                 if QUANTISED:
                     inverse_scale = 1.0 / tl.load(k_scale)
                 store_head(
                     _slot_rows(k_cache, slot, k_index, k_page, k_row, k_slot_head, PAGE_SIZE),
-                    k_first, k_second, k_rest, inverse_scale, written, QUANTISED, True, INTERLEAVED_OUT, HEAD, STORE,
-                )  # fmt: skip
+                    k_first,
+                    k_second,
+                    k_rest,
+                    inverse_scale,
+                    written,
+                    QUANTISED,
+                    True,
+                    INTERLEAVED_OUT,
+                    HEAD,
+                    STORE,
+                )
             if KEEP_K:
                 store_head(
                     k_out + row * k_out_token + k_index * k_out_head,
-                    k_first, k_second, k_rest, 1.0, k_live, False, MASK_K, INTERLEAVED_OUT, HEAD, STORE,
-                )  # fmt: skip
+                    k_first,
+                    k_second,
+                    k_rest,
+                    1.0,
+                    k_live,
+                    False,
+                    MASK_K,
+                    INTERLEAVED_OUT,
+                    HEAD,
+                    STORE,
+                )
         elif VALUES:
             dim = tl.arange(0, BLOCK_DIM)[None, None, :]
             inside = dim < HEAD[0]
-            values = load(v + row * v_token + k_index * v_head + dim, k_live & inside, MASK_K or HEAD[0] != BLOCK_DIM, EVICT)
+            values = load(
+                v + row * v_token + k_index * v_head + dim,
+                k_live & inside,
+                MASK_K or HEAD[0] != BLOCK_DIM,
+                EVICT,
+            )
             if PDL:
                 tl.extra.cuda.gdc_launch_dependents()
             inverse_scale = 1.0
@@ -166,8 +258,11 @@ def _heads_backward(
     x, grad, dx, weight, cos, sin, eps, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, INTERLEAVED_OUT: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Compute `definition.backward` on the three tiles of a head (see tiles.py): store dx, and return each head's part of dw."""
-    # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight, w_* the contribution to dw
+    """Compute `definition.backward` on the three tiles of a head (see tiles.py): store dx, and
+    return each head's part of dw.
+    """
+    # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight,
+    # w_* the contribution to dw
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     # rotated backwards: the gradient of the normed head, which is dx if there is no norm
@@ -175,9 +270,19 @@ def _heads_backward(
     w_first, w_second, w_rest = first, second, rest
     if NORM:
         x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, "")
-        x_first, x_second, x_rest = x_first.to(tl.float32), x_second.to(tl.float32), x_rest.to(tl.float32)
-        inverse_rms = tl.rsqrt(mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps)
-        x_first, x_second, x_rest = x_first * inverse_rms, x_second * inverse_rms, x_rest * inverse_rms
+        x_first, x_second, x_rest = (
+            x_first.to(tl.float32),
+            x_second.to(tl.float32),
+            x_rest.to(tl.float32),
+        )
+        inverse_rms = tl.rsqrt(
+            mean_product(x_first, x_second, x_rest, x_first, x_second, x_rest, HEAD) + eps
+        )
+        x_first, x_second, x_rest = (
+            x_first * inverse_rms,
+            x_second * inverse_rms,
+            x_rest * inverse_rms,
+        )
         w_first, w_second, w_rest = first * x_first, second * x_second, rest * x_rest
         f_first, f_second, f_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
         first, second, rest = weighted(first, second, rest, f_first, f_second, f_rest, WEIGHT)
@@ -193,9 +298,18 @@ def _heads_backward(
 @triton.jit
 @no_type_check
 def _store_weight_grad(
-    out, first, second, rest, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
+    out,
+    first,
+    second,
+    rest,
+    INTERLEAVED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """Store one program's contribution to dw, the sum over its tokens and heads, at `out` [1, 1, 1]."""
+    """Store one program's contribution to dw, the sum over its tokens and heads, at `out` [1, 1,
+    1].
+    """
     rows: tl.constexpr = TOKENS * HEADS
     PAIR_BLOCK: tl.constexpr = HEAD[3]
     REST_BLOCK: tl.constexpr = HEAD[4]  # 0 if all dims of a head rotate
@@ -220,10 +334,11 @@ def backward(
 ):  # fmt: skip
     """Compute dq, dk and each program's partial sum of dw.
 
-    A program loops over many tokens, so it can sum dw in registers and write it once. weight_grads is float32
-    [programs, 2, head_dim], for the weights of q and of k.
+    A program loops over many tokens, so it can sum dw in registers and write it once. weight_grads
+    is float32 [programs, 2, head_dim], for the weights of q and of k.
     """
-    # a worker processes every block of tokens whose index is its own plus a multiple of the number of workers
+    # a worker processes every block of tokens whose index is its own plus a multiple of the number
+    # of workers
     group, worker = tl.program_id(0) % GROUPS, tl.program_id(0) // GROUPS
     q_index = (group * BLOCK_Q + tl.arange(0, BLOCK_Q)).to(tl.int64)[None, :, None]
     k_index = (group * BLOCK_K + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :, None]
@@ -243,23 +358,55 @@ def backward(
         token = block * TOKENS + tl.arange(0, TOKENS)
         row = token.to(tl.int64)[:, None, None]
         live = token < tokens
-        cos, sin = phase_cos_sin(phases(steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, 1))
+        cos, sin = phase_cos_sin(
+            phases(
+                steps, axis_of_pair, positions, token, live, axis_stride, AXES, HEAD, MASK_TOKENS, 1
+            )
+        )
         first, second, rest = _heads_backward(
-            q + row * q_token + q_index * q_head, q_grad + row * q_grad_token + q_index * q_grad_head,
-            dq + row * dq_token + q_index * dq_head, q_weight, cos * q_magnitude, sin * q_magnitude, eps,
-            live[:, None, None] & (q_index < Q_HEADS), MASK_Q, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_Q,
-        )  # fmt: skip
+            q + row * q_token + q_index * q_head,
+            q_grad + row * q_grad_token + q_index * q_grad_head,
+            dq + row * dq_token + q_index * dq_head,
+            q_weight,
+            cos * q_magnitude,
+            sin * q_magnitude,
+            eps,
+            live[:, None, None] & (q_index < Q_HEADS),
+            MASK_Q,
+            INTERLEAVED,
+            INTERLEAVED_OUT,
+            NORM,
+            WEIGHT,
+            HEAD,
+            TOKENS,
+            BLOCK_Q,
+        )
         if WEIGHT_GRAD:
             q_first, q_second, q_rest = q_first + first, q_second + second, q_rest + rest
         first, second, rest = _heads_backward(
-            k + row * k_token + k_index * k_head, k_grad + row * k_grad_token + k_index * k_grad_head,
-            dk + row * dk_token + k_index * dk_head, k_weight, cos * k_magnitude, sin * k_magnitude, eps,
-            live[:, None, None] & (k_index < K_HEADS), MASK_K, INTERLEAVED, INTERLEAVED_OUT, NORM, WEIGHT, HEAD, TOKENS, BLOCK_K,
-        )  # fmt: skip
+            k + row * k_token + k_index * k_head,
+            k_grad + row * k_grad_token + k_index * k_grad_head,
+            dk + row * dk_token + k_index * dk_head,
+            k_weight,
+            cos * k_magnitude,
+            sin * k_magnitude,
+            eps,
+            live[:, None, None] & (k_index < K_HEADS),
+            MASK_K,
+            INTERLEAVED,
+            INTERLEAVED_OUT,
+            NORM,
+            WEIGHT,
+            HEAD,
+            TOKENS,
+            BLOCK_K,
+        )
         if WEIGHT_GRAD:
             k_first, k_second, k_rest = k_first + first, k_second + second, k_rest + rest
         block += tl.num_programs(0) // GROUPS
     if WEIGHT_GRAD:
         part = weight_grads + tl.program_id(0) * (2 * HEAD[0]) + tl.zeros([1, 1, 1], tl.int32)
         _store_weight_grad(part, q_first, q_second, q_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_Q)
-        _store_weight_grad(part + HEAD[0], k_first, k_second, k_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_K)
+        _store_weight_grad(
+            part + HEAD[0], k_first, k_second, k_rest, INTERLEAVED, HEAD, TOKENS, BLOCK_K
+        )

@@ -1,4 +1,6 @@
-"""Launches of the fused kernels: a launch plan is made once for each combination of shapes and then reused."""
+"""Launches of the fused kernels: a launch plan is made once for each combination of shapes and then
+reused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _PLANS = Cache("fused launch plans", entries=1024, points_into=TABLES)
 
 
 def run(call: Call, config: Config | None = None) -> None:
-    """Write the outputs and the cache of a call in one launch, without synchronising, so a CUDA graph can capture it."""
+    """Write the outputs and the cache of a call in one launch, without synchronising, so a CUDA
+    graph can capture it.
+    """
     tokens = call.q.shape[0]
     if not tokens:
         return
@@ -34,9 +38,20 @@ def run(call: Call, config: Config | None = None) -> None:
         config = pick_config(tokens, max(call.q.shape[1], call.k.shape[1]), call.spec.head_dim)
     tensors = changing_tensors(call)
     norm = () if call.norm is None else (type(call.norm), call.norm.eps, call.norm.plus_one)
-    # everything that a compiled kernel depends on: it is specialised by dtypes, strides and the alignment of pointers
-    signature = (call.spec.fingerprint, call.q.device, call.q.shape[1:], call.k.shape[1], tokens % config.tokens, config, norm)
-    signature += tuple(None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors)
+    # everything that a compiled kernel depends on: it is specialised by dtypes, strides and the
+    # alignment of pointers
+    signature = (
+        call.spec.fingerprint,
+        call.q.device,
+        call.q.shape[1:],
+        call.k.shape[1],
+        tokens % config.tokens,
+        config,
+        norm,
+    )
+    signature += tuple(
+        None if t is None else (t.dtype, t.stride(), t.data_ptr() % 16) for t in tensors
+    )
     signature += (None if call.cache is None else call.cache.k.shape,)
     plan = _PLANS.get(signature)
     if plan is None:
@@ -45,20 +60,42 @@ def run(call: Call, config: Config | None = None) -> None:
 
 
 def changing_tensors(call: Call) -> tuple[Tensor | None, ...]:
-    """Return the first kernel arguments: the tensors, which change from call to call; `weights` are those of the head norms."""
+    """Return the first kernel arguments: the tensors, which change from call to call; `weights` are
+    those of the head norms.
+    """
     cache = call.cache
-    stores, scales = ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
-    return (call.q, call.k, call.v, call.q_out, call.k_out, *stores, *call.weights, *scales, call.positions, call.slots)
+    stores, scales = (
+        ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
+    )
+    return (
+        call.q,
+        call.k,
+        call.v,
+        call.q_out,
+        call.k_out,
+        *stores,
+        *call.weights,
+        *scales,
+        call.positions,
+        call.slots,
+    )
 
 
 class _ForwardPlan(LaunchPlan):
-    """The launch plan of the forward for calls with the same shapes, strides and spec; the number of tokens may differ."""
+    """The launch plan of the forward for calls with the same shapes, strides and spec; the number
+    of tokens may differ.
+    """
 
     def __init__(self, call: Call, config: Config) -> None:
         values = forward_values(call, config)
-        super().__init__(_FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps)
-        # programs for each block of tokens: one for each group of heads of q, of k and of v, which is divided like k
-        q_groups, k_groups = (-(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name in ("Q", "K"))
+        super().__init__(
+            _FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps
+        )
+        # programs for each block of tokens: one for each group of heads of q, of k and of v, which
+        # is divided like k
+        q_groups, k_groups = (
+            -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name in ("Q", "K")
+        )
         self.groups = q_groups + (2 if values["VALUES"] else 1) * k_groups
         self.tokens_per_program = config.tokens
 
@@ -79,22 +116,43 @@ def forward_values(call: Call, config: Config) -> dict[str, Any]:
     values = _angle_values(call) | _head_values(call, q_block, k_block)
     return values | {
         **_strides(q=call.q, k=call.k, v=call.v, q_out=call.q_out, k_out=call.k_out),
-        **dict(zip(("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"), k_slots + v_slots, strict=True)),
-        "num_slots": 0 if cache is None else cache.num_slots, "PAGE_SIZE": page_size,
-        "CACHE": cache is not None, "QUANTISED": cache is not None and cache.quantised, "KEEP_K": call.k_out is not None,
-        "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0), "QUICK": has_sine_unit(call.q),
-        # recompute the angles for every head if a program has no more threads than pairs: see tiles.phases
-        "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs), "BLOCK_DIM": power_of_two(call.spec.head_dim),
-        "TOKENS": config.tokens, "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
-        "EVICT": config.load, "STORE": config.store, "PDL": config.pdl and has_pdl(call.q.device),
-        "LATENT": isinstance(call.norm, LatentNorm), "VALUES": cache is not None and cache.v is not None,
-    }  # fmt: skip
+        **dict(
+            zip(
+                ("k_page", "k_row", "k_slot_head", "v_page", "v_row", "v_slot_head"),
+                k_slots + v_slots,
+                strict=True,
+            )
+        ),
+        "num_slots": 0 if cache is None else cache.num_slots,
+        "PAGE_SIZE": page_size,
+        "CACHE": cache is not None,
+        "QUANTISED": cache is not None and cache.quantised,
+        "KEEP_K": call.k_out is not None,
+        "MAGNITUDE": (values["q_magnitude"], values["k_magnitude"]) != (1.0, 1.0),
+        "QUICK": has_sine_unit(call.q),
+        # recompute the angles for every head if a program has no more threads than pairs: see
+        # tiles.phases
+        "SPREAD": 32 * config.warps <= power_of_two(call.spec.pairs),
+        "BLOCK_DIM": power_of_two(call.spec.head_dim),
+        "TOKENS": config.tokens,
+        "MASK_TOKENS": call.q.shape[0] % config.tokens != 0,
+        "EVICT": config.load,
+        "STORE": config.store,
+        "PDL": config.pdl and has_pdl(call.q.device),
+        "LATENT": isinstance(call.norm, LatentNorm),
+        "VALUES": cache is not None and cache.v is not None,
+    }
 
 
 def _angle_values(call: Call) -> dict[str, Any]:
-    """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` are angles as integer phases."""
+    """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` are
+    angles as integer phases.
+    """
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
-    q_magnitude, k_magnitude = (float(magnitude_on(spec, spec_tables.frequencies.magnitude, is_key)) for is_key in (False, True))
+    q_magnitude, k_magnitude = (
+        float(magnitude_on(spec, spec_tables.frequencies.magnitude, is_key))
+        for is_key in (False, True)
+    )
     axis_stride = call.positions.stride(0) if spec.num_axes > 1 else 0
     return {
         "steps": spec_tables.steps, "q_magnitude": q_magnitude, "k_magnitude": k_magnitude,
@@ -103,16 +161,29 @@ def _angle_values(call: Call) -> dict[str, Any]:
 
 
 def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
-    """Return the kernel arguments that describe a head and its norm, by name, with the heads of q and of k in one program."""
+    """Return the kernel arguments that describe a head and its norm, by name, with the heads of q
+    and of k in one program.
+    """
     spec = call.spec
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     return {
-        "Q_HEADS": call.q.shape[1], "K_HEADS": call.k.shape[1], "BLOCK_Q": q_block, "BLOCK_K": k_block,
-        "HEAD": (spec.head_dim, spec.rotary_start, spec.pairs, power_of_two(spec.pairs), power_of_two(rest) if rest else 0),
-        "INTERLEAVED": spec.layout == "interleaved", "INTERLEAVED_OUT": spec.layout_out == "interleaved",
-        "NORM": call.head_norm is not None, "eps": 0.0 if call.norm is None else call.norm.eps,
+        "Q_HEADS": call.q.shape[1],
+        "K_HEADS": call.k.shape[1],
+        "BLOCK_Q": q_block,
+        "BLOCK_K": k_block,
+        "HEAD": (
+            spec.head_dim,
+            spec.rotary_start,
+            spec.pairs,
+            power_of_two(spec.pairs),
+            power_of_two(rest) if rest else 0,
+        ),
+        "INTERLEAVED": spec.layout == "interleaved",
+        "INTERLEAVED_OUT": spec.layout_out == "interleaved",
+        "NORM": call.head_norm is not None,
+        "eps": 0.0 if call.norm is None else call.norm.eps,
         "WEIGHT": call.weight_form,
-    }  # fmt: skip
+    }
 
 
 def _strides(**tensors: Tensor | None) -> dict[str, int]:
@@ -124,7 +195,9 @@ def _strides(**tensors: Tensor | None) -> dict[str, int]:
 
 
 def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the (page, row, head) strides of k and of v, and the page size for the kernel: 1 if all slots are evenly spaced."""
+    """Return the (page, row, head) strides of k and of v, and the page size for the kernel: 1 if
+    all slots are evenly spaced.
+    """
     if cache is None:
         return (0, 0, 0), (0, 0, 0), 1
     k, v = cache.k.stride()[:-1], (cache.k if cache.v is None else cache.v).stride()[:-1]
@@ -136,19 +209,43 @@ def cache_strides(cache: KVSlots | None) -> tuple[tuple[int, ...], tuple[int, ..
     return k, v, cache.page_size
 
 
-def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k and, if `weight_grad`, of the two weights, with one launch and one sum."""
+def run_backward(
+    call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k and, if `weight_grad`, of the two weights, with one launch and
+    one sum.
+    """
     tokens = call.q.shape[0]
-    # `workers` programs for each group of heads share the tokens; each writes its partial sums of the weight gradients
+    # `workers` programs for each group of heads share the tokens; each writes its partial sums of
+    # the weight gradients
     groups, warps = backward_blocks(call)
-    workers = min(tokens, -(-BACKWARD_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(call.q.device) // groups))
+    workers = min(
+        tokens, -(-BACKWARD_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(call.q.device) // groups)
+    )
     dq, dk = torch.empty_like(call.q), torch.empty_like(call.k)
-    parts = call.q.new_empty((workers * groups, 2, call.spec.head_dim), dtype=torch.float32) if weight_grad else None
+    parts = (
+        call.q.new_empty((workers * groups, 2, call.spec.head_dim), dtype=torch.float32)
+        if weight_grad
+        else None
+    )
     if tokens:
-        tensors = (call.q, call.k, q_grad, k_grad, dq, dk, *call.weights, parts, call.positions, tokens)
+        tensors = (
+            call.q,
+            call.k,
+            q_grad,
+            k_grad,
+            dq,
+            dk,
+            *call.weights,
+            parts,
+            call.positions,
+            tokens,
+        )
         values = backward_values(call, q_grad, k_grad, dq, dk, groups)
         with torch.cuda.device_of(call.q):
-            _BACKWARD[(workers * groups,)](*tensors, **values, WEIGHT_GRAD=weight_grad, num_warps=warps)
+            _BACKWARD[(workers * groups,)](
+                *tensors, **values, WEIGHT_GRAD=weight_grad, num_warps=warps
+            )
     if parts is None:
         return dq, dk, None, None
     q_weight, k_weight = call.weights  # given if `weight_grad`
@@ -157,19 +254,32 @@ def run_backward(call: Call, q_grad: Tensor, k_grad: Tensor, weight_grad: bool) 
 
 
 def backward_blocks(call: Call) -> tuple[int, int]:
-    """Return into how many groups the heads are divided, and the warps of a program, which processes one group."""
+    """Return into how many groups the heads are divided, and the warps of a program, which
+    processes one group.
+    """
     spec, q_heads = call.spec, call.q.shape[1]
     rest = spec.head_dim - 2 * spec.pairs  # the dims that do not rotate
     width = 2 * power_of_two(spec.pairs) + (power_of_two(rest) if rest else 0)
     most_heads = max(1, BACKWARD_DIMS // width)
     # the largest power of two up to `most_heads`
     heads = min(power_of_two(q_heads), 1 << (most_heads.bit_length() - 1))
-    return power_of_two(-(-q_heads // heads)), min(8, power_of_two(max(1, heads * width // BACKWARD_DIMS_PER_WARP)))
+    return power_of_two(-(-q_heads // heads)), min(
+        8, power_of_two(max(1, heads * width // BACKWARD_DIMS_PER_WARP))
+    )
 
 
-def backward_values(call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int) -> dict[str, Any]:
-    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; TOKENS is 1."""
+def backward_values(
+    call: Call, q_grad: Tensor, k_grad: Tensor, dq: Tensor, dk: Tensor, groups: int
+) -> dict[str, Any]:
+    """Return every argument of `kernel.backward` after `tokens` except WEIGHT_GRAD, by name; TOKENS
+    is 1.
+    """
     strides = _strides(q=call.q, k=call.k, q_grad=q_grad, k_grad=k_grad, dq=dq, dk=dk)
     q_block, k_block = (power_of_two(-(-x.shape[1] // groups)) for x in (call.q, call.k))
     heads = _head_values(call, q_block, k_block)
-    return _angle_values(call) | heads | strides | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}
+    return (
+        _angle_values(call)
+        | heads
+        | strides
+        | {"GROUPS": groups, "TOKENS": 1, "MASK_TOKENS": False}
+    )

@@ -1,7 +1,9 @@
-"""Functions of the fused kernels: load, normalise and store heads as tiles, and compute angles. Importing this imports Triton.
+"""Functions of the fused kernels: load, normalise and store heads as tiles, and compute angles.
+Importing this imports Triton.
 
-Tiles are [tokens, heads, dims]. A head is three tiles: the first members of its pairs, the second members, and the rest: the
-dims that are normalised but not rotated. HEAD is (head_dim, start, pairs, tile width of the pairs, tile width of the rest or 0).
+Tiles are [tokens, heads, dims]. A head is three tiles: the first members of its pairs, the second
+members, and the rest: the dims that are normalised but not rotated. HEAD is (head_dim, start,
+pairs, tile width of the pairs, tile width of the rest or 0).
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ FP8_MAX = tl.constexpr(448.0)
 @triton.jit
 @no_type_check
 def _rest_dims(HEAD: tl.constexpr):
-    """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of valid indices."""
+    """Return the indices of the dims that are not rotated, contiguous if possible, and a mask of
+    valid indices.
+    """
     HEAD_DIM: tl.constexpr = HEAD[0]
     START: tl.constexpr = HEAD[1]
     ROTATED: tl.constexpr = 2 * HEAD[2]
@@ -40,7 +44,8 @@ def _rest_dims(HEAD: tl.constexpr):
 def load_head(
     heads, live, MASKED: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Return (first members, second members, dims that do not rotate) of the heads at `heads` [tokens, heads, 1].
+    """Return (first members, second members, dims that do not rotate) of the heads at `heads`
+    [tokens, heads, 1].
 
     If all dims rotate, the third tile is the first.
     """
@@ -58,9 +63,18 @@ def load_head(
 
 @triton.jit
 @no_type_check
-def heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr):
-    """Return pointers to heads of a cache; a slot is a row of a page, and `slot_stride` the stride of these rows."""
-    return cache + slot // PAGE_SIZE * page_stride + slot % PAGE_SIZE * slot_stride + head * head_stride
+def heads_in_slots(
+    cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE: tl.constexpr
+):
+    """Return pointers to heads of a cache; a slot is a row of a page, and `slot_stride` the stride
+    of these rows.
+    """
+    return (
+        cache
+        + slot // PAGE_SIZE * page_stride
+        + slot % PAGE_SIZE * slot_stride
+        + head * head_stride
+    )
 
 
 @triton.jit
@@ -68,7 +82,9 @@ def heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAG
 def as_stored(value, inverse_scale, dtype: tl.constexpr, QUANTISED: tl.constexpr):
     """Return the value rounded to the dtype of the memory; this is the only rounding."""
     if QUANTISED:
-        value = tl.clamp(value.to(tl.float32) * inverse_scale, -FP8_MAX, FP8_MAX, tl.PropagateNan.ALL)
+        value = tl.clamp(
+            value.to(tl.float32) * inverse_scale, -FP8_MAX, FP8_MAX, tl.PropagateNan.ALL
+        )
     return value.to(dtype)
 
 
@@ -96,11 +112,18 @@ def store_head(
 @triton.jit
 @no_type_check
 def load_factors(
-    weight, WEIGHT: tl.constexpr, INTERLEAVED: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr
+    weight,
+    WEIGHT: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HEAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """Return the norm's weight as the three tiles of a head, or 1.0 three times; WEIGHT is "" (no weight), "w" or "1+w".
+    """Return the norm's weight as the three tiles of a head, or 1.0 three times; WEIGHT is "" (no
+    weight), "w" or "1+w".
 
-    It is loaded once per head (from L1), so it has the register layout of x and needs no shared memory or barrier.
+    It is loaded once per head (from L1), so it has the register layout of x and needs no shared
+    memory or barrier.
     """
     if WEIGHT != "":
         everywhere = tl.zeros([TOKENS, HEADS, 1], tl.int32)
@@ -112,9 +135,15 @@ def load_factors(
 @triton.jit
 @no_type_check
 def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexpr):
-    """Return x * w, x * (1 + w), or x if there is no weight; x and w are given as the three tiles of a head."""
+    """Return x * w, x * (1 + w), or x if there is no weight; x and w are given as the three tiles
+    of a head.
+    """
     if WEIGHT != "":
-        w_first, w_second, w_rest = w_first.to(tl.float32), w_second.to(tl.float32), w_rest.to(tl.float32)
+        w_first, w_second, w_rest = (
+            w_first.to(tl.float32),
+            w_second.to(tl.float32),
+            w_rest.to(tl.float32),
+        )
         if WEIGHT == "1+w":
             w_first, w_second, w_rest = w_first + 1.0, w_second + 1.0, w_rest + 1.0
         first, second, rest = first * w_first, second * w_second, rest * w_rest
@@ -124,9 +153,11 @@ def weighted(first, second, rest, w_first, w_second, w_rest, WEIGHT: tl.constexp
 @triton.jit
 @no_type_check
 def sum_of_dims(x, WIDTH: tl.constexpr):
-    """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first, then sums of neighbours.
+    """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first,
+    then sums of neighbours.
 
-    tl.sum adds in an order that depends on how the axis is divided among threads, and so would its rounding.
+    tl.sum adds in an order that depends on how the axis is divided among threads, and so would its
+    rounding.
     """
     TOKENS: tl.constexpr = x.shape[0]
     HEADS: tl.constexpr = x.shape[1]
@@ -138,7 +169,9 @@ def sum_of_dims(x, WIDTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def mean_product(a_first, a_second, a_rest, b_first, b_second, b_rest, HEAD: tl.constexpr):
-    """Return mean(a b) over a head's dims, [tokens, heads, 1]; a and b are given as the three tiles of a head."""
+    """Return mean(a b) over a head's dims, [tokens, heads, 1]; a and b are given as the three tiles
+    of a head.
+    """
     PAIR_BLOCK: tl.constexpr = HEAD[3]
     REST_BLOCK: tl.constexpr = HEAD[4]
     total = sum_of_dims(tl.fma(a_first, b_first, a_second * b_second), PAIR_BLOCK)
@@ -163,9 +196,22 @@ def latent_normed(rest, weight, eps, HEAD: tl.constexpr, TOKENS: tl.constexpr, H
 @triton.jit
 @no_type_check
 def norm_and_rotate(
-    first, second, rest, w_first, w_second, w_rest, cos, sin, eps, NORM: tl.constexpr, WEIGHT: tl.constexpr, HEAD: tl.constexpr
+    first,
+    second,
+    rest,
+    w_first,
+    w_second,
+    w_rest,
+    cos,
+    sin,
+    eps,
+    NORM: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    HEAD: tl.constexpr,
 ):
-    """Return the three tiles of a head normalised (if NORM) and rotated, float32: `definition.norm_and_rotate` on tiles."""
+    """Return the three tiles of a head normalised (if NORM) and rotated, float32:
+    `definition.norm_and_rotate` on tiles.
+    """
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM:
         inverse_rms = tl.rsqrt(mean_product(first, second, rest, first, second, rest, HEAD) + eps)
@@ -181,10 +227,11 @@ def phases(
     steps, axis_of_pair, positions, token, live, axis_stride, AXES: tl.constexpr, HEAD: tl.constexpr, MASK_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Return the exact phase of every pair, int64 [tokens, HEADS, pairs], from the position on the pair's own axis.
+    """Return the exact phase of every pair, int64 [tokens, HEADS, pairs], from the position on the
+    pair's own axis.
 
-    HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every head is then cheaper than
-    sharing them through shared memory.
+    HEADS > 1 if a program has no more threads than pairs: recomputing the same angles for every
+    head is then cheaper than sharing them through shared memory.
     """
     PAIRS: tl.constexpr = HEAD[2]
     BLOCK: tl.constexpr = HEAD[3]  # PAIRS rounded up to a power of two

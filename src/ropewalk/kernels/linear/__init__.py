@@ -1,4 +1,5 @@
-"""Causal linear attention with rotation in two Triton launches; `attention.linear` has its definition in plain torch.
+"""Causal linear attention with rotation in two Triton launches; `attention.linear` has its
+definition in plain torch.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

@@ -1,7 +1,9 @@
-"""The Triton kernels of linear attention: features, rotation, sums and division without intermediate tensors.
+"""The Triton kernels of linear attention: features, rotation, sums and division without
+intermediate tensors.
 
-A sequence is divided into segments, one program each. The first kernel computes each segment's sums. After a cumulative sum over
-the segments, the second kernel starts each segment from its state and computes the outputs chunk by chunk.
+A sequence is divided into segments, one program each. The first kernel computes each segment's
+sums. After a cumulative sum over the segments, the second kernel starts each segment from its state
+and computes the outputs chunk by chunk.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def load_features(
     x, token, stride, live, magnitude, cos, sin,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and second members of unrotated features, then those of rotated ones, float32 [tokens, BLOCK] each."""
+    """Return the first and second members of unrotated features, then those of rotated ones,
+    float32 [tokens, BLOCK] each.
+    """
     rows = x + (token.to(tl.int64) * stride)[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     valid = live[:, None] & (pair < PAIRS)
@@ -52,7 +56,16 @@ def load_features(
 
 @triton.jit
 @no_type_check
-def chunk_angles(positions, steps, token, stride, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, QUICK: tl.constexpr):
+def chunk_angles(
+    positions,
+    steps,
+    token,
+    stride,
+    live,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    QUICK: tl.constexpr,
+):
     """Return float32 cos and sin [tokens, BLOCK] of exact phases."""
     pair = tl.arange(0, BLOCK)
     step = tl.load(steps + pair, mask=pair < PAIRS, other=0)
@@ -71,8 +84,12 @@ def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.con
 
 @triton.jit
 @no_type_check
-def state_rows(PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr):
-    """Return the state rows of the first and of the second members of the pairs; row 0 of the cosine form is the constant 1."""
+def state_rows(
+    PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr
+):
+    """Return the state rows of the first and of the second members of the pairs; row 0 of the
+    cosine form is the constant 1.
+    """
     pair = tl.arange(0, BLOCK)
     before: tl.constexpr = 1 if FORM == COSINE else 0
     if INTERLEAVED:
@@ -90,11 +107,13 @@ def segment_sums(
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr, QUICK: tl.constexpr,
     OPERAND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of one segment of one head: `mixed` [row, segment, ROWS, WIDTH] and `total` [row, segment, ROWS].
+    """Store the sums of one segment of one head: `mixed` [row, segment, ROWS, WIDTH] and `total`
+    [row, segment, ROWS].
 
-    A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated features times values; `total` sums
-    the features of the denominator. The cosine form has the constant 1 as one more feature, whose sums are `value_sum` and
-    `count`. `steps` are the phase steps of the pairs, `real` is 0 for padding. Names such as k_token are strides.
+    A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated
+    features times values; `total` sums the features of the denominator. The cosine form has the
+    constant 1 as one more feature, whose sums are `value_sum` and `count`. `steps` are the phase
+    steps of the pairs, `real` is 0 for padding. Names such as k_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
@@ -113,7 +132,9 @@ def segment_sums(
         if real is not None:
             live = live & (tl.load(real + batch * real_batch + token, mask=live, other=0) != 0)
         cos, sin = chunk_angles(positions, steps, token, position_token, live, PAIRS, BLOCK, QUICK)
-        a, b, first, second = load_features(k, token, k_token, live, magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        a, b, first, second = load_features(
+            k, token, k_token, live, magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM
+        )
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
         factor = value.to(OPERAND)  # the operand type of the matrix products
         first_sum += tl.dot(tl.trans(first.to(OPERAND)), factor, input_precision=PRECISION)
@@ -152,9 +173,10 @@ def segment_out(
 ):  # fmt: skip
     """Store the outputs of one segment of one head, starting from the state before the segment.
 
-    A chunk's output is (queries times the sums of earlier chunks + its own scores times its values) / denominator; then its
-    keys are added to the sums. `mixed` and `total` point to the states of all segments, with `state_row` rows for each head;
-    `steps` are the phase steps of the pairs, `real` is 0 for padding. Names such as q_token are strides.
+    A chunk's output is (queries times the sums of earlier chunks + its own scores times its values)
+    / denominator; then its keys are added to the sums. `mixed` and `total` point to the states of
+    all segments, with `state_row` rows for each head; `steps` are the phase steps of the pairs,
+    `real` is 0 for padding. Names such as q_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
@@ -172,7 +194,9 @@ def segment_out(
     valid = (pair < PAIRS)[:, None] & (column < WIDTH)[None, :]
     # the state before the segment
     first_sum = tl.load(mixed + first_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
-    second_sum = tl.load(mixed + second_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0)
+    second_sum = tl.load(
+        mixed + second_row[:, None] * WIDTH + column[None, :], mask=valid, other=0.0
+    )
     first_total = tl.load(total + first_row, mask=pair < PAIRS, other=0.0)
     second_total = tl.load(total + second_row, mask=pair < PAIRS, other=0.0)
     if FORM == COSINE:
@@ -186,10 +210,17 @@ def segment_out(
         live = inside
         if real is not None:
             live = live & (tl.load(real + batch * real_batch + token, mask=inside, other=0) != 0)
-        cos, sin = chunk_angles(positions, steps, token, position_token, inside, PAIRS, BLOCK, QUICK)
-        # qa and qb are the members of unrotated pairs of q, for the denominator; q1 and q2 of rotated ones, for the numerator
-        qa, qb, q1, q2 = load_features(q, token, q_token, inside, q_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
-        ka, kb, k1, k2 = load_features(k, token, k_token, live, k_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM)
+        cos, sin = chunk_angles(
+            positions, steps, token, position_token, inside, PAIRS, BLOCK, QUICK
+        )
+        # qa and qb are the members of unrotated pairs of q, for the denominator; q1 and q2 of
+        # rotated ones, for the numerator
+        qa, qb, q1, q2 = load_features(
+            q, token, q_token, inside, q_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM
+        )
+        ka, kb, k1, k2 = load_features(
+            k, token, k_token, live, k_magnitude, cos, sin, PAIRS, BLOCK, INTERLEAVED, FORM
+        )
         value = load_values(v, token, v_token, live, WIDTH, WIDTH_BLOCK)
         factor = value.to(OPERAND)
         first, second = q1.to(OPERAND), q2.to(OPERAND)
@@ -203,7 +234,9 @@ def segment_out(
         if FORM == COSINE:
             weights = tl.where(seen, 1.0 + scale * weights, 0.0)
             numerator = scale * numerator + value_sum[None, :]
-            denominator = count + scale * tl.sum(q1 * first_total[None, :] + q2 * second_total[None, :], axis=1)
+            denominator = count + scale * tl.sum(
+                q1 * first_total[None, :] + q2 * second_total[None, :], axis=1
+            )
             denominator += tl.sum(weights, axis=1)
             value_sum += tl.sum(value, axis=0)
             count += tl.sum(live.to(tl.float32), axis=0)
@@ -212,15 +245,21 @@ def segment_out(
         else:
             weights = tl.where(seen, weights, 0.0)
             plain = tl.dot(qa.to(OPERAND), tl.trans(ka.to(OPERAND)), input_precision=PRECISION)
-            plain = tl.dot(qb.to(OPERAND), tl.trans(kb.to(OPERAND)), plain, input_precision=PRECISION)
+            plain = tl.dot(
+                qb.to(OPERAND), tl.trans(kb.to(OPERAND)), plain, input_precision=PRECISION
+            )
             denominator = tl.sum(qa * first_total[None, :] + qb * second_total[None, :], axis=1)
             denominator += tl.sum(tl.where(seen, plain, 0.0), axis=1)
             first_total += tl.sum(ka, axis=0)
             second_total += tl.sum(kb, axis=0)
         numerator = tl.dot(weights.to(OPERAND), factor, numerator, input_precision=PRECISION)
         has_keys = tl.abs(denominator) > eps  # the output of a query that sees no key is 0
-        result = tl.where(has_keys[:, None], numerator / tl.where(has_keys, denominator, 1.0)[:, None], 0.0)
+        result = tl.where(
+            has_keys[:, None], numerator / tl.where(has_keys, denominator, 1.0)[:, None], 0.0
+        )
         at = out + (token.to(tl.int64) * out_token)[:, None] + column[None, :]
-        tl.store(at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :])
+        tl.store(
+            at, result.to(out.dtype.element_ty), mask=inside[:, None] & (column < WIDTH)[None, :]
+        )
         first_sum += tl.dot(tl.trans(first_key), factor, input_precision=PRECISION)
         second_sum += tl.dot(tl.trans(second_key), factor, input_precision=PRECISION)

@@ -1,7 +1,9 @@
-"""What both QKV kernels for many tokens do with a tile after its product. Importing this imports Triton.
+"""What both QKV kernels for many tokens do with a tile after its product. Importing this imports
+Triton.
 
-A tile is two tensors [tokens, heads, HALF], the members of all pairs. Callers give the indices of its tokens [T, 1, 1], heads
-[1, H, 1] and pairs [1, 1, HALF], so these functions serve kernels in Triton and in Gluon, which must name its layouts.
+A tile is two tensors [tokens, heads, HALF], the members of all pairs. Callers give the indices of
+its tokens [T, 1, 1], heads [1, H, 1] and pairs [1, 1, HALF], so these functions serve kernels in
+Triton and in Gluon, which must name its layouts.
 """
 
 from __future__ import annotations
@@ -31,18 +33,25 @@ def with_bias(first, second, bias, head, pair, HALF: tl.constexpr, INTERLEAVED: 
     """Return both members plus the bias of their heads."""
     first_dim, second_dim = dims_of(pair, HALF, INTERLEAVED)
     of_head = bias + head * (2 * HALF)
-    return first + tl.load(of_head + first_dim).to(tl.float32), second + tl.load(of_head + second_dim).to(tl.float32)
+    return first + tl.load(of_head + first_dim).to(tl.float32), second + tl.load(
+        of_head + second_dim
+    ).to(tl.float32)
 
 
 @triton.jit
 @no_type_check
 def norm_factors(weight, pair, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, WEIGHT: tl.constexpr):
-    """Return the factors w or 1 + w of the head norm for both members; 1 without a weight. WEIGHT as in tiles.py."""
+    """Return the factors w or 1 + w of the head norm for both members; 1 without a weight. WEIGHT
+    as in tiles.py.
+    """
     if WEIGHT == "":
         return 1.0, 1.0
     else:
         first_dim, second_dim = dims_of(pair, HALF, INTERLEAVED)
-        first, second = tl.load(weight + first_dim).to(tl.float32), tl.load(weight + second_dim).to(tl.float32)
+        first, second = (
+            tl.load(weight + first_dim).to(tl.float32),
+            tl.load(weight + second_dim).to(tl.float32),
+        )
         if WEIGHT == "1+w":
             first, second = first + 1.0, second + 1.0
         return first, second
@@ -59,7 +68,17 @@ def normed(first, second, first_factor, second_factor, eps, HALF: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def cos_sin(row, rows, pair, positions, steps, axis_of_pair, axis_stride, AXES: tl.constexpr, QUICK: tl.constexpr):
+def cos_sin(
+    row,
+    rows,
+    pair,
+    positions,
+    steps,
+    axis_of_pair,
+    axis_stride,
+    AXES: tl.constexpr,
+    QUICK: tl.constexpr,
+):
     """Return cos and sin of tokens and pairs, indices of any shapes that broadcast."""
     at = positions + row
     if AXES > 1:
@@ -74,7 +93,9 @@ def store_in_slots(
     first, second, slot, head, pair, cache, scale, num_slots, page_stride, slot_stride, head_stride,
     HALF: tl.constexpr, INTERLEAVED: tl.constexpr, PAGE_SIZE: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Store the pairs of every token in the token's cache slot [T, 1, 1] int64; tokens with a negative slot are not stored."""
+    """Store the pairs of every token in the token's cache slot [T, 1, 1] int64; tokens with a
+    negative slot are not stored.
+    """
     heads = heads_in_slots(cache, slot, head, page_stride, slot_stride, head_stride, PAGE_SIZE)
     inverse_scale = 1.0
     if QUANTISED:
@@ -82,6 +103,9 @@ def store_in_slots(
     written = (slot >= 0) & (slot < num_slots)
     first_dim, second_dim = dims_of(pair, HALF, INTERLEAVED)
     dtype: tl.constexpr = cache.dtype.element_ty
-    first, second = as_stored(first, inverse_scale, dtype, QUANTISED), as_stored(second, inverse_scale, dtype, QUANTISED)
+    first, second = (
+        as_stored(first, inverse_scale, dtype, QUANTISED),
+        as_stored(second, inverse_scale, dtype, QUANTISED),
+    )
     tl.store(heads + first_dim, first, mask=written)
     tl.store(heads + second_dim, second, mask=written)

@@ -1,4 +1,5 @@
-"""The Triton backend for CUDA tensors: it rotates q and k in one launch, with any strides, by exact phases.
+"""The Triton backend for CUDA tensors: it rotates q and k in one launch, with any strides, by exact
+phases.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

@@ -1,4 +1,6 @@
-"""AngleSource: the kernel arguments that define the angles: exact phase steps, or cos and sin tables from the caller."""
+"""AngleSource: the kernel arguments that define the angles: exact phase steps, or cos and sin
+tables from the caller.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ class AngleSource:
     pointers  `tensors` with every tensor replaced by its data pointer
     constant  True if all calls with the same shapes use the same tensors
 
-    position_strides, angle_strides  (axis, batch, token) of positions; (batch, token, pair) of phase steps or of cos and sin
+    position_strides, angle_strides  (axis, batch, token) of positions; (batch, token, pair) of
+                                     phase steps or of cos and sin
     magnitude_stride                 1 if each batch row has a magnitude of its own, else 0
     axes, num_axes                   the axis of each pair, or None; the number of position axes
-    growth, growth_sign, center      xPos: queries are multiplied by exp(sign (position - center) growth), keys divided by it
+    growth, growth_sign, center      xPos: queries are multiplied by exp(sign (position - center)
+    growth), keys divided by it
     """
 
     mode: str
@@ -44,7 +48,11 @@ class AngleSource:
     pointers: tuple[int | float | None, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pointers", tuple(t.data_ptr() if isinstance(t, Tensor) else t for t in self.tensors))
+        object.__setattr__(
+            self,
+            "pointers",
+            tuple(t.data_ptr() if isinstance(t, Tensor) else t for t in self.tensors),
+        )
 
     @property
     def differs_by_row(self) -> bool:
@@ -52,17 +60,28 @@ class AngleSource:
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
     def values(self, merged: bool, **others: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name, and `others`; if `merged`, rows of one token each are one row's tokens."""
+        """Return the kernel's arguments by name, and `others`; if `merged`, rows of one token each
+        are one row's tokens.
+        """
         axis, batch, token = self.position_strides
         angle_batch, angle_token, angle_pair = self.angle_strides
         if merged:
             batch, token, angle_batch, angle_token = 0, batch, 0, angle_batch
         return others | {
-            "position_axis": axis, "position_batch": batch, "position_token": token, "axes": self.axes, "AXES": self.num_axes,
-            "angle_batch": angle_batch, "angle_token": angle_token, "angle_pair": angle_pair,
-            "magnitude_batch": self.magnitude_stride, "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
-            "growth": self.growth, "GROWTH": self.growth_sign, "center": self.center,
-        }  # fmt: skip
+            "position_axis": axis,
+            "position_batch": batch,
+            "position_token": token,
+            "axes": self.axes,
+            "AXES": self.num_axes,
+            "angle_batch": angle_batch,
+            "angle_token": angle_token,
+            "angle_pair": angle_pair,
+            "magnitude_batch": self.magnitude_stride,
+            "MAGNITUDE_LOADED": isinstance(self.tensors[2], Tensor),
+            "growth": self.growth,
+            "GROWTH": self.growth_sign,
+            "center": self.center,
+        }
 
 
 def angle_source(request: AnyRequest, x: Tensor) -> AngleSource:
@@ -84,22 +103,31 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
     """Return the arguments for phases that the kernel computes from positions."""
     # power: 1 multiplies by the magnitude, -1 divides by it, 0 leaves it out
     spec, power = request.spec, request.magnitude_power
-    # frequencies that depend on the length may have a row of phase steps for each batch row: [B, pairs]
+    # frequencies that depend on the length may have a row of phase steps for each batch row: [B,
+    # pairs]
     spec_tables = tables_at(spec, x.device, request.length, request.tables)
     # the first tensor is q, or k if the request rotates keys alone; the second is always k
-    q_magnitude, k_magnitude = (_magnitude(spec, spec_tables, key, power) for key in (request.key, True))
+    q_magnitude, k_magnitude = (
+        _magnitude(spec, spec_tables, key, power) for key in (request.key, True)
+    )
     if isinstance(q_magnitude, Tensor) or isinstance(k_magnitude, Tensor):
         q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
     elif q_magnitude == k_magnitude == 1.0:
         q_magnitude = k_magnitude = None
-    growth = spec_tables.frequencies.growth if power else None  # of xPos, whose magnitude grows with the position
+    growth = (
+        spec_tables.frequencies.growth if power else None
+    )  # of xPos, whose magnitude grows with the position
     steps = spec_tables.steps
     return AngleSource(
         "phase",
         # steps of the phase in place of cos, nothing in place of sin
         (steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
-        angle_strides=(steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0, 0, 1),  # (batch, token, pair)
+        angle_strides=(
+            steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0,
+            0,
+            1,
+        ),  # (batch, token, pair)
         magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
         # int32 entries have half the size of int64, so one load reads twice as many
         axes=None if spec_tables.axis_of_pair is None else spec_tables.axis_of_pair.to(torch.int32),
@@ -113,32 +141,52 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
 
 
 def _magnitude(spec: RopeSpec, spec_tables: Tables, key: bool, power: int) -> float | Tensor:
-    """Return magnitude ** power of attention keys if `key`, otherwise of queries: a number, or one float32 per batch row."""
+    """Return magnitude ** power of attention keys if `key`, otherwise of queries: a number, or one
+    float32 per batch row.
+    """
     magnitude = magnitude_on(spec, spec_tables.frequencies.magnitude, key) ** power
-    return magnitude.to(torch.float32).reshape(-1) if isinstance(magnitude, Tensor) else float(magnitude)
+    return (
+        magnitude.to(torch.float32).reshape(-1)
+        if isinstance(magnitude, Tensor)
+        else float(magnitude)
+    )
 
 
-def _as_tensors(q: float | Tensor, k: float | Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the magnitudes of q and k as tensors with one entry per batch row, or one entry for all."""
+def _as_tensors(
+    q: float | Tensor, k: float | Tensor, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the magnitudes of q and k as tensors with one entry per batch row, or one entry for
+    all.
+    """
     batch = max(magnitude.numel() for magnitude in (q, k) if isinstance(magnitude, Tensor))
     q, k = (m if isinstance(m, Tensor) else torch.full((1,), m, device=device) for m in (q, k))
     return q.to(device).expand(batch).contiguous(), k.to(device).expand(batch).contiguous()
 
 
 def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
-    """Return the (axis, batch, token) strides. If positions is None they are offset, offset + 1, ... in every batch row."""
+    """Return the (axis, batch, token) strides. If positions is None they are offset, offset + 1,
+    ... in every batch row.
+    """
     if positions is None:
         return 0, 0, 1
-    strides = [0 if size == 1 else stride for size, stride in zip(positions.shape, positions.stride(), strict=True)]
-    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]  # always three numbers
+    strides = [
+        0 if size == 1 else stride
+        for size, stride in zip(positions.shape, positions.stride(), strict=True)
+    ]
+    # always three numbers
+    return tuple([0] * (3 - len(strides)) + strides)  # type: ignore[return-value]
 
 
 def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableRequest]:
-    """Return (for queries, for attention keys): the request with cos and sin computed; one object twice if both are equal."""
+    """Return (for queries, for attention keys): the request with cos and sin computed; one object
+    twice if both are equal.
+    """
 
     def table_request(key: bool) -> TableRequest:  # key: for attention keys
         cos, sin = request.rows(x.shape[request.seq_dim], x.device, torch.float32, key)
-        return TableRequest(cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start)
+        return TableRequest(
+            cos, sin, request.seq_dim, request.layout_in, request.layout_out, request.start
+        )
 
     for_keys = table_request(key=True)
     has_queries = not request.key

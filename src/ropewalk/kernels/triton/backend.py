@@ -1,4 +1,6 @@
-"""The Triton backend: which tensors it supports, and functions that import Triton when they are called."""
+"""The Triton backend: which tensors it supports, and functions that import Triton when they are
+called.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,16 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
     if (reason := why_no_triton(x)) is not None:
         return reason
     if x.dtype not in COMPUTED_IN_FLOAT32:
-        return f"the kernel computes in float32, so it takes bfloat16, float16 and float32, not {x.dtype}"
+        return (
+            "the kernel computes in float32, so it takes bfloat16, float16 and float32, not "
+            f"{x.dtype}"
+        )
     if x.ndim > 4:
         return f"the kernel takes up to 4 axes, this tensor has {x.ndim}"
     if x.shape[-1] > MOST_DIMS:
-        return f"the kernel takes heads of at most {MOST_DIMS} dimensions, this one has {x.shape[-1]}"
+        return (
+            f"the kernel takes heads of at most {MOST_DIMS} dimensions, this one has {x.shape[-1]}"
+        )
     if isinstance(request, TableRequest) and request.cos.ndim == 4 and request.cos.shape[1] > 1:
         return "the kernel takes one table for all heads, this one differs from head to head"
     if isinstance(request, TableRequest) and (request.cos.is_neg() or request.sin.is_neg()):
@@ -30,8 +37,12 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
     return "x is a lazy negative view; call .resolve_neg()" if x.is_neg() else None
 
 
-def prepare(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request) -> Callable[..., bool] | None:
-    """Return a function that starts the compiled kernel for calls with the same shapes; None if one kernel is not enough."""
+def prepare(
+    xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request
+) -> Callable[..., bool] | None:
+    """Return a function that starts the compiled kernel for calls with the same shapes; None if one
+    kernel is not enough.
+    """
     from ropewalk.kernels.triton import launch
 
     return launch.prepare(xs, outs, request)

@@ -1,4 +1,6 @@
-"""The Triton kernel: one launch rotates the heads of a query and of a key, with any strides, in place or not."""
+"""The Triton kernel: one launch rotates the heads of a query and of a key, with any strides, in
+place or not.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,19 @@ ROWS = tl.constexpr(1)
 @triton.jit
 @no_type_check
 def head_rows(x, batch, token, head, batch_stride, token_stride, head_stride):
-    """Return pointers [tokens, heads, 1] to the first dim of every head; offsets are int64, for more than 2^31 elements.
+    """Return pointers [tokens, heads, 1] to the first dim of every head; offsets are int64, for
+    more than 2^31 elements.
 
-    Tokens are the first axis because Triton distributes that over the threads first, and heads only over threads that are
-    left. So where one thread has several heads of a token, it computes their common angle once.
+    Tokens are the first axis because Triton distributes that over the threads first, and heads only
+    over threads that are left. So where one thread has several heads of a token, it computes their
+    common angle once.
     """
     row = x + batch.to(tl.int64) * batch_stride
-    return row + (token.to(tl.int64) * token_stride)[:, None, None] + (head.to(tl.int64) * head_stride)[None, :, None]
+    return (
+        row
+        + (token.to(tl.int64) * token_stride)[:, None, None]
+        + (head.to(tl.int64) * head_stride)[None, :, None]
+    )
 
 
 @triton.jit
@@ -33,15 +41,21 @@ def store_rotated(
     rows, first, second, cos, sin, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Rotate the pairs (first, second), in float32, and store them, rounded once, where the pointers `rows` point."""
+    """Rotate the pairs (first, second), in float32, and store them, rounded once, where the
+    pointers `rows` point.
+    """
     first, second = rotated(first.to(tl.float32), second.to(tl.float32), cos, sin)
     dtype: tl.constexpr = rows.dtype.element_ty
-    store_pairs(rows, first.to(dtype), second.to(dtype), live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT)
+    store_pairs(
+        rows, first.to(dtype), second.to(dtype), live, PAIRS, BLOCK, INTERLEAVED, MASKED, HINT
+    )
 
 
 @triton.jit
 @no_type_check
-def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+def load_dims(
+    rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr
+):
     """Return COUNT dimensions that are not rotated, from the pointers `rows` on."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     return load(rows + dim, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
@@ -49,7 +63,15 @@ def load_dims(rows, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 @no_type_check
-def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr):
+def store_dims(
+    rows,
+    dims,
+    live,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MASKED: tl.constexpr,
+    HINT: tl.constexpr,
+):
     """Store a block of COUNT dimensions that are not rotated, as `load_dims` returned it."""
     dim = tl.arange(0, BLOCK)[None, None, :]
     store(rows + dim, dims, live & (dim < COUNT), MASKED or COUNT != BLOCK, HINT)
@@ -58,7 +80,9 @@ def store_dims(rows, dims, live, COUNT: tl.constexpr, BLOCK: tl.constexpr, MASKE
 @triton.jit
 @no_type_check
 def token_positions(at, token_live, MASKED: tl.constexpr):
-    """Return the int64 positions that the pointers `at` [tokens, 1, 1] point to: those of a program's tokens on one axis."""
+    """Return the int64 positions that the pointers `at` [tokens, 1, 1] point to: those of a
+    program's tokens on one axis.
+    """
     return load(at, token_live[:, None, None], MASKED, "").to(tl.int64)
 
 
@@ -72,19 +96,24 @@ def cos_sin_tile(
 ):  # fmt: skip
     """Return cos and sin, float32 [tokens, 1 or HEADS, BLOCK], and the positions.
 
-    MODE   ROWS: `angles` points to cos and `more_angles` to sin, one row for each token, and a token's index is its position;
-           PHASE: `angles` points to each pair's phase step, its angle per position as an integer
+    MODE   ROWS: `angles` points to cos and `more_angles` to sin, one row for each token, and a
+           token's index is its position; PHASE: `angles` points to each pair's phase step, its
+           angle per position as an integer
     QUICK  use the GPU's approximate sine instruction
 
-    Tables are read once per head (from L1), by the threads that hold the pair: sharing one read between heads would need
-    shared memory.
+    Tables are read once per head (from L1), by the threads that hold the pair: sharing one read
+    between heads would need shared memory.
     """
     pair = tl.arange(0, BLOCK)[None, None, :]
     pair_live = pair < PAIRS
     live = token_live[:, None, None] & pair_live
     if MODE == ROWS:
         place = pair + tl.zeros([1, HEADS, 1], tl.int32)  # the pair, once for each head
-        at = batch.to(tl.int64) * angle_batch + (token.to(tl.int64) * angle_token)[:, None, None] + place * angle_pair
+        at = (
+            batch.to(tl.int64) * angle_batch
+            + (token.to(tl.int64) * angle_token)[:, None, None]
+            + place * angle_pair
+        )
         cos = load(angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
         sin = load(more_angles + at, live, MASKED or PAIRS != BLOCK, "").to(tl.float32)
         position = token[:, None, None]
@@ -93,21 +122,41 @@ def cos_sin_tile(
         if positions is None:
             position = (offset.to(tl.int64) + token.to(tl.int64) * position_token)[:, None, None]
         else:
-            at = positions + batch.to(tl.int64) * position_batch + (token.to(tl.int64) * position_token)[:, None, None]
+            at = (
+                positions
+                + batch.to(tl.int64) * position_batch
+                + (token.to(tl.int64) * position_token)[:, None, None]
+            )
             position = token_positions(at, token_live, MASKED)
             if AXES > 1:
-                # load positions once per token and axis, then select one for each pair: far fewer loads than one per pair
+                # load positions once per token and axis, then select one for each pair: far fewer
+                # loads than one per pair
                 axis = tl.load(axes + pair, mask=pair_live, other=0)
                 for other in tl.static_range(1, AXES):
-                    position = tl.where(axis == other, token_positions(at + other * position_axis, token_live, MASKED), position)
+                    position = tl.where(
+                        axis == other,
+                        token_positions(at + other * position_axis, token_live, MASKED),
+                        position,
+                    )
         cos, sin = phase_cos_sin(position * step, QUICK)
     return cos, sin, position
 
 
 @triton.jit
 @no_type_check
-def scaled(cos, sin, magnitude, exponent, batch, magnitude_batch, MAGNITUDE_LOADED: tl.constexpr, GROWTH: tl.constexpr):
-    """Return cos and sin times the magnitude (one number, or one per batch row) and times exp(exponent), the growth of xPos."""
+def scaled(
+    cos,
+    sin,
+    magnitude,
+    exponent,
+    batch,
+    magnitude_batch,
+    MAGNITUDE_LOADED: tl.constexpr,
+    GROWTH: tl.constexpr,
+):
+    """Return cos and sin times the magnitude (one number, or one per batch row) and times
+    exp(exponent), the growth of xPos.
+    """
     if magnitude is not None:
         if MAGNITUDE_LOADED:
             factor = tl.load(magnitude + batch * magnitude_batch)
@@ -143,11 +192,13 @@ def rotate_kernel(
 ):  # fmt: skip
     """Rotate Q_BLOCK heads of q and K_BLOCK heads of k, of TOKENS tokens of one batch row.
 
-    With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same time should use adjacent
-    memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise groups of heads come first. COPY also copies the
-    dimensions that are not rotated. A name with "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes
-    that are powers of two, so their ends may be empty. Names such as q_token are strides: from one token of q to the next.
-    `angles` and `more_angles` are described in `cos_sin_tile`; GROWTH is the sign of xPos's exponent on queries, 0 without xPos.
+    With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same
+    time should use adjacent memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise
+    groups of heads come first. COPY also copies the dimensions that are not rotated. A name with
+    "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes that are powers
+    of two, so their ends may be empty. Names such as q_token are strides: from one token of q to
+    the next. `angles` and `more_angles` are described in `cos_sin_tile`; GROWTH is the sign of
+    xPos's exponent on queries, 0 without xPos.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)
@@ -167,14 +218,24 @@ def rotate_kernel(
     head = group * Q_BLOCK + tl.arange(0, Q_BLOCK)
     head_live = head < Q_HEADS
     if K_HEADS > 0 and K_BLOCK == 0:
-        # the first Q_GROUPS groups are heads of q, the others heads of k; from here on, a program with heads of k calls them q
+        # the first Q_GROUPS groups are heads of q, the others heads of k; from here on, a program
+        # with heads of k calls them q
         is_key = group >= Q_GROUPS
         head = tl.where(is_key, head - Q_GROUPS * Q_BLOCK, head)
         head_live = head < tl.where(is_key, K_HEADS, Q_HEADS)
         q, q_out = tl.where(is_key, k, q), tl.where(is_key, k_out, q_out)
-        q_batch, q_out_batch = tl.where(is_key, k_batch, q_batch), tl.where(is_key, k_out_batch, q_out_batch)
-        q_token, q_out_token = tl.where(is_key, k_token, q_token), tl.where(is_key, k_out_token, q_out_token)
-        q_head, q_out_head = tl.where(is_key, k_head, q_head), tl.where(is_key, k_out_head, q_out_head)
+        q_batch, q_out_batch = (
+            tl.where(is_key, k_batch, q_batch),
+            tl.where(is_key, k_out_batch, q_out_batch),
+        )
+        q_token, q_out_token = (
+            tl.where(is_key, k_token, q_token),
+            tl.where(is_key, k_out_token, q_out_token),
+        )
+        q_head, q_out_head = (
+            tl.where(is_key, k_head, q_head),
+            tl.where(is_key, k_out_head, q_out_head),
+        )
         if q_magnitude is not None:
             q_magnitude = tl.where(is_key, k_magnitude, q_magnitude)
         if GROWTH != 0:
@@ -187,8 +248,11 @@ def rotate_kernel(
     if PDL:
         # the previous kernel may still be writing the memory that is read below
         tl.extra.cuda.gdc_wait()
-    # all loads come before the first store: in place they alias, so the compiler cannot move a load before a store
-    q_first, q_second = load_pairs(q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT)
+    # all loads come before the first store: in place they alias, so the compiler cannot move a load
+    # before a store
+    q_first, q_second = load_pairs(
+        q_rows, q_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_Q, LOAD_HINT
+    )
     if COPY and START > 0:
         q_before = load_dims(q_rows - START, q_live, START, START_BLOCK, MASKED_Q, LOAD_HINT)
     if COPY and TAIL > 0:
@@ -197,8 +261,12 @@ def rotate_kernel(
         k_head_index = group * K_BLOCK + tl.arange(0, K_BLOCK)
         k_live = token_live[:, None, None] & (k_head_index < K_HEADS)[None, :, None]
         k_rows = head_rows(k + START, batch, token, k_head_index, k_batch, k_token, k_head)
-        k_out_rows = head_rows(k_out + START, batch, token, k_head_index, k_out_batch, k_out_token, k_out_head)
-        k_first, k_second = load_pairs(k_rows, k_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_K, LOAD_HINT)
+        k_out_rows = head_rows(
+            k_out + START, batch, token, k_head_index, k_out_batch, k_out_token, k_out_head
+        )
+        k_first, k_second = load_pairs(
+            k_rows, k_live, PAIRS, BLOCK, INTERLEAVED_IN, MASKED_K, LOAD_HINT
+        )
         if COPY and START > 0:
             k_before = load_dims(k_rows - START, k_live, START, START_BLOCK, MASKED_K, LOAD_HINT)
         if COPY and TAIL > 0:
@@ -218,17 +286,65 @@ def rotate_kernel(
     exponent = 0.0
     if GROWTH != 0:
         pair = tl.arange(0, BLOCK)[None, None, :]
-        exponent = (position - center).to(tl.float32) * tl.load(growth + pair, mask=pair < PAIRS, other=0.0).to(tl.float32)
-    q_cos, q_sin = scaled(cos, sin, q_magnitude, exponent * exponent_sign, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
-    store_rotated(q_out_rows, q_first, q_second, q_cos, q_sin, q_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_Q, STORE_HINT)
+        exponent = (position - center).to(tl.float32) * tl.load(
+            growth + pair, mask=pair < PAIRS, other=0.0
+        ).to(tl.float32)
+    q_cos, q_sin = scaled(
+        cos,
+        sin,
+        q_magnitude,
+        exponent * exponent_sign,
+        batch,
+        magnitude_batch,
+        MAGNITUDE_LOADED,
+        GROWTH,
+    )
+    store_rotated(
+        q_out_rows,
+        q_first,
+        q_second,
+        q_cos,
+        q_sin,
+        q_live,
+        PAIRS,
+        BLOCK,
+        INTERLEAVED_OUT,
+        MASKED_Q,
+        STORE_HINT,
+    )
     if COPY and START > 0:
         store_dims(q_out_rows - START, q_before, q_live, START, START_BLOCK, MASKED_Q, STORE_HINT)
     if COPY and TAIL > 0:
         store_dims(q_out_rows + 2 * PAIRS, q_after, q_live, TAIL, TAIL_BLOCK, MASKED_Q, STORE_HINT)
     if K_BLOCK > 0:
-        k_cos, k_sin = scaled(cos, sin, k_magnitude, exponent * -GROWTH, batch, magnitude_batch, MAGNITUDE_LOADED, GROWTH)
-        store_rotated(k_out_rows, k_first, k_second, k_cos, k_sin, k_live, PAIRS, BLOCK, INTERLEAVED_OUT, MASKED_K, STORE_HINT)
+        k_cos, k_sin = scaled(
+            cos,
+            sin,
+            k_magnitude,
+            exponent * -GROWTH,
+            batch,
+            magnitude_batch,
+            MAGNITUDE_LOADED,
+            GROWTH,
+        )
+        store_rotated(
+            k_out_rows,
+            k_first,
+            k_second,
+            k_cos,
+            k_sin,
+            k_live,
+            PAIRS,
+            BLOCK,
+            INTERLEAVED_OUT,
+            MASKED_K,
+            STORE_HINT,
+        )
         if COPY and START > 0:
-            store_dims(k_out_rows - START, k_before, k_live, START, START_BLOCK, MASKED_K, STORE_HINT)
+            store_dims(
+                k_out_rows - START, k_before, k_live, START, START_BLOCK, MASKED_K, STORE_HINT
+            )
         if COPY and TAIL > 0:
-            store_dims(k_out_rows + 2 * PAIRS, k_after, k_live, TAIL, TAIL_BLOCK, MASKED_K, STORE_HINT)
+            store_dims(
+                k_out_rows + 2 * PAIRS, k_after, k_live, TAIL, TAIL_BLOCK, MASKED_K, STORE_HINT
+            )

@@ -1,4 +1,6 @@
-"""Load and store the pairs of heads as Triton tiles [tokens, heads, pairs], in either layout. Importing this imports Triton."""
+"""Load and store the pairs of heads as Triton tiles [tokens, heads, pairs], in either layout.
+Importing this imports Triton.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ import triton.language as tl
 @triton.jit
 @no_type_check
 def load(pointers, live, MASKED: tl.constexpr, HINT: tl.constexpr):
-    """Return the loaded values; the mask `live` is used only if MASKED, because masked loads are narrower and slower."""
+    """Return the loaded values; the mask `live` is used only if MASKED, because masked loads are
+    narrower and slower.
+    """
     if MASKED:
         return tl.load(pointers, mask=live, other=0.0, eviction_policy=HINT)
     else:
@@ -33,11 +37,12 @@ def store(pointers, value, live, MASKED: tl.constexpr, HINT: tl.constexpr):
 def load_pairs(
     rows, live, PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the dtype of the memory.
+    """Return the first and the second members of the pairs, [tokens, heads, BLOCK] each, in the
+    dtype of the memory.
 
-    `rows` [tokens, heads, 1] points to the first rotated dim of each head; BLOCK is PAIRS rounded up to a power of two.
-    `live` is the mask of the rows that exist; MASKED says whether any may be missing; HINT is the eviction policy of loads
-    and the cache modifier of stores.
+    `rows` [tokens, heads, 1] points to the first rotated dim of each head; BLOCK is PAIRS rounded
+    up to a power of two. `live` is the mask of the rows that exist; MASKED says whether any may be
+    missing; HINT is the eviction policy of loads and the cache modifier of stores.
     """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
@@ -57,7 +62,9 @@ def store_pairs(
     rows, first, second, live,
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, MASKED: tl.constexpr, HINT: tl.constexpr,
 ):  # fmt: skip
-    """Store the first and the second members of the pairs, in the dtype of the memory, where `load_pairs` would read them."""
+    """Store the first and the second members of the pairs, in the dtype of the memory, where
+    `load_pairs` would read them.
+    """
     MASK: tl.constexpr = MASKED or PAIRS != BLOCK
     if INTERLEAVED:
         dim = tl.arange(0, 2 * BLOCK)[None, None, :]

@@ -1,4 +1,6 @@
-"""All studies by name, one module each; the command line, the report and the tests use all entries of STUDIES."""
+"""All studies by name, one module each; the command line, the report and the tests use all entries
+of STUDIES.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,26 @@ from ropewalk.lab.studies.study import Study, read_study, run_study
 STUDIES: dict[str, Study] = {
     module.STUDY.name: module.STUDY
     for module in (
-        encodings, extend, base, norms, passkey, mlm_lengths, matching, linear, migrate, multimodal, decay, relative, precision,
-        methods, real_extend, real_passkey, real_tune, real_precision, real_kv,
+        encodings,
+        extend,
+        base,
+        norms,
+        passkey,
+        mlm_lengths,
+        matching,
+        linear,
+        migrate,
+        multimodal,
+        decay,
+        relative,
+        precision,
+        methods,
+        real_extend,
+        real_passkey,
+        real_tune,
+        real_precision,
+        real_kv,
     )
-}  # fmt: skip
+}
 
 __all__ = ["STUDIES", "Study", "read_study", "run_study"]

@@ -1,7 +1,8 @@
-"""Run the jobs of a study, one after the other or in parallel processes; finished jobs are not run again.
+"""Run the jobs of a study, one after the other or in parallel processes; finished jobs are not run
+again.
 
-The rows of each finished job are stored in a file. A killed study resumes with the unfinished jobs, and a killed training
-resumes from its checkpoint.
+The rows of each finished job are stored in a file. A killed study resumes with the unfinished jobs,
+and a killed training resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Job:
-    """A module-level function that is called with the workspace and settings (plain data) and returns rows."""
+    """A module-level function that is called with the workspace and settings (plain data) and
+    returns rows.
+    """
 
     name: str
     work: Callable[..., list[Row]]
@@ -57,10 +60,23 @@ class JobRunner:
     """Runs the jobs of one study and collects their rows."""
 
     def __init__(
-        self, folder: Path, workspace: Workspace, settings: dict[str, Any], seeds: int, workers: int, quiet: bool
+        self,
+        folder: Path,
+        workspace: Workspace,
+        settings: dict[str, Any],
+        seeds: int,
+        workers: int,
+        quiet: bool,
     ) -> None:
-        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1; `settings` are those of the study."""
-        self.folder, self.workspace, self.settings, self.seeds = folder, workspace, settings, range(seeds)
+        """Prepare to run jobs in `workers` processes, with seeds from 0 to `seeds` - 1; `settings`
+        are those of the study.
+        """
+        self.folder, self.workspace, self.settings, self.seeds = (
+            folder,
+            workspace,
+            settings,
+            range(seeds),
+        )
         self.workers, self.quiet = workers, quiet
         self.rows: list[Row] = []
 
@@ -69,15 +85,25 @@ class JobRunner:
         return {name: self.settings[name] for name in names}
 
     def run_each(
-        self, work: Callable[..., list[Row]], field: str, values: Iterable, name: Callable[[Any], str] = str, /, **shared: Any
+        self,
+        work: Callable[..., list[Row]],
+        field: str,
+        values: Iterable,
+        name: Callable[[Any], str] = str,
+        /,
+        **shared: Any,
     ) -> list[Row]:
         """Run a job for each seed and each value of a setting, and return the rows of all.
 
-        field   the argument of `work` that gets the value; `shared` are its other arguments, besides the seed
+        field   the argument of `work` that gets the value; `shared` are its other arguments,
+                besides the seed
         name    a function from the value to the name of the job, without its seed
         """
         each = [(seed, value) for seed in self.seeds for value in values]
-        return self.run(Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared}) for seed, value in each)
+        return self.run(
+            Job(f"{name(value)}-{seed}", work, {field: value, "seed": seed, **shared})
+            for seed, value in each
+        )
 
     def run(self, jobs: Iterable[Job]) -> list[Row]:
         """Run the jobs that have no file yet, and return the rows of all jobs in their order."""
@@ -107,16 +133,21 @@ class JobRunner:
         status.job_done(f"{job.name}, {seconds:.0f} s")
 
     def _run_in_parallel(self, jobs: list[Job], status: _Status) -> None:
-        """Run the jobs in worker processes and store the rows of each one as soon as it has finished.
+        """Run the jobs in worker processes and store the rows of each one as soon as it has
+        finished.
 
         If one fails, those that are running end and are stored, then its error is raised.
         """
         workers = min(self.workers, len(jobs))
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(os.getpid(),))
+        pool = ProcessPoolExecutor(
+            workers, context, initializer=_start_worker, initargs=(os.getpid(),)
+        )
         with _one_openmp_thread():
             # submit starts the worker processes, which inherit the environment
-            running: dict[Future, Job] = {pool.submit(_run_job, self.workspace, job): job for job in jobs}
+            running: dict[Future, Job] = {
+                pool.submit(_run_job, self.workspace, job): job for job in jobs
+            }
         errors: list[BaseException] = []
         try:
             while running and not errors:
@@ -126,12 +157,18 @@ class JobRunner:
         finally:
             # running trainings may save a checkpoint; jobs that have not started are dropped
             pool.shutdown(wait=True, cancel_futures=True)
-            errors += self._store([future for future in running if not future.cancelled()], running, status)
+            errors += self._store(
+                [future for future in running if not future.cancelled()], running, status
+            )
         if errors:
             raise errors[0]
 
-    def _store(self, finished: Iterable[Future], running: dict[Future, Job], status: _Status) -> list[BaseException]:
-        """Store the rows of finished jobs, take the jobs from `running`, and return the errors of those that failed."""
+    def _store(
+        self, finished: Iterable[Future], running: dict[Future, Job], status: _Status
+    ) -> list[BaseException]:
+        """Store the rows of finished jobs, take the jobs from `running`, and return the errors of
+        those that failed.
+        """
         errors = []
         for future in finished:
             job, error = running.pop(future), future.exception()
@@ -150,7 +187,9 @@ def _run_job(workspace: Workspace, job: Job) -> tuple[list[Row], float]:
 
 @contextmanager
 def _one_openmp_thread() -> Iterator[None]:
-    """Context manager in which new processes get one OpenMP thread; batched products ignore a later torch.set_num_threads."""
+    """Context manager in which new processes get one OpenMP thread; batched products ignore a later
+    torch.set_num_threads.
+    """
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:
@@ -163,7 +202,9 @@ def _one_openmp_thread() -> Iterator[None]:
 
 
 def _start_worker(parent: int) -> None:
-    """Set up a worker: one thread, SIGINT ignored outside of trainings, exit when the parent process ends."""
+    """Set up a worker: one thread, SIGINT ignored outside of trainings, exit when the parent
+    process ends.
+    """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -177,7 +218,9 @@ def _start_worker(parent: int) -> None:
 
 
 class _Status:
-    """Shows finished jobs as a progress bar on a terminal or as lines elsewhere; shows nothing if quiet."""
+    """Shows finished jobs as a progress bar on a terminal or as lines elsewhere; shows nothing if
+    quiet.
+    """
 
     def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
         self.title, self.total, self.done, self.quiet = title, total, done, quiet
@@ -194,15 +237,31 @@ class _Status:
         """Print a line if there is no terminal for a bar."""
         if not (self.quiet or self.bar.visible):
             self.printed = time.monotonic()
-            print(f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True)
+            print(
+                f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True
+            )
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last 15 s: in the bar, or a line every LINES s."""
+        """Show the step and loss of trainings that wrote to their logs in the last 15 s: in the
+        bar, or a line every LINES s.
+        """
         if not self.bar.visible and (self.quiet or time.monotonic() - self.printed < LINES):
             return
-        recent = [path for path in sorted(models.glob(f"*/{LOG}")) if time.time() - path.stat().st_mtime < 15]
+        recent = [
+            path
+            for path in sorted(models.glob(f"*/{LOG}"))
+            if time.time() - path.stat().st_mtime < 15
+        ]
         # the folder of a model is its name and a hash
-        last_rows = [(path.parent.name.rsplit("-", 1)[0], row) for path in recent for row in read_log(path)[-1:]]
-        text = "  ".join(f"{name} step {row['step']} loss {row['loss']:.2f}" for name, row in last_rows if "loss" in row)
+        last_rows = [
+            (path.parent.name.rsplit("-", 1)[0], row)
+            for path in recent
+            for row in read_log(path)[-1:]
+        ]
+        text = "  ".join(
+            f"{name} step {row['step']} loss {row['loss']:.2f}"
+            for name, row in last_rows
+            if "loss" in row
+        )
         self.bar.show(self.done, text or "running")
         self._print(text or "running")

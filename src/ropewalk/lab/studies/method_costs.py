@@ -1,4 +1,6 @@
-"""The costs of the models of the study `methods`: time and peak memory of a training step and of reading a long text."""
+"""The costs of the models of the study `methods`: time and peak memory of a training step and of
+reading a long text.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +23,49 @@ from ropewalk.models.migrate import migrate
 VOCABULARY = 264
 
 
-def costs(workspace: Workspace, *, methods: list[str], multiple: int, preset: str, changes: list[str], repeats: int) -> list[Row]:
-    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of reading a text of `multiple` x the length.
+def costs(
+    workspace: Workspace,
+    *,
+    methods: list[str],
+    multiple: int,
+    preset: str,
+    changes: list[str],
+    repeats: int,
+) -> list[Row]:
+    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of reading a text of
+    `multiple` x the length.
 
-    Models are untrained. A method that changes a trained RoPE model has no training step of its own.
+    Models are untrained. A method that changes a trained RoPE model has no training step of its
+    own.
     """
     rows = []
     for method in methods:
         base = method if method in TRAINED else "rope"  # the model that the method begins with
         full_preset = preset_of(base, preset, changes, 0)
-        stage, precision = full_preset.train.stages[0], usable_precision(full_preset.train.precision, workspace.device)
-        model: Any = make_model(dict(full_preset.model), make_data(full_preset.data), full_preset.train, VOCABULARY)
+        stage, precision = (
+            full_preset.train.stages[0],
+            usable_precision(full_preset.train.precision, workspace.device),
+        )
+        model: Any = make_model(
+            dict(full_preset.model), make_data(full_preset.data), full_preset.train, VOCABULARY
+        )
         model = new_model(base, model, 0).to(workspace.device)
         if method in TRAINED:
             tokens = torch.randint(256, (stage.batch, stage.length), device=workspace.device)
-            rows += _cost(workspace.device, "step", lambda: _step(model, tokens, precision), repeats, model=method)  # noqa: B023
+            rows += _cost(
+                workspace.device,
+                "step",
+                lambda: _step(model, tokens, precision),  # noqa: B023
+                repeats,
+                model=method,
+            )
         elif method == DROPE:
             model = migrate(model, to=DROPE).model
         else:
             model = adapted(model, method, multiple, training.trained_length(full_preset))
-        text = torch.randint(256, (1, multiple * training.trained_length(full_preset)), device=workspace.device)
+        text = torch.randint(
+            256, (1, multiple * training.trained_length(full_preset)), device=workspace.device
+        )
         rows += _cost(workspace.device, "read", lambda: _read(model, text), repeats, model=method)  # noqa: B023
     return rows
 
@@ -59,8 +84,12 @@ def _read(model: Any, tokens: Tensor) -> None:
     model.features(tokens)
 
 
-def _cost(device: torch.device, what: str, call: Callable[[], None], repeats: int, **fields: Any) -> list[Row]:
-    """Return the milliseconds of each repeat after one that is not counted, and the peak memory on a GPU."""
+def _cost(
+    device: torch.device, what: str, call: Callable[[], None], repeats: int, **fields: Any
+) -> list[Row]:
+    """Return the milliseconds of each repeat after one that is not counted, and the peak memory on
+    a GPU.
+    """
     is_gpu = device.type == "cuda"
     call()
     if is_gpu:
@@ -72,7 +101,11 @@ def _cost(device: torch.device, what: str, call: Callable[[], None], repeats: in
         call()
         _wait(device)
         times.append(1000 * (time.perf_counter() - began))
-    peak = [row("bytes", torch.cuda.max_memory_allocated(device), what=what, **fields)] if is_gpu else []
+    peak = (
+        [row("bytes", torch.cuda.max_memory_allocated(device), what=what, **fields)]
+        if is_gpu
+        else []
+    )
     return [row("milliseconds", times, what=what, **fields), *peak]
 
 

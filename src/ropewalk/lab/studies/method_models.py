@@ -1,4 +1,6 @@
-"""The models of the study `methods`: what each method changes in a new decoder, or in a trained one with RoPE."""
+"""The models of the study `methods`: what each method changes in a new decoder, or in a trained one
+with RoPE.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ class TokenDriven(nn.Module):
         super().__init__()
         self.attention = attention
 
-    def attend(self, x: Tensor, positions: Tensor, padding: Any, documents: Any, cache: Any) -> Tensor:
+    def attend(
+        self, x: Tensor, positions: Tensor, padding: Any, documents: Any, cache: Any
+    ) -> Tensor:
         """Return the attention output for x [B, S, hidden]; positions have no influence."""
         if cache is not None:
-            raise RopeError("cache", "must be None: this attention continues from its own state", type(self.attention).__name__)
+            raise RopeError(
+                "cache",
+                "must be None: this attention continues from its own state",
+                type(self.attention).__name__,
+            )
         return self.attention(x, padding=padding, documents=documents)[0]
 
 
@@ -60,18 +68,26 @@ def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any
 
 
 def _with_imaginary_heads(model: Any) -> nn.Module:
-    """Give every layer of a RoPE decoder the second score of RoPE++, and an output projection of twice the width."""
+    """Give every layer of a RoPE decoder the second score of RoPE++, and an output projection of
+    twice the width.
+    """
     for layer in model.layers:
         attention = layer.self_attn
-        sizes = Sizes(attention.num_heads, attention.head_dim, model.config.hidden_size, model.config.length)
+        sizes = Sizes(
+            attention.num_heads, attention.head_dim, model.config.hidden_size, model.config.length
+        )
         attention.encoding = RotaryPlus(sizes, attention.encoding.rope.spec)
-        output = nn.Linear(2 * attention.o_proj.in_features, attention.o_proj.out_features, bias=False)
+        output = nn.Linear(
+            2 * attention.o_proj.in_features, attention.o_proj.out_features, bias=False
+        )
         attention.o_proj = _initialised(output, model.config.init_std)
     return model
 
 
 def _initialised(module: nn.Module, std: float) -> nn.Module:
-    """Return a new module after drawing its linear weights with the deviation `std`, as the rest of the model does."""
+    """Return a new module after drawing its linear weights with the deviation `std`, as the rest of
+    the model does.
+    """
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=std)
@@ -80,7 +96,9 @@ def _initialised(module: nn.Module, std: float) -> nn.Module:
 
 @dataclass(frozen=True)
 class Trained:
-    """What differs from a RoPE decoder: fields of the config, given the number of layers, and a change before training."""
+    """What differs from a RoPE decoder: fields of the config, given the number of layers, and a
+    change before training.
+    """
 
     fields: Callable[[int], dict[str, Any]] = lambda layers: {}
     change: Callable[[Any], nn.Module] = lambda model: model
@@ -91,12 +109,19 @@ def _encoding(name: str) -> Trained:
 
 
 def _layers_without_positions(layers: int) -> dict[str, Any]:
-    """Return the config of a model where every fourth layer has no encoding; the last one if there are fewer."""
+    """Return the config of a model where every fourth layer has no encoding; the last one if there
+    are fewer.
+    """
     step = min(4, layers)
-    return {"layer_types": tuple("nope" if index % step == step - 1 else "full" for index in range(layers))}
+    return {
+        "layer_types": tuple(
+            "nope" if index % step == step - 1 else "full" for index in range(layers)
+        )
+    }
 
 
-#: methods that a model is trained with from the start; an entry added here is trained and measured like all others
+#: methods that a model is trained with from the start; an entry added here is trained and measured
+#: like all others
 TRAINED: dict[str, Trained] = {
     "rope": Trained(),
     "none": _encoding("none"),
@@ -125,15 +150,20 @@ def _clipped(model: Any, factor: int, length: int) -> nn.Module:
 def _remapped(name: str) -> Callable[[Any, int, int], nn.Module]:
     """Return a function that gives a RoPE model a remapping for `factor` times its trained length."""
     return lambda model, factor, length: (
-        migrate(model, rope_spec(model), remapping=REMAPPINGS[name].for_length(length, factor * length)).model
+        migrate(
+            model, rope_spec(model), remapping=REMAPPINGS[name].for_length(length, factor * length)
+        ).model
     )
 
 
-#: methods that change the trained RoPE model for `factor` times its trained length, without training
+#: methods that change the trained RoPE model for `factor` times its trained length, without
+#: training
 APPLIED: dict[str, Callable[[Any, int, int], nn.Module]] = {
     "yarn": lambda model, factor, length: _scaled(model, yarn(float(factor), length)),
     "cope": _clipped,
-    "log_n": lambda model, factor, length: migrate(model, rope_spec(model), temperature=LogN(length)).model,
+    "log_n": lambda model, factor, length: (
+        migrate(model, rope_spec(model), temperature=LogN(length)).model
+    ),
     **{name: _remapped(name) for name in REMAPPINGS},
 }
 
@@ -145,16 +175,25 @@ def preset_of(method: str, preset: str, changes: list[str], seed: int) -> Preset
 
 
 def new_model(method: str, model: Any, seed: int) -> nn.Module:
-    """Return a new RoPE decoder, changed as a method of TRAINED requires; its new weights depend on the seed alone."""
+    """Return a new RoPE decoder, changed as a method of TRAINED requires; its new weights depend on
+    the seed alone.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return TRAINED[method].change(model)
 
 
-def adapted(model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None) -> nn.Module:
-    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length; `factors` are LongRoPE2's."""
+def adapted(
+    model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None
+) -> nn.Module:
+    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length;
+    `factors` are LongRoPE2's.
+    """
     if method == LONGROPE2:
-        return _scaled(model, _long_scaling(factors or (float(factor),) * rope_spec(model).pairs, factor, length))
+        return _scaled(
+            model,
+            _long_scaling(factors or (float(factor),) * rope_spec(model).pairs, factor, length),
+        )
     return APPLIED[method](model, factor, length)
 
 
@@ -163,8 +202,12 @@ def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongR
     return LongRope((1.0,) * len(factors), factors, original_length=length, factor=float(factor))
 
 
-def searched_factors(model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int) -> tuple[float, ...]:
-    """Return LongRoPE2's factors, found by the lowest loss of an answer in a text of the longer length that begins with it."""
+def searched_factors(
+    model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int
+) -> tuple[float, ...]:
+    """Return LongRoPE2's factors, found by the lowest loss of an answer in a text of the longer
+    length that begins with it.
+    """
     trial_model: Any = deepcopy(model)
     plain = rope_spec(model)
 
@@ -175,5 +218,11 @@ def searched_factors(model: Any, factor: int, length: int, *, population: int, r
             layer.self_attn.encoding.rope = rope
         return answer_loss(trial_model, factor * length, seed=seed)
 
-    options: dict[str, Any] = {"theta": plain.theta, "length": length, "population": population, "rounds": rounds, "seed": seed}
+    options: dict[str, Any] = {
+        "theta": plain.theta,
+        "length": length,
+        "population": population,
+        "rounds": rounds,
+        "seed": seed,
+    }
     return search_longrope2(loss, plain.pairs, float(factor), **options)

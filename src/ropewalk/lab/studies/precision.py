@@ -1,4 +1,6 @@
-"""Study `precision`: the error of cos and sin at large positions, for every method that libraries use. Nothing is trained."""
+"""Study `precision`: the error of cos and sin at large positions, for every method that libraries
+use. Nothing is trained.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
 
 
 def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width: int) -> list[Row]:
-    """Return rows of the largest error of each method over the last `width` positions up to each of `positions`.
+    """Return rows of the largest error of each method over the last `width` positions up to each of
+    `positions`.
 
     The reference is high-precision arithmetic.
     """
@@ -42,23 +45,47 @@ def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the errors by method and position as a table and a figure, and the claim about the exact method."""
+    """Return the errors by method and position as a table and a figure, and the claim about the
+    exact method.
+    """
     positions = distinct(rows, "error", "position")
     errors = {}
     for method in COS_SIN_METHODS:
-        errors[method] = [select(rows, "error", way=method, position=position)[0]["mean"] for position in positions]
-    cells = [(method, USED_BY[method], *(f"{error:.1e}" for error in curve)) for method, curve in errors.items()]
+        errors[method] = [
+            select(rows, "error", way=method, position=position)[0]["mean"]
+            for position in positions
+        ]
+    cells = [
+        (method, USED_BY[method], *(f"{error:.1e}" for error in curve))
+        for method, curve in errors.items()
+    ]
     columns = ("method", "used by", *(f"{position:,}" for position in positions))
     width = facts.get("settings", _ALL)["width"]
     note = f"Over the last {width} positions up to each position."
     table = Table("Largest error of cos and sin", columns, cells, note)
     # a logarithmic axis has no 0
-    series = {method: (positions, [max(error, 1e-9) for error in curve]) for method, curve in errors.items()}
-    figure = line_figure(series, title="Error of cos and sin by position", x="position", y="largest error", log_y=True)
+    series = {
+        method: (positions, [max(error, 1e-9) for error in curve])
+        for method, curve in errors.items()
+    }
+    figure = line_figure(
+        series,
+        title="Error of cos and sin by position",
+        x="position",
+        y="largest error",
+        log_y=True,
+    )
     worst = max(errors["exact"])
     text = f"The error of the exact method is within {BOUND:g} at every position"
     claim = Claim(text, HOLDS if worst <= BOUND else FAILS, f"largest {worst:.1e}")
     return Findings([table], {"precision": figure}, [claim])
 
 
-STUDY = Study("precision", "How large are the errors of cos and sin at large positions?", PRESETS, run, findings, seeded=False)
+STUDY = Study(
+    "precision",
+    "How large are the errors of cos and sin at large positions?",
+    PRESETS,
+    run,
+    findings,
+    seeded=False,
+)

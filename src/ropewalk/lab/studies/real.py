@@ -1,4 +1,6 @@
-"""What the studies on pretrained models share: the model, the texts, and rows that are stored while a job runs."""
+"""What the studies on pretrained models share: the model, the texts, and rows that are stored while
+a job runs.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from ropewalk.lab.downloads import find_fetched
 from ropewalk.lab.studies.jobs import JobRunner, Workspace
 from ropewalk.lab.studies.rows import digest
 
-#: a random Llama of bytes and Python's documentation: enough to run every line of a study, not to conclude anything
+#: a random Llama of bytes and Python's documentation: enough to run every line of a study, not to
+#: conclude anything
 TINY, PYTHON = "tiny", "python"
 #: characters of each text that windows are taken from
 CHARACTERS = 3_000_000
@@ -36,19 +39,31 @@ SOURCES: dict[str, dict[str, Any]] = {
 }
 
 
-def open_real(name: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[nn.Module, Encode]:
-    """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens; TINY is a random model."""
+def open_real(
+    name: str, device: torch.device, dtype: torch.dtype | None = None
+) -> tuple[nn.Module, Encode]:
+    """Return a model by its name in DOWNLOADS or its path, and its function from text to tokens;
+    TINY is a random model.
+    """
     if name != TINY:
         return open_model(find_fetched(name), device, dtype)
     transformers = import_transformers()
     config = transformers.LlamaConfig(
-        vocab_size=256, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        max_position_embeddings=64, initializer_range=0.3,
-    )  # fmt: skip
+        vocab_size=256,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
-    return cast_weights(model, dtype or torch.float32).to(device).eval(), lambda text: list(text.encode())
+    return cast_weights(model, dtype or torch.float32).to(device).eval(), lambda text: list(
+        text.encode()
+    )
 
 
 def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
@@ -61,32 +76,55 @@ def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
     return read_text(find_fetched(name))[first : first + count]
 
 
-def real_windows(texts: Sequence[str], encode: Encode, length: int, count: int, spare: int = 0) -> Tensor:
-    """Return windows [count + spare, length], the same number of each text; the spare ones are the last, of the first text.
+def real_windows(
+    texts: Sequence[str], encode: Encode, length: int, count: int, spare: int = 0
+) -> Tensor:
+    """Return windows [count + spare, length], the same number of each text; the spare ones are the
+    last, of the first text.
 
-    A text that is too short for its share gives fewer and the others more; if all are, there are fewer windows.
+    A text that is too short for its share gives fewer and the others more; if all are, there are
+    fewer windows.
     """
     tokens = [encode(real_text(text)) for text in texts]
     available = [len(each) // length for each in tokens]  # windows of each text
     available[0] -= spare
     if sum(available) < min(count, FEWEST_WINDOWS) or available[0] < 0:
-        rule = f"must have at least {min(count, FEWEST_WINDOWS) + spare} windows of {length} tokens; use a longer text"
+        rule = (
+            f"must have at least {min(count, FEWEST_WINDOWS) + spare} windows of {length} tokens; "
+            "use a longer text"
+        )
         raise RopeError("text", rule, f"{[len(each) for each in tokens]} tokens")
     shares = [0] * len(texts)
-    for _ in range(min(count, sum(available))):  # one window more of the text that has the fewest yet
+    for _ in range(
+        min(count, sum(available))
+    ):  # one window more of the text that has the fewest yet
         unfinished = [i for i in range(len(texts)) if shares[i] < available[i]]
         shares[min(unfinished, key=lambda i: shares[i])] += 1
     shares[0] += spare
-    by_text = [windows_of(each, length, share) for each, share in zip(tokens, shares, strict=True) if share]
+    by_text = [
+        windows_of(each, length, share) for each, share in zip(tokens, shares, strict=True) if share
+    ]
     first_spare = len(by_text[0]) - spare
     return torch.cat([by_text[0][:first_spare], *by_text[1:], by_text[0][first_spare:]])
 
 
 def make_meter(
-    workspace: Workspace, model: nn.Module, encode: Encode, texts: Sequence[str], *, name: str, trained: int, factor: float,
-    windows: int = 0, lengths: Sequence[int] = (), num_depths: int = 10, search: int = 0, seed: int = 0,
-) -> tuple[Meter, Tensor | None]:  # fmt: skip
-    """Return a meter of `fit` whose rows are kept in the workspace, and a window for the search, None without one.
+    workspace: Workspace,
+    model: nn.Module,
+    encode: Encode,
+    texts: Sequence[str],
+    *,
+    name: str,
+    trained: int,
+    factor: float,
+    windows: int = 0,
+    lengths: Sequence[int] = (),
+    num_depths: int = 10,
+    search: int = 0,
+    seed: int = 0,
+) -> tuple[Meter, Tensor | None]:
+    """Return a meter of `fit` whose rows are kept in the workspace, and a window for the search,
+    None without one.
 
     trained, factor      the trained length, and how many times longer the measured windows are
     windows              their number
@@ -94,20 +132,45 @@ def make_meter(
     search               candidates of the search for LongRoPE's factors; its window is not measured
     """
     to, spare = round(factor * trained), int(search > 0)
-    tokens = real_windows(texts, encode, to, windows, spare) if windows else torch.empty(0, to, dtype=torch.long)
+    tokens = (
+        real_windows(texts, encode, to, windows, spare)
+        if windows
+        else torch.empty(0, to, dtype=torch.long)
+    )
     passkeys = tuple((length, depth) for length in lengths for depth in depths(num_depths))
-    samples = Samples(trained, to, tokens[: len(tokens) - spare], tuple(bands_of(trained, to)), passkeys, encode, seed)
+    samples = Samples(
+        trained,
+        to,
+        tokens[: len(tokens) - spare],
+        tuple(bands_of(trained, to)),
+        passkeys,
+        encode,
+        seed,
+    )
     dtype = str(next(model.parameters()).dtype)
     setting = {
-        "model": name, "dtype": dtype, "text": list(texts), "to": to, "windows": windows, "search": search, "asked": passkeys,
-        "wording": wording(), "seed": seed,
-    }  # fmt: skip
-    ledger = Ledger(workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting)
+        "model": name,
+        "dtype": dtype,
+        "text": list(texts),
+        "to": to,
+        "windows": windows,
+        "search": search,
+        "asked": passkeys,
+        "wording": wording(),
+        "seed": seed,
+    }
+    ledger = Ledger(
+        workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting
+    )
     return Meter(Reader(model), samples, ledger), tokens[-1] if spare else None
 
 
-def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = None) -> dict[str, Any]:
-    """Return the methods of `fit` by name, in the given order; longrope only with factors. An unknown name is an error."""
+def known_methods(
+    names: Sequence[str], long_factor: tuple[float, ...] | None = None
+) -> dict[str, Any]:
+    """Return the methods of `fit` by name, in the given order; longrope only with factors. An
+    unknown name is an error.
+    """
     known = methods(long_factor)
     for name in names:
         choice("methods", name, dict.fromkeys((*known, LONGROPE)))
@@ -115,7 +178,9 @@ def known_methods(names: Sequence[str], long_factor: tuple[float, ...] | None = 
 
 
 def real_facts(runner: JobRunner, trained: int) -> dict[str, Any]:
-    """Return what the tables of a study on a pretrained model name: model, trained length and texts."""
+    """Return what the tables of a study on a pretrained model name: model, trained length and
+    texts.
+    """
     names = [Path(name).name for name in (runner.settings["model"], *runner.settings["text"])]
     return {"model": names[0], "trained": trained, "text": names[1:]}
 
@@ -123,4 +188,7 @@ def real_facts(runner: JobRunner, trained: int) -> dict[str, Any]:
 def source_note(facts: dict[str, Any]) -> str:
     """Return a sentence with model, texts and seeds, for the notes of tables."""
     texts = ", ".join(facts.get("text", []))
-    return f"Model {facts.get('model')}, trained to {facts.get('trained'):,} tokens; text {texts}; {facts['seeds']} seed."
+    return (
+        f"Model {facts.get('model')}, trained to {facts.get('trained'):,} tokens; text {texts}; "
+        f"{facts['seeds']} seed."
+    )

@@ -1,8 +1,10 @@
-"""Study `real_kv`: a pretrained model continues from a cache whose keys were re-rotated, instead of reading the text again.
+"""Study `real_kv`: a pretrained model continues from a cache whose keys were re-rotated, instead of
+reading the text again.
 
 shift     all keys move by the same distance, and the next tokens follow them
 evict     a stretch of old tokens is dropped; the rest keeps its positions, or closes the gap
-reuse     a chunk that was read on its own is placed behind another text, at its own positions or re-rotated to the new ones
+reuse     a chunk that was read on its own is placed behind another text, at its own positions or
+          re-rotated to the new ones
 """
 
 from __future__ import annotations
@@ -31,27 +33,61 @@ from ropewalk.rope import Rope
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {**SOURCES["smoke"], "length": 48, "next": 8, "sinks": 4, "shift": 1000, "windows": 3},
     "cpu": {**SOURCES["cpu"], "length": 320, "next": 64, "sinks": 4, "shift": 4096, "windows": 6},
-    "gpu": {**SOURCES["gpu"], "length": 4096, "next": 512, "sinks": 4, "shift": 3000, "windows": 12},
-    "cluster": {**SOURCES["cluster"], "length": 7168, "next": 1024, "sinks": 4, "shift": 100_000, "windows": 32},
+    "gpu": {
+        **SOURCES["gpu"],
+        "length": 4096,
+        "next": 512,
+        "sinks": 4,
+        "shift": 3000,
+        "windows": 12,
+    },
+    "cluster": {
+        **SOURCES["cluster"],
+        "length": 7168,
+        "next": 1024,
+        "sinks": 4,
+        "shift": 100_000,
+        "windows": 32,
+    },
 }
 #: what each way of continuing is compared with
 AGAIN, AGAIN_SHORTER = "read again", "read again, without the dropped tokens"
 REFERENCES = {
-    "shift": AGAIN, "evict, gap kept": AGAIN_SHORTER, "evict, gap closed": AGAIN_SHORTER, "reuse, re-rotated": AGAIN,
+    "shift": AGAIN,
+    "evict, gap kept": AGAIN_SHORTER,
+    "evict, gap closed": AGAIN_SHORTER,
+    "reuse, re-rotated": AGAIN,
     "reuse, as cached": AGAIN,
-}  # fmt: skip
+}
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
     """Run one job; its rows are stored window by window; return the facts for the report."""
-    rows = runner.run([Job("caches", measure, runner.pick("model", "text", "length", "next", "sinks", "shift", "windows"))])
+    rows = runner.run(
+        [
+            Job(
+                "caches",
+                measure,
+                runner.pick("model", "text", "length", "next", "sinks", "shift", "windows"),
+            )
+        ]
+    )
     return real_facts(runner, rows[0]["trained"])
 
 
 def measure(
-    workspace: Workspace, *, model: str, text: list[str], length: int, next: int, sinks: int, shift: int, windows: int
+    workspace: Workspace,
+    *,
+    model: str,
+    text: list[str],
+    length: int,
+    next: int,
+    sinks: int,
+    shift: int,
+    windows: int,
 ) -> list[Row]:
-    """Return the loss of the `next` tokens after `length` tokens, for every way to continue from a cache, on the same windows.
+    """Return the loss of the `next` tokens after `length` tokens, for every way to continue from a
+    cache, on the same windows.
 
     sinks  how many tokens at the start are never dropped
     shift  the distance that all keys move by
@@ -59,9 +95,15 @@ def measure(
     loaded, encode = open_real(model, workspace.device)
     tokens = real_windows(text, encode, length + next, windows).to(workspace.device)
     setting = {
-        "model": model, "dtype": str(loaded.dtype), "text": text, "length": length, "next": next, "sinks": sinks, "shift": shift,
+        "model": model,
+        "dtype": str(loaded.dtype),
+        "text": text,
+        "length": length,
+        "next": next,
+        "sinks": sinks,
+        "shift": shift,
         "windows": windows,
-    }  # fmt: skip
+    }
     ledger = Ledger(workspace.models / "real" / f"kv-{digest(setting)}.jsonl", setting)
     with patched(loaded):
         reader = Continuation(loaded)
@@ -70,7 +112,10 @@ def measure(
                 ledger.add(window=place, losses=reader.losses(tokens[place], next, sinks, shift))
     by_window = [ledger.find(window=place)["losses"] for place in range(len(tokens))]  # type: ignore[index]
     fields = {"trained": trained_length(loaded), "length": length}
-    return [row("loss", [losses[way] for losses in by_window], way=way, **fields) for way in by_window[0]]
+    return [
+        row("loss", [losses[way] for losses in by_window], way=way, **fields)
+        for way in by_window[0]
+    ]
 
 
 class Continuation:
@@ -83,9 +128,15 @@ class Continuation:
 
     @torch.no_grad()
     def read(self, tokens: Tensor, cache: Any, first: int) -> Tensor:
-        """Add tokens [S] to a cache at positions from `first`, and return their logits [S, vocabulary]."""
+        """Add tokens [S] to a cache at positions from `first`, and return their logits [S,
+        vocabulary].
+        """
         positions = torch.arange(first, first + len(tokens), device=tokens.device)[None]
-        return self.model(tokens[None], past_key_values=cache, position_ids=positions, use_cache=True).logits[0].float()
+        return (
+            self.model(tokens[None], past_key_values=cache, position_ids=positions, use_cache=True)
+            .logits[0]
+            .float()
+        )
 
     def cached(self, tokens: Tensor, first: int = 0) -> Any:
         """Return a new cache that has read tokens [S] at positions from `first`."""
@@ -94,7 +145,9 @@ class Continuation:
         return cache
 
     def loss(self, tokens: Tensor, cache: Any, first: int) -> float:
-        """Return the mean loss of tokens after the first, which continue a cache at positions from `first`."""
+        """Return the mean loss of tokens after the first, which continue a cache at positions from
+        `first`.
+        """
         logits = self.read(tokens[:-1], cache, first)
         return float(F.cross_entropy(logits, tokens[1:]))
 
@@ -105,21 +158,27 @@ class Continuation:
         return cache
 
     def losses(self, window: Tensor, count: int, sinks: int, shift: int) -> dict[str, float]:
-        """Return the loss of the last `count` tokens of a window for every way to continue from a cache.
+        """Return the loss of the last `count` tokens of a window for every way to continue from a
+        cache.
 
-        The cache has all tokens before them except the last one, which is read again because its logits predict the next token.
+        The cache has all tokens before them except the last one, which is read again because its
+        logits predict the next token.
         """
         length = len(window) - count
         last, half = length - 1, length // 2
         seen, coming = window[:last], window[last:]
         positions = torch.arange(last, device=window.device)
         losses = {AGAIN: self.loss(coming, self.cached(seen), last)}
-        losses["shift"] = self.loss(coming, self.move(self.cached(seen), positions, positions + shift), last + shift)
+        losses["shift"] = self.loss(
+            coming, self.move(self.cached(seen), positions, positions + shift), last + shift
+        )
         # the first tokens and the second half are kept, those between are dropped
         kept = torch.cat([positions[:sinks], positions[half:]])
         losses[AGAIN_SHORTER] = self.loss(coming, self.cached(seen[kept]), len(kept))
         losses["evict, gap kept"] = self.loss(coming, _select(self.cached(seen), kept), last)
-        closed = self.move(_select(self.cached(seen), kept), kept, torch.arange(len(kept), device=kept.device))
+        closed = self.move(
+            _select(self.cached(seen), kept), kept, torch.arange(len(kept), device=kept.device)
+        )
         losses["evict, gap closed"] = self.loss(coming, closed, len(kept))
         # the second half was read on its own, at positions from 0
         for name in ("reuse, re-rotated", "reuse, as cached"):
@@ -139,17 +198,27 @@ def _select(cache: Any, kept: Tensor) -> Any:
 
 
 def _join(front: Any, chunk: Any) -> Any:
-    """Append the keys and values of the cache `chunk` to the cache `front`, in place, and return it."""
+    """Append the keys and values of the cache `chunk` to the cache `front`, in place, and return
+    it.
+    """
     for layer, other in zip(front.layers, chunk.layers, strict=True):
-        layer.keys, layer.values = torch.cat([layer.keys, other.keys], 2), torch.cat([layer.values, other.values], 2)
+        layer.keys, layer.values = (
+            torch.cat([layer.keys, other.keys], 2),
+            torch.cat([layer.values, other.values], 2),
+        )
     return front
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss of each way to continue from a cache, and its paired difference to reading all tokens again."""
+    """Return the loss of each way to continue from a cache, and its paired difference to reading
+    all tokens again.
+    """
     ways, cells = distinct(rows, "loss", "way"), []
     for way in ways:
-        losses, reference = score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES.get(way, way))
+        losses, reference = (
+            score(rows, "loss", way=way),
+            score(rows, "loss", way=REFERENCES.get(way, way)),
+        )
         difference = "-"
         if losses is not None and reference is not None and way in REFERENCES:
             paired = compare(losses, reference)
@@ -157,9 +226,17 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         cells.append((way, cell(losses), REFERENCES.get(way, "the reference"), difference))
     first = select(rows, "loss")[0]
     count = len(first["values"])
-    after = f"Loss of the next tokens after {first['length']:,}, nats per token ± standard error over {count} windows"
+    after = (
+        f"Loss of the next tokens after {first['length']:,}, nats per token ± standard error over "
+        f"{count} windows"
+    )
     note = f"{after}; differences are paired over windows. {source_note(facts)}"
-    table = Table("Continue from a re-rotated cache", ("way", "loss", "compared with", "difference"), cells, note)
+    table = Table(
+        "Continue from a re-rotated cache",
+        ("way", "loss", "compared with", "difference"),
+        cells,
+        note,
+    )
     return Findings([table], {"real_kv": _bars(rows, ways)}, claims(rows))
 
 
@@ -171,7 +248,10 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
         figure, (ax,) = blank(LIGHT, 8.5, 3.6)
         scores = scores_by(rows, "loss", "way", ways)
         colours = [LIGHT.colour(place) for place in range(len(scores))]
-        means, errors = [each.mean for each in scores.values()], [each.error for each in scores.values()]
+        means, errors = (
+            [each.mean for each in scores.values()],
+            [each.error for each in scores.values()],
+        )
         ax.barh(range(len(scores)), means, xerr=errors, color=colours)
         ax.set_yticks(range(len(scores)), list(scores))
         ax.invert_yaxis()
@@ -182,11 +262,22 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Return the claims that a shifted cache is within 0.01 nats of reading again, and the other ways within 0.1."""
+    """Return the claims that a shifted cache is within 0.01 nats of reading again, and the other
+    ways within 0.1.
+    """
     result = []
-    for way, limit in (("shift", 0.01), ("evict, gap closed", 0.1), ("reuse, re-rotated", 0.1), ("reuse, as cached", 0.1)):
+    for way, limit in (
+        ("shift", 0.01),
+        ("evict, gap closed", 0.1),
+        ("reuse, re-rotated", 0.1),
+        ("reuse, as cached", 0.1),
+    ):
         text = f"{way}: within {limit:g} nats of '{REFERENCES[way]}'"
-        result.append(claim_within(text, score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES[way]), limit))
+        result.append(
+            claim_within(
+                text, score(rows, "loss", way=way), score(rows, "loss", way=REFERENCES[way]), limit
+            )
+        )
     return result
 
 

@@ -1,4 +1,6 @@
-"""Train models for studies; each set of settings is trained once, saved, and used by all studies that need it."""
+"""Train models for studies; each set of settings is trained once, saved, and used by all studies
+that need it.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder
 from ropewalk.spec import RopeSpec
 
-#: changes of the presets for studies: weights are initialised near 1 / sqrt(width), with which small models learn much faster,
-#: and embeddings with 1 (see `scale_embeddings`); on a GPU, a dozen models train in minutes, at a rate at which none diverges
+#: changes of the presets for studies: weights are initialised near 1 / sqrt(width), with which
+#: small models learn much faster, and embeddings with 1 (see `scale_embeddings`); on a GPU, a dozen
+#: models train in minutes, at a rate at which none diverges
 CPU_CHANGES = ["model.init_std=0.05", "model.tie_embeddings=false"]
 GPU_CHANGES = [
-    "model.init_std=0.04", "model.tie_embeddings=false", "train.stages=[{length=256, batch=128, steps=600}]",
+    "model.init_std=0.04", "model.tie_embeddings=false", ("train.stages=[{length=256, batch=128, "
+        "steps=600}]"),
     "train.learning_rate=2e-3", "train.warmup=100", "train.save_every=1000",
 ]  # fmt: skip
 
@@ -50,13 +54,22 @@ def make_rope_preset(name: str, changes: Sequence[str], seed: int, base: float) 
     return make_preset(name, changes, seed, encoding=RopeSpec(head_dim=head_dim, theta=base))
 
 
-def fine_tuning(preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int) -> Preset:
+def fine_tuning(
+    preset: Preset, length: int, batch: int, steps: int, rate: float, seed: int
+) -> Preset:
     """Return a preset to train a model further, at another length and learning rate.
 
-    The seed is changed so that the model does not see the windows of the first training in the same order again.
+    The seed is changed so that the model does not see the windows of the first training in the same
+    order again.
     """
     stages = (Stage(length, batch, steps),)
-    train = replace(preset.train, stages=stages, learning_rate=rate, warmup=min(10, steps // 4), seed=seed + 1000)
+    train = replace(
+        preset.train,
+        stages=stages,
+        learning_rate=rate,
+        warmup=min(10, steps // 4),
+        seed=seed + 1000,
+    )
     return replace(preset, train=train)
 
 
@@ -71,7 +84,8 @@ def make_trainer(
     batches: Batches | None = None,
     objective: Objective | None = None,
 ) -> Trainer:
-    """Return a trainer whose folder depends on its settings and data, so that the same training is run only once.
+    """Return a trainer whose folder depends on its settings and data, so that the same training is
+    run only once.
 
     start      the model to train, by default a new one
     origin     a text that identifies the weights of `start`, or what `change` does
@@ -81,20 +95,41 @@ def make_trainer(
     """
     data = make_data(preset.data)
     batches = make_batches(data, preset.train.seed) if batches is None else batches
-    model = scale_embeddings(make_model(dict(preset.model), data, preset.train, batches.vocab_size)) if start is None else start
+    model = (
+        scale_embeddings(make_model(dict(preset.model), data, preset.train, batches.vocab_size))
+        if start is None
+        else start
+    )
     model = change(model)
     objective = OBJECTIVES[data.objective] if objective is None else objective
-    identity = [preset.model, preset.data, preset.train.fixed(), origin, batches.fingerprint, objective.__name__]
+    identity = [
+        preset.model,
+        preset.data,
+        preset.train.fixed(),
+        origin,
+        batches.fingerprint,
+        objective.__name__,
+    ]
     folder = workspace.models / f"{name}-{digest(identity)}"
     settings = replace(preset.train, keep=1)
-    return Trainer(model, batches, objective, settings, folder, parallel=Parallel(device=workspace.device), progress=False)
+    return Trainer(
+        model,
+        batches,
+        objective,
+        settings,
+        folder,
+        parallel=Parallel(device=workspace.device),
+        progress=False,
+    )
 
 
 @torch.no_grad()
 def scale_embeddings(model: nn.Module) -> nn.Module:
-    """Scale the embeddings of a new decoder to a standard deviation of 1, unless they are tied to the output.
+    """Scale the embeddings of a new decoder to a standard deviation of 1, unless they are tied to
+    the output.
 
-    Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers scale them for that reason.
+    Sinusoidal encodings have amplitude 1, much larger than the initial embeddings; Transformers
+    scale them for that reason.
     """
     if isinstance(model, Decoder) and model.lm_head is not None:
         model.embed_tokens.weight.div_(model.config.init_std)
@@ -102,9 +137,12 @@ def scale_embeddings(model: nn.Module) -> nn.Module:
 
 
 def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: Any) -> Trainer:
-    """Return a trainer after its last step, loaded if the training is complete; `options` are passed to `make_trainer`."""
+    """Return a trainer after its last step, loaded if the training is complete; `options` are
+    passed to `make_trainer`.
+    """
     trainer = make_trainer(workspace, name, preset, **options)
-    with alone_in(trainer.folder):  # type: ignore[arg-type]  # it has one; another study may train the same model
+    # it has one; another study may train the same model
+    with alone_in(trainer.folder):  # type: ignore[arg-type]
         outcome = trainer.run()
     if outcome.stopped:
         raise KeyboardInterrupt  # the training has saved a checkpoint
@@ -115,7 +153,9 @@ def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: An
 def corpus_of(preset: Preset) -> Corpus:
     """Return the text that a preset trains on."""
     data = make_data(preset.data)
-    return open_corpus(data.source, open_tokenizer(data.tokenizer), cache=data.cache, field=data.field)
+    return open_corpus(
+        data.source, open_tokenizer(data.tokenizer), cache=data.cache, field=data.field
+    )
 
 
 def trained_length(preset: Preset) -> int:
@@ -128,19 +168,31 @@ def held_out_windows(preset: Preset, count: int, longest: int) -> np.ndarray:
     return corpus_of(preset).valid.windows(count, longest + 1)
 
 
-def loss_rows(model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tail: int, /, **fields: Any) -> list[Row]:
+def loss_rows(
+    model: nn.Module, windows: np.ndarray, lengths: Sequence[int], tail: int, /, **fields: Any
+) -> list[Row]:
     """Return rows of the loss and accuracy on the same last `tail` tokens at each context length."""
     rows = []
     for length in lengths:
         losses, hits = tail_means(model, windows, length, tail)
-        rows += [row("loss", losses, length=length, **fields), row("accuracy", hits, length=length, **fields)]
+        rows += [
+            row("loss", losses, length=length, **fields),
+            row("accuracy", hits, length=length, **fields),
+        ]
     return rows
 
 
 def train_and_measure(
-    workspace: Workspace, name: str, preset: Preset, multiples: Sequence[int], windows: int, /, **fields: Any
+    workspace: Workspace,
+    name: str,
+    preset: Preset,
+    multiples: Sequence[int],
+    windows: int,
+    /,
+    **fields: Any,
 ) -> list[Row]:
-    """Train or load the model of a preset, and return its loss rows at multiples of the trained length.
+    """Train or load the model of a preset, and return its loss rows at multiples of the trained
+    length.
 
     windows  how many texts, each of the largest length
     fields   further columns of each row, such as the seed
@@ -148,11 +200,18 @@ def train_and_measure(
     length = trained_length(preset)
     lengths = [length * multiple for multiple in multiples]
     model = train_or_load(workspace, name, preset).model
-    return loss_rows(model, held_out_windows(preset, windows, max(lengths)), lengths, length, **fields)
+    return loss_rows(
+        model, held_out_windows(preset, windows, max(lengths)), lengths, length, **fields
+    )
 
 
 def preset_facts(name: str, changes: Sequence[str]) -> dict[str, Any]:
     """Return the settings and the corpus of a preset as plain data, for the report."""
     preset = make_preset(name, changes, 0)
-    tables = json.loads(json.dumps({"model": preset.model, "data": preset.data, "train": asdict(preset.train)}, default=repr))
+    tables = json.loads(
+        json.dumps(
+            {"model": preset.model, "data": preset.data, "train": asdict(preset.train)},
+            default=repr,
+        )
+    )
     return {**tables, "corpus": corpus_of(preset).facts}

@@ -1,7 +1,9 @@
-"""Read a rope back from the vectors it rotated. Used by the runners, which run in an engine's own environment: numpy only.
+"""Read a rope back from the vectors it rotated. Used by the runners, which run in an engine's own
+environment: numpy only.
 
-A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the others. The results are the
-columns of a D x D matrix. `rope_of_matrices` finds the pairs in it, their angles and the common magnitude.
+A runner rotates the D unit vectors of a head at a position that is 1 on one axis and 0 on the
+others. The results are the columns of a D x D matrix. `rope_of_matrices` finds the pairs in it,
+their angles and the common magnitude.
 """
 
 # pyright: reportMissingImports=false
@@ -25,17 +27,20 @@ LAYOUTS = (("half", "half"), ("interleaved", "interleaved"), ("interleaved", "ha
 
 
 def members(layout: str, width: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the first and of the second members of the pairs in the `width` dimensions from `start`."""
+    """Return the indices of the first and of the second members of the pairs in the `width`
+    dimensions from `start`.
+    """
     pairs = np.arange(width // 2)
     first, second = (pairs, pairs + width // 2) if layout == "half" else (2 * pairs, 2 * pairs + 1)
     return first + start, second + start
 
 
 def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
-    """Return the rope that makes these matrices, one for a step on each axis: radians and axis of each pair, magnitude, layouts.
+    """Return the rope that makes these matrices, one for a step on each axis: radians and axis of
+    each pair, magnitude, layouts.
 
-    Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None if nothing rotates;
-    ValueError if a matrix is not a rotation of pairs.
+    Column i of the matrix of an axis is the unit vector e_i, rotated by one step on that axis. None
+    if nothing rotates; ValueError if a matrix is not a rotation of pairs.
     """
     if all(np.array_equal(matrix, np.eye(len(matrix))) for matrix in matrices):
         return None
@@ -49,24 +54,36 @@ def rope_of_matrices(matrices: Sequence[Any]) -> dict[str, Any] | None:
     radians = angles[axis, np.arange(pairs)]
     if np.count_nonzero(np.abs(angles) > NOISE, axis=0).max() > 1:
         axis = np.full(pairs, -1)  # some pair follows more than one axis
-    return {**widest, "radians": [float(f"{value:.7g}") for value in radians], "axis": axis.tolist()}
+    return {
+        **widest,
+        "radians": [float(f"{value:.7g}") for value in radians],
+        "axis": axis.tolist(),
+    }
 
 
 def _read_matrix(matrix: np.ndarray) -> dict[str, Any]:
-    """Return the rope that the matrix applies, with as many rotated dimensions as fit it; ValueError if none does."""
+    """Return the rope that the matrix applies, with as many rotated dimensions as fit it;
+    ValueError if none does.
+    """
     size = matrix.shape[0]
     for width in range(size - size % 2, 0, -2):
-        for start in dict.fromkeys((0, size - width)):  # a part of the head rotates at its start or at its end
+        for start in dict.fromkeys(
+            (0, size - width)
+        ):  # a part of the head rotates at its start or at its end
             for layouts in LAYOUTS:
                 if (rope := _fit(matrix, layouts, width, start)) is not None:
                     return rope
     raise ValueError("the engine's result is not a rotation of pairs")
 
 
-def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -> dict[str, Any] | None:
-    """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts, else None.
+def _fit(
+    matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int
+) -> dict[str, Any] | None:
+    """Return the rope if the matrix rotates the `width` dimensions from `start` in these layouts,
+    else None.
 
-    Angle and magnitude of each pair are read from what becomes of its first member; then the whole matrix is compared.
+    Angle and magnitude of each pair are read from what becomes of its first member; then the whole
+    matrix is compared.
     """
     first, second = members(layouts[0], width, start)
     first_out, second_out = members(layouts[1], width, start)
@@ -83,15 +100,23 @@ def _fit(matrix: np.ndarray, layouts: tuple[str, str], width: int, start: int) -
     if distance >= TOLERANCE or np.ptp(magnitudes) > TOLERANCE * max(1.0, magnitude):
         return None
     return {
-        "radians": radians.tolist(), "magnitude": round(magnitude, 6), "layout": layouts[0], "layout_out": layouts[1],
-        "width": width, "start": start,
-    }  # fmt: skip
+        "radians": radians.tolist(),
+        "magnitude": round(magnitude, 6),
+        "layout": layouts[0],
+        "layout_out": layouts[1],
+        "width": width,
+        "start": start,
+    }
 
 
-def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Read rows (name, config, length, max_model_len) from the JSON file argv[1] and write what `measure` finds to argv[2].
+def serve(
+    engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Read rows (name, config, length, max_model_len) from the JSON file argv[1] and write what
+    `measure` finds to argv[2].
 
-    `measure` returns {"layers": [index of a rope or None], "ropes": [...]}; an exception becomes {"error": its text}.
+    `measure` returns {"layers": [index of a rope or None], "ropes": [...]}; an exception becomes
+    {"error": its text}.
     """
     with open(sys.argv[1], encoding="utf-8") as file:
         rows = json.load(file)
@@ -99,18 +124,30 @@ def serve(engine: str, version: Callable[[], str], measure: Callable[[dict[str, 
     for row in rows:
         try:
             result = measure(row)
-        except (Exception, SystemExit) as error:  # any failure of an engine is a result: it cannot run this config
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # any failure of an engine is a result: it cannot run this config
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.filename.split('/')[-1]}:{frame.lineno}"
             result = {"error": f"{type(error).__name__}: {error}"[:300], "where": where}
-        results.append({"name": row["name"], "length": row.get("length"), "max_model_len": row.get("max_model_len"), **result})
+        results.append(
+            {
+                "name": row["name"],
+                "length": row.get("length"),
+                "max_model_len": row.get("max_model_len"),
+                **result,
+            }
+        )
         print(f"{engine}: {row['name']}: {result.get('error', 'read')}", file=sys.stderr)
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump({"engine": engine, "version": version(), "results": results}, file)
 
 
 def distinct(ropes: Sequence[dict[str, Any] | None], **more: Any) -> dict[str, Any]:
-    """Return {"ropes": the distinct ropes, "layers": for each layer the index of its rope or None}, and `more`."""
+    """Return {"ropes": the distinct ropes, "layers": for each layer the index of its rope or None},
+    and `more`.
+    """
     seen: list[dict[str, Any]] = []
     layers: list[int | None] = []
     for rope in ropes:

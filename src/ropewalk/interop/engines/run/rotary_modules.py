@@ -20,9 +20,15 @@ class Rotated(Exception):  # a signal, not an error
 
 
 def layers_of(
-    model: torch.nn.Module, package: str, length: int, axes: int, is_attending: Callable[[Exception], bool], **call: Any
+    model: torch.nn.Module,
+    package: str,
+    length: int,
+    axes: int,
+    is_attending: Callable[[Exception], bool],
+    **call: Any,
 ) -> list[dict[str, Any] | None]:
-    """Return the rope of each layer, read back from its rotary module; None for a layer that does not call its module.
+    """Return the rope of each layer, read back from its rotary module; None for a layer that does
+    not call its module.
 
     package       the package of the engine's rotary modules
     is_attending  whether an error says that an attention module has reached its attention
@@ -38,16 +44,23 @@ def layers_of(
         if type(module).__module__.startswith(package) and hasattr(module, "rotary_dim"):
             owner = model.get_submodule(name.rpartition(".")[0])
             used = _uses(owner, module, axes, is_attending, call)
-            ropes[int(number[1])] = probe.rope_of_matrices(_matrices(module, axes, length)) if used else None
+            ropes[int(number[1])] = (
+                probe.rope_of_matrices(_matrices(module, axes, length)) if used else None
+            )
     if not ropes:  # transformers' own code, run by the engine
         return transformers_tables.layers_of(model, length)
     return [ropes.get(layer) for layer in range(max(layers) + 1)]
 
 
 def _uses(
-    owner: torch.nn.Module, rope: torch.nn.Module, axes: int, is_attending: Callable[[Exception], bool], call: dict[str, Any]
+    owner: torch.nn.Module,
+    rope: torch.nn.Module,
+    axes: int,
+    is_attending: Callable[[Exception], bool],
+    call: dict[str, Any],
 ) -> bool:
-    """Return whether the attention module `owner` calls its rope: run it with zeros until it calls the rope or attends.
+    """Return whether the attention module `owner` calls its rope: run it with zeros until it calls
+    the rope or attends.
 
     If it fails before either, it is taken to call its rope.
     """
@@ -57,7 +70,11 @@ def _uses(
 
     rope.forward = stop
     positions = torch.zeros((3, 2) if axes == 3 else (2,), dtype=torch.long)
-    weights = (value for name, value in owner.named_parameters() if name.endswith("weight") and value.ndim == 2)
+    weights = (
+        value
+        for name, value in owner.named_parameters()
+        if name.endswith("weight") and value.ndim == 2
+    )
     width = next((weight.shape[1] for weight in weights), 1)
     try:
         owner(positions=positions, hidden_states=torch.zeros(2, width), **call)
@@ -71,22 +88,32 @@ def _uses(
 
 
 def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
-    """Return a matrix for each axis, whose column i is the unit vector e_i, rotated by one step on that axis.
+    """Return a matrix for each axis, whose column i is the unit vector e_i, rotated by one step on
+    that axis.
 
-    A second token is at the end of the sequence, because SGLang's LongRoPE looks at all positions of a batch.
+    A second token is at the end of the sequence, because SGLang's LongRoPE looks at all positions
+    of a batch.
     """
     size = int(rope.head_size)  # type: ignore[arg-type]  # an attribute of every rope here
     # each unit vector is a head; the rope of latent attention takes heads on an axis of their own
-    units = torch.eye(size)[None] if "Deepseek" in type(rope).__name__ else torch.eye(size).reshape(1, size * size)
+    units = (
+        torch.eye(size)[None]
+        if "Deepseek" in type(rope).__name__
+        else torch.eye(size).reshape(1, size * size)
+    )
     units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
     rotate = getattr(rope, "forward_native", rope.forward)
     table_lengths = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
-    last = min(length, max(table_lengths, default=length)) - 1  # a rope without a table has no limit
+    last = (
+        min(length, max(table_lengths, default=length)) - 1
+    )  # a rope without a table has no limit
     matrices = []
     for axis in range(axes):
         positions = torch.tensor([1, last])
         if axes == 3:
-            positions = torch.stack([torch.eye(3, dtype=torch.long)[:, axis], torch.full((3,), last)], dim=1)
+            positions = torch.stack(
+                [torch.eye(3, dtype=torch.long)[:, axis], torch.full((3,), last)], dim=1
+            )
         rotated, _ = rotate(positions, units.clone(), units.clone())
         matrices.append(rotated[0].reshape(size, size).T.float().numpy())
     return matrices

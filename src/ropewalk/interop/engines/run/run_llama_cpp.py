@@ -1,9 +1,11 @@
-"""Run llama.cpp: convert the small model of a config with its own converter, decode one token, read every ROPE node.
+"""Run llama.cpp: convert the small model of a config with its own converter, decode one token, read
+every ROPE node.
 
-    LLAMA_CPP=folder-of-the-converter WEIGHTS=folder-of-make_weights python run_llama_cpp.py rows.json results.json
+    LLAMA_CPP=folder-of-the-converter WEIGHTS=folder-of-make_weights python run_llama_cpp.py
+    rows.json results.json
 
-Before a ROPE node is computed its input is overwritten with unit vectors and its position with 1, so that what comes out
-are the cos and sin of one step, times the magnitude.
+Before a ROPE node is computed its input is overwritten with unit vectors and its position with 1,
+so that what comes out are the cos and sin of one step, times the magnitude.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -34,7 +36,8 @@ from conversion import ModelBase, ModelType, get_model_architecture, get_model_c
 logging.disable(logging.CRITICAL)
 LIBRARY = llama.load()
 MESSAGES: list[str] = []
-#: bits of a ROPE node's mode: pairs (i, i + n/2); the axes of each pair by sections; those interleaved
+#: bits of a ROPE node's mode: pairs (i, i + n/2); the axes of each pair by sections; those
+#: interleaved
 NEOX, MROPE, IMROPE = 2, 8, 40
 
 
@@ -46,9 +49,11 @@ def _keep_error(level: int, text: bytes, _: Any) -> None:
 
 
 class Rotations:
-    """The eval callback: overwrites the input of every ROPE node and keeps the first output of each layer and axis.
+    """The eval callback: overwrites the input of every ROPE node and keeps the first output of each
+    layer and axis.
 
-    layers  layer -> position axis -> what was recorded; the layer is None if a node does not name one
+    layers  layer -> position axis -> what was recorded; the layer is None if a node does not name
+            one
     """
 
     def __init__(self) -> None:
@@ -57,10 +62,11 @@ class Rotations:
         self.callback = llama.EvalCallback(self._on_node)
 
     def _on_node(self, pointer: Any, ask: bool, _: Any) -> bool:
-        """Handle one node: before a ROPE node runs (`ask`), set its input; after it, record the result.
+        """Handle one node: before a ROPE node runs (`ask`), set its input; after it, record the
+        result.
 
-        Only the first node of a layer is recorded, once for each position axis (`self.axis`) that is being measured. The result
-        True tells ggml to go on.
+        Only the first node of a layer is recorded, once for each position axis (`self.axis`) that
+        is being measured. The result True tells ggml to go on.
         """
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
@@ -73,33 +79,49 @@ class Rotations:
         return True
 
     def _overwrite(self, node: llama.Tensor) -> None:
-        """Set the input of a ROPE node to pairs (1, 0), at position 1 on the current axis and 0 on the others."""
+        """Set the input of a ROPE node to pairs (1, 0), at position 1 on the current axis and 0 on
+        the others.
+        """
         source, positions = node.src[0].contents, node.src[1].contents
         first, second = _pair_members(node)
-        values = np.full(source.ne[0], 0.5, dtype=np.float32)  # dimensions that do not rotate may have any value
+        values = np.full(
+            source.ne[0], 0.5, dtype=np.float32
+        )  # dimensions that do not rotate may have any value
         values[first], values[second] = 1.0, 0.0
-        vector = np.ctypeslib.as_array(ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],))
+        vector = np.ctypeslib.as_array(
+            ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],)
+        )
         vector[:] = values
-        coordinates = np.ctypeslib.as_array(ctypes.cast(positions.data, ctypes.POINTER(ctypes.c_int32)), (positions.ne[0],))
+        coordinates = np.ctypeslib.as_array(
+            ctypes.cast(positions.data, ctypes.POINTER(ctypes.c_int32)), (positions.ne[0],)
+        )
         coordinates[:] = 0
         coordinates[self.axis] = 1
 
     def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
-        """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions it rotates."""
-        out = np.ctypeslib.as_array(ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)).astype(np.float64)
+        """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions
+        it rotates.
+        """
+        out = np.ctypeslib.as_array(
+            ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)
+        ).astype(np.float64)
         first, second = _pair_members(node)
         angles, magnitudes = np.arctan2(out[second], out[first]), np.hypot(out[second], out[first])
         return angles, magnitudes, node.op_params[2], node.op_params[1]
 
 
 def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of the first and of the second members of the pairs that a ROPE node rotates."""
+    """Return the indices of the first and of the second members of the pairs that a ROPE node
+    rotates.
+    """
     width, mode = node.op_params[1], node.op_params[2]
     return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width)
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row: its config is converted to a GGUF file, which llama.cpp runs."""
+    """Return the ropes of the layers of one row: its config is converted to a GGUF file, which
+    llama.cpp runs.
+    """
     weights = Path(os.environ["WEIGHTS"]) / folder_name(row["config"])
     if not weights.exists():
         raise ValueError("no weights: transformers cannot build this model")
@@ -110,7 +132,10 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         (folder / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         # Gemma's converter counts the tokens here
         size = row["config"].get("text_config", row["config"])["vocab_size"]
-        tokens = {"model": {"vocab": {str(index): index for index in range(size)}}, "added_tokens": []}
+        tokens = {
+            "model": {"vocab": {str(index): index for index in range(size)}},
+            "added_tokens": [],
+        }
         (folder / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
         target = folder / "model.gguf"
         _convert(folder, target)
@@ -137,11 +162,14 @@ def _no_vocabulary(model: Any) -> None:
 def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     """Return the rotations of all layers, recorded while llama.cpp decodes one token."""
     MESSAGES.clear()
-    model = LIBRARY.llama_model_load_from_file(str(file).encode(), LIBRARY.llama_model_default_params())
+    model = LIBRARY.llama_model_load_from_file(
+        str(file).encode(), LIBRARY.llama_model_default_params()
+    )
     if not model:
         raise ValueError("; ".join(MESSAGES)[:300] or "llama.cpp did not load the file")
     rotations, params = Rotations(), LIBRARY.llama_context_default_params()
-    # only LongRoPE ("su" is its old name) depends on the context length, and a short context is allocated faster
+    # only LongRoPE ("su" is its old name) depends on the context length, and a short context is
+    # allocated faster
     reads_context = "longrope" in json.dumps(row["config"]) or '"su"' in json.dumps(row["config"])
     params.n_ctx = (row.get("max_model_len") or 0) if reads_context else 64  # 0: that of the model
     params.n_batch = params.n_ubatch = 32
@@ -155,7 +183,9 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
             rotations.axis = axis
             LIBRARY.llama_memory_clear(LIBRARY.llama_get_memory(context), True)
             batch = LIBRARY.llama_batch_init(1, 0, 1)
-            batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = 1  # one token of one sequence, whose logits are computed
+            batch.n_tokens = batch.n_seq_id[0] = batch.logits[0] = (
+                1  # one token of one sequence, whose logits are computed
+            )
             batch.pos[0] = batch.seq_id[0][0] = 0  # position 0 of sequence 0
             batch.token[0] = 3  # any token
             if LIBRARY.llama_decode(context, batch):
@@ -168,21 +198,31 @@ def _decode(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     text = row["config"].get("text_config", row["config"])
     if None in rotations.layers:
         raise ValueError("a ROPE node of llama.cpp does not name its layer")
-    ropes = [_rope(rotations.layers[index]) if index in rotations.layers else None for index in range(text["num_hidden_layers"])]
+    ropes = [
+        _rope(rotations.layers[index]) if index in rotations.layers else None
+        for index in range(text["num_hidden_layers"])
+    ]
     return probe.distinct(ropes, max_model_len_used=context_length)
 
 
 def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
-    """Return the rope of a layer as plain data, from what `Rotations` recorded; the axis of a pair is the one that rotates it."""
+    """Return the rope of a layer as plain data, from what `Rotations` recorded; the axis of a pair
+    is the one that rotates it.
+    """
     angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
     _, magnitudes, mode, width = by_axis[0]
     axis = np.abs(angles).argmax(axis=0)
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
     radians = angles[axis, np.arange(len(axis))]
     return {
-        "radians": [float(f"{value:.7g}") for value in radians], "magnitude": round(float(np.median(magnitudes)), 6),
-        "layout": layout, "layout_out": layout, "width": int(width), "start": 0, "axis": axis.tolist(),
-    }  # fmt: skip
+        "radians": [float(f"{value:.7g}") for value in radians],
+        "magnitude": round(float(np.median(magnitudes)), 6),
+        "layout": layout,
+        "layout_out": layout,
+        "width": int(width),
+        "start": 0,
+        "axis": axis.tolist(),
+    }
 
 
 if __name__ == "__main__":

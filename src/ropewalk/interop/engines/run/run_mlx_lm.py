@@ -1,4 +1,5 @@
-"""Run mlx-lm: build the small model of a config and rotate unit vectors with the rope of every attention layer.
+"""Run mlx-lm: build the small model of a config and rotate unit vectors with the rope of every
+attention layer.
 
 python run_mlx_lm.py rows.json results.json
 """
@@ -21,25 +22,34 @@ NAMES = ("rope", "rotary_emb", "rope_emb")
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row, a config with its length, in the model that mlx-lm builds from it."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that mlx-lm
+    builds from it.
+    """
     config = row["config"]
     model_class, arguments_class = _get_classes(config)
     model = model_class(arguments_class.from_dict(config))
     ropes: list[dict[str, Any] | None] = []
     for layer in model.layers:
         rope, size = _rope_of(layer, config)
-        ropes.append(None if rope is None else probe.rope_of_matrices([_matrix(rope, size, row["length"])]))
+        ropes.append(
+            None if rope is None else probe.rope_of_matrices([_matrix(rope, size, row["length"])])
+        )
     return probe.distinct(ropes)
 
 
 def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
-    """Return the rope of a layer, None if it has none or does not use it, and the size of the vectors that it takes."""
+    """Return the rope of a layer, None if it has none or does not use it, and the size of the
+    vectors that it takes.
+    """
     for _, module in layer.named_modules():
         for name in NAMES:
             rope = getattr(module, name, None)
             if rope is not None and callable(rope):
                 # Cohere 2 rotates only in layers with a sliding window
-                unused = getattr(module, "use_sliding_window", True) is False and config["model_type"] == "cohere2"
+                unused = (
+                    getattr(module, "use_sliding_window", True) is False
+                    and config["model_type"] == "cohere2"
+                )
                 used = not unused and getattr(module, "use_rope", True)
                 size = config.get("text_config", config).get("qk_rope_head_dim")
                 return (rope if used else None), size or _head_dim(module)
@@ -47,23 +57,35 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
 
 
 def _head_dim(module: nn.Module) -> int:
-    """Return the head size of an attention module: its attribute, or the input size of its output projection / heads."""
+    """Return the head size of an attention module: its attribute, or the input size of its output
+    projection / heads.
+    """
     if isinstance(getattr(module, "head_dim", None), int):
         return module.head_dim
     heads = next(
-        getattr(module, name) for name in ("n_heads", "num_heads", "num_attention_heads", "heads") if hasattr(module, name)
+        getattr(module, name)
+        for name in ("n_heads", "num_heads", "num_attention_heads", "heads")
+        if hasattr(module, name)
     )
-    projection = next(getattr(module, name) for name in ("o_proj", "dense", "wo", "out_proj") if hasattr(module, name))
+    projection = next(
+        getattr(module, name)
+        for name in ("o_proj", "dense", "wo", "out_proj")
+        if hasattr(module, name)
+    )
     return projection.weight.shape[-1] // heads
 
 
 def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
-    """Return the matrix whose column i is the unit vector e_i of `size` dimensions, rotated by one step.
+    """Return the matrix whose column i is the unit vector e_i of `size` dimensions, rotated by one
+    step.
 
-    A rope that computes its base from the length of the call is called with the whole sequence, whose second token is read.
+    A rope that computes its base from the length of the call is called with the whole sequence,
+    whose second token is read.
     """
     if "Dynamic" not in type(rope).__name__:
-        return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T  # [batch, heads, tokens, size]
+        return np.array(
+            rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]
+        ).T  # [batch, heads, tokens, size]
     columns = []
     for index in range(size):
         tokens = mx.zeros((1, 1, length, size))

@@ -1,8 +1,10 @@
-"""Run ONNX Runtime: its RotaryEmbedding operator with the tables of the spec of a config, as `ropewalk.interop.onnx` exports it.
+"""Run ONNX Runtime: its RotaryEmbedding operator with the tables of the spec of a config, as
+`ropewalk.interop.onnx` exports it.
 
     python run_onnxruntime.py rows.json results.json
 
-ONNX Runtime reads no Hugging Face config; what a graph has is what the export wrote. So this runner alone uses ropewalk.
+ONNX Runtime reads no Hugging Face config; what a graph has is what the export wrote. So this runner
+alone uses ropewalk.
 """
 
 # pyright: reportMissingImports=false
@@ -26,7 +28,9 @@ OPSET = 23
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row, a config with its length, as the operator of ONNX Runtime rotates."""
+    """Return the ropes of the layers of one row, a config with its length, as the operator of ONNX
+    Runtime rotates.
+    """
     specs = specs_of(row["config"])
     if isinstance(specs, RopeError):
         raise specs
@@ -38,11 +42,15 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
-    """Return what `rope_of_matrices` finds of the rotation that the operator computes from a spec; None if there is no spec."""
+    """Return what `rope_of_matrices` finds of the rotation that the operator computes from a spec;
+    None if there is no spec.
+    """
     if spec is None:
         return None
     if spec.needs_length:
-        raise ValueError("a graph has fixed frequencies; those of this scaling depend on the length")
+        raise ValueError(
+            "a graph has fixed frequencies; those of this scaling depend on the length"
+        )
     if spec.rotary_start != 0:
         raise ValueError("the operator rotates the first dimensions of a head alone")
     axes = spec.num_axes
@@ -58,16 +66,26 @@ def _rope(spec: RopeSpec | None) -> dict[str, Any] | None:
 def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:
     """Return a session with the one operator, as the export writes it for this spec."""
     ranks = {"x": 4, "cos": 3, "sin": 3, "y": 4}
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in ranks.items()]
-    rotary_dim = 0 if spec.rotary_dim == spec.head_dim else spec.rotary_dim  # 0 means the whole head
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
+        for name, rank in ranks.items()
+    ]
+    rotary_dim = (
+        0 if spec.rotary_dim == spec.head_dim else spec.rotary_dim
+    )  # 0 means the whole head
     node = helper.make_node(
-        "RotaryEmbedding", ["x", "cos", "sin"], ["y"], interleaved=int(spec.layout == "interleaved"),
+        "RotaryEmbedding",
+        ["x", "cos", "sin"],
+        ["y"],
+        interleaved=int(spec.layout == "interleaved"),
         rotary_embedding_dim=rotary_dim,
-    )  # fmt: skip
+    )
     graph = helper.make_graph([node], "rope", tensors[:3], tensors[3:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
     onnx.checker.check_model(model)
-    return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Run SGLang's model code: build the small model of a config on the CPU and rotate unit vectors in every layer.
+"""Run SGLang's model code: build the small model of a config on the CPU and rotate unit vectors in
+every layer.
 
     python run_sglang.py rows.json results.json
 
-Its server is not started. Its model classes and rotary modules are built here as its loader builds them; packages that only
-its kernels need are replaced by empty modules, and nothing attends.
+Its server is not started. Its model classes and rotary modules are built here as its loader builds
+them; packages that only its kernels need are replaced by empty modules, and nothing attends.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -19,16 +20,36 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
+os.environ.update(
+    SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1", GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1"
+)
 warnings.simplefilter("ignore")
 import probe
 import rotary_modules
 import stubs
 
 stubs.install(
-    "torchvision", "torchaudio", "torchcodec", "decord", "sgl_kernel", "flashinfer", "xgrammar", "soundfile", "av", "pybase64",
-    "setproctitle", "uvloop", "hf_transfer", "interegular", "llguidance", "outlines", "litellm", "zmq", "py_spy", "gguf",
-)  # fmt: skip
+    "torchvision",
+    "torchaudio",
+    "torchcodec",
+    "decord",
+    "sgl_kernel",
+    "flashinfer",
+    "xgrammar",
+    "soundfile",
+    "av",
+    "pybase64",
+    "setproctitle",
+    "uvloop",
+    "hf_transfer",
+    "interegular",
+    "llguidance",
+    "outlines",
+    "litellm",
+    "zmq",
+    "py_spy",
+    "gguf",
+)
 import torch
 from sglang.srt import runtime_context
 from sglang.srt.configs.load_config import LoadConfig
@@ -57,35 +78,59 @@ RadixAttention.forward = _attend
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row, a config with its length, in the model that SGLang builds from it."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that SGLang
+    builds from it.
+    """
     factory._ROPE_DICT.clear()  # SGLang caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         arguments = ServerArgs(
-            model_path=folder, device="cpu", skip_tokenizer_init=True, load_format="dummy", dtype="float32",
-            context_length=row.get("max_model_len"), attention_backend=_backend(row["config"]), disable_cuda_graph=True,
-        )  # fmt: skip
+            model_path=folder,
+            device="cpu",
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype="float32",
+            context_length=row.get("max_model_len"),
+            attention_backend=_backend(row["config"]),
+            disable_cuda_graph=True,
+        )
         _prepare(arguments)
         config = ModelConfig.from_server_args(arguments)
         torch.set_default_dtype(torch.float32)
         model = _initialize_model(config, LoadConfig(load_format="dummy"))
         layers = rotary_modules.layers_of(
-            model, "sglang.srt.layers.rotary_embedding", row["length"], 3 if row.get("axes") == 3 else 1,
-            is_attending=lambda error: str(error) == ATTENDS, forward_batch=None,
-        )  # fmt: skip
-    return probe.distinct(layers, max_model_len_used=config.context_len, model_class=type(model).__name__)
+            model,
+            "sglang.srt.layers.rotary_embedding",
+            row["length"],
+            3 if row.get("axes") == 3 else 1,
+            is_attending=lambda error: str(error) == ATTENDS,
+            forward_batch=None,
+        )
+    return probe.distinct(
+        layers, max_model_len_used=config.context_len, model_class=type(model).__name__
+    )
 
 
 def _backend(config: dict[str, Any]) -> str:
-    """Return the attention backend to name: some models refuse the one for CPUs; none is ever called."""
-    return "triton" if config["model_type"] in ("gpt_oss", "exaone4", "gemma4_text") else "torch_native"
+    """Return the attention backend to name: some models refuse the one for CPUs; none is ever
+    called.
+    """
+    return (
+        "triton"
+        if config["model_type"] in ("gpt_oss", "exaone4", "gemma4_text")
+        else "torch_native"
+    )
 
 
 def _prepare(arguments: ServerArgs) -> None:
-    """Publish `arguments` as SGLang's global ones; the first call also initialises torch.distributed with one rank."""
+    """Publish `arguments` as SGLang's global ones; the first call also initialises
+    torch.distributed with one rank.
+    """
     runtime_context.publish(arguments, role="scheduler", ranks=runtime_context.SpawnRanks(0))
     if not torch.distributed.is_initialized():
-        parallel_state.init_distributed_environment(1, 0, "tcp://127.0.0.1:29512", 0, backend="gloo")
+        parallel_state.init_distributed_environment(
+            1, 0, "tcp://127.0.0.1:29512", 0, backend="gloo"
+        )
         parallel_state.initialize_model_parallel(backend="gloo")
     dp_attention.initialize_dp_attention(arguments)
 

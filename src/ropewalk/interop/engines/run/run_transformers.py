@@ -1,4 +1,5 @@
-"""Run transformers: build the small model of a config, run it, and read what its code does to unit vectors in every layer.
+"""Run transformers: build the small model of a config, run it, and read what its code does to unit
+vectors in every layer.
 
 python run_transformers.py rows.json results.json
 """
@@ -23,14 +24,20 @@ KEY_ARGUMENTS = ("k", "xk", "key")
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row: run its model, and record how each layer rotates unit vectors."""
+    """Return the ropes of the layers of one row: run its model, and record how each layer rotates
+    unit vectors.
+    """
     config = AutoConfig.for_model(**row["config"]).get_text_config()
     config._attn_implementation = "eager"
     torch.manual_seed(0)
     model = AutoModel.from_config(config).eval()
-    layers = next(module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h"))
+    layers = next(
+        module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h")
+    )
     axes = 3 if row.get("axes") == 3 else 1
-    recorded: dict[int, list[torch.Tensor]] = {}  # layer -> the matrix of its rotation at each position
+    recorded: dict[
+        int, list[torch.Tensor]
+    ] = {}  # layer -> the matrix of its rotation at each position
     current = [0]  # the layer that runs; a list, because the hooks and the recorder share it
 
     def enter(index: int):
@@ -61,13 +68,16 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     ropes = []
     for index in range(len(layers)):
         matrices = recorded.get(index)
-        steps = None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]  # position 0 comes first
+        steps = (
+            None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]
+        )  # position 0 comes first
         ropes.append(None if steps is None else probe.rope_of_matrices(steps))
     return probe.distinct(ropes)
 
 
 def _positions(axes: int, length: int) -> torch.Tensor:
-    """Return the positions to run, [1, S], or [3, 1, S] if there are three axes: 0, one step on each axis, and length - 1.
+    """Return the positions to run, [1, S], or [3, 1, S] if there are three axes: 0, one step on
+    each axis, and length - 1.
 
     The steps are measured; the last makes a scaling that depends on the length see `length` tokens.
     """
@@ -77,26 +87,41 @@ def _positions(axes: int, length: int) -> torch.Tensor:
     return steps.T[:, None]
 
 
-def _recording(function: Any, recorded: dict[int, list[torch.Tensor]], current: list[int], inside: list[bool]) -> Any:
-    """Return a function that does what `function` does, and also records the matrices of its rotation for layer current[0]."""
+def _recording(
+    function: Any, recorded: dict[int, list[torch.Tensor]], current: list[int], inside: list[bool]
+) -> Any:
+    """Return a function that does what `function` does, and also records the matrices of its
+    rotation for layer current[0].
+    """
     parameters = list(inspect.signature(function).parameters)
 
     def call(q: torch.Tensor, *others: Any, **named: Any) -> Any:
-        """Run the rotation on unit vectors, which gives its matrix, record that, and return its usual result."""
+        """Run the rotation on unit vectors, which gives its matrix, record that, and return its
+        usual result.
+        """
         if inside[0]:  # called by another rotation, which is recorded
             return function(q, *others, **named)
         inside[0] = True
         try:
             size = q.shape[-1]
-            # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the models other head counts
+            # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the
+            # models other head counts
             tokens_first = q.ndim == 4 and q.shape[1] in (3, 5)
-            units = torch.eye(size, dtype=q.dtype)  # each unit vector is a head, the same for all tokens
+            units = torch.eye(
+                size, dtype=q.dtype
+            )  # each unit vector is a head, the same for all tokens
             shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
-            basis = (units[None, None] if tokens_first else units[None, :, None]).expand(shape).contiguous()
+            basis = (
+                (units[None, None] if tokens_first else units[None, :, None])
+                .expand(shape)
+                .contiguous()
+            )
             arguments = list(others)
             if others and parameters[1] in KEY_ARGUMENTS:
                 arguments[0] = basis
-            named_arguments = {name: basis if name in KEY_ARGUMENTS else value for name, value in named.items()}
+            named_arguments = {
+                name: basis if name in KEY_ARGUMENTS else value for name, value in named.items()
+            }
             result = function(basis, *arguments, **named_arguments)
             result = result[0] if isinstance(result, tuple) else result
             columns = result[0].permute(0, 2, 1) if tokens_first else result[0].permute(1, 2, 0)

@@ -1,8 +1,10 @@
-"""Run vLLM: build the small model of a config on the CPU and rotate unit vectors with the rotary module of every layer.
+"""Run vLLM: build the small model of a config on the CPU and rotate unit vectors with the rotary
+module of every layer.
 
     python run_vllm.py rows.json results.json
 
-Models that vLLM has no code of its own for run in it as transformers' code; their tables are read from transformers' module.
+Models that vLLM has no code of its own for run in it as transformers' code; their tables are read
+from transformers' module.
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -17,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 os.environ.update(
-    VLLM_LOGGING_LEVEL="ERROR", VLLM_USE_V1="1", HF_HUB_OFFLINE="1", VLLM_TARGET_DEVICE="cpu", VLLM_NO_USAGE_STATS="1",
-    GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1",
-)  # fmt: skip
+    VLLM_LOGGING_LEVEL="ERROR",
+    VLLM_USE_V1="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_TARGET_DEVICE="cpu",
+    VLLM_NO_USAGE_STATS="1",
+    GLOO_SOCKET_IFNAME="lo",
+    MASTER_ADDR="127.0.0.1",
+)
 import probe
 import rotary_modules
 import stubs
@@ -40,36 +47,58 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 
 def prepare() -> None:
-    """Initialise torch.distributed with one rank, and replace two functions of vLLM by simpler ones that work on any CPU.
+    """Initialise torch.distributed with one rank, and replace two functions of vLLM by simpler ones
+    that work on any CPU.
 
-    Linear layers use torch's product, and model classes are inspected in this process instead of in a helper process each.
+    Linear layers use torch's product, and model classes are inspected in this process instead of in
+    a helper process each.
     """
-    UnquantizedLinearMethod.apply = lambda self, layer, x, bias=None: functional.linear(x, layer.weight, bias)
-    registry._LazyRegisteredModel.inspect_model_cls = lambda self: _ModelInfo.from_model_cls(self.load_model_cls())
+    UnquantizedLinearMethod.apply = lambda self, layer, x, bias=None: functional.linear(
+        x, layer.weight, bias
+    )
+    registry._LazyRegisteredModel.inspect_model_cls = lambda self: _ModelInfo.from_model_cls(
+        self.load_model_cls()
+    )
     with set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, "tcp://127.0.0.1:29511", 0, backend="gloo")
         initialize_model_parallel(1, 1)
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the ropes of the layers of one row, a config with its length, in the model that vLLM builds from it."""
+    """Return the ropes of the layers of one row, a config with its length, in the model that vLLM
+    builds from it.
+    """
     rotary_embedding._ROPE_DICT.clear()  # vLLM caches rotary modules between models
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(row["config"]), encoding="utf-8")
         arguments = EngineArgs(
-            model=folder, skip_tokenizer_init=True, load_format="dummy", dtype="float32", enforce_eager=True,
-            max_model_len=row.get("max_model_len"), enable_prefix_caching=False,
-        )  # fmt: skip
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=row.get("max_model_len"),
+            enable_prefix_caching=False,
+        )
         config = arguments.create_engine_config()
         with set_current_vllm_config(config), set_default_torch_dtype(torch.float32):
             model = initialize_model(config)
-            package, axes = "vllm.model_executor.layers.rotary_embedding", 3 if row.get("axes") == 3 else 1
+            package, axes = (
+                "vllm.model_executor.layers.rotary_embedding",
+                3 if row.get("axes") == 3 else 1,
+            )
             layers = rotary_modules.layers_of(model, package, row["length"], axes, _is_attending)
-    return probe.distinct(layers, max_model_len_used=config.model_config.max_model_len, model_class=type(model).__name__)
+    return probe.distinct(
+        layers,
+        max_model_len_used=config.model_config.max_model_len,
+        model_class=type(model).__name__,
+    )
 
 
 def _is_attending(error: Exception) -> bool:
-    """Return whether an error is one of the two of vLLM's attention, which needs a forward context that is not set here."""
+    """Return whether an error is one of the two of vLLM's attention, which needs a forward context
+    that is not set here.
+    """
     return str(error).startswith("Forward context is not set") or "no_compile" in str(error)
 
 

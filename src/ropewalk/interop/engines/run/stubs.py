@@ -24,7 +24,14 @@ class Anything(type):
 
 def make(name: str) -> Any:
     """Return a class that takes any arguments."""
-    return Anything(name, (), {"__init__": lambda self, *args, **named: None, "__call__": lambda self, *args, **named: None})
+    return Anything(
+        name,
+        (),
+        {
+            "__init__": lambda self, *args, **named: None,
+            "__call__": lambda self, *args, **named: None,
+        },
+    )
 
 
 class _Module(types.ModuleType):
@@ -37,12 +44,16 @@ class _Module(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and makes an empty module for every import of a package in `names`, or of a module in it."""
+    """Finds and makes an empty module for every import of a package in `names`, or of a module in
+    it.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name.partition(".")[0] in self.names:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
@@ -59,8 +70,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install(*names: str) -> None:
     """Answer imports of these packages with empty modules where they are not installed.
 
-    transformers checks once which packages are installed, and remembers it. These checks run before the empty modules are
-    there, so that it does not try to use them.
+    transformers checks once which packages are installed, and remembers it. These checks run before
+    the empty modules are there, so that it does not try to use them.
     """
     from transformers.utils import import_utils
 
