@@ -89,19 +89,19 @@ test-torch: setup
 
 # an environment for each engine, on the CPU; the rows are written once, every runner reads them in its own environment
 ENGINES := build/engines
-RUN := src/ropewalk/interop/engines/run
+RUN := src/ropewalk/engines/run
 ROWS := $(ENGINES)/rows.json
 LLAMA := xllamacpp-2026.10.11549
 LLAMA_CPP := $(ENGINES)/$(LLAMA)/thirdparty/llama.cpp
 FOUND := $(foreach engine,transformers vllm sglang mlx_lm llama_cpp onnxruntime,$(ENGINES)/$(engine).json)
 
 engines: setup $(FOUND)
-	$(BIN)/python -m ropewalk.interop.engines.record write --results results --date $(shell date +%Y-%m) $(FOUND)
+	$(BIN)/python -m ropewalk.engines.record write --results results --date $(shell date +%Y-%m) $(FOUND)
 	$(BIN)/python docs/tables.py engines
 
-$(ROWS): src/ropewalk/interop/engines/matrix.py src/ropewalk/interop/engines/matrix_rows.py
+$(ROWS): src/ropewalk/engines/matrix.py src/ropewalk/engines/matrix_rows.py
 	mkdir -p $(ENGINES)
-	$(BIN)/python -m ropewalk.interop.engines.record rows $@
+	$(BIN)/python -m ropewalk.engines.record rows $@
 
 $(ENGINES)/mlx/.ready:
 	$(PYTHON) -m venv $(ENGINES)/mlx
@@ -148,7 +148,7 @@ OLDER := $(foreach release,transformers-5.21.0 transformers-5.19.0 vllm-0.31.0 v
 	$(ENGINES)/$(release).json)
 
 engine-releases: engines $(OLDER)
-	$(BIN)/python -m ropewalk.interop.engines.releases --results results --date $(shell date +%Y-%m) $(OLDER)
+	$(BIN)/python -m ropewalk.engines.releases --results results --date $(shell date +%Y-%m) $(OLDER)
 	$(BIN)/python docs/tables.py engines
 
 $(ENGINES)/mlx_lm-%.json: $(ROWS) $(ENGINES)/mlx/.ready

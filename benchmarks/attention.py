@@ -12,12 +12,12 @@ import torch
 from torch.nn import functional as F
 
 from ropewalk.attention import linear_attention
-from ropewalk.bench.contenders import hf_rotate
-from ropewalk.bench.cpu import alternating_times, one_thread
-from ropewalk.bench.gpu import replay_us
-from ropewalk.bench.rows import run_script
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.bench.contenders import hf_rotate
+from ropewalk_lab.bench.cpu import alternating_times, one_thread
+from ropewalk_lab.bench.gpu import replay_us
+from ropewalk_lab.bench.rows import run_script
 
 CPU_LENGTHS = (8192, 16_384, 32_768, 65_536)
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from ropewalk.bench.rows import run_script
 from ropewalk.kernels.cpu import attention
+from ropewalk_lab.bench.rows import run_script
 
 #: query heads, key heads, dimensions of a head; and how often each is timed
 HEADS, GROUPS, DIM, ROUNDS = 9, 3, 64, 5

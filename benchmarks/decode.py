@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.bench.gpu import replay_us
-from ropewalk.bench.rows import run_script
 from ropewalk.caches import clear_caches
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.bench.gpu import replay_us
+from ropewalk_lab.bench.rows import run_script
 
 MODELS: dict[str, dict[str, Any]] = {
     "Llama-3-8B shape": {

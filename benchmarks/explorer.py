@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ropewalk.bench.rows import run_script
-from ropewalk.explorer import controls
+from ropewalk_lab.bench.rows import run_script
+from ropewalk_lab.explorer import controls
 
 THETAS = (2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 
@@ -21,7 +21,7 @@ def _script() -> None:
     """Script for the harness; it imports the page, because the harness recompiles its own script at
     every move.
     """
-    from ropewalk.explorer.page import page
+    from ropewalk_lab.explorer.page import page
 
     page()
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.bench.gpu import COLD_BYTES, beside_copy, replay_us
-from ropewalk.bench.rows import run_script
 from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.bench.gpu import COLD_BYTES, beside_copy, replay_us
+from ropewalk_lab.bench.rows import run_script
 
 #: tokens, query heads, key heads
 SHAPES = {"T64": (64, 32, 8), "T256": (256, 64, 8), "T8192": (8192, 32, 8)}

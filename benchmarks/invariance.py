@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.bench.rows import run_script
 from ropewalk.kernels.fused import qk_norm_rope
+from ropewalk_lab.bench.rows import run_script
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DRAWS, PROCESSES = 10_000, 12

@@ -11,8 +11,8 @@ from typing import Any
 import mpmath
 import numpy as np
 
-from ropewalk.bench.rows import run_script
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.bench.rows import run_script
 
 FAR = 10_000_000
 #: batch, tokens, heads of q, heads of k, dimensions

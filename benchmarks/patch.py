@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.bench.cpu import alternating_times, one_thread
-from ropewalk.bench.rows import run_script
 from ropewalk.interop.patch.model import patch, patched
+from ropewalk_lab.bench.cpu import alternating_times, one_thread
+from ropewalk_lab.bench.rows import run_script
 
 #: eight layers of Llama-3-8B's size; the vocabulary is small because it does not matter here
 LLAMA_3_8B = {

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.bench.gpu import COLD_BYTES, captured, replayed_us
-from ropewalk.bench.rows import run_script
 from ropewalk.kernels.decode.config import in_one_launch
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
 from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.bench.gpu import COLD_BYTES, captured, replayed_us
+from ropewalk_lab.bench.rows import run_script
 
 ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60

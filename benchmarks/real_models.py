@@ -59,8 +59,8 @@ def run_here(part: str, args: argparse.Namespace) -> None:
 
     texts, device = texts_of(args.texts), "cuda" if torch.cuda.is_available() else "cpu"
     if part == "fit":
-        from ropewalk.interop.fit import fit
-        from ropewalk.lab.fit_page import write_page
+        from ropewalk_lab.fit import fit
+        from ropewalk_lab.fit_page import write_page
 
         began = time.perf_counter()
 
@@ -82,7 +82,7 @@ def run_here(part: str, args: argparse.Namespace) -> None:
         print(f"fit took {time.perf_counter() - began:.1f} s", result, sep="\n", flush=True)
         write_page(result, args.out / part)
         return
-    from ropewalk.lab.studies import STUDIES, read_study, run_study
+    from ropewalk_lab.studies import STUDIES, read_study, run_study
 
     study = STUDIES[part]
     # a study takes only the settings that it has

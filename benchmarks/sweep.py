@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 import fused
-from ropewalk.bench.cases import Case, make_case
-from ropewalk.bench.gpu import DECODE, ceiling_us, copies, replay_us
-from ropewalk.bench.rows import run_script
 from ropewalk.kernels.request import Request
+from ropewalk_lab.bench.cases import Case, make_case
+from ropewalk_lab.bench.gpu import DECODE, ceiling_us, copies, replay_us
+from ropewalk_lab.bench.rows import run_script
 
 WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ropewalk.bench.rows import run_script
-from ropewalk.lab.distributed import Parallel, pick_device
-from ropewalk.lab.loader import Loader
-from ropewalk.lab.precision import autocast, usable_precision
-from ropewalk.lab.runs import make_trainer
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.settings import Preset, read_preset
-from ropewalk.lab.trainer import Trainer
+from ropewalk_lab.bench.rows import run_script
+from ropewalk_lab.distributed import Parallel, pick_device
+from ropewalk_lab.loader import Loader
+from ropewalk_lab.precision import autocast, usable_precision
+from ropewalk_lab.runs import make_trainer
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.settings import Preset, read_preset
+from ropewalk_lab.trainer import Trainer
 
 #: steps of the timed stage: more than any measurement needs
 MANY_STEPS = 1_000_000

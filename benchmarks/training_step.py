@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.bench.rows import run_script
 from ropewalk.models import checkpoints
 from ropewalk.models.decoder_checkpoint import config_to_hf
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.models.presets import PRESETS
+from ropewalk_lab.bench.rows import run_script
 
 Step = Callable[[], Any]
 

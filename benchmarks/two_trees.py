@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ropewalk.bench.rows import write
-from ropewalk.bench.tables import two_trees_table
+from ropewalk_lab.bench.rows import write
+from ropewalk_lab.bench.tables import two_trees_table
 
 SHAPES = ("cpu decode", "cpu mid", "cpu prefill")
 

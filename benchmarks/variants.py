@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ropewalk.bench.cases import VARIANTS, make_case
-from ropewalk.bench.gpu import copies, rows_of
-from ropewalk.bench.rows import run_script
+from ropewalk_lab.bench.cases import VARIANTS, make_case
+from ropewalk_lab.bench.gpu import copies, rows_of
+from ropewalk_lab.bench.rows import run_script
 
 
 def measure(names: tuple[str, ...] = ("A", "D")) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ropewalk.attention.backends import Call, pick, run_flex, run_sdpa, trimmed
 from ropewalk.attention.masks import Visibility
-from ropewalk.bench.rows import run_script
+from ropewalk_lab.bench.rows import run_script
 
 #: lengths by device
 LENGTHS = {"cuda": (1024, 2048, 4096, 8192, 16_384, 32_768), "cpu": (1024, 2048, 4096, 8192)}

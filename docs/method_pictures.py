@@ -11,12 +11,12 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk.attention.path import path_scores
+from ropewalk.config import layer_specs
 from ropewalk.encodings import Fourier, Sizes
 from ropewalk.frequencies import Clipped, Default, Learned, LongRope, Riflex, Yarn
-from ropewalk.interop.config import layer_specs
 from ropewalk.interop.extend import rescale_factors
-from ropewalk.plots import Look, methods
 from ropewalk.positions import Text, Video
+from ropewalk_lab.plots import Look, methods
 
 AXES = ("time", "height", "width")
 

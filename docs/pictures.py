@@ -13,12 +13,13 @@ from typing import Any
 from method_pictures import METHOD_PICTURES  # beside this file
 from PIL import Image
 
-from ropewalk import RopeSpec, plots, selfcheck
+from ropewalk import RopeSpec
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.attention.temperature import FloorLog, LogAbove, LogN, Power
-from ropewalk.lab.studies import read_study
-from ropewalk.lab.studies.real_picture import picture
-from ropewalk.plots import Look, methods
+from ropewalk_lab import plots, selfcheck
+from ropewalk_lab.plots import Look, methods
+from ropewalk_lab.studies import read_study
+from ropewalk_lab.studies.real_picture import picture
 
 #: the rows of `ropewalk lab run real_extend` on a GPU
 FURTHER = Path(__file__).parents[1] / "results" / "lab" / "h200_real_extend"

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.analysis import GUIDE
-from ropewalk.analysis.comparison import as_markdown, compare
-from ropewalk.bench import chart, rows, tables
-from ropewalk.interop.fit import summary
-from ropewalk.interop.fit.session import FACTS, ROWS
-from ropewalk.lab.guide import EVIDENCE, evidence
-from ropewalk.lab.published import compared
-from ropewalk.lab.report import read_results
-from ropewalk.lab.studies import STUDIES, read_study
+from ropewalk_lab.bench import chart, rows, tables
+from ropewalk_lab.comparison import as_markdown, compare
+from ropewalk_lab.fit import summary
+from ropewalk_lab.fit.session import FACTS, ROWS
+from ropewalk_lab.guide import EVIDENCE, evidence
+from ropewalk_lab.published import compared
+from ropewalk_lab.report import read_results
+from ropewalk_lab.studies import STUDIES, read_study
 
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"

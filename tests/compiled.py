@@ -62,7 +62,7 @@ def skip_learnable(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_one_graph_the_same_bits_and_no_graph_a_length(name, where, full):
     skip_learnable(name)
     rope, counted = rw.Rope(sample_spec(name)), Counted()
@@ -84,7 +84,7 @@ def test_far_positions_follow_the_published_formulas(rule):
     """Frequencies beyond float64 are computed inside the op, where nothing is traced."""
     spec, positions = far.draw(rule, 0), far.near(40, 8)
     rope = rw.Rope(spec)
-    rw.clear_caches()
+    rw.caches.clear_caches()
     x = torch.zeros(1, 1, 8, spec.head_dim)
     x[..., : spec.pairs] = 1.0
     found = (
@@ -108,7 +108,7 @@ def test_every_table_strategy(tables):
     q, k = (x.requires_grad_() for x in q_and_k(600))
     kept, results = [], []
     for f in (compiled, rope):
-        rw.clear_caches()
+        rw.caches.clear_caches()
         for where in ({}, {"positions": torch.arange(600) + 2**30}):
             rotated = f(q, k, **where)
             results.append((*rotated, *torch.autograd.grad(rotated, (q, k), (q, k))))

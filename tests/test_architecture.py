@@ -13,50 +13,20 @@ import pytest
 
 import ropewalk
 
-SOURCE = Path(ropewalk.__file__).parent
-FILES = sorted(SOURCE.rglob("*.py"))
+SOURCE = Path(ropewalk.__file__).parents[1]
+FILES = sorted(path for package in SOURCE.glob("ropewalk*/") for path in package.rglob("*.py"))
 
-#: a module imports from its own floor and those below; a folder stands on one floor
-FLOORS = {
-    "errors": 0,
-    "caches": 0,
-    "machine": 0,
-    "examples": 0,
-    "frequencies": 0,
-    "axes": 0,
-    "positions": 0,
-    "phase": 0,
-    "spec": 1,
-    "table": 1,
-    "levels": 1,
-    "layout": 1,
-    "tracing": 1,
-    "kernels": 2,
-    "checks": 2,
-    "ops": 2,
-    "rotation": 2,
-    "rope": 2,
-    "fast_path": 2,
-    "jax": 2,
-    "mlx": 2,
-    "encodings": 3,
-    "attention": 3,
-    "distributed": 3,
-    "interop": 4,
-    "analysis": 4,
-    "models": 4,
-    "compat": 4,
-    "plots": 5,
-    "lab": 5,
-    "cli": 6,
-    "bench": 6,
-    "commands": 6,
-    "selfcheck": 6,
-    "explorer": 6,
-    "__main__": 6,
+#: a module imports from its own ring and from the rings inside it; a folder is in one ring
+RINGS = {
+    1: "errors caches frequencies axes phase spec config engines gguf analysis",
+    2: "layout positions table levels tracing kernels checks ops rotation rope fast_path jax mlx",
+    3: "encodings attention distributed models interop compat",
+    4: "cli __main__",
 }
-#: the public names, which a user sees; only what stands on top may use them as one
-ROOT_FLOOR = 4
+RING_OF = {name: ring for ring, names in RINGS.items() for name in names.split()}
+#: the public names are at the root, which imports them when they are used; only what is outside may
+#: use them through it
+ROOT_RING = 4
 
 #: what `import ropewalk` may not cost
 OPTIONAL = (
@@ -118,14 +88,16 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def module_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor_of(module: str) -> int:
-    """The floor of `ropewalk.x.y`; the package itself stands on the floor of its public names."""
-    parts = module.split(".")
-    return ROOT_FLOOR if len(parts) == 1 else FLOORS[parts[1]]
+def ring_of(module: str) -> int:
+    """The ring of `ropewalk.x.y`; the lab and the command line are in the outermost one."""
+    package, *parts = module.split(".")
+    if package != "ropewalk":
+        return 4
+    return RING_OF[parts[0]] if parts else ROOT_RING
 
 
 @cache
@@ -165,21 +137,19 @@ def all_imports() -> dict[str, set[str]]:
     }
 
 
-def test_every_module_has_a_floor():
-    top = {module.split(".")[1] for module in MODULES if "." in module}
-    assert top - set(FLOORS) == set()
+def test_every_module_has_a_ring():
+    top = {m.split(".")[1] for m in MODULES if m.startswith("ropewalk.")}
+    assert top == set(RING_OF)
 
 
 @files
-def test_imports_go_down(path):
-    if path == SOURCE / "__init__.py":
+def test_imports_go_inward(path):
+    if path == SOURCE / "ropewalk" / "__init__.py":
         return
-    floor = floor_of(module_of(path))
+    ring = ring_of(module_of(path))
     for name in imports_of(path):
-        if name.split(".")[0] == "ropewalk":
-            assert floor_of(name) <= floor, (
-                f"{module_of(path)} (floor {floor}) imports {name} (floor {floor_of(name)})"
-            )
+        if name.split(".")[0].startswith("ropewalk"):
+            assert ring_of(name) <= ring, f"{module_of(path)} (ring {ring}) imports {name}"
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
@@ -198,12 +168,12 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
 
 
 def room_of(module: str) -> str:
-    """A folder inside `interop` or `kernels`, another folder of the package, or a single file."""
-    parts = module.split(".")[1:]
+    """A folder inside `interop` or `kernels`, another folder of a package, or a single file."""
+    package, *parts = module.split(".")
     deep = len(parts) > 2 or (len(parts) == 2 and f"{module}.__init__" in PACKAGES)
     if parts[:1] in (["interop"], ["kernels"]):
         return ".".join(parts[:2]) if deep else module
-    return parts[0] if parts else module
+    return ".".join([package, *parts[:1]])
 
 
 PACKAGES = {f"{module_of(path)}.__init__" for path in FILES if path.name == "__init__.py"}
@@ -233,26 +203,15 @@ def test_a_circle_would_be_seen():
         == "interop.patch"
     )
     assert room_of("ropewalk.kernels.request") == "ropewalk.kernels.request"
-    assert room_of("ropewalk.lab.studies.base") == "lab"
+    assert room_of("ropewalk_lab.studies.base") == "ropewalk_lab.studies"
 
 
-def test_the_floors_would_notice_an_import_upward():
+def test_the_rings_would_notice_an_import_outward():
     assert (
-        floor_of("ropewalk.kernels.eager") > floor_of("ropewalk.spec") > floor_of("ropewalk.errors")
+        ring_of("ropewalk.kernels.eager") > ring_of("ropewalk.spec") == ring_of("ropewalk.errors")
     )
-    assert "ropewalk.frequencies" in imports_of(SOURCE / "spec.py")
-    assert "ropewalk.axes" in imports_of(SOURCE / "__init__.py")
-
-
-def test_the_root_imports_nothing_from_the_top():
-    assert (
-        max(
-            floor_of(name)
-            for name in imports_of(SOURCE / "__init__.py")
-            if name.startswith("ropewalk.")
-        )
-        <= ROOT_FLOOR
-    )
+    assert ring_of("ropewalk_lab.fit") > ring_of("ropewalk.models.decoder")
+    assert "ropewalk.frequencies" in imports_of(SOURCE / "ropewalk" / "spec.py")
 
 
 # sympy is a requirement of torch, which imports it late

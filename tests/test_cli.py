@@ -19,11 +19,12 @@ import typer
 import ropewalk
 import ropewalk_cli
 from command_line import call
-from ropewalk import cli, selfcheck
+from ropewalk import cli
 from ropewalk.caches import cache_infos
-from ropewalk.commands import device_of, info
 from ropewalk.kernels import BACKENDS, Backend, available, eager
 from ropewalk_cli import options
+from ropewalk_cli.commands import device_of, info
+from ropewalk_lab import selfcheck
 
 
 def one_line(text):
@@ -243,7 +244,7 @@ def test_info_json_names_every_backend_with_its_reason(capsys):
 def test_info_tells_whether_a_plugin_is_installed_and_on(monkeypatch):
     from importlib import metadata
 
-    from ropewalk.commands import info
+    from ropewalk_cli.commands import info
 
     assert info.plugins() == dict.fromkeys(("vLLM", "SGLang", "transformers"), "not installed")
     point = metadata.EntryPoint("ropewalk", "ropewalk_vllm:register", "vllm.general_plugins")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk import SCALINGS
+from ropewalk.frequencies import SCALINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]

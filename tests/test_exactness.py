@@ -23,8 +23,8 @@ from ropewalk import rotation
 
 FAR = 10**7
 B, H, S = 3, 3, 7
-every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
-every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
+every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
+every_scaling = pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 

@@ -37,7 +37,7 @@ def test_cos_and_sin_follow_the_formula(rule, bits):
 @pytest.mark.sampled(by=["backend"])
 @every_rule
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("backend", rw.BACKENDS)
+@pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 def test_every_backend_follows_the_formula(rule, backend, dtype):
     for seed, bits in enumerate(LIMITS):
         spec, positions = draw(rule, seed), near(bits, 8, seed)
@@ -62,7 +62,7 @@ ALSO_EXACT = {
 def test_every_scaling_of_fixed_frequencies_has_all_digits_or_is_listed():
     fixed = {
         name
-        for name, scaling in rw.SCALINGS.items()
+        for name, scaling in rw.frequencies.SCALINGS.items()
         if not (scaling.needs_length or scaling.learned)
     }
     assert fixed == {*RULES, *ALSO_EXACT}

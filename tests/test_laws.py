@@ -33,11 +33,11 @@ LAYOUTS = [
     ("half", "interleaved"),
 ]
 #: rotations alone: no magnitude, and nothing that follows the position but the angle
-PURE = [name for name in rw.SCALINGS if name != "xpos"]
+PURE = [name for name in rw.frequencies.SCALINGS if name != "xpos"]
 B, H, S = 2, 3, 7
 
-every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
-every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_scaling = pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
+every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 every_layout = pytest.mark.parametrize(("layout", "layout_out"), LAYOUTS)
 
 
@@ -51,7 +51,7 @@ def length_of(spec):
 
 
 def test_samples_cover_the_registry():
-    for name, scaling in rw.SCALINGS.items():
+    for name, scaling in rw.frequencies.SCALINGS.items():
         assert type(sample_scaling(name)) is scaling
 
 

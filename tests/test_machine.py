@@ -7,8 +7,8 @@ from datetime import date
 import pytest
 import torch
 
-from ropewalk import machine as machines
-from ropewalk.machine import cores, machine, version, versions
+from ropewalk_lab import machine as machines
+from ropewalk_lab.machine import cores, machine, version, versions
 
 
 def test_a_row_has_the_machine_versions_and_date():

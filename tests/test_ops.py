@@ -24,7 +24,7 @@ B, H, S = 2, 2, 3
 forward_mode = pytest.mark.filterwarnings(
     "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
 )
-every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
+every_scaling = pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 LAYOUTS = pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "half"), ("interleaved", "half")]
 )

@@ -127,7 +127,7 @@ def test_item_09_w08_a_long_row_does_not_change_its_mates(name):
     assert torch.equal(rope(x, offset=offsets)[:1], rope(x[:1]))
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_10_same_length_other_offset(name):
     rope, x = rw.Rope(sample_spec(name)), x_of()
     length = 60 if rope.spec.needs_length else None
@@ -241,7 +241,7 @@ def test_item_16_w10_meta_then_to_empty():
     exactly(rope.to_empty(device="cpu")(x), definition(x, rope.spec, torch.arange(S)))
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_16_numbers_asked_for_on_meta_are_real(name):
     """A model under construction on meta reads frequencies and scales, and turns real tensors;
     later calls are not spoilt.

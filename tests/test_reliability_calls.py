@@ -49,14 +49,14 @@ def test_item_22_every_path_has_a_backward():
         assert torch.autograd.grad(out.sum(), x)[0].abs().sum() > 0
 
 
-@pytest.mark.parametrize("backend", [None, *rw.BACKENDS])
+@pytest.mark.parametrize("backend", [None, *rw.kernels.BACKENDS])
 def test_item_23_24_25_every_row_and_head_turns_by_its_own_position(backend):
     """One token, several rows; rows with positions of their own; no head left behind."""
     spec = sample_spec()
     for s in (1, S):
         x, positions = x_of(5, H, s, HEAD_DIM), torch.randint(1, 1000, (5, s))
         if backend is not None and (
-            reason := rw.BACKENDS[backend].why_not(x, rotation.Request(spec, -2))
+            reason := rw.kernels.BACKENDS[backend].why_not(x, rotation.Request(spec, -2))
         ):
             pytest.skip(f"backend {backend}: {reason}")
         exact = definition(x, spec, positions)
@@ -86,7 +86,7 @@ def test_item_26_w12_positions_do_not_broadcast_over_tokens():
     assert_refused("x", lambda: rope(x_of(B, H, S, HEAD_DIM + 2)))
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_27_negative_positions(name):
     rope, x = rw.Rope(sample_spec(name)), x_of(dtype=torch.float64)
     positions = torch.arange(S) - 40
@@ -228,7 +228,7 @@ def test_item_37_odd_head_dim_is_refused_when_built(head_dim):
     assert_refused("head_dim", lambda: rw.RopeSpec(head_dim))
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_38_w18_left_padding_and_eviction(name):
     """A padded row, counted by its own positions, turns as the row without padding; so does a cache
     after eviction.

@@ -20,7 +20,7 @@ from helpers import (
 from ropewalk import frequencies, rotation
 
 B, H, S = 2, 3, 7
-every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 
 
 def rebuilt(k, spec, positions, length=None):
@@ -30,7 +30,7 @@ def rebuilt(k, spec, positions, length=None):
 
 @pytest.mark.sampled(by=["backend"])
 @every_backend
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 @pytest.mark.parametrize("axis", ["one", "chunked", "axial"])
 def test_shift_equals_rebuilt(name, axis, backend):
     spec = sample_spec(name, axis)

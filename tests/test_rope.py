@@ -16,8 +16,8 @@ from ropewalk import axes, frequencies
 from ropewalk.rope import LEGACY_STATE
 
 B, H, S = 2, 3, 7
-every_scaling = pytest.mark.parametrize("name", rw.SCALINGS)
-FIXED = [name for name, scaling in rw.SCALINGS.items() if not scaling.learned]
+every_scaling = pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
+FIXED = [name for name, scaling in rw.frequencies.SCALINGS.items() if not scaling.learned]
 
 
 def x_of(dtype=torch.float32, **about):

@@ -26,7 +26,7 @@ from ropewalk import rotation
 from ropewalk.kernels import request as turn
 
 B, H, S = 2, 3, 7
-every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 both_layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
 #: order of (batch, head, token) in x, and where the tokens are
 ORDERS = {"BHSD": ((0, 1, 2), -2), "BSHD": ((0, 2, 1), -3), "SBHD": ((2, 0, 1), -4)}
@@ -231,7 +231,7 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
 
 
 @pytest.mark.sampled(by=["backend"])
-@pytest.mark.parametrize("backend", [None, *rw.BACKENDS])
+@pytest.mark.parametrize("backend", [None, *rw.kernels.BACKENDS])
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_layouts
 def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk import Rope, RopeSpec, selfcheck
+from ropewalk import Rope, RopeSpec
 from ropewalk.kernels import BACKENDS, Backend, eager
 from ropewalk.kernels.request import Request
 from ropewalk.spec import PRECISIONS
+from ropewalk_lab import selfcheck
 
 
 def test_definition_is_the_power_law():

@@ -19,7 +19,7 @@ from ropewalk.table import STRATEGIES, TABLES, memory, strategies
 
 B, H, S = 2, 3, 7
 every_strategy = pytest.mark.parametrize("tables", STRATEGIES)
-every_backend = pytest.mark.parametrize("backend", rw.BACKENDS)
+every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 #: specs with tables: plain, with a magnitude, with one on queries alone, with growth
 SPECS = {
     "plain": sample_spec(),
@@ -32,9 +32,9 @@ every_spec = pytest.mark.parametrize("name", SPECS)
 
 @pytest.fixture(autouse=True)
 def _empty_caches():
-    rw.clear_caches()
+    rw.caches.clear_caches()
     yield
-    rw.clear_caches()
+    rw.caches.clear_caches()
 
 
 def q_and_k(spec, dtype=torch.float32, seq=S):

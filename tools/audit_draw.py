@@ -25,13 +25,13 @@ from typing import Any
 
 from draw_configs import draw
 
+from ropewalk.engines.audit import Finding, audit
+from ropewalk.engines.installed import RUNNERS, SCRIPTS
+from ropewalk.engines.matrix import Row
+from ropewalk.engines.measured import LayerRope, first_difference, verdict
+from ropewalk.engines.readers import ENGINES
+from ropewalk.engines.record import KEYS, cells
 from ropewalk.errors import RopeError
-from ropewalk.interop.engines.audit import Finding, audit
-from ropewalk.interop.engines.installed import RUNNERS, SCRIPTS
-from ropewalk.interop.engines.matrix import Row
-from ropewalk.interop.engines.measured import LayerRope, first_difference, verdict
-from ropewalk.interop.engines.readers import ENGINES
-from ropewalk.interop.engines.record import KEYS, cells
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}

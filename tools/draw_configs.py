@@ -10,8 +10,8 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from ropewalk.interop.engines.matrix import FAMILIES, VISION, Config, Row
-from ropewalk.interop.engines.matrix_rows import by_type, config_of, longrope
+from ropewalk.engines.matrix import FAMILIES, VISION, Config, Row
+from ropewalk.engines.matrix_rows import by_type, config_of, longrope
 
 #: families that have a rope for each layer type in transformers 5
 BY_LAYER_TYPE = ("gemma3_text", "gemma4_text", "olmo3")

@@ -1,64 +1,106 @@
-"""ropewalk: rotary position embedding, exact at any position."""
+"""ropewalk: rotary position embedding, exact at any position.
 
-# imported at once, not lazily: this registers the ops, without which torch cannot load an exported
-# program
-from ropewalk import axes, frequencies, positions
-from ropewalk.attention import Attention, KVCache, LatentAttention, LinearAttention
-from ropewalk.caches import clear_caches
-from ropewalk.encodings import ENCODINGS
-from ropewalk.errors import RopeError
-from ropewalk.frequencies import SCALINGS
-from ropewalk.interop.checkpoint import convert_checkpoint
-from ropewalk.interop.config import explain, from_hf, to_hf
-from ropewalk.interop.engines import audit
-from ropewalk.interop.extend import extend
-from ropewalk.interop.fit import fit
-from ropewalk.interop.gguf import from_gguf, to_gguf_metadata
-from ropewalk.interop.patch import patch, patched, unpatch
-from ropewalk.kernels import BACKENDS
-from ropewalk.layout import convert_layout
-from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig, migrate
-from ropewalk.models.checkpoints import load, save
-from ropewalk.rope import Rope
-from ropewalk.rotation import apply_rotary_pos_emb, rotate_half
-from ropewalk.spec import RopeSpec
+Names are imported when they are first used. What defines a rope (`RopeSpec`, `frequencies`, `axes`,
+`from_hf`, `to_hf`, `explain`, `audit`) needs the standard library alone; `Rope` and all that works
+on tensors imports torch. A submodule is reached as an attribute too: `rw.kernels.BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropewalk import axes, frequencies
+    from ropewalk.attention import Attention, KVCache, LinearAttention
+    from ropewalk.config import explain, from_hf, to_hf
+    from ropewalk.engines import audit
+    from ropewalk.errors import RopeError
+    from ropewalk.interop.extend import extend
+    from ropewalk.interop.patch import patch, unpatch
+    from ropewalk.layout import convert_layout
+    from ropewalk.models import Decoder, RoFormer
+    from ropewalk.models.checkpoints import load, save
+    from ropewalk.rope import Rope
+    from ropewalk.rotation import apply_rotary_pos_emb, rotate_half
+    from ropewalk.spec import RopeSpec
+    from ropewalk_lab.fit import fit
 
 __version__ = "0.1.0"
 __all__ = [
-    "BACKENDS",
-    "ENCODINGS",
-    "SCALINGS",
     "Attention",
     "Decoder",
-    "DecoderConfig",
     "KVCache",
-    "LatentAttention",
     "LinearAttention",
     "RoFormer",
-    "RoFormerConfig",
     "Rope",
     "RopeError",
     "RopeSpec",
     "apply_rotary_pos_emb",
     "audit",
     "axes",
-    "clear_caches",
-    "convert_checkpoint",
     "convert_layout",
     "explain",
     "extend",
     "fit",
     "frequencies",
-    "from_gguf",
     "from_hf",
     "load",
-    "migrate",
     "patch",
-    "patched",
-    "positions",
     "rotate_half",
     "save",
-    "to_gguf_metadata",
     "to_hf",
     "unpatch",
 ]
+
+#: public name -> the module that defines it; `axes` and `frequencies` are modules themselves
+_MODULE_OF = {
+    "Attention": "ropewalk.attention",
+    "Decoder": "ropewalk.models",
+    "KVCache": "ropewalk.attention",
+    "LinearAttention": "ropewalk.attention",
+    "RoFormer": "ropewalk.models",
+    "Rope": "ropewalk.rope",
+    "RopeError": "ropewalk.errors",
+    "RopeSpec": "ropewalk.spec",
+    "apply_rotary_pos_emb": "ropewalk.rotation",
+    "audit": "ropewalk.engines",
+    "convert_layout": "ropewalk.layout",
+    "explain": "ropewalk.config",
+    "extend": "ropewalk.interop.extend",
+    "fit": "ropewalk_lab.fit",
+    "from_hf": "ropewalk.config",
+    "load": "ropewalk.models.checkpoints",
+    "patch": "ropewalk.interop.patch",
+    "rotate_half": "ropewalk.rotation",
+    "save": "ropewalk.models.checkpoints",
+    "to_hf": "ropewalk.config",
+    "unpatch": "ropewalk.interop.patch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from its module, or a submodule; both are imported at first use."""
+    if name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        module = f"{__name__}.{name}"
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name != module:  # the submodule exists, and a package that it needs does not
+                raise
+    raise AttributeError(f"module 'ropewalk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+# torch loads an exported program only where its operators are registered; a program that imports
+# torch after ropewalk registers them by `import ropewalk.ops`
+if "torch" in sys.modules:
+    importlib.import_module("ropewalk.ops")

@@ -49,7 +49,7 @@ Details = Annotated[bool, typer.Option("--details", help="Also print all other t
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: cuda if there is a GPU.")]
 
 
-@runs("ropewalk.commands.inspect:inspect")
+@runs("ropewalk_cli.commands.inspect:inspect")
 def inspect(
     config: OptionalConfig = None,
     example: Example = None,
@@ -79,7 +79,7 @@ def inspect(
     """
 
 
-@runs("ropewalk.commands.audit:audit")
+@runs("ropewalk_cli.commands.audit:audit")
 def audit(
     config: OptionalConfig = None,
     example: Example = None,
@@ -112,7 +112,7 @@ def audit(
     """
 
 
-@runs("ropewalk.commands.engines:engines")
+@runs("ropewalk_cli.commands.engines:engines")
 def engines(
     only: Annotated[
         list[str] | None,
@@ -141,7 +141,7 @@ def engines(
     """
 
 
-@runs("ropewalk.commands.figures:figures")
+@runs("ropewalk_cli.commands.figures:figures")
 def figures(
     folder: Annotated[Path, typer.Argument(help="The folder to write to.")],
     format: Annotated[
@@ -164,7 +164,7 @@ def figures(
     """
 
 
-@runs("ropewalk.commands.explore:explore")
+@runs("ropewalk_cli.commands.explore:explore")
 def explore(
     port: Annotated[int, typer.Option(help="The port of the page on this machine.")] = 8501,
     report: Annotated[
@@ -190,7 +190,7 @@ def explore(
     """
 
 
-@runs("ropewalk.commands.convert:convert")
+@runs("ropewalk_cli.commands.convert:convert")
 def convert(
     source: Annotated[
         Path, typer.Argument(help="The checkpoint folder: safetensors and config.json.")
@@ -222,7 +222,7 @@ def convert(
     """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
 
 
-@runs("ropewalk.commands.extend:extend")
+@runs("ropewalk_cli.commands.extend:extend")
 def extend(
     config: Config,
     kind: Annotated[
@@ -265,7 +265,7 @@ def extend(
     """
 
 
-@runs("ropewalk.commands.demo:demo")
+@runs("ropewalk_cli.commands.demo:demo")
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the reports, pictures and rows.")] = Path(
         "demo"
@@ -295,7 +295,7 @@ def demo(
     """
 
 
-@runs("ropewalk.commands.bench:bench")
+@runs("ropewalk_cli.commands.bench:bench")
 def bench(
     device: Device = "auto",
     shape: Annotated[
@@ -328,6 +328,6 @@ def bench(
     """
 
 
-@runs("ropewalk.commands.info:info")
+@runs("ropewalk_cli.commands.info:info")
 def info(json: Json = False) -> None:
     """Print versions, the machine, caches, backends and extras, with the reason if one is missing."""

@@ -13,7 +13,7 @@ from ropewalk_cli.training_options import lab
 __all__ = ["fetch", "fit", "lab"]
 
 
-@runs("ropewalk.commands.fit:fit")
+@runs("ropewalk_cli.commands.fit:fit")
 def fit(
     model: Annotated[
         str,
@@ -76,7 +76,7 @@ def fit(
 
 
 @lab.command("fetch")
-@runs("ropewalk.commands.fetch:fetch")
+@runs("ropewalk_cli.commands.fetch:fetch")
 def fetch(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="smollm2, moby-dick, sotu.")

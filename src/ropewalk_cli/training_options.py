@@ -28,7 +28,7 @@ Threads = Annotated[int | None, typer.Option(help="Number of CPU threads of this
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard files.")]
 
 
-@runs("ropewalk.commands.train:train")
+@runs("ropewalk_cli.commands.train:train")
 def train(
     preset: Annotated[
         str,
@@ -55,7 +55,7 @@ lab.command("train")(train)
 
 
 @lab.command("sample")
-@runs("ropewalk.commands.finetune:sample")
+@runs("ropewalk_cli.commands.finetune:sample")
 def sample(
     folder: Annotated[Path, typer.Argument(help="A new folder for the files.")],
     form: Annotated[
@@ -72,7 +72,7 @@ def sample(
 
 
 @lab.command("finetune")
-@runs("ropewalk.commands.finetune:finetune")
+@runs("ropewalk_cli.commands.finetune:finetune")
 def finetune(
     start: Annotated[
         Path,
@@ -126,7 +126,7 @@ def finetune(
 
 
 @lab.command("evaluate")
-@runs("ropewalk.commands.finetune:evaluate")
+@runs("ropewalk_cli.commands.finetune:evaluate")
 def evaluate(
     model: Annotated[
         Path, typer.Argument(help="The folder of a finished fine-tuning, or its folder `model`.")
@@ -151,13 +151,13 @@ def evaluate(
 
 
 @lab.command("list")
-@runs("ropewalk.commands.lab:list_studies")
+@runs("ropewalk_cli.commands.lab:list_studies")
 def list_studies(json: Json = False) -> None:
     """Show every study with its question and its presets."""
 
 
 @lab.command("run")
-@runs("ropewalk.commands.lab:run")
+@runs("ropewalk_cli.commands.lab:run")
 def run_studies(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Names of studies, or 'all'.")
@@ -199,7 +199,7 @@ def run_studies(
 
 
 @lab.command("report")
-@runs("ropewalk.commands.lab:report")
+@runs("ropewalk_cli.commands.lab:report")
 def write_report(
     folder: Annotated[Path, typer.Argument(help="A folder that `lab run` wrote.")],
     json: Json = False,

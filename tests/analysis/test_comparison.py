@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.analysis.comparison import as_markdown, compare
 from ropewalk.encodings import ENCODINGS, Encoding
 from ropewalk.encodings.base import distances
 from ropewalk.encodings.bias import Alibi
 from ropewalk.errors import RopeError
+from ropewalk_lab.comparison import as_markdown, compare
 
 HEADS, HEAD_DIM, LENGTH = 3, 10, 24
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "encodings.md"

@@ -100,7 +100,10 @@ LISTED = ("longrope", "given", "learned")
 
 @pytest.mark.parametrize(
     ("name", "axis"),
-    [*((n, "one") for n in rw.SCALINGS), *((n, "axial") for n in rw.SCALINGS if n not in LISTED)],
+    [
+        *((n, "one") for n in rw.frequencies.SCALINGS),
+        *((n, "axial") for n in rw.frequencies.SCALINGS if n not in LISTED),
+    ],
 )
 def test_every_scaling_and_axis_map_has_curves_without_its_magnitude(name, axis):
     found = analysis.error_curves(sample_spec(name, axis), [0, 500], length=600)

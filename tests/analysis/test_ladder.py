@@ -37,7 +37,7 @@ def test_the_fastest_pair_repeats_after_6_tokens_and_the_slowest_after_54410():
     assert (found.repeating, found.pairs) == (46, 64)
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_radians_are_those_of_the_scaling_at_the_length(name):
     spec = sample_spec(name, precision="hf_frequencies")
     expected = oracle(spec.scaling, ROTARY_DIM, spec.theta, LENGTH)[0]

@@ -77,7 +77,7 @@ def test_a_path_needs_one_series_of_frequencies():
         analysis.query_path(rw.RopeSpec(8, axes=rw.axes.MixedAxes(2, 4)), [0, 1])
 
 
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_the_path_of_a_query_is_where_the_module_takes_it(name):
     spec, positions = sample_spec(name), torch.tensor([0, 1, 5, 40])
     x = torch.zeros(1, 1, 4, HEAD_DIM, dtype=torch.float64)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ropewalk import Rope
-from ropewalk.bench import cases, chart, contenders, cpu, rows
 from ropewalk.kernels.reference import rotate_vector
-from ropewalk.machine import machine
+from ropewalk_lab.bench import cases, chart, contenders, cpu, rows
+from ropewalk_lab.machine import machine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TINY = (2, 7, 3, 1, 10, torch.float32)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import ropewalk.kernels
-from ropewalk.bench import cases, contenders, cpu, tables
-from ropewalk.bench.memory import peak_bytes
+from ropewalk_lab.bench import cases, contenders, cpu, tables
+from ropewalk_lab.bench.memory import peak_bytes
 
 SIZE = 40_000 * 4
 
@@ -80,7 +80,7 @@ def test_rows_and_table_have_the_peak(monkeypatch, capsys):
     assert found["forward"]["peak_bytes"] >= case.bytes
     # the results, and the gradients of both
     assert found["forward+backward"]["peak_bytes"] >= 2 * case.bytes
-    from ropewalk.commands import bench, console
+    from ropewalk_cli.commands import bench, console
 
     console().print(bench._table(list(found.values())))
     printed = capsys.readouterr().out

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.bench.rows import run_script
 from ropewalk.models import DecoderConfig
+from ropewalk_lab.bench.rows import run_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
@@ -136,7 +136,7 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
 
 def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
     import real_models
-    from ropewalk.lab.studies import STUDIES
+    from ropewalk_lab.studies import STUDIES
 
     for name in ("a.txt", "b.txt", "c.md"):
         (tmp_path / name).write_text(name * (3 if name == "b.txt" else 1))

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import command_line
-from ropewalk.bench import cases, cpu
-from ropewalk.bench.contenders import CONTENDERS
+from ropewalk_lab.bench import cases, cpu
+from ropewalk_lab.bench.contenders import CONTENDERS
 
 ROW = {"shape": "s", "order": "bhsd", "dtype": "float32", "contender": "[bold]c[/bold]"}
 TIMED = {

@@ -3,8 +3,8 @@
 import json
 
 import command_line
-from ropewalk.commands import engines
-from ropewalk.interop.engines.readers import TITLES
+from ropewalk.engines.readers import TITLES
+from ropewalk_cli.commands import engines
 
 
 def call(capsys, *args):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import command_line
-from ropewalk.examples import EXAMPLES
+from ropewalk.config.examples import EXAMPLES
 
 LLAMA = {
     "model_type": "llama",

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import command_line
-from ropewalk import plots
-from ropewalk.plots import look
+from ropewalk_lab import plots
+from ropewalk_lab.plots import look
 
 
 def call(capsys, *args):

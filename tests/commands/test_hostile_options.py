@@ -24,21 +24,21 @@ import command_line
 import ropewalk_cli
 from door import as_users_call
 from finetune_tiny import write_checkpoint
-from ropewalk import cli, selfcheck
-from ropewalk.bench import cpu
-from ropewalk.commands import demo, engines, figures
-from ropewalk.explorer import launch
-from ropewalk.interop.fit import session
-from ropewalk.lab import runs
-from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.finetuning import Files, finetuning_preset
-from ropewalk.lab.samples import write_sample
-from ropewalk.lab.settings import Settings
-from ropewalk.lab.studies import STUDIES
-from ropewalk.lab.studies.findings import Findings
-from ropewalk.lab.studies.real import open_real
-from ropewalk.lab.trainer import Outcome
+from ropewalk import cli
 from ropewalk.models import DecoderConfig
+from ropewalk_cli.commands import demo, engines, figures
+from ropewalk_lab import runs, selfcheck
+from ropewalk_lab.bench import cpu
+from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.explorer import launch
+from ropewalk_lab.finetuning import Files, finetuning_preset
+from ropewalk_lab.fit import session
+from ropewalk_lab.samples import write_sample
+from ropewalk_lab.settings import Settings
+from ropewalk_lab.studies import STUDIES
+from ropewalk_lab.studies.findings import Findings
+from ropewalk_lab.studies.real import open_real
+from ropewalk_lab.trainer import Outcome
 
 LLAMA = {
     "model_type": "llama",
@@ -234,7 +234,7 @@ def quick(monkeypatch, tmp_path, files):
         open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
     )
     monkeypatch.setattr(session, "open_model", tiny)
-    monkeypatch.setattr("ropewalk.commands.fit.write_page", lambda *_: None)
+    monkeypatch.setattr("ropewalk_cli.commands.fit.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_run_studies", lambda out, *_: ({}, out / "report.html"))

@@ -10,8 +10,8 @@ import pytest
 
 import command_line
 from ropewalk import analysis
-from ropewalk.commands import inspect as inspect_command
-from ropewalk.examples import EXAMPLES
+from ropewalk.config.examples import EXAMPLES
+from ropewalk_cli.commands import inspect as inspect_command
 
 LLAMA = {
     "model_type": "llama",

@@ -7,8 +7,8 @@ import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
-from ropewalk.commands import finetune, lab
-from ropewalk.lab.studies import STUDIES
+from ropewalk_cli.commands import finetune, lab
+from ropewalk_lab.studies import STUDIES
 
 EXAMPLE = {
     "model_type": "llama",

@@ -10,9 +10,9 @@ import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
-from ropewalk.commands import train
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder, lock_folder
-from ropewalk.lab.runs import HeldOut
+from ropewalk_cli.commands import train
+from ropewalk_lab.runs import HeldOut
 
 
 @pytest.fixture

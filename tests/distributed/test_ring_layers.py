@@ -11,8 +11,8 @@ from ropewalk.attention import Attention, LatentAttention, remap, temperature
 from ropewalk.distributed.ring import ring_forward
 from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.errors import RopeError
-from ropewalk.lab.distributed import Parallel
 from ropewalk.models import Decoder, DecoderConfig, RoFormer, RoFormerConfig
+from ropewalk_lab.distributed import Parallel
 
 SIZES = {
     "vocab_size": 17,

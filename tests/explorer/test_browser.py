@@ -10,9 +10,9 @@ from urllib.parse import parse_qsl
 import pytest
 
 from browser import CHROMIUM
-from ropewalk.examples import EXAMPLES
-from ropewalk.explorer import controls
-from ropewalk.explorer.state import layers_of
+from ropewalk.config.examples import EXAMPLES
+from ropewalk_lab.explorer import controls
+from ropewalk_lab.explorer.state import layers_of
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
 pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")
@@ -113,7 +113,7 @@ def test_every_control_is_turned_by_hand(browser, server, pictures):
 
 
 def scaled(name: str) -> list[str]:
-    from ropewalk import SCALINGS
+    from ropewalk.frequencies import SCALINGS
 
     return list(controls.scaling_controls(SCALINGS[name]))
 

@@ -12,11 +12,12 @@ import mpmath
 import numpy as np
 import pytest
 
-from ropewalk import SCALINGS, RopeSpec, explorer
-from ropewalk.explorer import charts, drawings
-from ropewalk.explorer.words import CHINESE, about, translator
-from ropewalk.frequencies import Linear, Proportional, XPos, Yarn
-from ropewalk.plots.words import CHINESE as FIGURES_CHINESE
+from ropewalk import RopeSpec
+from ropewalk.frequencies import SCALINGS, Linear, Proportional, XPos, Yarn
+from ropewalk_lab import explorer
+from ropewalk_lab.explorer import charts, drawings
+from ropewalk_lab.explorer.words import CHINESE, about, translator
+from ropewalk_lab.plots.words import CHINESE as FIGURES_CHINESE
 
 SPEC = RopeSpec(10, theta=100.0, scaling=Linear(4.0))
 ENGLISH, MANDARIN = translator("en"), translator("zh")

@@ -13,7 +13,7 @@ import urllib.request
 import pytest
 
 from ropewalk import RopeError, cli
-from ropewalk.explorer import launch
+from ropewalk_lab.explorer import launch
 
 pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
 
@@ -76,7 +76,7 @@ def test_a_second_page_has_no_report_or_model_of_the_first(monkeypatch, tmp_path
             seen.append([os.environ.get(name) for name in names])
 
     monkeypatch.setattr("streamlit.App", App)
-    monkeypatch.setattr("ropewalk.explorer.charts.warm_up", lambda: None)
+    monkeypatch.setattr("ropewalk_lab.explorer.charts.warm_up", lambda: None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.explorer import controls
+from ropewalk_lab.explorer import controls
 
 testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
@@ -17,7 +17,7 @@ testing = pytest.importorskip(
 markdown = pytest.importorskip(
     "markdown_it", reason="needs markdown-it-py, which rich brings along"
 )
-from ropewalk.explorer.widgets import literal  # noqa: E402 - it imports streamlit
+from ropewalk_lab.explorer.widgets import literal  # noqa: E402 - it imports streamlit
 
 PAGE = Path(controls.__file__).with_name("page.py")
 HOSTILE = [

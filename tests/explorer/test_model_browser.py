@@ -12,7 +12,7 @@ import pytest
 from geometry import cut, overlaps
 
 from browser import CHROMIUM
-from ropewalk.explorer.controls import LANGUAGES
+from ropewalk_lab.explorer.controls import LANGUAGES
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
 pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.explorer import controls, model_charts, reading
-from ropewalk.explorer.reading import Request
+from ropewalk_lab.explorer import controls, model_charts, reading
+from ropewalk_lab.explorer.reading import Request
 
 testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import explorer as benchmark
-from ropewalk import SCALINGS
-from ropewalk.examples import EXAMPLES
-from ropewalk.explorer import controls, panels
-from ropewalk.explorer.program import program
-from ropewalk.explorer.state import layers_of
+from ropewalk.config.examples import EXAMPLES
+from ropewalk.frequencies import SCALINGS
+from ropewalk_lab.explorer import controls, panels
+from ropewalk_lab.explorer.program import program
+from ropewalk_lab.explorer.state import layers_of
 
 testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"

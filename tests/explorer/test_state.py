@@ -11,14 +11,24 @@ from urllib.parse import parse_qsl, urlencode
 import numpy as np
 import pytest
 
-from ropewalk import SCALINGS, RopeError, RopeSpec, plots
+from ropewalk import RopeError, RopeSpec
 from ropewalk.axes import chunked
-from ropewalk.examples import EXAMPLES
-from ropewalk.explorer import controls
-from ropewalk.explorer.program import program
-from ropewalk.explorer.state import layers_of, limited, spec_of, stretched, values_of
-from ropewalk.frequencies import Clipped, Dynamic, Learnable, Linear, LongRope, Scaling, Yarn
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.examples import EXAMPLES
+from ropewalk.config.hf import from_hf
+from ropewalk.frequencies import (
+    SCALINGS,
+    Clipped,
+    Dynamic,
+    Learnable,
+    Linear,
+    LongRope,
+    Scaling,
+    Yarn,
+)
+from ropewalk_lab import plots
+from ropewalk_lab.explorer import controls
+from ropewalk_lab.explorer.program import program
+from ropewalk_lab.explorer.state import layers_of, limited, spec_of, stretched, values_of
 
 LAYERS = [
     (name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)

@@ -13,14 +13,14 @@ from PIL import Image
 
 from ropewalk import RopeSpec, axes
 from ropewalk.analysis import Facts
-from ropewalk.explorer import charts, controls, engines, export, panels, story_charts
-from ropewalk.explorer.state import fitted, spec_of
-from ropewalk.explorer.widgets import slider_positions
-from ropewalk.explorer.words import translator
 from ropewalk.frequencies import Dynamic, Ntk, Yarn
-from ropewalk.plots.look import Look
-from ropewalk.plots.motion import dials_of
-from ropewalk.plots.numerals import short
+from ropewalk_lab.explorer import charts, controls, engines, export, panels, story_charts
+from ropewalk_lab.explorer.state import fitted, spec_of
+from ropewalk_lab.explorer.widgets import slider_positions
+from ropewalk_lab.explorer.words import translator
+from ropewalk_lab.plots.look import Look
+from ropewalk_lab.plots.motion import dials_of
+from ropewalk_lab.plots.numerals import short
 
 testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"

@@ -6,7 +6,7 @@ import pytest
 from geometry import cut, overlaps
 
 from browser import CHROMIUM
-from ropewalk.explorer.controls import LANGUAGES, STEPS
+from ropewalk_lab.explorer.controls import LANGUAGES, STEPS
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
 pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")

@@ -179,7 +179,7 @@ def test_what_cannot_be_captured_says_why():
 
 
 def test_a_model_that_is_gone_leaves_no_graph():
-    rw.clear_caches()
+    rw.caches.clear_caches()
     model = make()
     model.generate(torch.randint(0, 499, (1, 9), device="cuda"), 3)
     sizes = lambda: {info.name: info.entries for info in cache_infos()}["decode graphs"]

@@ -17,7 +17,7 @@ import numpy as np
 from config_spoil import spoil
 
 from ropewalk import RopeError
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.hf import from_hf
 
 #: what the code of a family does, written down from its modeling file: layout, layout of the
 #: result, its theta, and whether an unscaled rope reads the fraction of the head that rotates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ropewalk import RopeError
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.hf import from_hf
 
 LLAMA = {
     "model_type": "llama",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ropewalk.interop.config.families import family_of
+from ropewalk.config.families import family_of
 
 TRAINED = 64
 #: keys that every config accepts

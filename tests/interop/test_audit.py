@@ -17,9 +17,9 @@ from transformers import Gemma3TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
-from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.engines.readers import ENGINES, REFERENCE
-from ropewalk.interop.engines.runs import RUNS, SINCE
+from ropewalk.engines.audit import audit
+from ropewalk.engines.readers import ENGINES, REFERENCE
+from ropewalk.engines.runs import RUNS, SINCE
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {

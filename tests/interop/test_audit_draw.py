@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.engines.matrix import FAMILIES, Row
+from ropewalk.engines.audit import audit
+from ropewalk.engines.matrix import FAMILIES, Row
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {

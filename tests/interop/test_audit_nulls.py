@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.engines.audit import audit
+from ropewalk.config.hf import from_hf
+from ropewalk.engines.audit import audit
 
 SIZES = {
     "hidden_size": 64,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropewalk.interop.engines.audit import audit, in_one_line
-from ropewalk.interop.engines.readers import ENGINES
+from ropewalk.engines.audit import audit, in_one_line
+from ropewalk.engines.readers import ENGINES
 
 #: heads of 16 dimensions
 SIZES = {

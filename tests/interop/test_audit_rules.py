@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from ropewalk.config.families import FAMILIES
+from ropewalk.engines.audit import audit
+from ropewalk.engines.read_transformers import OWN_CODE
 from ropewalk.errors import RopeError
-from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.engines.read_transformers import OWN_CODE
 from ropewalk.interop.extend import extend
 
 SIZES = {

@@ -9,8 +9,8 @@ import copy
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.engines.audit import audit
+from ropewalk.config.hf import from_hf
+from ropewalk.engines.audit import audit
 
 LAYERS = ["sliding_attention", "full_attention"]
 SIZES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ropewalk import RopeError
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.hf import from_hf
 
 GOOD = '"head_dim": 16, "rope_theta": 10000.0'
 

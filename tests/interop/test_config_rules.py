@@ -10,11 +10,11 @@ import pytest
 from config_samples import LLAMA, YARN, refused
 
 from ropewalk import RopeError, RopeSpec
+from ropewalk.config.file import text_owner
+from ropewalk.config.hf import explain, from_hf, layer_specs, to_hf
+from ropewalk.config.keys import FRACTION_KEYS
+from ropewalk.config.values import section_sizes
 from ropewalk.frequencies import Yarn
-from ropewalk.interop.config.file import text_owner
-from ropewalk.interop.config.hf import explain, from_hf, layer_specs, to_hf
-from ropewalk.interop.config.keys import FRACTION_KEYS
-from ropewalk.interop.config.values import section_sizes
 from ropewalk.interop.extend.model import extend
 
 LATENT = {

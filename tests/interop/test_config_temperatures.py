@@ -9,8 +9,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import ropewalk as rw
 from ropewalk.attention.temperature import FloorLog, LearnedLog, LogAbove, LogN, Power
+from ropewalk.config import layer_specs, temperatures_from_hf
 from ropewalk.errors import RopeError
-from ropewalk.interop.config import layer_specs, temperatures_from_hf
 
 POSITIONS = torch.tensor([[0, 1, 7, 8, 15, 16, 31, 47]])
 ROPE = {"rope_type": "default", "rope_theta": 1e4}

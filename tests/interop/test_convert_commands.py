@@ -14,9 +14,9 @@ from installed import V5
 from transformers import AutoConfig
 
 import command_line
+from ropewalk.config.hf import from_hf
 from ropewalk.interop.checkpoint.convert import convert_checkpoint
 from ropewalk.interop.checkpoint.shards import open_folder
-from ropewalk.interop.config.hf import from_hf
 
 
 @pytest.fixture

@@ -241,7 +241,7 @@ def test_a_record_may_not_lead_out_of_its_folder(tmp_path):
 
 def test_a_converted_folder_is_not_loaded_as_if_it_were_not(tmp_path):
     torch.manual_seed(0)
-    model = rw.Decoder(rw.DecoderConfig(31, 24, 32, num_layers=1, num_heads=2))
+    model = rw.Decoder(rw.models.DecoderConfig(31, 24, 32, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "a")
     convert_checkpoint(tmp_path / "a", tmp_path / "b", "half", "interleaved")
     with pytest.raises(

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from door import assert_refused
-from ropewalk.interop.config.diffusion import MODELS
+from ropewalk.config.diffusion import MODELS
 
 #: class -> (config, dims of the axes, theta): the defaults, and other values
 CASES = [

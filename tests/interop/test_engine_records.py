@@ -11,13 +11,13 @@ from dataclasses import asdict
 
 import pytest
 
-import ropewalk.interop.engines.record as record
+import ropewalk.engines.record as record
+from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.engines.matrix import FAMILIES, VISION
+from ropewalk.engines.matrix_rows import rows
+from ropewalk.engines.measured import LayerRope, layer_of_type, verdict
+from ropewalk.engines.readers import ENGINES
 from ropewalk.frequencies import Yarn
-from ropewalk.interop.config.unrotated import NO_ROPE
-from ropewalk.interop.engines.matrix import FAMILIES, VISION
-from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import LayerRope, layer_of_type, verdict
-from ropewalk.interop.engines.readers import ENGINES
 from ropewalk.spec import RopeSpec
 
 ROWS = {row.id: row for row in rows()}
@@ -219,7 +219,7 @@ def test_the_command_says_what_is_missing(call, capsys, options, missing):
 def test_the_help_has_the_commands_on_lines_of_their_own(call, capsys):
     with pytest.raises(SystemExit):
         call("--help")
-    assert "\npython -m ropewalk.interop.engines.record rows rows.json\n" in capsys.readouterr().out
+    assert "\npython -m ropewalk.engines.record rows rows.json\n" in capsys.readouterr().out
 
 
 #: sizes of a model, which kernels of engines take if they are powers of two

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.interop.engines.record import TABLES, runs_module
-from ropewalk.interop.engines.releases import compare
+from ropewalk.engines.record import TABLES, runs_module
+from ropewalk.engines.releases import compare
 
 RECORD = json.loads((Path(__file__).parents[2] / "results" / TABLES).read_text(encoding="utf-8"))
 NAMES = {"llama-2, v4": 4096, "gemma-3, v4": 32768, "deepseek-v2, v5": 163840}

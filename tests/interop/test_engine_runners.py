@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ropewalk.interop.engines.installed as installed
+import ropewalk.engines.installed as installed
 from ropewalk import RopeError
-from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import LayerRope, verdict
-from ropewalk.interop.engines.record import TABLES, cells, recorded_rope
+from ropewalk.engines.matrix_rows import rows
+from ropewalk.engines.measured import LayerRope, verdict
+from ropewalk.engines.record import TABLES, cells, recorded_rope
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: one config of each kind

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.errors import RopeError
-from ropewalk.interop.engines.audit import audit
-from ropewalk.interop.engines.matrix_rows import rows
-from ropewalk.interop.engines.measured import LayerRope, specs_of, verdict
-from ropewalk.interop.engines.readers import ENGINES, TITLES
-from ropewalk.interop.engines.record import (
+from ropewalk.engines.audit import audit
+from ropewalk.engines.matrix_rows import rows
+from ropewalk.engines.measured import LayerRope, specs_of, verdict
+from ropewalk.engines.readers import ENGINES, TITLES
+from ropewalk.engines.record import (
     TABLES,
     VERDICTS,
     read_releases,
@@ -24,7 +23,8 @@ from ropewalk.interop.engines.record import (
     rows_digest,
     runs_module,
 )
-from ropewalk.interop.engines.runs import FAMILIES, RUNS, SINCE
+from ropewalk.engines.runs import FAMILIES, RUNS, SINCE
+from ropewalk.errors import RopeError
 
 RESULTS = Path(__file__).parents[2] / "results"
 RECORD = json.loads((RESULTS / TABLES).read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def test_the_committed_files_belong_together():
         for line in lines
     }
     assert told == recorded
-    module = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "runs.py"
+    module = Path(__file__).parents[2] / "src" / "ropewalk" / "engines" / "runs.py"
     text = runs_module(RECORD, read_releases(RESULTS))
     assert module.read_text(encoding="utf-8") == text
     written = [

@@ -29,9 +29,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import frequency_oracle
 from ropewalk import RopeError
+from ropewalk.config.hf import from_hf
+from ropewalk.engines.audit import audit
 from ropewalk.frequencies import SCALINGS, Default
-from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.extend import keys as extend_keys
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import frequency_oracle
 from ropewalk import RopeError
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.hf import from_hf
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 

@@ -15,7 +15,7 @@ from hf_families import CASES
 from installed import V5
 
 from ropewalk import RopeError
-from ropewalk.interop.config.families import FAMILIES
+from ropewalk.config.families import FAMILIES
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 

@@ -315,7 +315,7 @@ def test_dca_reads_the_sizes_of_a_qwen_config():
 @pytest.mark.parametrize("kind", REMAPPINGS)
 def test_a_decoder_is_extended_and_restored(kind):
     torch.manual_seed(0)
-    config = rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8)
+    config = rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8)
     model, tokens = rw.Decoder(config).eval(), TOKENS
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

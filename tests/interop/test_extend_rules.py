@@ -216,7 +216,10 @@ def test_a_served_length_that_the_replaced_scaling_raised_is_the_trained_one_aga
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: tiny("llama"), lambda: rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))],
+    [
+        lambda: tiny("llama"),
+        lambda: rw.Decoder(rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8)),
+    ],
 )
 @pytest.mark.parametrize(
     "unused", [{"search": sum}, {"search_options": {"rounds": 1}}, {"overwrite": True}]
@@ -227,7 +230,7 @@ def test_arguments_without_effect_are_refused(make, unused):
 
 
 def test_more_arguments_without_effect_are_refused():
-    decoder = rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))
+    decoder = rw.Decoder(rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))
     with pytest.raises(RopeError, match="layer_types: must be left out"):
         rw.extend(decoder, "rerope", factor=4, layer_types=["full_attention"])
     with pytest.raises(RopeError, match="original_length"):
@@ -239,7 +242,7 @@ def test_more_arguments_without_effect_are_refused():
 def test_a_decoder_without_rope_is_told_what_it_lacks():
     with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
         rw.extend(
-            rw.Decoder(rw.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")),
+            rw.Decoder(rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")),
             "rerope",
             factor=4,
         )

@@ -17,12 +17,12 @@ import ropewalk as rw
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
 from ropewalk.interop.extend.keys import kinds
-from ropewalk.interop.fit import reader as reader_module
-from ropewalk.interop.fit import session
-from ropewalk.interop.fit.decide import Recommendation, beats, decide, scores_of
-from ropewalk.interop.fit.passkeys import make_passkey
-from ropewalk.interop.fit.reader import Reader
-from ropewalk.interop.fit.text import bands_of, key_tokens, limited_losses, windows_of
+from ropewalk_lab.fit import reader as reader_module
+from ropewalk_lab.fit import session
+from ropewalk_lab.fit.decide import Recommendation, beats, decide, scores_of
+from ropewalk_lab.fit.passkeys import make_passkey
+from ropewalk_lab.fit.reader import Reader
+from ropewalk_lab.fit.text import bands_of, key_tokens, limited_losses, windows_of
 
 
 def encode(text: str) -> list[int]:
@@ -331,7 +331,7 @@ def test_refusals(model, tokens, tmp_path):
 
 def test_a_decoder_is_measured_too(tokens):
     torch.manual_seed(0)
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         vocab_size=256, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=3, length=32
     )
     model = rw.Decoder(config).eval()
@@ -342,7 +342,7 @@ def test_a_decoder_is_measured_too(tokens):
         if (r["method"], r["metric"], r.get("window"), r["length"]) == ("linear", "text", 0, 64)
     )
     spec = model.layers[0].self_attn.encoding.rope.spec
-    slower = rw.migrate(model, spec.with_(scaling=rw.frequencies.Linear(factor=2.0))).model
+    slower = rw.models.migrate(model, spec.with_(scaling=rw.frequencies.Linear(factor=2.0))).model
     with torch.no_grad():
         logits = slower.eval()(tokens[None, :64])[0, :-1].double()
     assert row["loss"] == pytest.approx(float(F.cross_entropy(logits, tokens[1:64])), rel=1e-5)
@@ -368,7 +368,7 @@ def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(
 
 def test_without_long_ppl_no_key_tokens_are_looked_for(model, tokens, monkeypatch):
     monkeypatch.setattr(
-        "ropewalk.interop.fit.measure.key_tokens",
+        "ropewalk_lab.fit.measure.key_tokens",
         lambda *_: pytest.fail("key tokens are looked for"),
     )
     found = rw.fit(model, 64, text=tokens, windows=2, methods=["linear"], long_ppl=False)

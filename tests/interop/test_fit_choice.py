@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk.analysis.statistics import Score
-from ropewalk.interop.fit.decide import Recommendation, decide, scores_of
-from ropewalk.interop.fit.ledger import Ledger
-from ropewalk.interop.fit.summary import sentences, short_length, table
+from ropewalk_lab.fit.decide import Recommendation, decide, scores_of
+from ropewalk_lab.fit.ledger import Ledger
+from ropewalk_lab.fit.summary import sentences, short_length, table
+from ropewalk_lab.scores import Score
 
 NOISE = np.array([0.3, -0.1, 0.2, -0.4])
 

@@ -14,10 +14,10 @@ from transformers import (
 )
 
 import ropewalk as rw
-from ropewalk.interop.fit import native_attention as native
-from ropewalk.interop.fit.native_attention import NATIVE_ATTENTION, native_attention
-from ropewalk.interop.fit.reader import Reader
 from ropewalk.kernels.cpu import attention
+from ropewalk_lab.fit import native_attention as native
+from ropewalk_lab.fit.native_attention import NATIVE_ATTENTION, native_attention
+from ropewalk_lab.fit.reader import Reader
 
 needs_library = pytest.mark.skipif(
     not attention.available(), reason="the library has attention for 64-bit ARM only"

@@ -9,7 +9,7 @@ from transformers.utils import logging
 import ropewalk as rw
 from gguf_samples import byte_tokens, llama_weights, sizes, write
 from ropewalk.errors import RopeError
-from ropewalk.interop.fit.open_model import open_model
+from ropewalk_lab.fit.open_model import open_model
 
 BYTES = {
     "tokenizer.ggml.model": "gpt2",

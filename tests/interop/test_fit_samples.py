@@ -7,10 +7,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropewalk.errors import RopeError
-from ropewalk.interop.fit.passkeys import depths, make_passkey, passkey_lengths, plant_passkey
-from ropewalk.interop.fit.reader import Reader
-from ropewalk.interop.fit.session import _samples
-from ropewalk.interop.fit.text import key_tokens, limited_losses, long_ppl, read_text
+from ropewalk_lab.fit.passkeys import depths, make_passkey, passkey_lengths, plant_passkey
+from ropewalk_lab.fit.reader import Reader
+from ropewalk_lab.fit.session import _samples
+from ropewalk_lab.fit.text import key_tokens, limited_losses, long_ppl, read_text
 
 
 def encode(text: str) -> list[int]:

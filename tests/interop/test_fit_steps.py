@@ -16,10 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Yarn
-from ropewalk.interop.fit import measure
-from ropewalk.interop.fit import reader as reader_module
-from ropewalk.interop.fit.methods import config_with, extended, methods
-from ropewalk.interop.fit.reader import Reader
+from ropewalk_lab.fit import measure
+from ropewalk_lab.fit import reader as reader_module
+from ropewalk_lab.fit.methods import config_with, extended, methods
+from ropewalk_lab.fit.reader import Reader
 
 TOKENS = torch.randint(256, (3000,), generator=torch.Generator().manual_seed(1))
 
@@ -47,7 +47,9 @@ def llama(**keys):
 def decoder():
     """A random Decoder with large weights, so that its losses depend on every angle."""
     torch.manual_seed(0)
-    model = rw.Decoder(rw.DecoderConfig(256, 24, 32, num_layers=2, num_heads=3, length=32)).eval()
+    model = rw.Decoder(
+        rw.models.DecoderConfig(256, 24, 32, num_layers=2, num_heads=3, length=32)
+    ).eval()
     for weight in model.parameters():
         weight.data *= 20 if weight.ndim > 1 else 1
     return model
@@ -129,7 +131,7 @@ def test_a_decoder_searches_longrope_with_as_many_candidates_as_it_says(monkeypa
     factors = tuple(row_of(found, metric="factors")["values"])
     assert len(factors) == 4
     scaling = rw.frequencies.LongRope((1.0,) * 4, factors, original_length=32, factor=2.0)
-    other = rw.migrate(
+    other = rw.models.migrate(
         model, model.layers[0].self_attn.encoding.rope.spec.with_(scaling=scaling)
     ).model.eval()
     for length in (32, 64):

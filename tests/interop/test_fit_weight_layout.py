@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ropewalk.interop.fit.weight_layout import weights_by_columns
 from ropewalk.kernels.cpu import attention
+from ropewalk_lab.fit.weight_layout import weights_by_columns
 
 
 class Model(nn.Module):

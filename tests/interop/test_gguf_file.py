@@ -12,7 +12,7 @@ import pytest
 
 from gguf_samples import ARRAY, STRING, UINT32, header, pair, sizes, string, tensor, write
 from ropewalk import RopeError
-from ropewalk.interop.gguf import GgufFile
+from ropewalk.gguf import GgufFile
 
 HUGE = 2**63
 

@@ -13,8 +13,8 @@ import ropewalk as rw
 from gguf_samples import header, pair, sizes, tensor, write
 from ropewalk import RopeSpec
 from ropewalk.frequencies import Llama3, LongRope, Yarn
-from ropewalk.interop.gguf import GgufFile, read_ropes
-from ropewalk.interop.gguf.quantization import TYPES
+from ropewalk.gguf import GgufFile, read_ropes
+from ropewalk.gguf.quantization import TYPES
 
 PAIRS = 8
 DIVISORS = np.array([1, 1.5, 2, 2.25, 3, 5, 8, 8], dtype=np.float32)
@@ -68,7 +68,7 @@ def test_the_sections_of_a_file_are_in_the_order_of_its_architecture(
     architecture, axis_of_pair, tmp_path
 ):
     metadata = sizes(architecture) | {f"{architecture}.rope.dimension_sections": [4, 2, 2, 0]}
-    spec = rw.from_gguf(write(tmp_path / "a.gguf", metadata))
+    spec = rw.gguf.from_gguf(write(tmp_path / "a.gguf", metadata))
     assert (spec.axis_of_pair, spec.num_axes, spec.layout) == (axis_of_pair, 3, "half")
 
 
@@ -76,7 +76,7 @@ def test_the_sections_of_a_file_are_in_the_order_of_its_architecture(
     ("counts", "sections"), [([8], [8, 0, 0, 0]), ([3, 5], [3, 5, 0, 0]), ([4, 2, 2], [4, 2, 2, 0])]
 )
 def test_sections_are_written_as_four_numbers(counts, sections):
-    written = rw.to_gguf_metadata(RopeSpec(16, axes=rw.axes.chunked(counts)), "qwen2vl")
+    written = rw.gguf.to_gguf_metadata(RopeSpec(16, axes=rw.axes.chunked(counts)), "qwen2vl")
     assert written.keys["qwen2vl.rope.dimension_sections"] == sections
 
 
@@ -89,8 +89,10 @@ def test_usual_yarn_is_written_without_an_attention_factor():
         "qwen2.rope.scaling.factor": 8.0,
         "qwen2.rope.scaling.original_context_length": 256,
     }
-    assert rw.to_gguf_metadata(RopeSpec(16, scaling=Yarn(256, factor=8.0)), "qwen2").keys == keys
-    other = rw.to_gguf_metadata(
+    assert (
+        rw.gguf.to_gguf_metadata(RopeSpec(16, scaling=Yarn(256, factor=8.0)), "qwen2").keys == keys
+    )
+    other = rw.gguf.to_gguf_metadata(
         RopeSpec(16, scaling=Yarn(256, factor=8.0, attention_factor=1.5)), "qwen2"
     ).keys
     # llama.cpp multiplies it by 1 + 0.1 ln 8
@@ -112,7 +114,7 @@ def test_usual_yarn_is_written_without_an_attention_factor():
     ],
 )
 def test_tensors_are_written_as_float32(scaling, architecture, names):
-    tensors = rw.to_gguf_metadata(RopeSpec(16, scaling=scaling), architecture).tensors
+    tensors = rw.gguf.to_gguf_metadata(RopeSpec(16, scaling=scaling), architecture).tensors
     assert tensors.keys() == names.keys()
     for name, value in names.items():
         assert tensors[name].dtype == np.float32
@@ -170,7 +172,7 @@ def test_values_of_longrope_come_from_its_two_tensors(tmp_path):
 
 
 def test_values_of_llama3_come_from_its_divisors(tmp_path):
-    written = rw.to_gguf_metadata(RopeSpec(16, theta=5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192)))
+    written = rw.gguf.to_gguf_metadata(RopeSpec(16, theta=5e5, scaling=Llama3(8.0, 1.0, 4.0, 8192)))
     found = sources(tmp_path, {"freq_base": 5e5}, written.tensors)
     assert found["rope_type"] == "default"
     assert {

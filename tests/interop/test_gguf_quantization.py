@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ropewalk import RopeError
-from ropewalk.interop.gguf.quantization import TYPES
+from ropewalk.gguf.quantization import TYPES
 
 COMPUTED = {kind.name: number for number, kind in TYPES.items() if kind.compute}
 #: where a block has its float16 numbers

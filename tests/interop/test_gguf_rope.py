@@ -10,6 +10,7 @@ import ropewalk as rw
 from gguf_samples import sizes, write
 from ropewalk import RopeError, RopeSpec
 from ropewalk.analysis import read_checkpoint
+from ropewalk.engines import REFERENCE
 from ropewalk.frequencies import (
     Dynamic,
     Given,
@@ -22,8 +23,7 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
-from ropewalk.interop.engines import REFERENCE
-from ropewalk.interop.gguf import GgufFile, hf_config, read_ropes
+from ropewalk.gguf import GgufFile, hf_config, read_ropes
 
 DIM, PAIRS = 16, 8
 
@@ -51,7 +51,7 @@ def read(tmp_path, keys, tensors=None, architecture="llama", **options):
     metadata = sizes(architecture) | {
         f"{architecture}.rope.{key}": content for key, content in keys.items()
     }
-    return rw.from_gguf(
+    return rw.gguf.from_gguf(
         write(tmp_path / "a.gguf", metadata, tensors or {"unused": np.ones(4)}), **options
     )
 
@@ -173,14 +173,14 @@ def test_sections_partial_rotary_and_layer_types(tmp_path):
         f"gemma3.rope.{k}": v for k, v in keys.items()
     }
     path = write(tmp_path / "g.gguf", metadata)
-    specs = rw.from_gguf(path, per_layer=True)
+    specs = rw.gguf.from_gguf(path, per_layer=True)
     assert specs["full_attention"].theta == 1e6
     assert specs["full_attention"].scaling == Linear(8.0)
     assert specs["sliding_attention"].theta == 20000.0
     assert specs["sliding_attention"].scaling.name == "default"
     with pytest.raises(RopeError, match="per_layer=True"):
-        rw.from_gguf(path)
-    unrotated = rw.from_gguf(
+        rw.gguf.from_gguf(path)
+    unrotated = rw.gguf.from_gguf(
         write(tmp_path / "c.gguf", sizes("cohere2", **{"attention.sliding_window": 64})),
         per_layer=True,
     )
@@ -203,7 +203,7 @@ def test_latent_attention_rotates_its_own_part(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["deepseek2", "minicpm3", "plm"])
 def test_a_rope_of_latent_attention_is_written_by_its_own_width(architecture):
-    keys = rw.to_gguf_metadata(RopeSpec(64), architecture).keys
+    keys = rw.gguf.to_gguf_metadata(RopeSpec(64), architecture).keys
     assert keys == {
         f"{architecture}.rope.dimension_count": 64,
         f"{architecture}.rope.freq_base": 1e4,
@@ -236,7 +236,7 @@ def test_an_error_about_sliding_layers_names_their_key(tmp_path):
     with pytest.raises(
         RopeError, match=r"gemma3\.rope\.dimension_count_swa: must be even and at most .*; got 48"
     ):
-        rw.from_gguf(write(tmp_path / "a.gguf", sizes("gemma3", **keys)), per_layer=True)
+        rw.gguf.from_gguf(write(tmp_path / "a.gguf", sizes("gemma3", **keys)), per_layer=True)
 
 
 SPECS = {
@@ -260,9 +260,9 @@ SPECS = {
 def test_a_spec_is_read_back_from_the_file_that_it_describes(name, tmp_path):
     scaling, architecture = SPECS[name]
     spec = RopeSpec(DIM, theta=5e5, scaling=scaling)
-    written = rw.to_gguf_metadata(spec, architecture)
+    written = rw.gguf.to_gguf_metadata(spec, architecture)
     metadata = sizes(architecture) | written.keys
-    read_back = rw.from_gguf(
+    read_back = rw.gguf.from_gguf(
         write(tmp_path / "a.gguf", metadata, written.tensors or {"unused": np.ones(4)}),
         precision="exact",
     )
@@ -281,8 +281,8 @@ def test_a_spec_is_read_back_from_the_file_that_it_describes(name, tmp_path):
 )
 def test_llama3_is_recognised_in_its_divisors(scaling, tmp_path):
     spec = RopeSpec(128, theta=5e5, scaling=scaling)
-    written = rw.to_gguf_metadata(spec)
-    found = rw.from_gguf(
+    written = rw.gguf.to_gguf_metadata(spec)
+    found = rw.gguf.from_gguf(
         write(tmp_path / "a.gguf", sizes() | written.keys, written.tensors)
     ).scaling
     low = scaling.low_freq_factor
@@ -335,7 +335,7 @@ REFUSED = {
 def test_what_llama_cpp_cannot_compute_is_refused(name):
     spec, architecture, message = REFUSED[name]
     with pytest.raises(RopeError, match=message):
-        rw.to_gguf_metadata(spec, architecture)
+        rw.gguf.to_gguf_metadata(spec, architecture)
 
 
 WRONG = {
@@ -393,7 +393,7 @@ def test_the_config_of_a_file_gives_the_same_rope_in_the_original_layout(tmp_pat
     metadata = sizes() | {f"llama.rope.{key}": content for key, content in keys.items()}
     path = write(tmp_path / "a.gguf", metadata)
     config = hf_config(GgufFile(path))
-    assert rw.from_hf(config) == rw.from_gguf(path).with_(layout="half")
+    assert rw.from_hf(config) == rw.gguf.from_gguf(path).with_(layout="half")
     assert (config["model_type"], config["hidden_size"], config["max_position_embeddings"]) == (
         "llama",
         32,

@@ -10,9 +10,9 @@ from config_samples import LLAMA, LLAMA3, LONGROPE, YARN, refused
 from torch.testing import assert_close
 
 from ropewalk import RopeSpec, axes
+from ropewalk.config.hf import Explanation, explain, from_hf
+from ropewalk.config.values import Entry
 from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Proportional, Yarn
-from ropewalk.interop.config.hf import Explanation, explain, from_hf
-from ropewalk.interop.config.values import Entry
 
 SPELLINGS = {
     "v4 and v5": (

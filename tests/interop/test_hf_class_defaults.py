@@ -11,9 +11,9 @@ import pytest
 from installed import config_of, needs_v5
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from ropewalk.config.families import FAMILIES
+from ropewalk.config.hf import from_hf, to_hf
 from ropewalk.frequencies import LongRope
-from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.config.hf import from_hf, to_hf
 from ropewalk.interop.extend.keys import config_change
 from ropewalk.spec import RopeSpec
 

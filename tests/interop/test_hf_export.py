@@ -11,6 +11,8 @@ from transformers import CONFIG_MAPPING, AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError, RopeSpec, axes
+from ropewalk.config.families import FAMILIES
+from ropewalk.config.hf import from_hf, to_hf
 from ropewalk.frequencies import (
     SCALINGS,
     Clipped,
@@ -31,8 +33,6 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
-from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.config.hf import from_hf, to_hf
 
 PAIRS = 8
 EXPRESSIBLE = {

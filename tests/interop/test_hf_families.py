@@ -16,10 +16,10 @@ from installed import HERE, V5, code_of, config_of, rope_of, skip_old_yarn
 from torch.testing import assert_close
 
 from ropewalk import Rope, RopeError, RopeSpec
+from ropewalk.config.families import FAMILIES
+from ropewalk.config.hf import from_hf
 from ropewalk.frequencies import Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.interop.config.families import FAMILIES
-from ropewalk.interop.config.hf import from_hf
 from ropewalk.kernels import reference
 
 #: what q and k of order 1 lose to a product order other than ours, in float32

@@ -8,7 +8,7 @@ import pytest
 import torch
 from config_samples import LLAMA, LLAMA3, LONGROPE, YARN, refused
 
-from ropewalk.interop.config.hf import explain, from_hf
+from ropewalk.config.hf import explain, from_hf
 
 
 @pytest.mark.parametrize(

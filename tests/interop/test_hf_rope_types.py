@@ -10,7 +10,7 @@ from config_samples import LLAMA3
 from installed import V5, config_of, needs_v5, skip_old_yarn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ropewalk.interop.config.hf import from_hf
+from ropewalk.config.hf import from_hf
 
 LONGEST = 2048
 

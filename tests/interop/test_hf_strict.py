@@ -18,7 +18,7 @@ from installed import HERE
 from transformers import PretrainedConfig
 
 from ropewalk import RopeError
-from ropewalk.interop.config.hf import explain, from_hf
+from ropewalk.config.hf import explain, from_hf
 
 NAN = float("nan")
 LINEAR = {"rope_type": "linear", "factor": 2.0}

@@ -14,15 +14,15 @@ import pytest
 import torch
 from config_samples import LLAMA, refused
 
-from ropewalk import SCALINGS, RopeError, RopeSpec
-from ropewalk.explorer import controls
-from ropewalk.explorer.state import spec_of
-from ropewalk.frequencies import Scaling
+from ropewalk import RopeError, RopeSpec
+from ropewalk.config.hf import explain, from_hf, to_hf
+from ropewalk.engines.audit import audit
+from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY, setting
-from ropewalk.interop.config.hf import explain, from_hf, to_hf
-from ropewalk.interop.engines.audit import audit
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
+from ropewalk_lab.explorer import controls
+from ropewalk_lab.explorer.state import spec_of
 
 
 @dataclass(frozen=True)

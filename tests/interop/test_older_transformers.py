@@ -22,8 +22,8 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from ropewalk import Rope, RopeError, RopeSpec, axes
+from ropewalk.config.hf import from_hf, to_hf
 from ropewalk.frequencies import LongRope
-from ropewalk.interop.config.hf import from_hf, to_hf
 from ropewalk.interop.extend.model import extend
 from ropewalk.interop.patch.angles import BY_AXIS, LazyAngles, LazyTable
 from ropewalk.interop.patch.functions import RotationFunction

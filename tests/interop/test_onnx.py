@@ -151,7 +151,7 @@ def test_a_decoder_is_exported(tmp_path):
 
     torch.manual_seed(0)
     model = rw.Decoder(
-        rw.DecoderConfig(
+        rw.models.DecoderConfig(
             vocab_size=31, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=2
         )
     ).eval()

@@ -12,8 +12,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import ropewalk as rw
+from ropewalk.config import layer_specs
 from ropewalk.errors import RopeError
-from ropewalk.interop.config import layer_specs
 
 SIX = {"num_hidden_layers": 6, "layer_types": None}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}

@@ -201,8 +201,8 @@ def test_models_without_a_rotation_are_not_rotated_by_the_kernels(encoding):
         "length": 40,
     }
     choices = {"encoding": encoding, "attention": "linear"}
-    decoder = rw.Decoder(rw.DecoderConfig(**sizes, **choices))
-    encoder = rw.RoFormer(rw.RoFormerConfig(**sizes, **choices, causal=True))
+    decoder = rw.Decoder(rw.models.DecoderConfig(**sizes, **choices))
+    encoder = rw.RoFormer(rw.models.RoFormerConfig(**sizes, **choices, causal=True))
     x = torch.randn(1, 7, 24, device=DEVICE)
     near, far = (torch.arange(7, device=DEVICE)[None] * step for step in (1, 5))
     own, other = decoder.layers[0].self_attn.to(DEVICE), encoder.layers[0].attention.to(DEVICE)

@@ -143,7 +143,7 @@ def test_query_and_key_of_different_dtypes():
 
 
 @pytest.mark.sampled(every=2)
-@pytest.mark.parametrize("name", rw.SCALINGS)
+@pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_every_scaling_on_queries_and_keys(name):
     spec = sample_spec(name)
     length = torch.tensor([9, 40]) if spec.needs_length else None
@@ -298,7 +298,7 @@ def test_every_table_strategy(name, tables):
 def test_a_strategy_keeps_what_it_says_for_the_kernel():
     spec = rw.RopeSpec(16)
     for tables in STRATEGIES:
-        rw.clear_caches()
+        rw.caches.clear_caches()
         rope = rw.Rope(spec, backend="triton", tables=tables)
         rope.rotate(heads(spec, Q))
         assert TABLES.bytes <= rope.table_bytes(S)

@@ -16,8 +16,8 @@ import torch._dynamo  # optimizers import it, which takes seconds: here once, no
 sys.path.insert(0, str(Path(__file__).parent))
 from lab_tiny import tiny_batches, tiny_model, tiny_settings, tiny_trainer
 
-from ropewalk.lab.log import read_log
-from ropewalk.lab.schedule import Stage
+from ropewalk_lab.log import read_log
+from ropewalk_lab.schedule import Stage
 
 KILLS = 3
 

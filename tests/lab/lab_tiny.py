@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from ropewalk.lab.batches import TextBatches
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.objectives import language
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.settings import Settings
-from ropewalk.lab.trainer import Trainer
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.batches import TextBatches
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.objectives import language
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.settings import Settings
+from ropewalk_lab.trainer import Trainer
 
 WORDS = (
     "the",

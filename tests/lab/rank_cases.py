@@ -12,11 +12,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from lab_tiny import tiny_batches, tiny_model, tiny_settings, tiny_trainer
 
-from ropewalk.lab.batches import MaskedBatches
-from ropewalk.lab.distributed import launched
-from ropewalk.lab.runs import run_preset
-from ropewalk.lab.settings import read_preset
-from ropewalk.lab.tokenizer import Bytes
+from ropewalk_lab.batches import MaskedBatches
+from ropewalk_lab.distributed import launched
+from ropewalk_lab.runs import run_preset
+from ropewalk_lab.settings import read_preset
+from ropewalk_lab.tokenizer import Bytes
 
 WORLD = 2
 

@@ -13,8 +13,8 @@ from lab_tiny import write_text
 from torch.nn import functional as F
 
 from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
-from ropewalk.lab.studies import STUDIES, Study, run_study
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.studies import STUDIES, Study, run_study
 
 #: settings that make a study's smoke preset smaller still
 SMALLER = {
@@ -43,7 +43,7 @@ def run_tiny(
     """The folder of a tiny study that has run; figures take longer than all else, so they are drawn
     where they are asked for.
     """
-    with nullcontext() if figures else mock.patch("ropewalk.lab.studies.study.draw_figures"):
+    with nullcontext() if figures else mock.patch("ropewalk_lab.studies.study.draw_figures"):
         return run_study(
             tiny(name, folder, **settings), "smoke", folder / out, workers=workers, quiet=True
         )

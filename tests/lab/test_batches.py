@@ -6,7 +6,7 @@ import torch
 from lab_tiny import tiny_batches, tiny_corpus
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.batches import (
+from ropewalk_lab.batches import (
     IGNORED,
     Batch,
     MaskedBatches,
@@ -15,8 +15,8 @@ from ropewalk.lab.batches import (
     TextBatches,
     mask_tokens,
 )
-from ropewalk.lab.stateless_random import uniform
-from ropewalk.lab.tokenizer import Bytes
+from ropewalk_lab.stateless_random import uniform
+from ropewalk_lab.tokenizer import Bytes
 
 
 def test_targets_are_what_follows(tmp_path):

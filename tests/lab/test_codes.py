@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ropewalk import RopeError
-from ropewalk.lab.codes import NAMES, with_codes
+from ropewalk_lab.codes import NAMES, with_codes
 
 
 def window_of(tokens: int, count: int, seed: int = 0) -> str:

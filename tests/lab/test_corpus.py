@@ -12,9 +12,9 @@ import pytest
 from lab_tiny import tiny_corpus, write_text
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.corpus import Split, cache_folder, held_out, open_corpus
-from ropewalk.lab.sources import SOURCES, find_source
-from ropewalk.lab.tokenizer import Bytes
+from ropewalk_lab.corpus import Split, cache_folder, held_out, open_corpus
+from ropewalk_lab.sources import SOURCES, find_source
+from ropewalk_lab.tokenizer import Bytes
 
 
 def documents(split) -> list[bytes]:

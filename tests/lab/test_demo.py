@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from lab_tiny import write_text
 
-from ropewalk import cli, selfcheck
-from ropewalk.lab import studies
+from ropewalk import cli
+from ropewalk_lab import selfcheck, studies
 
 
 def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch):
@@ -24,8 +24,8 @@ def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch)
             "rms_error": 1e-8,
         }
     ]
-    monkeypatch.setattr("ropewalk.bench.cpu.measure", lambda *_, **__: timed)
-    monkeypatch.setattr("ropewalk.lab.studies.study.cores", lambda: 1)
+    monkeypatch.setattr("ropewalk_lab.bench.cpu.measure", lambda *_, **__: timed)
+    monkeypatch.setattr("ropewalk_lab.studies.study.cores", lambda: 1)
     text = write_text(tmp_path / "text")
     for name in ("encodings", "extend"):
         smoke = studies.STUDIES[name].presets["smoke"]

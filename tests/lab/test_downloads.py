@@ -15,8 +15,8 @@ import pytest
 
 from ropewalk.cli import main
 from ropewalk.errors import RopeError
-from ropewalk.lab import downloads
-from ropewalk.lab.downloads import DOWNLOADS, Download, command_of, fetch, find_fetched
+from ropewalk_lab import downloads
+from ropewalk_lab.downloads import DOWNLOADS, Download, command_of, fetch, find_fetched
 
 WEIGHTS = bytes(range(256)) * 37
 CHAPTERS = {

@@ -9,8 +9,8 @@ from lab_tiny import tiny_corpus, tiny_model
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.batches import TaskBatches
-from ropewalk.lab.evaluation import (
+from ropewalk_lab.batches import TaskBatches
+from ropewalk_lab.evaluation import (
     depth_grid,
     losses_and_hits,
     losses_by_length,

@@ -13,7 +13,7 @@ import transformers
 
 from command_line import call
 from finetune_tiny import write_checkpoint
-from ropewalk.lab.samples import FORMATS, SUBJECTS, write_sample
+from ropewalk_lab.samples import FORMATS, SUBJECTS, write_sample
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetune.md"
 BLOCKS = re.findall(
@@ -138,7 +138,7 @@ def test_the_label_of_a_sample_is_right(here):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_vocabulary_of_a_sample_has_every_token_of_it(here, form):
-    from ropewalk.lab.tokenizer import open_tokenizer
+    from ropewalk_lab.tokenizer import open_tokenizer
 
     files = write_sample(here / "sample", form)
     tokenizer = open_tokenizer(here / "sample")

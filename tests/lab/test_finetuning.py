@@ -18,14 +18,14 @@ import ropewalk as rw
 from command_line import call
 from finetune_tiny import TOKENS, triplet_lines, write_checkpoint, write_classes, write_triplets
 from ropewalk.errors import RopeError
-from ropewalk.lab.data import make_data, open_data
-from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.finetuning import Files, finetuning_preset
-from ropewalk.lab.held_out import measure
-from ropewalk.lab.model_folders import find_model, load_start
-from ropewalk.lab.runs import make_trainer, run_preset
-from ropewalk.lab.settings import make_preset, read_preset
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.data import make_data, open_data
+from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.finetuning import Files, finetuning_preset
+from ropewalk_lab.held_out import measure
+from ropewalk_lab.model_folders import find_model, load_start
+from ropewalk_lab.runs import make_trainer, run_preset
+from ropewalk_lab.settings import make_preset, read_preset
 
 
 @pytest.fixture

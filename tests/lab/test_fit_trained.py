@@ -12,12 +12,12 @@ from lab_tiny import tiny_trainer
 
 import ropewalk as rw
 from ropewalk.frequencies import Default
-from ropewalk.lab.batches import TextBatches
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.settings import Settings
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.batches import TextBatches
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.settings import Settings
 
 LENGTH, TO = 64, 256
 

@@ -10,9 +10,9 @@ import pytest
 
 from ropewalk import analysis
 from ropewalk.errors import RopeError
-from ropewalk.lab.guide import EVIDENCE, evidence
-from ropewalk.lab.report import read_results
-from ropewalk.lab.studies.rows import row
+from ropewalk_lab.guide import EVIDENCE, evidence
+from ropewalk_lab.report import read_results
+from ropewalk_lab.studies.rows import row
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"

@@ -12,16 +12,16 @@ from torch.nn import functional as F
 
 from finetune_tiny import write_checkpoint, write_triplets
 from ropewalk.errors import RopeError
-from ropewalk.lab import held_out
-from ropewalk.lab.batches import Batch
-from ropewalk.lab.data import Part
-from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.finetuning import evaluate_file
-from ropewalk.lab.held_out import measure
-from ropewalk.lab.labelled import Example, ExampleBatches
-from ropewalk.lab.matching import Triplet, TripletBatches
-from ropewalk.lab.runs import make_trainer
-from ropewalk.lab.settings import read_preset
+from ropewalk_lab import held_out
+from ropewalk_lab.batches import Batch
+from ropewalk_lab.data import Part
+from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.finetuning import evaluate_file
+from ropewalk_lab.held_out import measure
+from ropewalk_lab.labelled import Example, ExampleBatches
+from ropewalk_lab.matching import Triplet, TripletBatches
+from ropewalk_lab.runs import make_trainer
+from ropewalk_lab.settings import read_preset
 
 
 class Text:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.lab import checkpoint
-from ropewalk.lab.log import read_log
+from ropewalk_lab import checkpoint
+from ropewalk_lab.log import read_log
 
 SCRIPT = Path(__file__).with_name("killed_runs.py")
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.data import Data, file_objective, open_data
-from ropewalk.lab.labelled import Example, ExampleBatches, classes_of, read_examples, split_examples
-from ropewalk.lab.matching import read_triplets
-from ropewalk.lab.objectives import classes
-from ropewalk.lab.sources import parse_line
-from ropewalk.lab.subwords import Subwords
+from ropewalk_lab.data import Data, file_objective, open_data
+from ropewalk_lab.labelled import Example, ExampleBatches, classes_of, read_examples, split_examples
+from ropewalk_lab.matching import read_triplets
+from ropewalk_lab.objectives import classes
+from ropewalk_lab.sources import parse_line
+from ropewalk_lab.subwords import Subwords
 
 #: the first lines of GLUE's files, with texts of our own
 GLUE = {
@@ -192,7 +192,7 @@ def test_what_is_not_known_is_no_target_and_what_is_wrong_is_refused():
 
 
 def test_data_of_other_texts_labels_or_tokenizers_have_other_fingerprints(tmp_path):
-    from ropewalk.lab.subwords import Subwords
+    from ropewalk_lab.subwords import Subwords
 
     (tmp_path / "vocab.txt").write_text("[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     other = [*MANY[:-1], Example(MANY[-1].first, MANY[-1].second, "no")]

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
-from ropewalk.lab.objectives import pairs, triplets
-from ropewalk.lab.stateless_random import bits
+from ropewalk_lab.matching import Triplet, TripletBatches, read_triplets, split_triplets
+from ropewalk_lab.objectives import pairs, triplets
+from ropewalk_lab.stateless_random import bits
 
 MANY = [Triplet(f"case {i % 20}", f"like {i}", f"unlike {i}", "B") for i in range(60)]
 

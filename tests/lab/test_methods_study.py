@@ -11,12 +11,13 @@ import torch
 from lab_tiny import write_text
 
 from ropewalk.interop.extend.longrope2 import rescale_factors
-from ropewalk.lab.needle import answer_loss
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.studies import methods, training
-from ropewalk.lab.studies.findings import FAILS, HOLDS
-from ropewalk.lab.studies.jobs import JobRunner, Workspace
-from ropewalk.lab.studies.method_models import (
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.needle import answer_loss
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.studies import methods, training
+from ropewalk_lab.studies.findings import FAILS, HOLDS
+from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.method_models import (
     APPLIED,
     TRAINED,
     adapted,
@@ -24,9 +25,8 @@ from ropewalk.lab.studies.method_models import (
     preset_of,
     searched_factors,
 )
-from ropewalk.lab.studies.rows import row, select
-from ropewalk.lab.studies.study import Study, run_study
-from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.studies.rows import row, select
+from ropewalk_lab.studies.study import Study, run_study
 
 LENGTH = 96
 CPU = torch.device("cpu")

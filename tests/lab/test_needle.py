@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ropewalk.lab import needle
-from ropewalk.lab.batches import IGNORED, TaskBatches
-from ropewalk.lab.needle import answer_loss
+from ropewalk_lab import needle
+from ropewalk_lab.batches import IGNORED, TaskBatches
+from ropewalk_lab.needle import answer_loss
 
 VOCABULARY = 264
 

@@ -9,10 +9,10 @@ import torch
 from study_cases import SHARP, SIZES, run_tiny, tail_losses
 
 from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.studies import read_study
-from ropewalk.lab.studies.rows import select
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.studies import read_study
+from ropewalk_lab.studies.rows import select
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ from rank_cases import WORLD, evaluated_run, shared_run, start
 
 from another_process import start_processes
 from ropewalk.errors import RopeError
-from ropewalk.lab import checkpoint
-from ropewalk.lab.distributed import Parallel, launched, pick_device
-from ropewalk.lab.log import read_log
 from ropewalk.models import load
+from ropewalk_lab import checkpoint
+from ropewalk_lab.distributed import Parallel, launched, pick_device
+from ropewalk_lab.log import read_log
 from torch_release import OLD_TORCH, needs_torch_2_7
 
 FSDP = pytest.param("fsdp", marks=needs_torch_2_7("fully_shard needs an accelerator"))

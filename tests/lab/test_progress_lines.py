@@ -13,15 +13,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ropewalk.commands import demo
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
-from ropewalk.lab import log, studies
-from ropewalk.lab.json_lines import write_atomically
-from ropewalk.lab.log import LOG, Log
-from ropewalk.lab.progress import Progress
-from ropewalk.lab.studies import jobs
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import row
+from ropewalk_cli.commands import demo
+from ropewalk_lab import log, studies
+from ropewalk_lab.json_lines import write_atomically
+from ropewalk_lab.log import LOG, Log
+from ropewalk_lab.progress import Progress
+from ropewalk_lab.studies import jobs
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.rows import row
 
 
 def training_log(models: Path) -> Path:

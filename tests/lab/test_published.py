@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from command_line import call
-from ropewalk.lab.published import PUBLISHED, beside, compared
-from ropewalk.lab.report import read_results
-from ropewalk.lab.studies import STUDIES
-from ropewalk.lab.studies.findings import Findings, Ours
+from ropewalk_lab.published import PUBLISHED, beside, compared
+from ropewalk_lab.report import read_results
+from ropewalk_lab.studies import STUDIES
+from ropewalk_lab.studies.findings import Findings, Ours
 
 RESULTS = Path(__file__).parents[2] / "results" / "lab"
 
@@ -186,7 +186,7 @@ def test_every_study_has_committed_rows(results):
 
 def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "ropewalk.lab.report.draw_figures", lambda *_: []
+        "ropewalk_lab.report.draw_figures", lambda *_: []
     )  # pictures take seconds and have no numbers
     for name in results:
         (tmp_path / name).symlink_to(RESULTS / name)

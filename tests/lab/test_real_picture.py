@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ropewalk.lab.studies.real_extend import findings
-from ropewalk.lab.studies.real_picture import picture
-from ropewalk.lab.studies.rows import row, write_rows
-from ropewalk.plots.look import Look
+from ropewalk_lab.plots.look import Look
+from ropewalk_lab.studies.real_extend import findings
+from ropewalk_lab.studies.real_picture import picture
+from ropewalk_lab.studies.rows import row, write_rows
 
 FACTS = {
     "study": "real_extend",

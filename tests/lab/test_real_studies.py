@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from ropewalk.config.hf import from_hf
 from ropewalk.errors import RopeError
-from ropewalk.interop.config.hf import from_hf
-from ropewalk.interop.fit.methods import extended
-from ropewalk.interop.fit.reader import Reader
 from ropewalk.interop.patch import patched
-from ropewalk.lab.long_ce import chunked_loss, token_weights
-from ropewalk.lab.studies import STUDIES, real_extend, real_kv, real_precision, real_tune, run_study
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED
-from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.real import known_methods, make_meter, open_real, real_windows
-from ropewalk.lab.studies.rows import row
+from ropewalk_lab.fit.methods import extended
+from ropewalk_lab.fit.reader import Reader
+from ropewalk_lab.long_ce import chunked_loss, token_weights
+from ropewalk_lab.studies import STUDIES, real_extend, real_kv, real_precision, real_tune, run_study
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED
+from ropewalk_lab.studies.jobs import Workspace
+from ropewalk_lab.studies.real import known_methods, make_meter, open_real, real_windows
+from ropewalk_lab.studies.rows import row
 
 CPU = torch.device("cpu")
 
@@ -56,7 +56,7 @@ def test_a_chunked_loss_has_the_value_and_gradient_of_the_whole(weighted, monkey
         )
         factors[:2] = 1.0  # a context of 3: tokens 1 and 2
     (losses * factors).mean().backward()
-    monkeypatch.setattr("ropewalk.lab.long_ce.MAX_LOGITS", 7 * 2)
+    monkeypatch.setattr("ropewalk_lab.long_ce.MAX_LOGITS", 7 * 2)
     loss = chunked_loss(parts, lambda x: x @ weight.T, targets, 7, short, 3)
     loss.backward()
     assert float(loss.detach()) == pytest.approx(
@@ -67,7 +67,7 @@ def test_a_chunked_loss_has_the_value_and_gradient_of_the_whole(weighted, monkey
 
 @pytest.mark.parametrize(("most", "sizes"), [(14, [2, 2, 2, 2, 2, 1]), (6, [1] * 11)])
 def test_a_chunk_has_as_many_tokens_as_logits_fit_and_at_least_one(most, sizes, monkeypatch):
-    monkeypatch.setattr("ropewalk.lab.long_ce.MAX_LOGITS", most)
+    monkeypatch.setattr("ropewalk_lab.long_ce.MAX_LOGITS", most)
     seen, hidden = [], torch.randn(11, 7)
     chunked_loss(hidden, lambda x: seen.append(len(x)) or x, torch.arange(11) % 7, 7)
     assert seen == sizes
@@ -354,7 +354,7 @@ def test_too_little_text_to_train_on_is_said(tiny):
 def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
     """A text of 255 bytes has six windows of 40 bytes, and ten of 24."""
     monkeypatch.setattr(
-        "ropewalk.lab.studies.real.real_text", lambda name: "a rope is walked " * 15
+        "ropewalk_lab.studies.real.real_text", lambda name: "a rope is walked " * 15
     )
     workspace, source = (
         Workspace(tmp_path, CPU),
@@ -385,7 +385,7 @@ def test_a_short_text_gives_fewer_windows_and_the_others_more(
     monkeypatch, length, count, spare, starts
 ):
     texts = {"first": "a" * 1000, "second": "b" * 5000}
-    monkeypatch.setattr("ropewalk.lab.studies.real.real_text", texts.__getitem__)
+    monkeypatch.setattr("ropewalk_lab.studies.real.real_text", texts.__getitem__)
     take = lambda: real_windows(
         ["first", "second"], lambda text: list(text.encode()), length, count, spare
     )

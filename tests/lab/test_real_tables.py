@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ropewalk.lab.studies import real, real_extend, real_kv, real_passkey, real_precision, real_tune
-from ropewalk.lab.studies.findings import HOLDS
-from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.real import make_meter, open_real, real_windows, source_note
-from ropewalk.lab.studies.rows import row, select
+from ropewalk_lab.studies import real, real_extend, real_kv, real_passkey, real_precision, real_tune
+from ropewalk_lab.studies.findings import HOLDS
+from ropewalk_lab.studies.jobs import Workspace
+from ropewalk_lab.studies.real import make_meter, open_real, real_windows, source_note
+from ropewalk_lab.studies.rows import row, select
 
 CPU = torch.device("cpu")
 FACTS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
-from ropewalk.lab.recalibration import recalibrate
+from ropewalk_lab.recalibration import recalibrate
 
 
 def test_the_published_score_without_positions():
@@ -16,8 +16,8 @@ def test_the_published_score_without_positions():
 
 
 def test_dropping_rope_keeps_every_weight_and_forgets_positions():
-    model = rw.Decoder(rw.DecoderConfig(17, 16, 24, 2, 2, length=8)).eval()
-    done = rw.migrate(model, to="drope")
+    model = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 2, 2, length=8)).eval()
+    done = rw.models.migrate(model, to="drope")
     assert done.dropped == done.initialised == ()
     tokens = torch.arange(6)[None]
     shuffled = torch.tensor([[3, 0, 5, 1, 4, 2]])
@@ -31,18 +31,18 @@ def test_dropping_rope_keeps_every_weight_and_forgets_positions():
     assert torch.equal(done.model(tokens), done.model(tokens, positions=shuffled))
     assert not torch.equal(model(tokens), model(tokens, positions=shuffled))
     with pytest.raises(RopeError, match="to: must be one of drope"):
-        rw.migrate(model, to="nothing")
+        rw.models.migrate(model, to="nothing")
 
 
 def test_recalibration_lowers_the_loss_and_repeats():
     torch.manual_seed(0)
     tokens = torch.arange(12).repeat(8, 1) % 5  # each token follows from the one before
-    model = rw.Decoder(rw.DecoderConfig(17, 16, 24, 1, 2, length=12))
+    model = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12))
     first = recalibrate(model, tokens, 30, batch=4, rate=1e-2, warmup=5)
     assert first[-1] < 0.3 * first[0]
-    dropped = rw.migrate(model, to="drope").model
+    dropped = rw.models.migrate(model, to="drope").model
     before = dropped.loss(tokens).item()
-    copies = [rw.migrate(model, to="drope").model for _ in range(2)]
+    copies = [rw.models.migrate(model, to="drope").model for _ in range(2)]
     losses = [recalibrate(copy, tokens, 10, batch=4, rate=3e-3, warmup=2) for copy in copies]
     assert losses[0] == losses[1]
     assert copies[0].loss(tokens).item() < before
@@ -52,7 +52,7 @@ def test_recalibration_lowers_the_loss_and_repeats():
 
 def test_every_step_is_told_with_its_own_loss():
     torch.manual_seed(0)
-    model, told = rw.Decoder(rw.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
+    model, told = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
     losses = recalibrate(
         model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step)
     )
@@ -62,7 +62,7 @@ def test_every_step_is_told_with_its_own_loss():
 
 def test_an_error_leaves_the_model_in_the_mode_it_had():
     torch.manual_seed(0)
-    model = rw.Decoder(rw.DecoderConfig(30, 16, 24, num_layers=1, num_heads=2)).eval()
+    model = rw.Decoder(rw.models.DecoderConfig(30, 16, 24, num_layers=1, num_heads=2)).eval()
     with pytest.raises(IndexError):
         recalibrate(model, torch.full((2, 5), 30), 1)  # no such token
     assert not model.training

@@ -14,16 +14,16 @@ from study_cases import run_tiny
 
 from command_line import call
 from ropewalk.errors import RopeError
-from ropewalk.lab.log import read_log
-from ropewalk.lab.published import PUBLISHED
-from ropewalk.lab.recommendations import USE_CASES, StudyResult, lowest, recommend
-from ropewalk.lab.report import noise, read_all, write_report
-from ropewalk.lab.report_html import details_html, table_html
-from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import STUDIES, read_study
-from ropewalk.lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
-from ropewalk.lab.studies.rows import row
-from ropewalk.lab.studies.study import FACTS
+from ropewalk_lab.log import read_log
+from ropewalk_lab.published import PUBLISHED
+from ropewalk_lab.recommendations import USE_CASES, StudyResult, lowest, recommend
+from ropewalk_lab.report import noise, read_all, write_report
+from ropewalk_lab.report_html import details_html, table_html
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies import STUDIES, read_study
+from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table
+from ropewalk_lab.studies.rows import row
+from ropewalk_lab.studies.study import FACTS
 
 RUN = ("precision", "relative", "matching", "mlm_lengths")
 

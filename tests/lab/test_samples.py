@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.samples import FORMATS, write_sample
+from ropewalk_lab.samples import FORMATS, write_sample
 
 #: subjects and their phrases, written out here a second time
 PHRASES = {

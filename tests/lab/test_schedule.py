@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.schedule import (
+from ropewalk_lab.schedule import (
     SCHEDULES,
     Stage,
     learning_rate,

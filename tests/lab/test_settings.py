@@ -9,13 +9,13 @@ from lab_tiny import tiny_settings, write_text
 
 from ropewalk import cli
 from ropewalk.errors import RopeError
-from ropewalk.lab.data import Data, make_data
-from ropewalk.lab.objectives import OBJECTIVES
-from ropewalk.lab.runs import make_model, make_trainer
-from ropewalk.lab.schedule import Stage, roformer_stages
-from ropewalk.lab.settings import PRECISIONS, Preset, make_settings, preset_names, read_preset
-from ropewalk.lab.studies import STUDIES
 from ropewalk.models import Decoder
+from ropewalk_lab.data import Data, make_data
+from ropewalk_lab.objectives import OBJECTIVES
+from ropewalk_lab.runs import make_model, make_trainer
+from ropewalk_lab.schedule import Stage, roformer_stages
+from ropewalk_lab.settings import PRECISIONS, Preset, make_settings, preset_names, read_preset
+from ropewalk_lab.studies import STUDIES
 
 #: millions of parameters, as the presets say of themselves
 SIZES = {

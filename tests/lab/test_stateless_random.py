@@ -5,7 +5,7 @@ know their batch.
 import numpy as np
 import pytest
 
-from ropewalk.lab.stateless_random import below, bits, fold, mix, permuted, uniform
+from ropewalk_lab.stateless_random import below, bits, fold, mix, permuted, uniform
 
 #: the first outputs of splitmix64 from state 1234567, as its author's reference program prints them
 SPLITMIX = [

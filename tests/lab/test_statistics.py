@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.statistics import Score, compare, rank, standard_error
+from ropewalk_lab.scores import Score, compare, rank, standard_error
 
 RNG = np.random.default_rng(0)
 WINDOWS = RNG.normal(2.0, 0.5, 40)

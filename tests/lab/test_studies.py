@@ -23,13 +23,13 @@ from ropewalk import RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Given
 from ropewalk.interop.checkpoint.atomic_folder import lock_folder
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.report import write_report
-from ropewalk.lab.settings import toml_value
-from ropewalk.lab.studies import STUDIES, read_study, run_study
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
-from ropewalk.lab.studies.rows import distinct, select
-from ropewalk.lab.studies.study import FACTS, ROWS
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.report import write_report
+from ropewalk_lab.settings import toml_value
+from ropewalk_lab.studies import STUDIES, read_study, run_study
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, UNKNOWN
+from ropewalk_lab.studies.rows import distinct, select
+from ropewalk_lab.studies.study import FACTS, ROWS
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_pass_keys_are_asked_of_models_with_the_base_that_the_rows_name(place, m
         asked.append((spec.theta, lengths, spec.scaling.name))
         return {(lengths[0], depth): np.ones(count) for depth in depths}
 
-    monkeypatch.setattr("ropewalk.lab.studies.passkey.depth_grid", watched)
+    monkeypatch.setattr("ropewalk_lab.studies.passkey.depth_grid", watched)
     rows, _ = read_study(run_tiny("passkey", place, "watched"))
     expected = [
         (base, [length], scaling)
@@ -244,11 +244,11 @@ def test_work_that_is_done_is_not_done_again(place, monkeypatch):
         raise AssertionError("worked again")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ropewalk.lab.studies.encodings.measure", fails)
+        patch.setattr("ropewalk_lab.studies.encodings.measure", fails)
         assert read_study(run_tiny("encodings", place))[0] == first
     # a job that is gone is measured again, with the model that is still there
     next((place / "out" / "encodings" / "jobs").glob("rope-*")).unlink()
-    monkeypatch.setattr("ropewalk.lab.studies.training.Trainer.take_step", fails)
+    monkeypatch.setattr("ropewalk_lab.studies.training.Trainer.take_step", fails)
     assert read_study(run_tiny("encodings", place))[0] == first
     with pytest.raises(AssertionError, match="worked again"):
         run_tiny("encodings", place, encodings=["rope", "kerple_log"])
@@ -283,7 +283,7 @@ def test_a_model_is_trained_by_one_study_at_a_time(name, tmp_path, monkeypatch):
         taken.append(lock_folder(trainer.folder) is None)
         return SimpleNamespace(stopped=False, step=stop)
 
-    monkeypatch.setattr("ropewalk.lab.trainer.Trainer.run", run)
+    monkeypatch.setattr("ropewalk_lab.trainer.Trainer.run", run)
     folder = run_tiny(name, tmp_path)
     assert taken
     assert all(taken)

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import encodings, multimodal, norms, passkey, precision, relative
-from ropewalk.lab.studies.findings import FAILS, HOLDS, cell, percent
-from ropewalk.lab.studies.rows import row, score
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies import encodings, multimodal, norms, passkey, precision, relative
+from ropewalk_lab.studies.findings import FAILS, HOLDS, cell, percent
+from ropewalk_lab.studies.rows import row, score
 
 
 def test_plain_rope_of_the_norms_is_the_model_without_any():

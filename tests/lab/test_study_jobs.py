@@ -11,8 +11,8 @@ from lab_tiny import write_text
 from study_cases import tiny
 
 from ropewalk.errors import RopeError
-from ropewalk.interop.fit.measure import Meter
-from ropewalk.lab.studies import (
+from ropewalk_lab.fit.measure import Meter
+from ropewalk_lab.studies import (
     STUDIES,
     extension_methods,
     linear,
@@ -23,8 +23,8 @@ from ropewalk.lab.studies import (
     run_study,
     training,
 )
-from ropewalk.lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk.lab.studies.rows import read_rows, row, select
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.rows import read_rows, row, select
 
 CPU = torch.device("cpu")
 #: the number of jobs of each study's smoke preset with two seeds

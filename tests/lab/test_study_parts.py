@@ -13,10 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from ropewalk import RopeSpec
-from ropewalk.lab.batches import IGNORED, Batch, mask_tokens
-from ropewalk.lab.matching import TripletBatches
-from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import (
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.batches import IGNORED, Batch, mask_tokens
+from ropewalk_lab.matching import TripletBatches
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies import (
     decay,
     extension_methods,
     linear,
@@ -26,7 +27,7 @@ from ropewalk.lab.studies import (
     passkey,
     relative,
 )
-from ropewalk.lab.studies.findings import (
+from ropewalk_lab.studies.findings import (
     FAILS,
     HOLDS,
     TIED,
@@ -37,11 +38,10 @@ from ropewalk.lab.studies.findings import (
     claim_within,
     seed_noise,
 )
-from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.rows import NOT_FINITE, row, select
-from ropewalk.lab.studies.training import scale_embeddings
-from ropewalk.lab.tokenizer import Bytes
-from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.studies.jobs import Workspace
+from ropewalk_lab.studies.rows import NOT_FINITE, row, select
+from ropewalk_lab.studies.training import scale_embeddings
+from ropewalk_lab.tokenizer import Bytes
 
 
 def noisy(mean: float, spread: float, seeds: int = 1, windows: int = 40, salt: int = 0) -> Score:

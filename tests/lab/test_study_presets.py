@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.lab.studies import STUDIES, multimodal
+from ropewalk_lab.studies import STUDIES, multimodal
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"

@@ -13,10 +13,11 @@ import torch
 from lab_tiny import WORDS, write_text
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.matching import split_triplets
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.studies import (
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.matching import split_triplets
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.studies import (
     STUDIES,
     decay,
     encodings,
@@ -33,9 +34,8 @@ from ropewalk.lab.studies import (
     run_study,
     training,
 )
-from ropewalk.lab.studies.jobs import Workspace
-from ropewalk.lab.studies.rows import row, select
-from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.studies.jobs import Workspace
+from ropewalk_lab.studies.rows import row, select
 
 WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
 SIZES: dict[str, Any] = {

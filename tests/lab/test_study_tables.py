@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ropewalk.lab.statistics import Score
-from ropewalk.lab.studies import base, decay, encodings, extend, matching, multimodal, precision
-from ropewalk.lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
-from ropewalk.lab.studies.rows import digest, row
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies import base, decay, encodings, extend, matching, multimodal, precision
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
+from ropewalk_lab.studies.rows import digest, row
 
 
 def seeds(metric: str, mean: float, **fields: Any) -> list[dict]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.tasks import PADDING
-from ropewalk.lab.text_tasks import TASKS
+from ropewalk_lab.tasks import PADDING
+from ropewalk_lab.text_tasks import TASKS
 
 INDEX = np.arange(11)
 

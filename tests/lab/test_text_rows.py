@@ -8,9 +8,9 @@ import tokenizers
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.subwords import Subwords
-from ropewalk.lab.text_rows import Row, make_row, pad_rows, shuffled
-from ropewalk.lab.tokenizer import Bytes
+from ropewalk_lab.subwords import Subwords
+from ropewalk_lab.text_rows import Row, make_row, pad_rows, shuffled
+from ropewalk_lab.tokenizer import Bytes
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
 

@@ -13,9 +13,9 @@ import tokenizers
 from lab_tiny import write_text
 
 from ropewalk.errors import RopeError
-from ropewalk.lab.corpus import open_corpus
-from ropewalk.lab.subwords import Subwords
-from ropewalk.lab.tokenizer import Bytes, Tokenizer, open_tokenizer
+from ropewalk_lab.corpus import open_corpus
+from ropewalk_lab.subwords import Subwords
+from ropewalk_lab.tokenizer import Bytes, Tokenizer, open_tokenizer
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 PIECES = [

@@ -17,16 +17,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError
-from ropewalk.lab import checkpoint
-from ropewalk.lab.batches import TaskBatches
-from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.gradients import GradientNorms, group_names, parameter_groups
-from ropewalk.lab.loader import Loader
-from ropewalk.lab.precision import autocast
-from ropewalk.lab.schedule import Stage
-from ropewalk.lab.settings import CHANGEABLE
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import checkpoint
+from ropewalk_lab.batches import TaskBatches
+from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.gradients import GradientNorms, group_names, parameter_groups
+from ropewalk_lab.loader import Loader
+from ropewalk_lab.precision import autocast
+from ropewalk_lab.schedule import Stage
+from ropewalk_lab.settings import CHANGEABLE
 
 
 def by_hand(model, batches, settings):
@@ -420,7 +420,7 @@ def test_mixed_precision_never_touches_angles():
 
 
 def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, logged):
-    from ropewalk.lab import precision
+    from ropewalk_lab import precision
 
     monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: False)
     plain, mixed = (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from lab_tiny import losses, tiny_batches, tiny_settings, tiny_trainer
 
-from ropewalk.lab.batches import IGNORED
+from ropewalk_lab.batches import IGNORED
 
 
 class NoTargets:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from ropewalk.lab import checkpoint, precision
-from ropewalk.lab.batches import Batch
-from ropewalk.lab.distributed import Parallel
-from ropewalk.lab.gradients import GradientNorms
-from ropewalk.lab.loader import Loader
-from ropewalk.lab.schedule import Stage
+from ropewalk_lab import checkpoint, precision
+from ropewalk_lab.batches import Batch
+from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.gradients import GradientNorms
+from ropewalk_lab.loader import Loader
+from ropewalk_lab.schedule import Stage
 
 
 class Numbered:

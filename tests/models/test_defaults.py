@@ -46,7 +46,7 @@ def test_published_sizes_are_the_defaults():
     # a token's phase depends on four tokens, a reflection of PaTH on three
     assert SelectivePhases(12, 3, 4).conv.weight.shape[-1] == 4
     assert PathAttention(12, 3).w_conv.weight.shape[-1] == 3
-    config = rw.DecoderConfig(**SIZES)
+    config = rw.models.DecoderConfig(**SIZES)
     assert (config.init_std, config.norm_topk, config.experts_per_token) == (0.02, True, 1)
 
 
@@ -66,8 +66,11 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
     ("field", "call"),
     [
         ("chunk", lambda: DualChunk(chunk=1, local=1)),
-        ("head_dim", lambda: rw.DecoderConfig(**SIZES, head_dim=0)),
-        ("encoding", lambda: rw.DecoderConfig(**SIZES, encoding="bogus", layer_types=("nope",))),
+        ("head_dim", lambda: rw.models.DecoderConfig(**SIZES, head_dim=0)),
+        (
+            "encoding",
+            lambda: rw.models.DecoderConfig(**SIZES, encoding="bogus", layer_types=("nope",)),
+        ),
         (
             "head_dim",
             lambda: LatentAttention(
@@ -81,15 +84,21 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
         ("model_dim", lambda: SelectivePhases(10, 3, 4)),
         (
             "encoding",
-            lambda: rw.DecoderConfig(**SIZES, encoding={"full": "rope", "elsewhere": "rope"}),
+            lambda: rw.models.DecoderConfig(
+                **SIZES, encoding={"full": "rope", "elsewhere": "rope"}
+            ),
         ),
         (
             "tokens",
-            lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, -1, 2]]), 1),
+            lambda: generate(
+                rw.Decoder(rw.models.DecoderConfig(**SIZES)), torch.tensor([[3, -1, 2]]), 1
+            ),
         ),
         (
             "tokens",
-            lambda: generate(rw.Decoder(rw.DecoderConfig(**SIZES)), torch.tensor([[3, 11, 2]]), 1),
+            lambda: generate(
+                rw.Decoder(rw.models.DecoderConfig(**SIZES)), torch.tensor([[3, 11, 2]]), 1
+            ),
         ),
     ],
 )
@@ -100,7 +109,7 @@ def test_the_first_value_outside_is_refused_by_name(field, call):
 
 
 def test_a_head_may_have_one_dimension():
-    config = rw.DecoderConfig(**SIZES, head_dim=1, encoding="none")
+    config = rw.models.DecoderConfig(**SIZES, head_dim=1, encoding="none")
     assert rw.Decoder(config)(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
 
 
@@ -189,7 +198,7 @@ def test_an_ignored_token_may_be_infinite(max_logits):
 
 
 def test_dense_layers_are_sorted_so_that_a_saved_config_is_the_same():
-    config = rw.DecoderConfig(
+    config = rw.models.DecoderConfig(
         **{**SIZES, "num_layers": 3}, num_experts=2, qk_norm=True, dense_layers=(2, 0, 2)
     )
     assert config.dense_layers == (0, 2)
@@ -197,6 +206,6 @@ def test_dense_layers_are_sorted_so_that_a_saved_config_is_the_same():
 
 
 def test_padding_of_integers_is_refused_by_its_dtype():
-    model = rw.Decoder(rw.DecoderConfig(**SIZES))
+    model = rw.Decoder(rw.models.DecoderConfig(**SIZES))
     with pytest.raises(rw.RopeError, match=r"torch\.int64"):
         generate(model, torch.tensor([[3, 1, 2]]), 1, padding=torch.tensor([[1, 1, 1]]))

@@ -9,13 +9,13 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from ropewalk import plots
 from ropewalk.analysis import read_checkpoint
-from ropewalk.examples import EXAMPLES
+from ropewalk.config.examples import EXAMPLES
 from ropewalk.frequencies import Yarn
-from ropewalk.plots import look, rotation
-from ropewalk.plots.motion import reading
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import plots
+from ropewalk_lab.plots import look, rotation
+from ropewalk_lab.plots.motion import reading
 
 NAMES = ("Llama-3.1-8B", "Gemma-3-27B", "DeepSeek-V3")
 

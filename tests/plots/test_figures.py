@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import ropewalk as rw
-from ropewalk import axes, plots
+from ropewalk import axes
 from ropewalk.frequencies import Given, LongRope, Proportional, Yarn
-from ropewalk.plots import distance, look, rotation, words
+from ropewalk_lab import plots
+from ropewalk_lab.plots import distance, look, rotation, words
 
 PAIRS, THETA, TRAINED, SERVED = 8, 100.0, 32, 128
 VIEW = plots.View(rw.RopeSpec(2 * PAIRS, theta=THETA), TRAINED, SERVED)

@@ -6,12 +6,18 @@ import torch
 from ropewalk.attention.remap import ReRope, SelfExtend
 from ropewalk.attention.temperature import LogN
 from ropewalk.frequencies import Clipped, Given, Yarn
-from ropewalk.plots import look as looks
-from ropewalk.plots.further import Band, loss_by_position
-from ropewalk.plots.look import Look
-from ropewalk.plots.methods import bars, directions, distance_lines, score_maps, temperature_lines
-from ropewalk.plots.view import View
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.plots import look as looks
+from ropewalk_lab.plots.further import Band, loss_by_position
+from ropewalk_lab.plots.look import Look
+from ropewalk_lab.plots.methods import (
+    bars,
+    directions,
+    distance_lines,
+    score_maps,
+    temperature_lines,
+)
+from ropewalk_lab.plots.view import View
 
 YARN = Yarn(factor=4.0, original_length=512)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.plots import Look
+from ropewalk_lab.plots import Look
 
 DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="docs/ is not part of an installation")

@@ -9,7 +9,7 @@ from pathlib import Path
 import plugin_files
 import pytest
 
-RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk" / "interop" / "engines" / "run"
+RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk" / "engines" / "run"
 #: SGLang imports packages for GPUs; the runner has empty modules in their place, so it needs a
 #: process of its own
 SCRIPT = """

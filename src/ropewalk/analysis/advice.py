@@ -17,7 +17,7 @@ LARGE_TABLE = 64 << 20
 @dataclass(frozen=True)
 class Check:
     """One check: `applies` decides whether the advice is given, and `figure` is the figure of
-    `ropewalk.plots` that shows it.
+    `ropewalk_lab.plots` that shows it.
 
     `advice` and `because` are format strings over the Facts, named `f`, and the values that
     `numbers` returns.
@@ -232,7 +232,7 @@ class Use:
     figure: str
 
 
-#: a first choice for each use; ropewalk.lab.guide has the measured reason for every entry
+#: a first choice for each use; ropewalk_lab.guide has the measured reason for every entry
 GUIDE: tuple[Use, ...] = (
     Use(
         "short text",

@@ -8,13 +8,13 @@ from typing import Any
 
 from ropewalk.analysis.exactness import COS_SIN_METHODS
 from ropewalk.analysis.facts import Facts
+from ropewalk.config import file as config_file
+from ropewalk.config.hf import Explanation, read_specs
+from ropewalk.config.values import find, served_length
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
-from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.hf import Explanation, read_specs
-from ropewalk.interop.config.values import find, served_length
-from ropewalk.interop.gguf import GgufFile, is_gguf, read_ropes
-from ropewalk.interop.gguf.write import sizes_of
+from ropewalk.gguf import GgufFile, is_gguf, read_ropes
+from ropewalk.gguf.write import sizes_of
 from ropewalk.spec import RopeSpec
 
 #: layer type -> config keys of its attention window

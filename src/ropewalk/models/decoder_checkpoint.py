@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.attention.temperature import FloorLog
+from ropewalk.config.hf import from_hf, layer_specs, temperatures_from_hf, to_hf
+from ropewalk.config.keys import TEMPERATURE_KEY
 from ropewalk.errors import RopeError, choice, flag, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
-from ropewalk.interop.config.hf import from_hf, layer_specs, temperatures_from_hf, to_hf
-from ropewalk.interop.config.keys import TEMPERATURE_KEY
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.models.checkpoint_formats import CheckpointFormat, is_legacy
 from ropewalk.models.decoder import Decoder

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from ropewalk.config.hf import from_hf as spec_from_hf
 from ropewalk.encodings import ENCODINGS, Encoding, Polar, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
-from ropewalk.interop.config.hf import from_hf as spec_from_hf
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ropewalk.config import file as config_file
+from ropewalk.config.families import FAMILIES
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.layout_record import (
@@ -26,8 +28,6 @@ from ropewalk.interop.checkpoint.tensor_rules import (
     find_rules,
     read_config,
 )
-from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
 
 #: weights in other formats, or in files the index does not list; not copied, because they would

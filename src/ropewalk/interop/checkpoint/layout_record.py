@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ropewalk.config import file as config_file
+from ropewalk.config.families import FAMILIES
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.shards import Folder, stays_inside
-from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.families import FAMILIES
 from ropewalk.spec import LAYOUTS
 
 RECORD_FILE = "pair_layout.json"

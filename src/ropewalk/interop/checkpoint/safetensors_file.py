@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.config.file import unique_keys
 from ropewalk.errors import RopeError
-from ropewalk.interop.config.file import unique_keys
 
 #: real headers are below 1 MB; 16 MB holds a hundred thousand tensors
 MAX_HEADER_BYTES = 16 << 20

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropewalk.config import file as config_file
 from ropewalk.errors import RopeError, integer
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.safetensors_file import (
@@ -27,7 +28,6 @@ from ropewalk.interop.checkpoint.safetensors_file import (
     read_rows,
     write_file,
 )
-from ropewalk.interop.config import file as config_file
 
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX_BYTES = 32 << 20

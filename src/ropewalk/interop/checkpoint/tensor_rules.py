@@ -12,6 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ropewalk.config import file as config_file
+from ropewalk.config.hf import read_specs
+from ropewalk.config.values import find
 from ropewalk.errors import RopeError, integer
 from ropewalk.interop.checkpoint.attention_names import (
     FURTHER_LAYERS,
@@ -30,9 +33,6 @@ from ropewalk.interop.checkpoint.attention_names import (
     split_projection_name,
 )
 from ropewalk.interop.checkpoint.shards import Folder
-from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.hf import read_specs
-from ropewalk.interop.config.values import find
 from ropewalk.layout import convert_layout, convert_qkv
 
 #: tensors of a projection whose first axis is its output rows, so they are permuted

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from ropewalk.config import file as config_file
+from ropewalk.config.families import FAMILIES
 from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.layout_record import RECORD_FILE, stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, open_folder
 from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
-from ropewalk.interop.config import file as config_file
-from ropewalk.interop.config.families import FAMILIES
 
 #: how many q and k projections are read, spread over the layers
 SAMPLED = 8

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from ropewalk.config import file as config_file
 from ropewalk.errors import RopeError
-from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend.swap import ConfigSwap
 from ropewalk.interop.patch.model import patch_again
 from ropewalk.spec import RopeSpec

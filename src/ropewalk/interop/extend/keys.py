@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import SCALINGS, Clipped, Default, Ntk, Scaling
-from ropewalk.frequencies.formulas import ntk_theta
-from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
-from ropewalk.interop.config.families import family_of
-from ropewalk.interop.config.hf import read_specs
-from ropewalk.interop.config.keys import (
+from ropewalk.config.families import family_of
+from ropewalk.config.hf import read_specs
+from ropewalk.config.keys import (
     AXIS_KEYS,
     FRACTION_KEYS,
     LAYER_THETA_KEY,
     OTHER_KEYS,
     THETA_KEYS,
 )
-from ropewalk.interop.config.layers import is_nested, stray_keys
-from ropewalk.interop.config.layers import layer_types as layer_types_of
-from ropewalk.interop.config.scalings import extended_length, keys_of, write_scaling
-from ropewalk.interop.config.values import Value, find, served_length
-from ropewalk.interop.config.write import v4_keys
-from ropewalk.interop.engines.audit import Finding, audit, case_of, in_one_line
-from ropewalk.interop.engines.readers import ENGINES
+from ropewalk.config.layers import is_nested, stray_keys
+from ropewalk.config.layers import layer_types as layer_types_of
+from ropewalk.config.scalings import extended_length, keys_of, write_scaling
+from ropewalk.config.values import Value, find, served_length
+from ropewalk.config.write import v4_keys
+from ropewalk.engines.audit import Finding, audit, case_of, in_one_line
+from ropewalk.engines.readers import ENGINES
+from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.frequencies import SCALINGS, Clipped, Default, Ntk, Scaling
+from ropewalk.frequencies.formulas import ntk_theta
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.spec import RopeSpec
 
 #: scalings that `extend` gives a model to be trained at the new length, which do not reach further

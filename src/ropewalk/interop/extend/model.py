@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from ropewalk.attention.remap import REMAPPINGS
+from ropewalk.config import file as config_file
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.config import file as config_file
 from ropewalk.interop.extend.angles import Served, lengths_around, served_layers
 from ropewalk.interop.extend.extension import Extension, Swap
 from ropewalk.interop.extend.keys import ConfigChange, all_kinds, config_change

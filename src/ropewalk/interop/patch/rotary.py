@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ropewalk.config.hf import read_specs
 from ropewalk.errors import RopeError
-from ropewalk.interop.config.hf import read_specs
 from ropewalk.interop.patch.angles import BY_AXIS, FORMS, LazyAngles, tables_of
 from ropewalk.interop.patch.conventions import Convention
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook, length_hook

@@ -1,0 +1,111 @@
+"""Compare the ropes that were read back from an engine with the spec of the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropewalk.config import file as config_file
+from ropewalk.config.hf import read_specs
+from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.errors import RopeError
+from ropewalk.spec import RopeSpec
+
+#: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
+SAME_RADIANS = 2e-5
+SAME_MAGNITUDE = 2e-5
+#: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such
+#: pairs by 1e30
+STILL = 1e-20
+
+
+@dataclass(frozen=True)
+class LayerRope:
+    """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout
+    of the pairs.
+
+    Pairs at the end that stand still are left out, so that a partial rope and one with zero
+    frequencies are the same.
+    """
+
+    radians: tuple[float, ...]
+    magnitude: float
+    axis: tuple[int, ...]
+    layout: str | None = None
+
+    @classmethod
+    def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
+        """Return a rope without the pairs at its end that stand still."""
+        count = max(
+            (index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0
+        )
+        return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
+
+    @classmethod
+    def read(cls, rope: Mapping[str, Any]) -> LayerRope:
+        """Return the rope that a runner read back."""
+        return cls.of(rope["radians"], rope["magnitude"], rope["axis"], rope["layout"])
+
+    @classmethod
+    def of_spec(cls, spec: RopeSpec, length: int) -> LayerRope:
+        """Return the rope that a spec gives sequences of `length` tokens."""
+        frequencies = spec.ladder_frequencies(length)
+        return cls.of(
+            frequencies.radians.tolist(),
+            float(frequencies.magnitude),
+            spec.axis_of_pair,
+            spec.layout,
+        )
+
+
+def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
+    """Return the first pair with another frequency or axis; None if there is none."""
+    for pair in range(max(len(ours.radians), len(theirs.radians))):
+        if pair >= len(ours.radians) or pair >= len(theirs.radians):
+            return pair
+        first, second = ours.radians[pair], theirs.radians[pair]
+        if abs(first - second) > SAME_RADIANS * abs(first) or ours.axis[pair] != theirs.axis[pair]:
+            return pair
+    return None
+
+
+def verdict(ours: LayerRope | None, theirs: LayerRope | None) -> str:
+    """Return "same", or what differs: "pairs" (a frequency or an axis), "magnitude", both joined by
+    " and ", or "rotated".
+
+    "rotated": only one of the two rotates. Layouts are not compared.
+    """
+    if ours is None or theirs is None:
+        return "same" if ours is theirs else "rotated"
+    different = [] if first_difference(ours, theirs) is None else ["pairs"]
+    if abs(ours.magnitude - theirs.magnitude) > SAME_MAGNITUDE * ours.magnitude:
+        different.append("magnitude")
+    return " and ".join(different) or "same"
+
+
+def specs_of(config: Mapping[str, Any]) -> dict[str, RopeSpec | None] | RopeError:
+    """Return the spec of each layer type of a config, or the reason why there is none."""
+    text = config_file.text_part(config_file.load(dict(config)))
+    try:
+        return read_specs(text, "exact")[0]
+    except RopeError as error:
+        return error
+
+
+def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str, int]:
+    """Return {layer type: index of its first layer}."""
+    text = config_file.text_part(config_file.load(dict(config)))
+    declared = text.get("layer_types")
+    rotates = text.get("no_rope_layers")
+    first_layers = {}
+    for name in layer_types:
+        if (
+            name == NO_ROPE
+        ):  # the first layer that is not rotated; without the key, every fourth layer is not
+            first_layers[name] = next(
+                (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
+            )
+        else:
+            first_layers[name] = declared.index(name) if declared and name in declared else 0
+    return first_layers

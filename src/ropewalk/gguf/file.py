@@ -1,0 +1,324 @@
+"""Read one GGUF file; nothing in it is trusted.
+
+    4 bytes    "GGUF"
+    uint32     version, 2 or 3
+    2 uint64   number of tensors, number of key-value pairs
+    pairs      key, type, value; an array is its entry type, its length and its entries
+    tensors    name, number of dimensions, dimensions (the fastest first), type, offset in the data
+    data       the tensors, each aligned
+
+Every count, length and offset is checked against the file before anything is allocated or read.
+Entries of arrays are read when they are asked for; arrays of arrays are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk.gguf.quantization import Quantization, quantization_of
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+#: everything before the data; a vocabulary of 256,000 tokens with its merges takes 15 MB
+MAX_HEADER_BYTES = 64 << 20
+MAX_PAIRS = MAX_TENSORS = 1 << 16
+MAX_NAME_BYTES = 65535
+MAX_DIMENSIONS = 4
+#: strings in all arrays together; they can only be skipped one by one
+MAX_STRINGS = 1_500_000
+MAX_ALIGNMENT = 1 << 16
+
+#: type id -> struct code of a number
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+BOOL, STRING, ARRAY = 7, 8, 9
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in the metadata: its entry type, its length, and its bytes in the file."""
+
+    type_id: int
+    length: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor: its shape with the slowest dimension first, how it is quantised, and its bytes in
+    the file.
+    """
+
+    shape: tuple[int, ...]
+    quantization: Quantization
+    begin: int
+    end: int
+
+
+class GgufFile:
+    """The metadata and the list of tensors of a GGUF file; `array` and `tensor` read entries and
+    data.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read and check everything before the data of the tensors."""
+        self.path = Path(path)
+        #: key -> int, float, bool, str or Array
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, TensorEntry] = {}
+        try:
+            # a pipe or a device may never end
+            if not self.path.is_file():
+                raise RopeError("path", "must be a GGUF file", str(path))
+            with self.path.open("rb") as file:
+                self.size = os.fstat(file.fileno()).st_size
+                data = file.read(MAX_HEADER_BYTES)
+        except OSError as error:
+            raise RopeError(
+                "path", f"must be a readable file ({error.strerror})", str(path)
+            ) from None
+        _Reader(self, data).read()
+
+    @property
+    def architecture(self) -> str:
+        """The value of general.architecture, by which the other keys are named."""
+        name = self.metadata.get("general.architecture")
+        if not isinstance(name, str):
+            raise RopeError("general.architecture", "must be a name", name)
+        return name
+
+    def array(self, key: str) -> list[Any]:
+        """Return the entries of an array in the metadata."""
+        array = self.metadata.get(key)
+        if not isinstance(array, Array):
+            raise RopeError(key, "must be an array", array)
+        data = self._bytes(key, array.begin, array.end)
+        if array.type_id != STRING:
+            return np.frombuffer(data, _dtype(array.type_id)).tolist()
+        entries, at = [], 0  # each string is its length, 8 bytes, and its bytes
+        for _ in range(array.length):
+            end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+            entries.append(_text(key, data[at + 8 : end]))
+            at = end
+        return entries
+
+    def tensor(self, name: str) -> np.ndarray:
+        """Return a tensor as float32, dequantised."""
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise RopeError(name, "must be a tensor of the file", list(self.tensors)[:8])
+        values = entry.quantization.dequantize(
+            name, np.frombuffer(self._bytes(name, entry.begin, entry.end), np.uint8)
+        )
+        return values.reshape(entry.shape)
+
+    def _bytes(self, name: str, begin: int, end: int) -> bytearray:
+        """Return bytes begin ... end - 1 of the file; `name` is for the error if the file shrinks
+        meanwhile.
+        """
+        data = bytearray(end - begin)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            view = memoryview(data)
+            while view:
+                # an unbuffered file has it
+                count = file.readinto(view)  # type: ignore[attr-defined]
+                if not count:
+                    raise RopeError(
+                        self.path.name,
+                        f"must not shrink while it is read: bytes of {name} are missing",
+                        len(view),
+                    )
+                view = view[count:]
+        return data
+
+
+class _Reader:
+    """Reads the header of a file from its first bytes, from front to back."""
+
+    def __init__(self, file: GgufFile, data: bytes) -> None:
+        self.file, self.data, self.at, self.strings = file, data, 0, 0
+
+    def read(self) -> None:
+        """Fill in the metadata and the tensors of the file."""
+        if self._take(4) != MAGIC:
+            raise RopeError(
+                self.file.path.name,
+                "must be a GGUF file, whose first four bytes are GGUF",
+                self.data[:4],
+            )
+        version = self._number("I")
+        if version not in VERSIONS:
+            big_endian = "; big-endian files are not supported" if version >> 16 else ""
+            raise RopeError("version", f"must be 2 or 3{big_endian}", version)
+        # a tensor takes at least 24 bytes, a pair at least 13
+        tensors = self._count("number of tensors", 24, MAX_TENSORS)
+        for _ in range(self._count("number of key-value pairs", 13, MAX_PAIRS)):
+            key = self._string("key", MAX_NAME_BYTES)
+            if key in self.file.metadata:
+                raise RopeError(key, "must be given once", key)
+            self.file.metadata[key] = self._value(key)
+        entries = [self._tensor() for _ in range(tensors)]
+        alignment = self.file.metadata.get("general.alignment", 32)
+        if (
+            type(alignment) is not int
+            or not 1 <= alignment <= MAX_ALIGNMENT
+            or alignment & (alignment - 1)
+        ):
+            raise RopeError(
+                "general.alignment", f"must be a power of 2 up to {MAX_ALIGNMENT}", alignment
+            )
+        self._place(
+            entries, alignment, start=self.at + -self.at % alignment
+        )  # the data starts at the next aligned byte
+
+    def _place(
+        self,
+        entries: list[tuple[str, tuple[int, ...], Quantization, int]],
+        alignment: int,
+        start: int,
+    ) -> None:
+        """Add the tensors to the file, after a check that they are within it, aligned, and do not
+        overlap.
+
+        `start` is the first byte of the data; the offset of an entry counts from there.
+        """
+        last, last_end = "", start
+        for name, shape, quantization, offset in sorted(entries, key=lambda entry: entry[3]):
+            size = quantization.size(name, shape)
+            begin = start + offset
+            if offset % alignment:
+                raise RopeError(
+                    f"offset of {name}",
+                    f"must be a multiple of general.alignment = {alignment}",
+                    offset,
+                )
+            if begin < last_end:
+                raise RopeError(f"offset of {name}", f"must not lie within {last}", offset)
+            if begin + size > self.file.size:
+                rule = (
+                    f"must leave room for its {size} bytes in a file of {self.file.size} bytes; "
+                    "the file may be truncated"
+                )
+                raise RopeError(f"offset of {name}", rule, offset)
+            if name in self.file.tensors:
+                raise RopeError(name, "must be stored once", name)
+            self.file.tensors[name] = TensorEntry(shape, quantization, begin, begin + size)
+            last, last_end = name, begin + size
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], Quantization, int]:
+        """Return (name, shape, quantization, offset) of the next tensor in the header."""
+        name = self._string("name of a tensor", MAX_NAME_BYTES)
+        dimensions = self._number("I")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise RopeError(f"dimensions of {name}", f"must be 1 to {MAX_DIMENSIONS}", dimensions)
+        shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
+        if prod(shape) > 8 * self.file.size or not all(shape):  # a weight takes at least one bit
+            raise RopeError(
+                f"shape of {name}",
+                f"must be positive and fit in a file of {self.file.size} bytes",
+                list(shape),
+            )
+        return name, shape, quantization_of(self._number("I")), self._number("Q")
+
+    def _value(self, key: str) -> Any:
+        """Return the next value of the header, of the type that precedes it."""
+        type_id = self._number("I")
+        if type_id == STRING:
+            return self._string(key, MAX_HEADER_BYTES)
+        if type_id == ARRAY:
+            return self._array(key)
+        return self._scalar(key, type_id)
+
+    def _scalar(self, key: str, type_id: int) -> Any:
+        """Return the next number or bool."""
+        if type_id == BOOL:
+            value = self._number("B")
+            if value > 1:
+                raise RopeError(key, "must be 0 or 1, as a bool", value)
+            return bool(value)
+        if type_id not in NUMBERS:
+            raise RopeError(key, "must have a type from 0 to 12", type_id)
+        return self._number(NUMBERS[type_id])
+
+    def _array(self, key: str) -> Array:
+        """Return where the entries of the next array are; they are read only when they are needed."""
+        type_id, length = self._number("I"), self._number("Q")
+        if type_id == ARRAY:
+            raise RopeError(key, "must not be an array of arrays", f"{length} arrays")
+        if type_id not in NUMBERS and type_id not in (BOOL, STRING):
+            raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
+        width = (
+            8 if type_id == STRING else _dtype(type_id).itemsize
+        )  # a string takes at least the 8 bytes of its length
+        begin, room = self.at, (len(self.data) - self.at) // width
+        most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
+        if length > most:
+            raise RopeError(f"length of {key}", f"must be at most {most}", length)
+        self.strings += length if type_id == STRING else 0
+        if type_id != STRING:
+            self.at += length * width
+            return Array(type_id, length, begin, self.at)
+        data, at, end = self.data, self.at, len(self.data)
+        for _ in range(length):
+            at += 8 + int.from_bytes(data[at : at + 8], "little")
+            if at > end:
+                raise RopeError(
+                    key, "must have strings that end within the file", f"{at} of {end} bytes"
+                )
+        self.at = at
+        return Array(type_id, length, begin, at)
+
+    def _count(self, field: str, least: int, limit: int) -> int:
+        """Return the next number of the header, a count of entries that take at least `least` bytes
+        each; refuse too many.
+        """
+        count, room = self._number("Q"), (len(self.data) - self.at) // least
+        if count > min(room, limit):
+            raise RopeError(field, f"must be at most {min(room, limit)} in this file", count)
+        return count
+
+    def _string(self, field: str, limit: int) -> str:
+        """Return the next string, of at most `limit` bytes."""
+        length = self._number("Q")
+        if length > limit:
+            raise RopeError(f"length of {field}", f"must be at most {limit} bytes", length)
+        return _text(field, self._take(length))
+
+    def _number(self, code: str) -> Any:
+        """Return the next number of the header; `code` is its type as `struct` names it."""
+        return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
+
+    def _take(self, count: int) -> bytes:
+        """Return the next `count` bytes of the header and move on."""
+        end = self.at + count
+        if end > len(self.data):
+            limit = "" if len(self.data) < MAX_HEADER_BYTES else f", {MAX_HEADER_BYTES} at most"
+            raise RopeError(
+                self.file.path.name,
+                f"must not end within its header{limit}",
+                f"{len(self.data)} bytes",
+            )
+        piece = self.data[self.at : end]
+        self.at = end
+        return piece
+
+
+def _dtype(type_id: int) -> np.dtype:
+    return np.dtype("?" if type_id == BOOL else "<" + NUMBERS[type_id])
+
+
+def _text(field: str, data: bytes | bytearray) -> str:
+    """Return bytes as text; raise an error if they are not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RopeError(field, "must be UTF-8", f"byte {error.start} of {len(data)}") from None

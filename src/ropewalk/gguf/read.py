@@ -1,0 +1,391 @@
+"""Read the specs that the metadata of a GGUF file describe: what llama.cpp computes from the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from ropewalk import axes
+from ropewalk.config.hf import Explanation
+from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.config.values import Entry
+from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.frequencies import Default, Given, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.gguf.architectures import Architecture, architecture_of
+from ropewalk.gguf.factors import divisors, llama3
+from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
+
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+FULL, SLIDING = "full_attention", "sliding_attention"
+#: the key with true for every layer that rotates
+PATTERN = "attention.rope_pattern"
+#: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores
+#: them
+CONDITIONAL = {
+    "yarn_beta_fast": "has_betas",
+    "yarn_beta_slow": "has_betas",
+    "yarn_ext_factor": "has_yarn_factors",
+    "yarn_attn_factor": "has_yarn_factors",
+    "yarn_log_multiplier": "log_multiplier",
+    "alpha": "has_alpha",
+}
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where metadata and tensors are read from: a GgufFile, or keys and tensors in memory."""
+
+    metadata: dict[str, Any]
+    tensors: Any
+
+    @property
+    def architecture(self) -> str: ...
+    def array(self, key: str) -> list[Any]: ...
+    def tensor(self, name: str) -> np.ndarray: ...
+
+
+def read_ropes(
+    source: Source, precision: str = "hf_frequencies"
+) -> tuple[dict[str, RopeSpec | None], Explanation]:
+    """Return {layer type: spec}, None for layers that do not rotate, and where each value came
+    from.
+    """
+    name = source.architecture
+    facts = architecture_of(name)
+    full = _Layer(source, name, facts, FULL)
+    layers = [full]  # the layer types, of which the second has a sliding window
+    if facts.has_sliding and full.integer("attention.sliding_window", 0):
+        layers.append(_Layer(source, name, facts, SLIDING))
+    specs: dict[str, RopeSpec | None] = {}
+    for layer in layers:
+        if facts.full_unrotated and layer is full and len(layers) > 1:
+            specs[FULL] = None
+            layer.record("rope", None, "this layer type is not rotated")
+        else:
+            specs[layer.layer_type] = layer.spec(precision)
+    rotates = rotated_layers(source, name)
+    if not all(rotates):
+        specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
+        full.record(
+            "rope",
+            None,
+            f"{name}.{PATTERN}: false for layers "
+            f"{[i for i, each in enumerate(rotates) if not each]}",
+        )
+    entries = tuple(entry for layer in layers for entry in layer.entries)
+    return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
+
+
+def rotated_layers(source: Source, name: str) -> list[bool]:
+    """Return for each layer whether it rotates, as the file says; empty if it does not say so."""
+    key = f"{name}.{PATTERN}"
+    pattern = source.array(key) if key in source.metadata else []
+    layers = source.metadata.get(f"{name}.block_count", len(pattern))
+    if pattern and (len(pattern) != layers or not all(isinstance(each, bool) for each in pattern)):
+        raise RopeError(key, f"must be true or false for each of the {layers} layers", pattern)
+    return pattern
+
+
+def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str]:
+    """Return a warning for each key or tensor of the rope that llama.cpp does not read for this
+    architecture.
+    """
+    keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
+    keys[f"{name}.rope.dimension_sections"] = facts.axis_order
+    unread = [key for key, is_read in keys.items() if key in source.metadata and not is_read]
+    tensors = {FREQS: facts.has_freqs, LONG: facts.has_long_factors, SHORT: facts.has_long_factors}
+    unread += [
+        tensor for tensor, is_read in tensors.items() if tensor in source.tensors and not is_read
+    ]
+    return [f"{key}: llama.cpp does not read it for {name}" for key in unread]
+
+
+@dataclass
+class _Layer:
+    """The rope of one layer type while it is read."""
+
+    source: Source
+    name: str
+    facts: Architecture
+    layer_type: str
+    entries: list[Entry] = field(default_factory=list)
+
+    def record(self, name: str, value: Any, origin: str) -> None:
+        """Record where a value of the spec came from."""
+        self.entries.append(Entry(self.layer_type, name, value, origin))
+
+    def spec(self, precision: str) -> RopeSpec:
+        """Return the spec of this layer type."""
+        theta = self._theta()
+        head_dim, rotary_dim = self._dimensions()
+        scaling = self._scaling(theta, rotary_dim)
+        self.record(
+            "rope_type",
+            scaling.name,
+            self._key("rope.scaling.type") if self._has("rope.scaling.type") else "default",
+        )
+        for key, value in scaling.as_dict().items():
+            if key not in ("rope_type", "radians") and value is not None:
+                self.record(key, value, self._origin(scaling, key))
+        self.record("layout", self.facts.layout, f"code of llama.cpp for {self.name}")
+        return RopeSpec(
+            head_dim=head_dim,
+            theta=theta,
+            scaling=scaling,
+            layout=self.facts.layout,
+            precision=precision,
+            rotary_dim=rotary_dim,
+            axes=self._axes(rotary_dim // 2),
+            extra_softmax_factor=self._softmax_factor(),
+        )
+
+    def number(self, key: str, default: float, **bounds: float) -> float:
+        """Return a number of the file; `default` if it is not given."""
+        value = self.source.metadata.get(self._key(key))
+        return default if value is None else number(self._key(key), value, **bounds)
+
+    def integer(self, key: str, default: int | None = None, low: int = 0) -> int:
+        """Return an integer of the file; without a default it must be given."""
+        value = self.source.metadata.get(self._key(key))
+        if value is None and default is not None:
+            return default
+        return integer(self._key(key), value, low=low)
+
+    def _key(self, key: str) -> str:
+        return f"{self.name}.{key}"
+
+    def _has(self, key: str) -> bool:
+        return self._key(key) in self.source.metadata
+
+    def _record_key(self, name: str, key: str, value: Any) -> Any:
+        """Return `value`, and record it as the field `name` of the spec, given by this key or by
+        llama.cpp's default.
+        """
+        self.record(name, value, self._key(key) if self._has(key) else "default of llama.cpp")
+        return value
+
+    def _origin(self, scaling: Scaling, field: str) -> str:
+        """Return the metadata key or the tensor that a field of the scaling comes from."""
+        tensors = {"short_factor": SHORT, "long_factor": LONG}
+        if isinstance(scaling, Llama3) or field in tensors:
+            return tensors.get(field, FREQS)
+        factor = {Ntk: ("rope.scaling.alpha",), LongRope: ("context_length",)}
+        keys = {
+            "factor": factor.get(type(scaling), ("rope.scaling.factor", "rope.scale_linear")),
+            "original_length": ("rope.scaling.original_context_length", "context_length"),
+            "attention_factor": ("rope.scaling.attn_factor", "rope.scaling.yarn_log_multiplier"),
+            "magnitude": ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"),
+            "beta_fast": ("rope.scaling.yarn_beta_fast",),
+            "beta_slow": ("rope.scaling.yarn_beta_slow",),
+        }
+        return next(
+            (self._key(key) for key in keys.get(field, ()) if self._is_read(key)),
+            "default of llama.cpp",
+        )
+
+    def _is_read(self, key: str) -> bool:
+        """Return whether the file has a key, and llama.cpp reads it for this architecture."""
+        fact = CONDITIONAL.get(key.removeprefix("rope.scaling."))
+        return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
+
+    def _theta(self) -> float:
+        """Return theta; layers with a sliding window may have one of their own."""
+        theta = self.number("rope.freq_base", 10_000.0, above=0)
+        if self.layer_type == FULL:
+            return self._record_key("theta", "rope.freq_base", theta)
+        sliding = self.number(
+            "rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0
+        )
+        return self._record_key("theta", "rope.freq_base_swa", sliding)
+
+    def _dimensions(self) -> tuple[int, int]:
+        """Return head_dim and rotary_dim, and record which keys give them."""
+        of_part = self.facts.latent and self._has(
+            "rope.dimension_count"
+        )  # the head is then the part that rotates
+        head_key = "rope.dimension_count" if of_part else "attention.key_length"
+        if self._has(head_key):
+            head, origin = self.integer(head_key, low=2), self._key(head_key)
+        else:
+            width, heads = (
+                self.integer("embedding_length", low=1),
+                self.integer("attention.head_count", low=1),
+            )
+            if width % heads:
+                rule = (
+                    f"must be a multiple of {self._key('attention.head_count')} = {heads} without "
+                    "attention.key_length"
+                )
+                raise RopeError(self._key("embedding_length"), rule, width)
+            head, origin = width // heads, f"{self.name}.embedding_length / attention.head_count"
+        rotated, rotated_origin = self._size("rope.dimension_count", head, origin)
+        if self.layer_type == SLIDING:
+            head, origin = self._size("attention.key_length_swa", head, origin)
+            rotated, rotated_origin = self._size(
+                "rope.dimension_count_swa", min(rotated, head), rotated_origin
+            )
+        if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
+            rule = (
+                f"must be even and at most the head's {head} dimensions, which are at most "
+                f"{MAX_HEAD_DIM}"
+            )
+            raise RopeError(rotated_origin, rule, rotated)
+        self.record("head_dim", head, origin)
+        if rotated != head:
+            self.record("rotary_dim", rotated, rotated_origin)
+        return head, rotated
+
+    def _size(self, key: str, default: int, origin: str) -> tuple[int, str]:
+        """Return the number of dimensions that a key gives, and the key; `default` and `origin` if
+        the file does not have it.
+        """
+        return (self.integer(key, low=2), self._key(key)) if self._has(key) else (default, origin)
+
+    def _scaling(self, theta: float, dim: int) -> Scaling:
+        """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a
+        divisor for each pair.
+        """
+        if self.layer_type == SLIDING and self.facts.sliding_unscaled:
+            return Default()
+        scaling, magnitude = self._scaling_of_keys()
+        source, facts = self.source, self.facts
+        scaling_type = self._type()
+        if (
+            facts.has_long_factors
+            and LONG in source.tensors
+            and (scaling_type == "longrope" or not facts.has_freqs)
+        ):
+            return self._longrope(scaling, magnitude, dim // 2)
+        radians = scaling.frequencies(dim, theta).radians.numpy()
+        if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
+            values = divisors(FREQS, source.tensor(FREQS), dim // 2)
+            if (values != 1).any():
+                as_llama3 = (
+                    llama3(values, theta)
+                    if isinstance(scaling, Default) and magnitude == 1
+                    else None
+                )
+                return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
+        # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
+        if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
+            return scaling
+        if isinstance(scaling, Yarn):
+            return replace(scaling, attention_factor=magnitude)
+        return Given(tuple(radians.tolist()), magnitude)
+
+    def _type(self) -> str:
+        key = self._key("rope.scaling.type")
+        return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
+
+    def _factor(self) -> float:
+        """Return the number that frequencies are divided by; 1 if the type is none."""
+        factor = self.number(
+            "rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0
+        )  # new and old key
+        return 1.0 if factor == 0 or self._type() == "none" else factor
+
+    def _extrapolation(self) -> float:
+        """Return the weight of YaRN: 1 if the frequencies are YaRN's, 0 if they are divided by the
+        factor alone.
+        """
+        default = 1.0 if self._type() == "yarn" else 0.0
+        given = (
+            self.number("rope.scaling.yarn_ext_factor", -1.0)
+            if self.facts.has_yarn_factors
+            else -1.0
+        )
+        return given if given >= 0 else default
+
+    def _mscale_all_dim(self) -> float:
+        return self.facts.log_multiplier * self.number(
+            "rope.scaling.yarn_log_multiplier", 0.0, low=0
+        )
+
+    def _scaling_of_keys(self) -> tuple[Scaling, float]:
+        """Return the scaling that the keys describe, and its magnitude."""
+        factor, extrapolation = (
+            self._factor(),
+            self._extrapolation(),
+        )  # the extrapolation is 1 for YaRN, else 0
+        magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
+        alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
+        if extrapolation == 0:
+            magnitude *= (
+                self.number("rope.scaling.yarn_attn_factor", 1.0, above=0)
+                if self.facts.has_yarn_factors
+                else 1.0
+            )
+            if alpha:
+                return Ntk(alpha), magnitude
+            return (Linear(factor) if factor != 1 else Default()), magnitude
+        if extrapolation != 1:
+            raise RopeError(
+                self._key("rope.scaling.yarn_ext_factor"), "must be 0 or 1", extrapolation
+            )
+        length = self.integer(
+            "rope.scaling.original_context_length", self.integer("context_length", 0), low=1
+        )
+        betas: dict[str, Any] = {"beta_fast": self.facts.beta_fast}
+        if self.facts.has_betas:
+            betas["beta_fast"] = self.number(
+                "rope.scaling.yarn_beta_fast", self.facts.beta_fast, above=0
+            )
+            betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
+        mscale_all_dim = self._mscale_all_dim()
+        if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
+            yarn_magnitude = (
+                1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
+            )
+        else:
+            yarn_magnitude = float(mscale(factor)) / float(mscale(factor, mscale_all_dim))
+        original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
+        return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
+
+    def _longrope(self, scaling: Scaling, magnitude: float, pairs: int) -> LongRope:
+        """Return the LongRoPE scaling, whose factors are tensors of the file."""
+        if not isinstance(scaling, Default | Linear):
+            rule = f"must be none, linear or longrope beside {LONG}"
+            raise RopeError(self._key("rope.scaling.type"), rule, self._type())
+        if SHORT not in self.source.tensors:
+            raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
+        linear_factor = getattr(scaling, "factor", 1.0)
+        short, long = (
+            divisors(name, self.source.tensor(name), pairs) * linear_factor
+            for name in (SHORT, LONG)
+        )
+        served = self.integer("context_length", low=1)
+        trained = self.integer("rope.scaling.original_context_length", served, low=1)
+        lengths = {"original_length": trained, "factor": served / trained}
+        return LongRope(
+            tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude
+        )
+
+    def _axes(self, pairs: int) -> axes.AxisMap | None:
+        """Return the axis of each pair, or None if the file has no sections."""
+        key = self._key("rope.dimension_sections")
+        if self.facts.axis_order is None or key not in self.source.metadata:
+            return None
+        given = self.source.array(key)
+        sections = [integer(key, count, low=0, high=MAX_HEAD_DIM) for count in given]
+        while sections and sections[-1] == 0:  # files have four sections, also for three axes
+            sections.pop()
+        if sum(sections) != pairs:
+            raise RopeError(key, f"must add up to the {pairs} pairs that rotate", given)
+        self.record("mrope_section", sections, key)
+        make_axis_map: Callable[[list[int]], axes.AxisMap] = axes.AXIS_ORDERS[self.facts.axis_order]
+        return make_axis_map(sections)
+
+    def _softmax_factor(self) -> float:
+        """Return the factor that latent attention applies to its softmax scale."""
+        mscale_all_dim = self._mscale_all_dim()
+        if not self.facts.latent or not mscale_all_dim or self._extrapolation() == 0:
+            return 1.0
+        extra = float(mscale(self._factor(), mscale_all_dim)) ** 2
+        self.record("extra_softmax_factor", extra, self._key("rope.scaling.yarn_log_multiplier"))
+        return extra

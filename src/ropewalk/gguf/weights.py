@@ -1,0 +1,125 @@
+"""The weights of a GGUF file under the names, shapes and layout that they have in a Hugging Face
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice
+from ropewalk.gguf.architectures import architecture_of
+from ropewalk.gguf.file import GgufFile
+from ropewalk.gguf.read import FREQS, FULL, LONG, PATTERN, SHORT, read_ropes
+from ropewalk.gguf.write import sizes_of
+from ropewalk.layout import convert_layout
+from ropewalk.spec import RopeSpec
+
+#: architectures whose weights a Decoder holds
+LOADED = ("llama", "qwen2", "qwen3")
+ROPE_TENSORS = (FREQS, LONG, SHORT)
+#: name in the file, without its suffix -> name in Hugging Face folders
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GgufWeights:
+    """A GGUF file as a source of weights: read as float32, q and k in the half layout; `rope` is
+    the spec for them.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open a file, read its rope and find the Hugging Face names of its weights."""
+        file = self.file = GgufFile(path)
+        self.path = file.path
+        self.architecture = choice("general.architecture", file.architecture, LOADED)
+        specs, _ = read_ropes(file)
+        spec = specs[FULL]
+        if spec is None or len(specs) > 1:
+            pattern = f"{self.architecture}.{PATTERN}"
+            raise RopeError(
+                pattern, "must be true for every layer, to be loaded", file.metadata.get(pattern)
+            )
+        self.stored_layout = architecture_of(self.architecture).layout
+        self.rope: RopeSpec = spec.with_(layout="half")
+        #: Hugging Face's name -> name in the file
+        self.files = {_hf_name(name): name for name in file.tensors if name not in ROPE_TENSORS}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all weights."""
+        return tuple(self.files)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The keys of a config.json that describe the model, without its scaling: `rope` has it."""
+        file, name = self.file, self.architecture
+        if file.metadata.get(f"{name}.expert_count"):
+            rule = "must be 0: the experts of a GGUF file are not loaded"
+            raise RopeError(f"{name}.expert_count", rule, file.metadata[f"{name}.expert_count"])
+        if "token_embd.weight" not in file.tensors:
+            raise RopeError("token_embd.weight", "must be in the file", None)
+        config = {
+            "num_key_value_heads": None,  # as many as of queries if the file does not say
+            **sizes_of(file),
+            "model_type": name,
+            "vocab_size": file.tensors["token_embd.weight"].shape[0],
+            "rms_norm_eps": file.metadata.get(f"{name}.attention.layer_norm_rms_epsilon"),
+            "head_dim": self.rope.head_dim,
+            "rope_theta": self.rope.theta,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        }
+        config.pop("sliding_window", None)  # llama.cpp has none for these architectures
+        return config
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight."""
+        return self.file.tensors[self.files[name]].shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype that `read` returns."""
+        return torch.float32
+
+    def read(self, name: str) -> Tensor:
+        """Return a weight, read and dequantised; rows of q and k are permuted to the half layout."""
+        weight = torch.from_numpy(self.file.tensor(self.files[name]))
+        if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
+            rope = self.rope
+            return convert_layout(
+                weight,
+                self.stored_layout,
+                "half",
+                head_dim=rope.head_dim,
+                rotary_dim=rope.rotary_dim,
+                dim=0,
+            )
+        return weight
+
+
+def _hf_name(name: str) -> str:
+    """Return the Hugging Face name of a tensor; its own name if it is none of a Decoder's."""
+    stem, _, suffix = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{suffix}"
+    layer = re.fullmatch(r"blk\.(0|[1-9]\d{0,5})\.(\w+)", stem)
+    if layer is None or layer[2] not in LAYER_NAMES:
+        return name
+    return f"model.layers.{layer[1]}.{LAYER_NAMES[layer[2]]}.{suffix}"

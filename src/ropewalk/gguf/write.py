@@ -1,0 +1,280 @@
+"""Write a spec as the keys and tensors of a GGUF file, and as a Hugging Face config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ropewalk.axes import AxisMap
+from ropewalk.config.families import family_of
+from ropewalk.config.hf import to_hf
+from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.errors import RopeError, integer
+from ropewalk.frequencies import Default, Linear, LongRope, Yarn
+from ropewalk.frequencies.formulas import mscale
+from ropewalk.gguf.architectures import Architecture, architecture_of
+from ropewalk.gguf.factors import divisors_for
+from ropewalk.gguf.read import (
+    FREQS,
+    FULL,
+    LONG,
+    SHORT,
+    SLIDING,
+    Source,
+    read_ropes,
+    rotated_layers,
+)
+from ropewalk.spec import RopeSpec
+
+#: relative difference that rounding to float32 explains
+SAME = 1e-6
+
+
+@dataclass(frozen=True)
+class GgufMetadata:
+    """The part of a GGUF file that describes a rope.
+
+    keys     key -> int, float or list; write floats as float32, integers as uint32, lists as arrays
+             of int32
+    tensors  name -> float32 [pairs]
+    layout   the pair layout in which this architecture stores q and k: convert the weights if the
+             spec has the other one
+    """
+
+    keys: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    layout: str
+
+
+@dataclass
+class _InMemory:
+    """Keys and tensors that are read as if they were in a file."""
+
+    architecture: str
+    metadata: dict[str, Any]
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def array(self, key: str) -> list[Any]:
+        return list(self.metadata[key])
+
+    def tensor(self, name: str) -> np.ndarray:
+        return self.tensors[name]
+
+
+def to_gguf_metadata(
+    spec: RopeSpec, architecture: str = "llama", *, context_length: int | None = None
+) -> GgufMetadata:
+    """Return the keys and tensors from which llama.cpp computes `spec`.
+
+    architecture    the general.architecture of the file: llama for Llama, Mistral and SmolLM2,
+                    qwen2, qwen3, phi3, ...
+    context_length  the longest sequence; None: written only if the scaling gives it
+
+    Default, linear, YaRN and LongRoPE have keys of their own; every other scaling whose frequencies
+    are fixed becomes the tensor rope_freqs, one divisor for each pair. What was written is read
+    back and compared. A RopeError names what llama.cpp cannot compute for this architecture.
+    """
+    facts = architecture_of(architecture)
+    _refuse_unwritable(spec, architecture, facts)
+    keys: dict[str, Any] = {
+        "attention.key_length": spec.head_dim,
+        "rope.dimension_count": 2 * spec.pairs,
+    }
+    keys["rope.freq_base"] = spec.theta
+    scaling_keys, tensors = _scaling_keys(spec, architecture, facts)
+    keys |= scaling_keys
+    if spec.axes is not None:
+        counts = [spec.axis_of_pair.count(axis) for axis in range(spec.num_axes)]
+        keys["rope.dimension_sections"] = [*counts, 0, 0, 0][:4]  # always four numbers
+    if context_length is not None:
+        keys["context_length"] = integer("context_length", context_length, low=1, high=2**32 - 1)
+    if facts.latent:
+        del keys["attention.key_length"]
+    named = {f"{architecture}.{key}": value for key, value in keys.items()}
+    _check_round_trip(spec, _InMemory(architecture, named, tensors))
+    return GgufMetadata(named, tensors, facts.layout)
+
+
+def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
+    """Raise an error if a field of the spec has a value that no key of the architecture `name`
+    describes.
+    """
+    if (
+        spec.learned
+        or spec.scaling.name == "xpos"
+        or (spec.needs_length and not isinstance(spec.scaling, LongRope))
+    ):
+        raise RopeError(
+            "scaling",
+            "must have fixed frequencies, or be LongRope, to be written to a GGUF file",
+            spec.scaling,
+        )
+    if spec.rotary_start:
+        raise RopeError(
+            "rotary_start", "must be 0: llama.cpp rotates the first dimensions", spec.rotary_start
+        )
+    has_sections = isinstance(spec.axes, AxisMap) and spec.axes.ladder == "shared"
+    if spec.axes is not None and (facts.axis_order is None or not has_sections):
+        rule = (
+            f"must be None for {name}, or sections of one ladder, for an architecture that reads "
+            "them (qwen2vl, qwen3vl)"
+        )
+        raise RopeError("axes", rule, spec.axes)
+    if spec.magnitude_on != "qk" and spec.frequencies(1).magnitude != 1:
+        raise RopeError(
+            "magnitude_on", "must be 'qk': llama.cpp multiplies q and k", spec.magnitude_on
+        )
+    if spec.extra_softmax_factor != 1:
+        raise RopeError(
+            "extra_softmax_factor",
+            "must be 1: no key of the rope describes it",
+            spec.extra_softmax_factor,
+        )
+
+
+def _scaling_keys(
+    spec: RopeSpec, name: str, facts: Architecture
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
+    scaling, prefix = spec.scaling, "rope.scaling."
+    magnitude = float(spec.ladder_frequencies(1).magnitude)
+    if isinstance(scaling, LongRope):
+        return _longrope_keys(scaling, magnitude, name, facts)
+    if isinstance(scaling, Default):
+        return {prefix + "type": "none"}, {}
+    if isinstance(scaling, Linear):
+        return {prefix + "type": "linear", prefix + "factor": scaling.factor}, {}
+    if isinstance(scaling, Yarn) and _keys_describe(scaling, facts):
+        keys = {
+            "type": "yarn",
+            "factor": scaling.factor,
+            "original_context_length": scaling.original_length,
+        }
+        if facts.has_betas:
+            keys |= {"yarn_beta_fast": scaling.beta_fast, "yarn_beta_slow": scaling.beta_slow}
+        extra_magnitude = magnitude / float(
+            mscale(scaling.factor)
+        )  # llama.cpp multiplies YaRN's usual magnitude by it
+        if abs(extra_magnitude - 1) > SAME:
+            keys["attn_factor"] = extra_magnitude
+        return {prefix + key: value for key, value in keys.items()}, {}
+    if not facts.has_freqs:
+        rule = (
+            f"must be default, linear or YaRN with its usual betas for {name}, for which llama.cpp "
+            "reads no rope_freqs"
+        )
+        raise RopeError("scaling", rule, scaling)
+    # every other scaling is written as one divisor for each pair
+    unscaled = Default().frequencies(2 * spec.pairs, spec.theta).radians.numpy()
+    values = divisors_for(
+        spec.with_(precision="exact").ladder_frequencies().radians.numpy(), unscaled
+    )
+    keys = {prefix + "type": "none"} | (
+        {} if magnitude == 1 else {prefix + "attn_factor": magnitude}
+    )
+    return keys, {FREQS: values.astype(np.float32)}
+
+
+def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
+    """Return whether llama.cpp computes the frequencies of this YaRN from the keys that it reads
+    for the architecture.
+    """
+    usual = scaling.beta_fast == facts.beta_fast and scaling.beta_slow == 1
+    return scaling.truncate and (usual or facts.has_betas) and not facts.has_yarn_factors
+
+
+def _longrope_keys(
+    scaling: LongRope, magnitude: float, name: str, facts: Architecture
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the metadata keys and the tensors of a LongRoPE scaling."""
+    if not facts.has_long_factors:
+        raise RopeError(
+            "scaling",
+            f"must not be LongRope for {name}: llama.cpp reads no factors for it",
+            scaling,
+        )
+    keys = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": scaling.original_length,
+        "rope.scaling.attn_factor": magnitude,
+        "context_length": round(scaling.original_length * scaling.factor),
+    }
+    factors = {LONG: scaling.long_factor, SHORT: scaling.short_factor}
+    return keys, {tensor: np.array(values, dtype=np.float32) for tensor, values in factors.items()}
+
+
+def _check_round_trip(spec: RopeSpec, written: Source) -> None:
+    """Read a spec from what was written; raise a RopeError if its frequencies, magnitude or axes
+    differ from those of `spec`.
+    """
+    read = read_ropes(written, "exact")[0][FULL]
+    assert read is not None  # full layers rotate without a sliding window
+    exact = spec.with_(precision="exact")
+    trained = getattr(spec.scaling, "original_length", 1)
+    for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
+        given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
+        # a pair that stands still is written with the divisor 1e30
+        same = np.allclose(given.radians.numpy(), read_back.radians.numpy(), rtol=SAME, atol=1e-25)
+        if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
+            raise RopeError(
+                "scaling", "cannot be written: other frequencies would be read back", spec.scaling
+            )
+    if read.axis_of_pair != spec.axis_of_pair:
+        raise RopeError("axes", f"must have the order of {written.architecture}", spec.axes)
+
+
+def hf_config(source: Source) -> dict[str, Any]:
+    """Return a Hugging Face config of the same model: its rope and the sizes that a rope depends
+    on.
+    """
+    name = source.architecture
+    model_type = architecture_of(name).model_type
+    if model_type is None:
+        rule = (
+            "must be one with a Hugging Face model_type that is known here, to be compared with "
+            "other engines"
+        )
+        raise RopeError("general.architecture", rule, name)
+    family = family_of(model_type)
+    ropes: dict[str, dict[str, Any] | None] = {}
+    for layer_type, spec in read_ropes(source)[0].items():
+        # q and k of a file may be stored in the other layout; a config describes the original
+        # weights
+        layouts = {"layout": family.layout, "layout_out": family.layout_out}
+        ropes[layer_type] = (
+            None if spec is None else to_hf(spec.with_(**layouts), model_type=model_type)
+        )
+    first = next((keys for keys in ropes.values() if keys is not None), None)
+    if first is None:
+        raise RopeError("path", "must have layers that rotate", name)
+    config = {**first, "model_type": model_type}
+    if SLIDING in ropes:
+        rotated = {layer_type: keys for layer_type, keys in ropes.items() if keys is not None}
+        # a family with a theta for each layer type has a rope for each, too
+        by_type = {layer_type: keys["rope_parameters"] for layer_type, keys in rotated.items()}
+        config["rope_parameters"] = {
+            layer_type: rope.get(layer_type, rope) for layer_type, rope in by_type.items()
+        }
+    if NO_ROPE in ropes:
+        config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
+    return config | sizes_of(source)
+
+
+def sizes_of(source: Source) -> dict[str, int]:
+    """Return the sizes of a model as config keys; those that the file does not give are left out."""
+    suffixes = {
+        "max_position_embeddings": "context_length",
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "intermediate_size": "feed_forward_length",
+        "sliding_window": "attention.sliding_window",
+    }
+    sizes = {
+        key: source.metadata.get(f"{source.architecture}.{suffix}")
+        for key, suffix in suffixes.items()
+    }
+    return {key: size for key, size in sizes.items() if isinstance(size, int)}

@@ -1,0 +1,179 @@
+"""`ropewalk audit`: compare the rope that inference engines compute from a config with that of
+transformers.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import RenderableType
+
+from ropewalk.engines import ENGINES, REFERENCE, Audit, Finding
+from ropewalk.engines import audit as run_audit
+from ropewalk_cli.commands import config_or_example, console, table
+
+LEGEND = (
+    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "  # noqa: E501
+    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that. "  # noqa: E501
+    "known by: run, the engine was run with this family and scaling; read, only its code was read."
+)
+DETAILS_LEGEND = (
+    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "  # noqa: E501
+    "angle is off by half a turn. tokens that differ: all, or those of images and video."
+)
+
+
+def audit(
+    config: Path | None,
+    example: str | None,
+    length: int | None,
+    max_model_len: int | None,
+    details: bool,
+    json: bool,
+) -> None:
+    """Print a verdict, and what each engine computes from the config, or from the config of the
+    well-known model `example`.
+
+    `length` and `max_model_len` are those of `ropewalk.audit`.
+    """
+    result = run_audit(
+        config_or_example(config, example), length=length, max_model_len=max_model_len
+    )
+    if json:
+        print(json_format.dumps(result.as_dict(), indent=2))
+        return
+    out = console()
+    out.print(verdict(result), style="bold", soft_wrap=True)
+    for text in result.warnings:
+        out.print(f"warning: {text}", soft_wrap=True)
+    columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off", "known by")
+    out.print(_table(columns, result, _cells, LEGEND if result.disagreements else ""))
+    if not details:
+        out.print(
+            "--details shows the engines' rules with their sources, and more measures of each "
+            "difference",
+            soft_wrap=True,
+        )
+        return
+    columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ", "evidence")
+    out.print(_table(columns, result, _more_cells, DETAILS_LEGEND))
+    for line in _rules(result):
+        out.print(line, soft_wrap=True)
+
+
+def verdict(result: Audit) -> str:
+    """Return one line: how many engines agree, and what each of the others does otherwise."""
+    engines = list(dict.fromkeys(finding.engine for finding in result.findings))
+    first_disagreements: dict[str, Finding] = {}
+    for finding in result.disagreements:
+        first_disagreements.setdefault(finding.engine, finding)
+    different = [name for name in engines if name in first_disagreements]
+    unknown = [
+        name
+        for name in engines
+        if name not in different and any(finding.problem for finding in result.of(name))
+    ]
+    agree = len(engines) - len(different) - len(unknown)
+    parts = [
+        f"{agree} of {len(engines)} engines agree"
+        if different or unknown
+        else f"All {agree} engines agree"
+    ]
+    parts += [_differs(name, first_disagreements[name]) for name in different]
+    titles = ", ".join(ENGINES[name].title for name in unknown)
+    return "; ".join(parts) + "." + (f" Not known for {titles}." if unknown else "")
+
+
+def _differs(engine: str, finding: Finding) -> str:
+    """Return a clause such as "vLLM ignores rope_theta: 12 of 64 pairs differ"."""
+    title, difference = ENGINES[engine].title, finding.difference
+    if difference is None:
+        return f"{title} refuses the config: {(finding.problem or '').removeprefix('refused: ')}"
+    # these two rules are true of the engine, but do not explain a difference of angles or magnitude
+    rule = next(
+        (rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None
+    )
+    verb = "differs" if rule is None else f"differs in {rule.about}"
+    if rule is not None and rule.does.startswith("not "):  # such as "not read"
+        verb = f"ignores {rule.about}"
+    effects = (
+        [f"logits x {difference.temperature:.2f}"] if abs(difference.temperature - 1) > 1e-6 else []
+    )
+    if difference.pairs:
+        effects.append(f"{difference.pairs} of {len(finding.radians)} pairs differ")
+    return f"{title} {verb}: {', '.join(effects)}"
+
+
+def _table(
+    columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str
+) -> RenderableType:
+    """Return a table with a line for each finding: layer type (if there are several), tokens,
+    engine, then `cells`.
+    """
+    several = len({finding.layer_type for finding in result.findings}) > 1
+    lines = [
+        (
+            finding.layer_type if several else "",
+            f"{finding.length:,}",
+            ENGINES[finding.engine].title,
+            *cells(finding),
+        )
+        for finding in result.findings
+    ]
+    return table("", ("layer type", "tokens", "engine", *columns), lines, note)
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    """Return the cells of the first table: result, why, logits, pairs, change of a score, 0.1 rad
+    off, known by.
+    """
+    difference = finding.difference
+    known_by = finding.evidence.split(",")[
+        0
+    ]  # whether it was run or only read; --details shows the rest: release and date
+    if difference is None:
+        result = finding.problem or ("reference" if finding.engine == REFERENCE else "the same")
+        return result, "", "", "", "", "", known_by
+    return (
+        "differs",
+        ", ".join(dict.fromkeys(rule.about for rule in finding.rules)),
+        f"x {difference.temperature:.4g}",
+        f"{difference.pairs} of {len(finding.radians)}" if difference.pairs else "",
+        f"{difference.score_worst:.3g}",
+        "" if difference.until_tenth is None else f"after {difference.until_tenth:,}",
+        known_by,
+    )
+
+
+def _more_cells(finding: Finding) -> tuple[str, ...]:
+    """Return the cells of the table of --details.
+
+    They are: magnitude, first pair that differs, mean change of the scores, position after which a
+    pair is half a turn off, tokens that differ, evidence.
+    """
+    magnitude = "" if finding.magnitude is None else f"{finding.magnitude:.5g}"
+    difference = finding.difference
+    if difference is None:
+        return magnitude, "", "", "", "", finding.evidence
+    return (
+        magnitude,
+        "" if difference.first_pair is None else str(difference.first_pair),
+        f"{difference.score_mean:.3g}",
+        "" if difference.until_half_turn is None else f"after {difference.until_half_turn:,}",
+        difference.tokens,
+        finding.evidence,
+    )
+
+
+def _rules(result: Audit) -> list[str]:
+    """Return a line for each rule of an engine, with its source and the date it was read."""
+    lines = set()
+    for finding in result.findings:
+        title = ENGINES[finding.engine].title
+        lines |= {
+            f"{title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
+            for rule in finding.rules
+        }
+    return sorted(lines)

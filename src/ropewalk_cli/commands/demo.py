@@ -1,0 +1,338 @@
+"""`ropewalk demo`: run a self-check, a short benchmark and two studies on this machine, and write
+one page of results.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+from ropewalk import Rope, RopeSpec, __version__
+from ropewalk.errors import choice, integer
+from ropewalk_cli.commands import console, device_of
+from ropewalk_lab import selfcheck
+from ropewalk_lab.machine import machine
+from ropewalk_lab.studies.findings import Table, concluded
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a demo trains: the changed settings of each study, the steps of each training, the
+    rounds of the benchmark.
+    """
+
+    studies: dict[str, list[str]]
+    steps: int
+    rounds: int
+
+
+#: one comparison and one extension
+SHORT = Size(
+    {
+        "encodings": ['encodings=["rope", "sinusoidal"]', "multiples=[1, 2, 4]"],
+        "extend": ['methods=["none", "yarn"]', "factors=[4]", "tuned_factors=[]"],
+    },
+    steps=220,
+    rounds=2,
+)
+#: enough for the first table of each study; a tenth fewer steps than the preset has, for four
+#: models within eight minutes
+FULL = Size(
+    {
+        "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
+        "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
+    },
+    steps=540,
+    rounds=3,
+)
+#: q of the timed sequence has 2 GiB in float32
+MOST_TOKENS = 1 << 17
+NEXT = """Next:
+  ropewalk explore                                     change the settings of a rope in a browser
+  ropewalk inspect config.json                         explain a checkpoint's rope
+  ropewalk lab list                                    more studies: fine-tuning, pass keys, linear attention, images, ...
+  ropewalk demo --full                                 four encodings and four methods, longer trainings
+  ropewalk lab run extend --preset cpu --out {out}     every method, also after a little training
+  ropewalk bench                                       the whole benchmark"""  # noqa: E501
+
+
+def demo(
+    out: Path, tokens: int, device: str, preset: str, check_only: bool, full: bool, json: bool
+) -> None:
+    """Check this machine, time the kernels, train and extend small models, and write one page with
+    the results.
+
+    An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its
+    bound.
+    """
+    start = time.perf_counter()
+    integer("tokens", tokens, low=1, high=MOST_TOKENS)
+    choice("preset", preset, ("smoke", "cpu", "gpu"))
+    device = device_of(device)
+    out.mkdir(parents=True, exist_ok=True)
+    report = _run_checks(tokens, device, json)
+    sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
+    pictures, no_pictures = _pictures(out)
+    paths = [out / "report.md", *pictures]
+    paths[0].write_text(markdown(report, sections, pictures, device), encoding="utf-8")
+    if not json:
+        _show_tables(sections)
+        console().print(_outcome(report.ok), style="green" if report.ok else "red")
+    claims: dict[str, Any] = {}
+    # results of models trained with a wrong kernel would be meaningless
+    if report.ok and not check_only:
+        size = FULL if full else SHORT
+        benchmark = _benchmark(size.rounds)
+        if not json:
+            _show_tables([benchmark])
+        claims, page = _run_studies(out, size, preset, device, [*sections, benchmark], json)
+        paths.append(page)
+    if json:
+        # the fields of the report, `precision`, `laws` and `speed`, are lists of rows
+        rows = {
+            name: [asdict(row) | {"ok": row.ok} for row in part]
+            for name, part in vars(report).items()
+        }
+        result = {"ok": report.ok, "machine": machine(device), "report": str(paths[0]), **rows}
+        print(
+            json_format.dumps(
+                result | ({"page": str(paths[-1]), "studies": claims} if claims else {}), indent=2
+            )
+        )
+    else:
+        _print_end(out, paths, no_pictures, time.perf_counter() - start)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _benchmark(rounds: int) -> Table:
+    """Return a table with the times of the rotation and of other installed libraries, on one core,
+    fastest first.
+    """
+    from ropewalk_lab.bench import cpu
+
+    rows = [
+        (
+            row["contender"],
+            row["dtype"],
+            f"{row['us']:.0f}",
+            f"{row['times_copy']:.2f}",
+            f"{row['rms_error']:.1e}",
+        )
+        for row in cpu.measure(("cpu mid",), rounds=rounds)
+        if row.get("pass") == "forward"
+    ]
+    rows.sort(key=lambda cells: (cells[1], float(cells[3])))  # by dtype, then by time
+    note = (
+        f"256 tokens, 32 heads of 128; CPU time of one thread; rounds: {rounds}; `ropewalk bench` "
+        "measures more."
+    )
+    return Table("Short benchmark", ("contender", "dtype", "us", "x copy", "rms error"), rows, note)
+
+
+def _run_studies(
+    out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool
+) -> tuple[dict[str, Any], Path]:
+    """Run the studies; return {study: its claims as plain data}, and the path of a report that
+    begins with `sections`.
+    """
+    from ropewalk_cli.commands.lab import show
+    from ropewalk_lab import report
+    from ropewalk_lab import studies as lab
+
+    claims = {}
+    for name, changes in size.studies.items():
+        # the preset "cpu" trains for fewer steps in a demo; its other changes of the model's
+        # settings stay
+        default_changes = lab.STUDIES[name].presets[preset]["changes"]
+        stages = f"train.stages=[{{length=128, batch=8, steps={size.steps}}}]"
+        shorter = (
+            [f"changes={json_format.dumps([*default_changes, stages])}"] if preset == "cpu" else []
+        )
+        folder = lab.run_study(
+            lab.STUDIES[name], preset, out, changes=[*changes, *shorter], device=device, quiet=quiet
+        )
+        rows, facts = lab.read_study(folder)
+        page = concluded(lab.STUDIES[name].findings(rows, facts), facts)
+        claims[name] = [asdict(claim) for claim in page.claims]
+        if not quiet:
+            show(page, name)
+    return claims, report.write_report(out, sections)
+
+
+def _run_checks(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
+    """Run all self-checks, with progress on stderr, and return their report."""
+    steps = list(selfcheck.steps(tokens, device))
+    rows: list = []
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    # progress goes to stderr, because stdout may be piped
+    screen = Console(stderr=True)
+    with Progress(
+        *columns, console=screen, transient=True, disable=not screen.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=len(steps))
+        for name, measure in steps:
+            progress.update(task, description=name)
+            if not (quiet or screen.is_terminal):
+                screen.print(f"self-check: {name}", markup=False, soft_wrap=True)
+            rows += measure()
+            progress.advance(task)
+    return selfcheck.gather(rows)
+
+
+def _precision(report: selfcheck.Report) -> Table:
+    """Return the table of the errors of cos and sin."""
+    rows = [
+        (
+            row.policy,
+            f"{row.position:,}",
+            f"{row.error:.1e}",
+            f"{row.bound:.1e}",
+            f"{row.own_error:.1e}",
+            _verdict(row.ok),
+        )
+        for row in report.precision
+    ]
+    return Table(
+        "Precision of cos and sin",
+        ("precision", "near position", "error", "bound", "own error", "verdict"),
+        rows,
+        "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own "
+        "frequencies.",
+    )
+
+
+def _laws(report: selfcheck.Report) -> Table:
+    """Return the table of the laws of RoPE, such as scores that depend only on distances, and their
+    errors.
+    """
+    rows = [
+        (law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws
+    ]
+    difference = selfcheck.order_difference(Rope(RopeSpec(selfcheck.HEAD_DIM)))
+    note = (
+        "Measured on the default backend. With RoPE the outputs of the two sentences differ by up "
+        f"to {difference:.1e}."
+    )
+    return Table("Laws", ("law", "error", "bound", "verdict"), rows, note)
+
+
+def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
+    """Return the table of the times and errors of all backends."""
+    milliseconds = {(row.name, row.dtype): row.milliseconds for row in report.speed}
+    rows = []
+    for row in report.speed:
+        if row.reason:
+            rows.append((row.name, row.dtype, "", "", "", "", f"not available: {row.reason}"))
+            continue
+        times_copy = _ratio(row.milliseconds, milliseconds["copy_", row.dtype])
+        times_rotate_half = _ratio(
+            row.milliseconds, milliseconds["rotate_half in plain torch", row.dtype]
+        )
+        error = "" if row.error is None else f"{row.error:.1e}"
+        verdict = "" if row.bound is None else _verdict(row.ok)
+        rows.append(
+            (
+                row.name,
+                row.dtype,
+                error,
+                f"{row.milliseconds:.2f}",
+                times_copy,
+                times_rotate_half,
+                verdict,
+            )
+        )
+    return Table(
+        f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
+        ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", "verdict"),
+        rows,
+        "error: largest, over both layouts and positions up to 10,000,000, relative to the length of the pair. "  # noqa: E501
+        "rotate_half uses a ready-made table in the tensor's dtype; it has no error bound and so no verdict.",
+    )
+
+
+def _ratio(time_ms: float | None, base_ms: float | None) -> str:
+    return f"{time_ms / base_ms:.2f}" if time_ms and base_ms else ""
+
+
+def _verdict(ok: bool) -> str:
+    return "ok" if ok else "BEYOND ITS BOUND"
+
+
+def _outcome(ok: bool) -> str:
+    return "Every error is within its bound." if ok else "Some errors are beyond their bound."
+
+
+def _pictures(out: Path) -> tuple[list[Path], str | None]:
+    """Write two pictures into the folder `out`; return their paths, and a message if matplotlib is
+    missing.
+    """
+    try:
+        import matplotlib  # noqa: F401 - only to see whether it is installed
+    except ImportError:
+        return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
+    from ropewalk_lab import plots
+
+    figures = {
+        "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
+        "clocks": plots.clock_faces(RopeSpec(12).frequencies().radians.tolist(), (0, 1, 4, 64)),
+    }
+    return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
+
+
+def markdown(
+    report: selfcheck.Report, sections: list[Table], pictures: list[Path], device: str
+) -> str:
+    """Return the self-check report as Markdown; `pictures` are shown at its end."""
+    info = machine(device)
+    environment = (
+        f"{info['machine']}, Python {info['python']}, torch {info['versions']['torch']}, "
+        f"{info['date']}."
+    )
+    outcome = _outcome(report.ok) if report.ok else f"**{_outcome(report.ok)}**"
+    parts = [f"# ropewalk {__version__} self-check", environment, outcome]
+    for section in sections:
+        head = [section.columns, tuple("---" for _ in section.columns)]
+        parts += [
+            f"## {section.title}",
+            "\n".join("| " + " | ".join(row) + " |" for row in (*head, *section.rows)),
+            section.note,
+        ]
+    parts += [f"![{picture.stem}]({picture.name})" for picture in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+def _show_tables(sections: list[Table]) -> None:
+    """Print the tables; rows beyond their bound are red."""
+    out = console()
+    for section in sections:
+        table = RichTable(
+            *section.columns,
+            title=section.title,
+            caption=section.note,
+            title_justify="left",
+            caption_justify="left",
+        )
+        for row in section.rows:
+            table.add_row(*row, style="red" if row[-1].startswith("BEYOND") else None)
+        out.print(table)
+        out.print()
+
+
+def _print_end(out: Path, paths: list[Path], no_pictures: str | None, seconds: float) -> None:
+    """Print why there are no pictures (if so), commands to try next, the time and the written
+    files.
+    """
+    screen = console()
+    if no_pictures:
+        screen.print(no_pictures)
+    screen.print(NEXT.format(out=out), soft_wrap=True)
+    # the page with everything comes last
+    screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)

@@ -1,0 +1,352 @@
+"""`ropewalk inspect config.json`: print a checkpoint's rope settings, usable length, precision,
+memory, and advice.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console, RenderableType
+
+from ropewalk import analysis
+from ropewalk.analysis import Checkpoint, Facts
+from ropewalk.errors import RopeError
+from ropewalk_cli.commands import config_or_example, console, picture_path, table
+from ropewalk_lab.plots import View, contact_sheet, draw, save
+
+#: the figures that `--plot` draws for every layer type
+PLOTTED = ("spectrum", "coverage", "similarity", "precision")
+ERROR_NOTE = (
+    "compared with transformers' float32 frequencies, which the checkpoint was trained with"
+)
+#: number of pairs that are printed; --json has all of them
+SHOWN_PAIRS = 9
+PAIRS_LEGEND = (
+    "wavelength: tokens per turn, without and with the scaling. trained, served: turns of the pair over that length. band: what "  # noqa: E501
+    "the scaling does to the pair. new angles: whether it reaches angles that did not occur in training."
+)
+MEMORY_LEGEND = (
+    "full: one row per position. two-level: two short tables. none: no table. auto: what Rope "
+    "keeps by default."
+)
+FIGURE_LEGEND = "figure: `ropewalk figures FOLDER --config CONFIG --only FIGURE` draws it"
+#: labels with their unit, where the name alone does not say it
+LABELS = {
+    "trained": "trained (tokens)",
+    "served": "served (tokens)",
+    "window": "attention window (tokens)",
+    "shortest_wavelength": "shortest wavelength (tokens)",
+    "longest_wavelength": "longest wavelength (tokens)",
+    "first_negative_cosine_sum": "first negative cosine sum (distance in tokens)",
+}
+
+
+def inspect(
+    config: Path | None,
+    example: str | None,
+    trained: int | None,
+    served: int | None,
+    plot: Path | None,
+    guide: bool,
+    details: bool,
+    json: bool,
+) -> None:
+    """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every
+    table.
+
+    `config` or `example` names the checkpoint; `guide` adds a table of scalings by use, `plot` is a
+    picture to write.
+    """
+    if plot is not None:
+        picture_path(plot)  # raise an error for a wrong suffix before the analysis
+    checkpoint = analysis.read_checkpoint(config_or_example(config, example), trained, served)
+    report = gather(checkpoint)
+    if guide:
+        report["guide"] = [asdict(use) for use in analysis.GUIDE]
+    if plot is not None:
+        _plot(checkpoint, plot)
+        report["plot"] = str(plot)
+    if json:
+        print(json_format.dumps(report, indent=2, allow_nan=False, default=_plain))
+        return
+    _show(console(), report, details)
+
+
+def gather(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return everything that `inspect` prints, as plain data."""
+    explanation = checkpoint.explanation
+    values = explanation.as_dict()
+    layers = {
+        name: _layer(checkpoint, name, facts, values.get(name, {}))
+        for name, facts in checkpoint.layers.items()
+    }
+    return {
+        "model_type": explanation.model_type,
+        "warnings": list(explanation.warnings),
+        "layers": layers,
+    }
+
+
+def _layer(
+    checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]
+) -> dict[str, Any]:
+    """Return everything about the layers of type `name` as plain data; `values` is {setting: its
+    value and its source}.
+    """
+    if facts is None:
+        return {"values": values, "rotates": False}
+    trained_from, served_from = checkpoint.sources[name]
+    lengths = {
+        "trained": facts.trained,
+        "served": facts.served,
+        "trained_from": trained_from,
+        "served_from": served_from,
+    }
+    errors = {
+        method: {"error": error, "used_by": analysis.USED_BY[method]}
+        for method, error in facts.errors.items()
+    }
+    return {
+        "values": values,
+        "rotates": True,
+        "summary": lengths | _summary(facts),
+        "pairs": _pairs(facts),
+        "precision": errors,
+        "memory_bytes": facts.memory,
+        "advice": [asdict(advice) for advice in analysis.advise(facts)],
+    }
+
+
+def _summary(facts: Facts) -> dict[str, Any]:
+    """Return the main numbers of a layer type by name."""
+    aliasing = facts.aliasing
+    critical = analysis.critical_dimension(
+        analysis.plain_radians(facts.spec), facts.trained_distance
+    )
+    return {
+        "window": facts.window,
+        "rotated_dimensions": 2 * facts.spec.pairs,
+        "critical_dimension": critical,
+        "pairs_below_one_turn_in_training": facts.spec.pairs - critical // 2,
+        "pairs_with_new_angles_unscaled": int(
+            facts.coverage.new_angles(facts.coverage.unscaled).sum()
+        ),
+        "pairs_with_new_angles": facts.new_angles,
+        "shortest_wavelength": _finite(aliasing.shortest),
+        "longest_wavelength": _finite(aliasing.longest),
+        "pairs_that_repeat_when_served": aliasing.repeating,
+        "bands": dict(Counter(facts.bands)),
+        "magnitude": float(facts.spec.ladder_frequencies(facts.served).magnitude),
+        "softmax_factor": facts.spec.extra_softmax_factor,
+        "first_negative_cosine_sum": facts.first_negative,
+    }
+
+
+def _pairs(facts: Facts) -> list[dict[str, Any]]:
+    """Return one dict per pair: wavelengths, turns, band and whether it reaches new angles."""
+    coverage = facts.coverage
+    has_new_angles = coverage.new_angles(coverage.scaled)
+    plain_waves, scaled_waves = (
+        analysis.wavelengths(analysis.plain_radians(facts.spec)),
+        analysis.wavelengths(facts.radians),
+    )
+    return [
+        {
+            "pair": i,
+            "wavelength": _finite(plain_waves[i]),
+            "scaled_wavelength": _finite(scaled_waves[i]),
+            "turns_in_training": float(coverage.trained[i]),
+            "turns_served_unscaled": float(coverage.unscaled[i]),
+            "turns_served": float(coverage.scaled[i]),
+            "band": facts.bands[i],
+            "new_angles": bool(has_new_angles[i]),
+        }
+        for i in range(facts.spec.pairs)
+    ]
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    """Return a value that JSON has no form for, such as a temperature, as {"class": its name, its
+    fields}.
+    """
+    return {"class": type(value).__name__, **asdict(value)}
+
+
+def _finite(value: float) -> float | None:
+    """Return None for infinity (the wavelength of a pair that does not rotate), since JSON has no
+    infinity.
+    """
+    return float(value) if math.isfinite(value) else None
+
+
+def _plot(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a picture with the figures PLOTTED of every layer type."""
+    layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
+    if not layers:
+        raise RopeError(
+            "--plot",
+            "must be left out: no layer of this config rotates, so there is nothing to draw",
+            str(path),
+        )
+    views = {name: View(facts.spec, facts.trained, facts.served) for name, facts in layers.items()}
+    figures = {
+        f"{layer}: {name}": draw(name, view) for layer, view in views.items() for name in PLOTTED
+    }
+    save(contact_sheet(figures, across=2), path)
+
+
+def _show(out: Console, report: dict[str, Any], details: bool) -> None:
+    """Print the report: a verdict per layer type, warnings, main numbers and, with `details`, all
+    tables.
+    """
+    rotated = {name: layer for name, layer in report["layers"].items() if layer["rotates"]}
+    for name, layer in report["layers"].items():
+        about = ", ".join(filter(None, (report["model_type"], name)))
+        out.print(f"{about}: {verdict(layer)}", style="bold", soft_wrap=True)
+    for text in report["warnings"]:
+        out.print(f"warning: {text}", style="yellow", soft_wrap=True)
+    if rotated:
+        out.print(_numbers(rotated))
+    for name, layer in rotated.items() if details else ():
+        out.print()
+        out.print(name, style="bold")
+        for layer_table in _tables(layer):
+            out.print(layer_table)
+    if "guide" in report:
+        rows = [
+            (use["use"], use["choose"], use["because"], use["figure"]) for use in report["guide"]
+        ]
+        out.print(
+            table("Which scaling for which use", ("use", "choose", "because", "figure"), rows)
+        )
+    if not details:
+        out.print(
+            "--details shows every value with its source, the pairs, precision, memory and all "
+            "advice",
+            soft_wrap=True,
+        )
+    if "plot" in report:
+        out.print(f"written: {report['plot']}", soft_wrap=True)
+
+
+def verdict(layer: dict[str, Any]) -> str:
+    """Return the most important advice for a layer type and its reason, as one line."""
+    if not layer["rotates"]:
+        return "no rope"
+    if not layer["advice"]:
+        return f"nothing to change at {layer['summary']['served']:,} tokens."
+    first = layer["advice"][0]
+    return f"{first['because']}. {first['advice']}"
+
+
+def _numbers(layers: dict[str, dict[str, Any]]) -> RenderableType:
+    """Return the table of the main numbers, one column for each layer type."""
+    columns = {name: _main_numbers(layer) for name, layer in layers.items()}
+    labels = next(iter(columns.values()))  # every layer type has the same ones
+    rows = [(label, *(column[label] for column in columns.values())) for label in labels]
+    return table("", ("", *columns), [row for row in rows if any(row[1:])])
+
+
+def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
+    """Return the main numbers of a layer type as texts, by label."""
+    values, summary = (
+        {name: entry["value"] for name, entry in layer["values"].items()},
+        layer["summary"],
+    )
+    factor = f", factor {_cell(values['factor'])}" if "factor" in values else ""
+    error = layer["precision"]["hf"]["error"]
+    full = layer["memory_bytes"].get("full")  # None: one table cannot hold these angles
+    return {
+        "scaling": f"{values.get('rope_type', 'default')}{factor}",
+        "theta": _cell(values.get("theta")),
+        "rotated dimensions of a head": _cell(summary["rotated_dimensions"]),
+        "trained length (tokens)": _cell(summary["trained"]),
+        "served length (tokens)": _cell(summary["served"]),
+        "attention window (tokens)": _cell(summary["window"]) if summary["window"] else "",
+        "pairs with angles that training never showed": (
+            f"{summary['pairs_with_new_angles']} of {len(layer['pairs'])}"
+        ),
+        "longest wavelength (tokens)": _cell(summary["longest_wavelength"]),
+        f"error of float32 angles (bfloat16 rounds by {analysis.BFLOAT16_ROUNDING:.1e})": f"{error:.1e}",
+        "memory of cos and sin, one full table (bytes)": "" if full is None else _cell(full),
+    }
+
+
+def _tables(layer: dict[str, Any]) -> list[RenderableType]:
+    """Return all tables of a layer type: values, lengths, some of its pairs, precision, memory and
+    advice.
+    """
+    values = [
+        (name, _short(entry["value"]), entry["source"]) for name, entry in layer["values"].items()
+    ]
+    summary = [
+        (LABELS.get(name) or name.replace("_", " "), _cell(value))
+        for name, value in layer["summary"].items()
+    ]
+    all_pairs, served = layer["pairs"], layer["summary"]["served"]
+    shown = np.unique(
+        np.linspace(0, len(all_pairs) - 1, SHOWN_PAIRS).round().astype(int)
+    )  # from the first to the last
+    pairs = [tuple(map(_cell, all_pairs[i].values())) for i in shown]
+    headers = (
+        "pair",
+        "wavelength",
+        "scaled",
+        "trained",
+        "served, unscaled",
+        "served",
+        "band",
+        "new angles",
+    )
+    errors = [
+        (name, f"{entry['error']:.1e}", entry["used_by"])
+        for name, entry in layer["precision"].items()
+    ]
+    memory = [(strategy, f"{size:,}") for strategy, size in layer["memory_bytes"].items()]
+    advice = [(item["advice"], item["because"], item["figure"]) for item in layer["advice"]]
+    tables = [
+        table("Values", ("field of the spec", "value", "from"), values),
+        table("Length", ("", ""), summary),
+        table(f"Pairs ({len(pairs)} of {len(all_pairs)})", headers, pairs, PAIRS_LEGEND),
+        table(
+            f"Error of cos and sin near token {served:,}",
+            ("angle", "error", "used by"),
+            errors,
+            ERROR_NOTE,
+        ),
+        table(
+            f"Memory of cos and sin for {served:,} tokens",
+            ("Rope(tables=...)", "bytes kept"),
+            memory,
+            MEMORY_LEGEND,
+        ),
+    ]
+    return (
+        [*tables, table("Advice", ("do", "because", "figure"), advice, FIGURE_LEGEND)]
+        if advice
+        else tables
+    )
+
+
+def _cell(value: Any) -> str:
+    """Return a value as the text of a table cell."""
+    if isinstance(value, dict):
+        return ", ".join(f"{count} {name}" for name, count in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else str(value)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,202 @@
+"""GPU timings: CUDA graphs replayed over buffers larger than the L2 cache, compared with one flat
+copy of the same bytes.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk_lab.bench.cases import SHAPES, Case, make_case
+from ropewalk_lab.bench.contenders import CONTENDERS, Call, agrees, why_not
+from ropewalk_lab.bench.memory import peak_bytes
+
+#: the bytes of all copies of a case, fewer for a small one: more than the L2 cache, so that calls
+#: read from memory
+COLD_BYTES = 256 << 20
+#: the shapes with one token per batch row
+DECODE = ("B", "C")
+#: contenders without a forward+backward timing
+FORWARD_ONLY = (
+    "ropewalk, in place",
+    "ropewalk, positions",
+    "ropewalk, interleaved",
+    "ropewalk, basic",
+    "ropewalk, eager",
+)
+REPLAYS = 25
+
+
+def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+    """Return a CUDA graph of all calls, ready to be timed, and their results."""
+    # two calls outside the graph, on another stream as CUDA graphs require: they compile kernels
+    # and build tables
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        for call in calls:
+            results.append(
+                call()
+            )  # results stay alive, so that no two calls write to the same, cached memory
+    for _ in range(3):
+        graph.replay()
+    return graph, results
+
+
+def replayed_us(graph: torch.cuda.CUDAGraph, calls: int) -> float:
+    """Return the mean microseconds of a call, from one replay of a graph that contains `calls`
+    calls.
+    """
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    graph.replay()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop) * 1000 / calls
+
+
+def replay_us(calls: list[Callable[[], Any]], replays: int = REPLAYS) -> float:
+    """Return the median microseconds of one call, from replays of a CUDA graph that contains all
+    calls.
+    """
+    graph, results = captured(calls)
+    times = [replayed_us(graph, len(calls)) for _ in range(replays)]
+    del graph, results
+    return statistics.median(times)
+
+
+def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict[str, float]:
+    """Return the microseconds per call of an eager loop. Host and device overlap, so this is the
+    time of the slower of them.
+
+    The rounds last more than a second; their lower quartile ("us") and median are returned, because
+    a rented core runs at half speed while its other hyperthread is busy.
+    """
+    times = []
+    for _ in range(rounds):
+        for _ in range(20):  # untimed, so that caches and clocks are as in a long loop
+            call()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / loops * 1e6)
+        time.sleep(0.05)  # spreads the rounds over more than a second
+    low, median, _ = statistics.quantiles(times, n=4)
+    return {"us": round(low, 2), "median_us": round(median, 2)}
+
+
+def copies(case: Case) -> list[Case]:
+    """Return the case and enough copies of its tensors to exceed the L2 cache."""
+    count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
+    return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
+
+
+def ceiling_us(sets: list[Case], passes: int = 1) -> float:
+    """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close
+    to the fastest rotation.
+    """
+    buffers = [torch.empty(2, case.bytes, dtype=torch.uint8, device="cuda") for case in sets]
+    return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
+
+
+def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
+    """Return, for each case of `sets`, a function that runs one forward and backward pass with
+    random gradients.
+    """
+
+    def step(case: Case) -> Callable[[], tuple[Tensor, ...]]:
+        q, k = case.q.detach().requires_grad_(), case.k.detach().requires_grad_()
+        grads = (torch.randn_like(case.q), torch.randn_like(case.k))
+        # pass views: autograd forbids in-place writes to leaf tensors
+        return lambda: torch.autograd.grad(call(q.view_as(q), k.view_as(k)), (q, k), grads)
+
+    return [step(case) for case in sets]
+
+
+def measure(
+    names: tuple[str, ...] = tuple(SHAPES), contenders: tuple[str, ...] = tuple(CONTENDERS)
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of each shape of `names`, memory order and contender."""
+    for name in names:
+        for order in ("bshd",) if name in DECODE else ("bshd", "bhsd"):
+            sets = copies(make_case(name, order, "cuda"))  # so many that they exceed the L2 cache
+            row = {
+                "shape": name,
+                "order": order,
+                "dtype": str(sets[0].q.dtype).removeprefix("torch."),
+            }
+            for contender in contenders:
+                yield from rows_of(contender, sets, row)
+            del sets
+            torch.cuda.empty_cache()
+
+
+def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each timed pass of a contender, or one with the reason why it cannot be
+    timed; `sets`: copies of a case.
+    """
+    case, row = sets[0], {**row, "contender": contender}
+    if reason := why_not(contender, case):
+        yield {**row, "skipped": reason}
+        return
+    call = CONTENDERS[contender](case)
+    try:
+        with torch.no_grad():
+            is_correct, error = agrees(contender, call, case)
+            row["rms_error"] = float(f"{error:.3g}")
+            if not is_correct:
+                yield {**row, "skipped": "does not agree with the definition"}
+                return
+            measured = beside_copy(
+                [partial(call, each.q, each.k) for each in sets], lambda: ceiling_us(sets)
+            )
+            yield {
+                **row,
+                "pass": "forward",
+                **measured,
+                "peak_bytes": peak_bytes(lambda: call(case.q, case.k), "cuda"),
+            }
+            if row["shape"] in DECODE:
+                yield {**row, "pass": "eager loop", **host_us(lambda: call(case.q, case.k))}
+        if row["shape"] not in DECODE and contender not in FORWARD_ONLY:
+            # only two sets, because each has gradients too; compared with two copies, which move as
+            # many bytes as both passes
+            calls = backward_calls(call, sets[:2])
+            measured = beside_copy(calls, lambda: ceiling_us(sets, passes=2))
+            yield {
+                **row,
+                "pass": "forward+backward",
+                **measured,
+                "peak_bytes": peak_bytes(calls[0], "cuda"),
+            }
+    except torch.cuda.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        yield {**row, "skipped": "does not fit in memory"}
+
+
+def beside_copy(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
+    """Return the time of one call and of a copy; `ceiling` times the copy, before and after the
+    calls because clocks drift.
+    """
+    before, us, after = ceiling(), replay_us(calls), ceiling()
+    copy = (before + after) / 2
+    return {
+        "us": round(us, 3),
+        "copy_us": round(copy, 3),
+        "percent_of_copy": round(100 * copy / us, 1),
+    }

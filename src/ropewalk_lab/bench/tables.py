@@ -1,0 +1,454 @@
+"""Markdown tables of docs/benchmarks.md, made from the rows in `results/`."""
+
+from __future__ import annotations
+
+from statistics import quantiles
+
+from ropewalk_lab.bench.cases import GROUPS
+from ropewalk_lab.bench.rows import Row
+
+BOTH_ORDERS = ("bshd", "bhsd")
+
+
+def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
+    """Return {(contender, shape, order, pass): speed in per cent of a copy's}, the mean of all
+    runs; variants are left out.
+    """
+    percents: dict[tuple[str, str, str, str], list[float]] = {}
+    for row in rows:
+        if "percent_of_copy" in row and "variant" not in row:
+            case = row["contender"], row["shape"], row["order"], row["pass"]
+            percents.setdefault(case, []).append(row["percent_of_copy"])
+    return {case: sum(values) / len(values) for case, values in percents.items()}
+
+
+def gpu_table(rows: list[Row]) -> str:
+    """Return a table of speeds in per cent of one flat copy, forward / forward+backward, as the
+    mean of all runs.
+    """
+    cases = [(shape, order) for order in BOTH_ORDERS for shape in "ADEF"]
+    percents = mean_percent(rows)
+    contenders = (
+        "ropewalk",
+        "liger-kernel",
+        "transformers, compiled",
+        "transformers, eager",
+        "complex product",
+        "rotary-embedding-torch",
+    )
+
+    def cell(contender: str, case: tuple[str, str]) -> str:
+        of_passes = [
+            percents.get((contender, *case, pass_name))
+            for pass_name in ("forward", "forward+backward")
+        ]
+        return " / ".join("-" if percent is None else f"{percent:.0f}" for percent in of_passes)
+
+    return markdown(
+        ["contender", *_headers(cases)],
+        [[name, *(cell(name, case) for case in cases)] for name in contenders],
+    )
+
+
+def decode_table(rows: list[Row]) -> str:
+    """Return a table of the microseconds of a decode step in a CUDA graph and in an eager loop, in
+    the latest two runs.
+    """
+    last_run = max(r["run"] for r in rows if r.get("pass") == "eager loop")
+    contenders = (
+        "ropewalk",
+        "ropewalk, in place",
+        "liger-kernel",
+        "transformers, compiled",
+        "transformers, eager",
+    )
+
+    def cell(contender: str, shape: str, pass_name: str, digits: int) -> str:
+        case = (contender, shape, pass_name)
+        times = [
+            r["us"]
+            for r in rows
+            if (r["contender"], r["shape"], r.get("pass")) == case and r["run"] > last_run - 2
+        ]
+        return _span(times, digits)
+
+    columns = [
+        ("B", "forward", 2),
+        ("B", "eager loop", 0),
+        ("C", "forward", 2),
+        ("C", "eager loop", 0),
+    ]
+    lines = [[name, *(cell(name, *column) for column in columns)] for name in contenders]
+    return markdown(["us", "B, graph", "B, eager loop", "C, graph", "C, eager loop"], lines)
+
+
+def variant_table(rows: list[Row]) -> str:
+    """Return a table of the speed of each variant in per cent of a copy, in the latest run."""
+    percents = {
+        (r["variant"], r["shape"], r["order"]): r["percent_of_copy"] for r in rows if "variant" in r
+    }
+    cases = [(shape, order) for shape in "AD" for order in BOTH_ORDERS]
+    variants = list(dict.fromkeys(variant for variant, _, _ in percents))
+    return markdown(
+        ["variant", *_headers(cases)],
+        [[v, *(f"{percents[v, *case]:.1f}" for case in cases)] for v in variants],
+    )
+
+
+def fused_table(rows: list[Row]) -> str:
+    """Return a table of the fused kernel's time and its speed in per cent of a copy of the packed
+    qkv, in the latest two runs.
+    """
+    last_run = max(r["run"] for r in rows if r["contender"].startswith("ropewalk, fused"))
+    contenders, shapes = (
+        ("ropewalk, fused", "ropewalk, fused without norm", "ropewalk, plain torch"),
+        ("T64", "T256", "T8192"),
+    )
+
+    def cell(contender: str, shape: str) -> str:
+        timed = [
+            r
+            for r in rows
+            if (r["contender"], r["shape"]) == (contender, shape) and r["run"] > last_run - 2
+        ]
+        times, percents = [r["us"] for r in timed], [r["percent_of_copy"] for r in timed]
+        return f"{_span(times, digits=2)} us, {_span(percents, digits=0)} %"
+
+    return markdown(
+        ["contender", *shapes],
+        [[name, *(cell(name, shape) for shape in shapes)] for name in contenders],
+    )
+
+
+def attention_table(rows: list[Row]) -> str:
+    """Return a table of the time that the rotation adds to attention, and of linear attention, in
+    the latest run.
+    """
+    # a later run replaces the rows of an earlier one
+    latest = {
+        (r["shape"], r["contender"], r["pass"]): r
+        for r in rows
+        if r["shape"].startswith("attention")
+    }
+    lines = []
+    for (shape, contender, pass_name), row in latest.items():
+        note = ""
+        if row.get("percent_added"):
+            note = f"+{row['percent_added']} % time"
+        elif "times_faster" in row:
+            note = f"{row['times_faster']} times as fast"
+        elif "times_half_the_length" in row:
+            note = f"{row['times_half_the_length']} times the time of half the length"
+        lines.append(
+            [
+                shape.removeprefix("attention "),
+                contender,
+                pass_name,
+                f"{row['us'] / 1000:.2f} ms",
+                note,
+            ]
+        )
+    return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
+
+
+def qkv_table(rows: list[Row]) -> str:
+    """Return a table of the time of the QKV product by number of tokens, and what every way to
+    rotate adds to it.
+    """
+    rows = [r for r in rows if r["what"] == "qkv"]
+    timed = {(r["way"], r["rows"]): r for r in rows}
+    ways, counts = (
+        list(dict.fromkeys(r["way"] for r in rows)),
+        list(dict.fromkeys(r["rows"] for r in rows)),
+    )
+
+    def cell(way: str, count: int) -> str:
+        return f"{timed[way, count]['over_percent']:+.1f} %" if (way, count) in timed else "-"
+
+    lines = [
+        [f"{n:,}", f"{timed[ways[0], n]['product_us']:.1f} us", *(cell(way, n) for way in ways)]
+        for n in counts
+    ]
+    return markdown(["tokens", "product alone", *ways], lines)
+
+
+def generation_table(rows: list[Row]) -> str:
+    """Return a table of generation: steps per second, their share of what the memory's speed
+    allows, time to the first token.
+
+    Of each model, batch size and contender it has the latest run.
+    """
+    latest = {(r["shape"], r["batch"], r["contender"]): r for r in rows if r["what"] == "generate"}
+    shapes, contenders = (list(dict.fromkeys(key[i] for key in latest)) for i in (0, 2))
+    ordered = sorted(
+        latest, key=lambda key: (shapes.index(key[0]), key[1], contenders.index(key[2]))
+    )
+    lines = [
+        [
+            r["shape"].removesuffix(" shape"),
+            str(r["batch"]),
+            r["contender"],
+            str(r["run"]),
+            f"{r['steps_per_s']:.0f}",
+            "-" if r["percent_of_limit"] is None else f"{r['percent_of_limit']:.0f} %",
+            f"{r['first_token_ms']:.0f} ms",
+        ]
+        for r in (latest[key] for key in ordered)
+    ]
+    return markdown(
+        ["model", "batch", "contender", "run", "steps/s", "of the limit", "first token"], lines
+    )
+
+
+def other_models_table(rows: list[Row]) -> str:
+    """Return a table of generation in the shapes of other models: milliseconds of a step and their
+    share of the limit.
+    """
+    latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
+    shapes, batches = (
+        list(dict.fromkeys(shape for shape, _ in latest)),
+        sorted({batch for _, batch in latest}),
+    )
+    lines = [
+        [
+            shape,
+            *(
+                f"{r['step_ms']:.2f} ms, {r['percent_of_limit']:.0f} %"
+                for r in (latest[shape, batch] for batch in batches)
+            ),
+        ]
+        for shape in shapes
+    ]
+    return markdown(
+        ["model", *("one row" if batch == 1 else f"{batch} rows" for batch in batches)], lines
+    )
+
+
+def window_table(rows: list[Row]) -> str:
+    """Return a table of the milliseconds of attention with a window or documents, by length and
+    way, and the backend taken.
+    """
+    timed = {(r["kind"], r["length"], r["way"]): r for r in rows}
+    ways = list(dict.fromkeys(way for *_, way in timed))
+    cases = dict.fromkeys((kind, length) for kind, length, _ in timed)
+    lines = [
+        [
+            kind,
+            f"{length:,}",
+            *(f"{timed[kind, length, way]['ms']:.2f}" for way in ways),
+            timed[kind, length, ways[0]]["chosen"],
+        ]
+        for kind, length in cases
+    ]
+    return markdown(["mask", "tokens", *(f"{way}, ms" for way in ways), "taken"], lines)
+
+
+#: suffix of a column header for each memory order other than [B, H, S, D]
+SUFFIXES = {"bshd": " [B,S,H,D]", "bhsd view": " view"}
+
+
+def cpu_table(rows: list[Row]) -> str:
+    """Return a table of time / time of a copy (lower is better), or microseconds for decode, by
+    contender, shape and dtype.
+    """
+    timed = [r for r in rows if "us" in r]
+    by_case = {(r["contender"], _case(r)): r for r in timed}
+    contenders, cases = (
+        list(dict.fromkeys(r["contender"] for r in timed)),
+        list(dict.fromkeys(_case(r) for r in timed)),
+    )
+
+    def cell(contender: str, case: str) -> str:
+        """Return the time as a multiple of a copy's; for decode, where both are mostly the cost of
+        a call, in microseconds.
+        """
+        row = by_case.get((contender, case))
+        if row is None:
+            return "-"
+        return f"{row['us']:.0f} us" if row["shape"] == "cpu decode" else f"{row['times_copy']:.2f}"
+
+    return markdown(
+        ["contender", *cases],
+        [[name, *(cell(name, case) for case in cases)] for name in contenders],
+    )
+
+
+def two_trees_table(rows: list[Row]) -> str:
+    """Return a table of the times of two source trees, "before" and "after" a change: the medians
+    and quartiles over runs.
+    """
+    times: dict[str, dict[str, dict[int, float]]] = {}  # case -> tree -> run -> microseconds
+    for row in rows:
+        times.setdefault(_case(row), {}).setdefault(row["tree"], {})[row["run"]] = row["us"]
+    lines = []
+    for case, by_tree in times.items():
+        before, after = by_tree["before"], by_tree["after"]
+        ratios = [after[run] / before[run] for run in before]
+        lines.append(
+            [
+                case,
+                _quartiles([*before.values()], 1),
+                _quartiles([*after.values()], 1),
+                _quartiles(ratios, 3),
+            ]
+        )
+    return markdown(["case", "before, us", "after, us", "after / before"], lines)
+
+
+def _case(row: Row) -> str:
+    """Return the short name of a case on the CPU, such as "prefill view bf16 f+b"."""
+    both = " f+b" * (row["pass"] != "forward")
+    return (
+        f"{row['shape'].removeprefix('cpu ')}{SUFFIXES.get(row['order'], '')} "
+        f"{row['dtype'].replace('float', 'f')}{both}"
+    )
+
+
+def _quartiles(values: list[float], digits: int) -> str:
+    """Return "median (lower quartile to upper quartile)"."""
+    low, middle, high = (
+        f"{each:.{digits}f}" for each in quantiles(values, n=4, method="inclusive")
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def models_table(rows: list[Row]) -> str:
+    """Return a table of whole models: forward passes of a Llama (latest run), training steps of a
+    Decoder, the lab's trainer.
+    """
+    lines, last_run = [], max((r.get("run", 0) for r in rows), default=0)
+    for row in rows:
+        if "ms" in row and row["run"] == last_run:
+            lower, upper = row["quartiles_ms"]
+            note = (
+                f"{row['times_faster']:.3f} times as fast; interquartile range {lower:.2f} to "
+                f"{upper:.2f} ms"
+            )
+            if row["contender"].startswith("ropewalk"):
+                low, median, high = row["ahead_ms"]["transformers"]
+                note += f"; faster by {median:.2f} ms (95 % interval: {low:.2f} to {high:.2f})"
+            lines.append([row["shape"], row["contender"], row["pass"], f"{row['ms']:.2f} ms", note])
+        elif "us" in row:
+            speed = f"{row['times_faster']:.2f} times as fast" if "times_faster" in row else ""
+            speed = (
+                f"{row['tokens_per_second']:,} tokens/s" if "tokens_per_second" in row else speed
+            )
+            memory = f", {row['peak_bytes'] / 1e9:.2f} GB" if "peak_bytes" in row else ""
+            lines.append(
+                [
+                    row["shape"],
+                    row["contender"],
+                    row["pass"],
+                    f"{row['us'] / 1000:.1f} ms",
+                    speed + memory,
+                ]
+            )
+    return markdown(["shape", "contender", "pass", "time", "comparison"], lines)
+
+
+#: articles about RoPE compare three ways to rotate; these are the contenders that correspond to
+#: them
+WAYS = {
+    "basic": "ropewalk, basic",
+    "optimised": "ropewalk",
+    "memory-efficient": "ropewalk, in place",
+}
+
+
+def doc_shapes_table(rows: list[Row]) -> str:
+    """Return, for each machine, a table of time and peak memory by contender and shape, and the
+    claims of articles about RoPE.
+    """
+    shapes, tables = GROUPS["doc shapes"], []
+    timed = [
+        r
+        for r in rows
+        if (r.get("pass"), r["order"]) == ("forward", "bhsd") and r["shape"] in shapes
+    ]
+    for machine in dict.fromkeys(r["machine"] for r in timed):
+        by_case = {(r["contender"], r["shape"]): r for r in timed if r["machine"] == machine}
+        # one line for each contender that rotates in a way the articles name, then one for each
+        # other contender
+        first_cells = {contender: f"{way}: {contender}" for way, contender in WAYS.items()}
+        for contender, _ in by_case:
+            first_cells.setdefault(contender, contender)
+        lines = [
+            [text, *(_time_and_memory(by_case.get((name, each))) for each in shapes)]
+            for name, text in first_cells.items()
+        ]
+        # two lines that compare the ways with the claims
+        basic, optimised, efficient = (
+            [by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values()
+        )
+        faster = [
+            f"{slow['us'] / fast['us']:.1f}" if slow and fast else "-"
+            for slow, fast in zip(basic, optimised, strict=True)
+        ]
+        saved = [_less_memory(more, less) for more, less in zip(optimised, efficient, strict=True)]
+        lines.append(["optimised: times as fast as basic (articles: 1.5 to 3)", *faster])
+        lines.append(
+            ["memory-efficient: less memory than optimised (articles: 20 to 50 %)", *saved]
+        )
+        one_thread = ", one thread" if any(r.get("threads") == 1 for r in by_case.values()) else ""
+        tables.append(markdown([f"{machine}{one_thread}", *shapes], lines))
+    return "\n".join(tables)
+
+
+def _time_and_memory(row: Row | None) -> str:
+    """Return the time in ms and the peak memory in MB of a row as text, or "-" without a row."""
+    if row is None:
+        return "-"
+    ms = row["us"] / 1000
+    time = f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
+    return f"{time} ms, {row['peak_bytes'] / 1e6:,.0f} MB"
+
+
+def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
+    """Return by how many per cent the peak memory of `efficient` is below that of `optimised`, or
+    "-" without a row.
+    """
+    if optimised is None or efficient is None:
+        return "-"
+    return f"{100 * (1 - efficient['peak_bytes'] / optimised['peak_bytes']):.0f} %"
+
+
+#: marker in docs/benchmarks.md -> (file in results/, function that makes the table)
+TABLES = {
+    "gpu": ("h200.jsonl", gpu_table),
+    "decode": ("h200.jsonl", decode_table),
+    "variants": ("h200.jsonl", variant_table),
+    "fused": ("h200.jsonl", fused_table),
+    "qkv": ("h200_projection.jsonl", qkv_table),
+    "generation": ("h200_decode.jsonl", generation_table),
+    "other_models": ("h200_decode.jsonl", other_models_table),
+    "attention": ("h200.jsonl", attention_table),
+    "window": ("h200_window.jsonl", window_table),
+    "cpu_window": ("cpu_window.jsonl", window_table),
+    "models": ("h200_models.jsonl", models_table),
+    "cpu": ("cpu.jsonl", cpu_table),
+    "cpu_x86": ("cpu_x86.jsonl", cpu_table),
+    "two_trees": ("methods_before_after.jsonl", two_trees_table),
+    "cpu_patch": ("cpu_patch.jsonl", models_table),
+    "cpu_linear": ("cpu_linear.jsonl", attention_table),
+    "doc_shapes": ("doc_shapes.jsonl", doc_shapes_table),
+}
+
+
+def _headers(cases: list[tuple[str, str]]) -> list[str]:
+    return [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
+
+
+def _span(values: list[float], digits: int) -> str:
+    """Return "smallest to largest", or one number if both are printed the same."""
+    texts = (
+        dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
+        if values
+        else ["-"]
+    )
+    return " to ".join(texts)
+
+
+def markdown(headers: list[str], lines: list[list[str]]) -> str:
+    """Return a Markdown table; the first column is aligned left, the others right."""
+    alignment = ["---"] + ["---:"] * (len(headers) - 1)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, alignment, *lines))

@@ -1,0 +1,151 @@
+"""Open a causal language model and its tokenizer from a folder or a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ropewalk.errors import MissingExtra, RopeError
+from ropewalk.gguf import hf_config
+from ropewalk.gguf import tokenizer as gguf_tokenizer
+from ropewalk.gguf.weights import GgufWeights
+from ropewalk_lab.fit.passkeys import Encode
+
+
+def open_model(
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> tuple[nn.Module, Encode]:
+    """Return a transformers model, and a function from text to tokens without special tokens.
+
+    path   a Hugging Face folder, a GGUF file, or a folder with one GGUF file
+    dtype  by default bfloat16 on a GPU and float32 on a CPU
+    """
+    path = Path(path)
+    if dtype is None:
+        dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    if path.is_dir() and not (path / "config.json").exists():
+        files = sorted(path.rglob("*.gguf"))
+        if len(files) != 1:
+            raise RopeError(
+                "model", "must be a folder with a config.json, or with one .gguf file", str(path)
+            )
+        path = files[0]
+    if not path.exists():
+        raise RopeError(
+            "model", "must be a Hugging Face folder or a .gguf file on this machine", str(path)
+        )
+    model, encode = _from_gguf(path, dtype) if path.is_file() else _from_folder(path, dtype)
+    return model.to(device).eval(), encode
+
+
+def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
+    """Return the model of a transformers folder, and the function that encodes text for it."""
+    transformers = import_transformers()
+    with (
+        _refused(path, "must be a folder that transformers loads, with its tokenizer"),
+        _no_progress_bar(transformers),
+    ):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True
+        )
+        return model, encoder(tokenizer)
+
+
+@contextmanager
+def _refused(path: Path, rule: str) -> Iterator[None]:
+    """Context manager: an error of transformers, which has many types, becomes a RopeError with its
+    first words.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RopeError("model", f"{rule} ({reason})", str(path)) from None
+
+
+@contextmanager
+def _no_progress_bar(transformers: Any) -> Iterator[None]:
+    """Context manager: transformers shows no progress; stderr is for one line of an error, or for
+    the progress of the fit.
+    """
+    logging = transformers.utils.logging
+    had_bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if had_bar:
+            logging.enable_progress_bar()
+
+
+def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
+    """Return a model with the dequantised weights of a GGUF file, and the function text -> tokens
+    of its tokenizer.
+    """
+    weights, transformers = GgufWeights(path), import_transformers()
+    # `hf_config` has the rope, also its theta, as transformers writes it
+    fields = {
+        key: value for key, value in weights.config.items() if key != "rope_theta"
+    } | hf_config(weights.file)
+    if fields.get("num_hidden_layers", 0) > len(
+        weights.names
+    ):  # every layer has at least one tensor
+        rule = f"must not exceed the number of tensors in the file, {len(weights.names)}"
+        raise RopeError(f"{weights.architecture}.block_count", rule, fields["num_hidden_layers"])
+    # the outline is for its class, names and shapes; weights of its own would be drawn at random,
+    # which takes seconds
+    with (
+        _refused(path, "must be a GGUF file whose sizes transformers accepts"),
+        torch.device("meta"),
+    ):
+        config = transformers.AutoConfig.for_model(**fields)
+        outline = transformers.AutoModelForCausalLM.from_config(config)
+    shapes, found = (
+        {name: tuple(value.shape) for name, value in outline.state_dict().items()},
+        set(weights.names),
+    )
+    # a file without an output matrix is that of a model that shares the embeddings
+    if wrong := sorted((shapes.keys() ^ found) - ({"lm_head.weight"} - found)):
+        raise RopeError("model", "must hold the weights of its architecture and no others", wrong)
+    for name in found:
+        if weights.shape(name) != shapes[name]:
+            rule = f"must have the shape {list(shapes[name])} that the sizes in the file give"
+            raise RopeError(weights.files[name], rule, list(weights.shape(name)))
+    state = {name: weights.read(name) for name in weights.names}
+    with _no_progress_bar(transformers):
+        model = type(outline).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
+    tokenizer = gguf_tokenizer(path)
+    return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def cast_weights(model: Any, dtype: torch.dtype) -> Any:
+    """Cast the weights of a transformers model and return it; its frequencies stay float32, as
+    from_pretrained leaves them.
+
+    `model.to(dtype)` would round the frequencies too, by up to 0.4 % in bfloat16.
+    """
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
+
+
+def import_transformers() -> Any:
+    """Import transformers, or raise an error that names the extra."""
+    try:
+        import transformers
+    except ImportError:
+        raise MissingExtra("model", "transformers", "hf") from None
+    return transformers
+
+
+def encoder(tokenizer: Any) -> Encode:
+    """Return text -> tokens of a transformers tokenizer, without special tokens and without its
+    warning about long texts.
+    """
+    return lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

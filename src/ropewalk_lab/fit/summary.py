@@ -1,0 +1,134 @@
+"""The table and the sentences of a fit: one line per method, and the recommendation in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ropewalk_lab.fit.decide import Recommendation
+from ropewalk_lab.fit.ledger import Row
+from ropewalk_lab.fit.methods import NONE
+from ropewalk_lab.fit.text import long_ppl
+from ropewalk_lab.scores import Score
+
+
+def short_length(tokens: int) -> str:
+    """Return a length as people write it: 32768 is 32k."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 and tokens else f"{tokens:,}"
+
+
+def score_text(values: Sequence[float]) -> str:
+    """Return mean ± standard error; "not finite" if a value is not."""
+    if not np.isfinite(values).all():
+        return "not finite"
+    score = Score(np.array([values]))
+    return f"{score.mean:.3f} ± {score.error:.3f}" if len(values) > 1 else f"{score.mean:.3f}"
+
+
+def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the columns and the cells of every method."""
+    trained, to, bands = facts["trained"], facts["to"], facts["bands"]
+    # methods that were measured on text; "keys" in the titles are pass keys
+    names = [
+        name
+        for name in facts["methods"]
+        if any(row["method"] == name and row["metric"] == "text" for row in rows)
+    ]
+    with_ppl = any("key_count" in row for row in rows)  # the number of key tokens of LongPPL
+    columns = ["method", *(f"{short_length(low)}-{short_length(high)}" for low, high in bands)]
+    columns += ["LongPPL"] if with_ppl else []
+    columns += [
+        f"loss at {short_length(trained)}",
+        f"keys to {short_length(trained)}",
+        f"keys to {short_length(to)}",
+        "s",
+        "GB",
+    ]
+    return columns, [
+        _cells(name, [row for row in rows if row["method"] == name], facts, with_ppl)
+        for name in names
+    ]
+
+
+def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool) -> list[str]:
+    """Return the cells of one method, from its rows, under the columns of `table`; "-" where
+    nothing was measured.
+    """
+    trained = facts["trained"]
+    far = [row for row in rows if row["metric"] == "text" and row["length"] == facts["to"]]
+    near = [row for row in rows if row["metric"] == "text" and row["length"] == trained]
+    asked = [row for row in rows if row["metric"] == "passkey"]
+    cells = [name]
+    for band in range(len(facts["bands"])):
+        cells.append(score_text([row["bands"][band] for row in far]) if far else "-")
+    if with_ppl:
+        ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far])
+        cells.append("-" if ppl is None else format(ppl, ".2f" if ppl < 1e4 else ".1e"))
+    cells.append(score_text([row["loss"] for row in near]) if near else "-")
+    near_keys = [row["found"] for row in asked if row["length"] <= trained]
+    far_keys = [row["found"] for row in asked if row["length"] > trained]
+    cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
+    cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
+    memory = [
+        row["memory"] for row in far if row["memory"]
+    ]  # rows that were measured on a CPU have none
+    cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
+    return cells
+
+
+def note(facts: dict[str, Any]) -> str:
+    """Return what the table was measured on."""
+    texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
+    keys = f"; {asked} pass keys for each method" if asked else "; no pass keys"
+    ppl = "LongPPL: perplexity of tokens that need a long context. " if facts["long_ppl"] else ""
+    return (
+        f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "  # noqa: E501
+        f"Model {facts['model']} ({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text {texts}, "  # noqa: E501
+        f"seed {facts['seed']}{keys}. {ppl}s: seconds for one window."
+    )
+
+
+def sentences(
+    best: Recommendation,
+    in_config: Recommendation,
+    facts: dict[str, Any],
+    skipped: dict[str, str],
+    rows: Sequence[Row],
+) -> list[str]:
+    """Return the recommendation, its reason and what the user should know beside it."""
+    to = short_length(facts["to"])
+    if best.method == NONE:
+        lines = [f"Recommended for {to}: leave the model as it is."]
+    else:
+        lines = [f"Recommended for {to}: {best.method}."]
+    lines.append(f"Why: {best.reason}.")
+    if facts["windows"] == 1 and not facts["passkeys"]:
+        lines.append(
+            "One window shows no difference beyond the noise: measure two or more, or pass keys."
+        )
+    if best.equal:
+        lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
+    if in_config.method != best.method:
+        lines.append(
+            f"The best method that a config can express: {in_config.method} ({in_config.reason})."
+        )
+    texts = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
+    trained_band = [high for _, high in facts["bands"]].index(
+        facts["trained"]
+    )  # the band that ends at the trained length
+    gaps = [
+        row["bands"][-1] - row["bands"][trained_band]
+        for row in texts
+        if row["length"] == facts["to"]
+    ]
+    if len(gaps) > 1:
+        score = Score(np.array([gaps]))
+        if score.mean > 2 * score.error:
+            lines.append(
+                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at the trained length; "  # noqa: E501
+                "training at the new length lowers it."
+            )
+    lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
+    return lines

@@ -1,0 +1,136 @@
+"""Windows of a long text, and losses on them: by band of positions, and on the tokens that need a
+long context (LongPPL).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ropewalk.errors import RopeError, integer
+from ropewalk_lab.fit.reader import Reader
+
+Band = tuple[int, int]
+#: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to
+#: less than LIMIT
+GAIN = LIMIT = 2.0
+#: tokens in one forward pass over short windows
+BATCH_TOKENS = 1 << 15
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a file, or of the .txt files of a folder in natural order: chapter_2
+    before chapter_10.
+    """
+    path = Path(path)
+    files = (
+        sorted(path.glob("*.txt"), key=lambda each: _natural(each.name))
+        if path.is_dir()
+        else [path]
+    )
+    if not files or not all(each.is_file() for each in files):
+        raise RopeError("text", "must be a text file, or a folder with .txt files", str(path))
+    return "\n\n".join(
+        each.read_text(encoding="utf-8-sig", errors="replace").strip() for each in files
+    )
+
+
+def _natural(name: str) -> list[Any]:
+    parts = re.split(r"([0-9]+)", name)  # every second part is a number
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]
+
+
+def windows_of(tokens: Sequence[int] | Tensor, length: int, count: int) -> Tensor:
+    """Return `count` windows [count, length] that start at equal distances and do not overlap."""
+    tokens = torch.as_tensor(tokens, dtype=torch.long)
+    room = len(tokens) // integer("length", length, low=2)
+    if room < count:
+        rule = (
+            f"must have at least {count} x {length} = {count * length} tokens for windows that do "
+            "not overlap"
+        )
+        raise RopeError(
+            "text", f"{rule}; use a longer text or fewer windows", f"{len(tokens)} tokens"
+        )
+    step = len(tokens) // count
+    return torch.stack([tokens[place * step : place * step + length] for place in range(count)])
+
+
+def bands_of(trained: int, to: int) -> list[Band]:
+    """Return the bands of positions: both halves of the trained length, then doubling up to `to`."""
+    ends = [0, max(1, trained // 2), trained]
+    while ends[-1] < to:
+        ends.append(min(2 * ends[-1], to))
+    return [(low, high) for low, high in pairwise(ends) if low < high]
+
+
+def band_means(losses: Tensor, bands: Sequence[Band]) -> list[float]:
+    """Return the mean loss of each band; losses [S - 1] begin with that of token 1. A band without
+    tokens gives NaN.
+    """
+    return [float(losses[max(0, low - 1) : high - 1].double().mean()) for low, high in bands]
+
+
+def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) -> Tensor:
+    """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short
+    context.
+
+    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart;
+    positions begin at 0 in each. A piece gives the losses after its first `context` tokens, which
+    have that many tokens before them; the first gives all.
+    """
+    length, piece = len(window), context + stride
+    losses = torch.empty(length - 1)
+    losses[: piece - 1] = reader.losses(window[None, :piece])[0]
+    starts = list(range(stride, length - context, stride))
+    whole = [start for start in starts if start + piece <= length]
+    batch_size = max(1, BATCH_TOKENS // piece)
+    for index in range(0, len(whole), batch_size):
+        batch = whole[index : index + batch_size]
+        piece_losses = reader.losses(
+            torch.stack([window[start : start + piece] for start in batch]), first=context
+        )
+        for start, each in zip(batch, piece_losses, strict=True):
+            losses[start + context - 1 : start + piece - 1] = each
+    if len(whole) < len(starts):  # the last piece is shorter
+        start = starts[-1]
+        losses[start + context - 1 :] = reader.losses(window[None, start:], first=context)[0]
+    return losses
+
+
+@dataclass(frozen=True)
+class KeyTokens:
+    """Which tokens of a window need a long context, bool [S - 1], beginning with token 1."""
+
+    mask: Tensor
+
+    def total(self, losses: Tensor) -> tuple[float, int]:
+        """Return the sum of the losses of the key tokens, and their number."""
+        return float(losses[self.mask].double().sum()), int(self.mask.sum())
+
+
+def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
+    """Return the tokens whose loss falls by more than GAIN, to less than LIMIT, between a short and
+    a long context.
+
+    The model itself judges, unextended and within its trained length: the short context has a
+    quarter of it, the long one three quarters at least. So the tokens are the same for every
+    method.
+    """
+    quarter = max(1, trained // 4)
+    short = limited_losses(reader, window, quarter, max(1, quarter // 4))
+    long = limited_losses(reader, window, 3 * quarter, quarter)
+    return KeyTokens((short - long > GAIN) & (long < LIMIT))
+
+
+def long_ppl(sums: Sequence[float], counts: Sequence[int]) -> float | None:
+    """Return LongPPL: the exponential of the mean loss of all key tokens; None if there are none."""
+    return math.exp(min(sum(sums) / sum(counts), 700.0)) if sum(counts) else None

@@ -1,0 +1,214 @@
+"""The measured reason for each entry of `analysis.GUIDE`, from runs of studies such as those in
+results/lab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ropewalk.errors import RopeError
+from ropewalk_lab.recommendations import StudyResult
+from ropewalk_lab.scores import Score, compare
+from ropewalk_lab.studies.findings import difference, seed_noise
+from ropewalk_lab.studies.norms import largest_change
+from ropewalk_lab.studies.precision import WIDTH
+from ropewalk_lab.studies.rows import Row, distinct, score, select
+
+#: methods that `_fine_tuned` compares with YaRN, with their names in the sentence
+OTHER_METHODS = (("none", "no scaling"), ("linear", "interpolation"))
+
+
+def evidence(results: Mapping[str, StudyResult]) -> dict[str, str]:
+    """Return {use of an entry of GUIDE: a sentence with what the runs measured}; `results` are runs
+    by their folder's name.
+    """
+    missing = sorted({run for runs, _ in EVIDENCE.values() for run in runs} - results.keys())
+    if missing:
+        raise RopeError(
+            "results",
+            "must have the runs that the guide cites (in results/lab of the repository)",
+            missing,
+        )
+    return {
+        use: sentence_of(*(results[run].rows for run in runs))
+        for use, (runs, sentence_of) in EVIDENCE.items()
+    }
+
+
+def _score(rows: list[Row], metric: str = "loss", **fields: Any) -> Score:
+    """Return the score of a metric over the rows with these fields; raise an error if there are no
+    such rows.
+    """
+    values = score(rows, metric, **fields)
+    if values is None:
+        raise RopeError("results", f"must have rows of the metric {metric}", fields)
+    return values
+
+
+def _loss(rows: list[Row], **fields: Any) -> str:
+    """Return the mean loss of the rows with these fields, as text."""
+    return f"{_score(rows, **fields).mean:.3f}"
+
+
+def _difference(a: Score, b: Score) -> str:
+    """Return the paired difference a - b of two trainings as text, with the noise between
+    trainings.
+    """
+    return difference(compare(a, b, floor=seed_noise([a, b])))
+
+
+def _short_text(base: list[Row]) -> str:
+    """Return a sentence from the rows of the study `base`: the loss at the trained length, 256
+    tokens, by base.
+    """
+    losses = {theta: _score(base, base=theta, length=256) for theta in (100.0, 10_000.0, 100_000.0)}
+    others = (
+        f"base {theta:,.0f} is {_difference(losses[theta], losses[10_000.0])}"
+        for theta in (100.0, 100_000.0)
+    )
+    return f"loss at the trained length {losses[10_000.0].mean:.3f}; {', '.join(others)}"
+
+
+def _new_model(base: list[Row], trained_at_512: list[Row]) -> str:
+    """Return a sentence: the loss at 512 tokens of models trained at 256, and of one trained at
+    512.
+    """
+    beyond = (
+        f"base {theta:,.0f} {_loss(base, base=theta, length=512)}"
+        for theta in (10_000.0, 100_000.0)
+    )
+    return (
+        f"loss at 512, trained at 256: {', '.join(beyond)}; trained at 512: "
+        f"{_loss(trained_at_512, model='rope', length=512)}"
+    )
+
+
+def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
+    """Return a sentence from the rows of two studies: the loss and the pass keys found by scalings,
+    without training.
+    """
+    long = {
+        method: _loss(extend, method=method, tuned=0, factor=4, length=1024)
+        for method in ("dynamic_yarn", "none", "linear")
+    }
+    short = {
+        method: _loss(extend, method=method, tuned=0, factor=16, length=256)
+        for method in ("dynamic_yarn", "yarn")
+    }
+    return (
+        f"loss at 4x {long['dynamic_yarn']} (no scaling {long['none']}, interpolation {long['linear']}); "
+        f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']}); SmolLM2 at 4x, "  # noqa: E501
+        f"pass keys found within and beyond the trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"  # noqa: E501
+    )
+
+
+def _real_keys(keys: list[Row], names: Iterable[str]) -> str:
+    """Return the share of pass keys that a pretrained model found within and beyond its trained
+    length, by method.
+    """
+    shares = []
+    for name in names:
+        of_method = select(keys, "found", method=name)
+        within = [row["mean"] for row in of_method if row["length"] <= row["trained"]]
+        beyond = [row["mean"] for row in of_method if row["length"] > row["trained"]]
+        shares.append(f"{name} {sum(within) / len(within):.0%} and {sum(beyond) / len(beyond):.0%}")
+    return ", ".join(shares)
+
+
+def _fine_tuned(extend: list[Row]) -> str:
+    """Return a sentence: the loss of scalings at four times the trained length, after fine-tuning
+    at that length.
+    """
+    tuned = [row for row in extend if row.get("tuned")]
+    losses = {
+        method: _score(tuned, method=method, factor=4, length=1024)
+        for method in ("yarn", "none", "linear")
+    }
+    others = (
+        f"{name} {_difference(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS
+    )
+    return f"loss at 4x after 40 steps there {losses['yarn'].mean:.3f}; {', '.join(others)}"
+
+
+def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
+    """Return a sentence from the rows of three studies: pass keys found by base, errors of cos and
+    sin and KL by precision.
+    """
+    found_by_base = []
+    for base in distinct(passkey, "found", "base"):
+        # at the trained length and at twice that
+        rows_by_length = [
+            select(passkey, "found", base=base, method="none", length=length)
+            for length in (256, 512)
+        ]
+        trained, twice = (sum(row["mean"] for row in rows) / len(rows) for rows in rows_by_length)
+        found_by_base.append(f"base {base:,.0f} {trained:.1%} and {twice:.1%}")
+    errors = [_score(precision, "error", way=way, position=131_072).mean for way in ("exact", "hf")]
+    case = {"dtype": "bfloat16", "length": 8192, "offset": 0}
+    kl = [
+        _score(real, "kl", rotation=rotation, **case).mean
+        for rotation in ("ropewalk", "transformers")
+    ]
+    return (
+        f"pass keys found at the trained length and at twice that: {', '.join(found_by_base)}; "
+        f"largest error of cos and sin over the {WIDTH} positions up to 131,072: "
+        f"exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
+        f"KL of SmolLM2 in bfloat16 to itself in float32 at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"  # noqa: E501
+    )
+
+
+def _images(multimodal: list[Row]) -> str:
+    """Return a sentence: the share of right answers on images larger than those of the training."""
+    right = {
+        name: 1 - _score(multimodal, "wrong", model=name, side=16).mean
+        for name in ("rope_2d", "rope")
+    }
+    return (
+        f"trained on 8 x 8 patches, right on 16 x 16: two axes {right['rope_2d']:.1%}, one "
+        f"{right['rope']:.1%}"
+    )
+
+
+def _window(encodings: list[Row]) -> str:
+    """Return a sentence: the loss far beyond the trained length, with a sliding window and without."""
+    window, no_window = (
+        _loss(encodings, model=name, length=4096) for name in ("rope, sliding window", "rope")
+    )
+    at_trained_length = _loss(encodings, model="rope", length=256)
+    return (
+        f"trained at 256, loss at 4096: {window}; without the window {no_window}; at the trained "
+        f"length {at_trained_length}"
+    )
+
+
+def _norms(norms: list[Row]) -> str:
+    """Return a sentence: how norms before and after the rotation change logits and loss."""
+    changes = {
+        name: largest_change(norms, name) for name in ("LayerNorm before", "LayerNorm after")
+    }
+    losses = {
+        name: _loss(norms, norm=name, length=512)
+        for name in ("LayerNorm before", "LayerNorm after", "none")
+    }
+    return (
+        f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their deviation, after the rotation by "  # noqa: E501
+        f"{changes['LayerNorm after']:.1f}; loss at twice the trained length: before {losses['LayerNorm before']}, "  # noqa: E501
+        f"after {losses['LayerNorm after']}, no norm {losses['none']}"
+    )
+
+
+#: use -> (folders of runs, a function of their rows that says what was measured)
+EVIDENCE: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "short text": (("h200_base",), _short_text),
+    "long documents, new model": (("h200_base", "h200_encodings_512"), _new_model),
+    "long documents, trained model, no fine-tuning": (
+        ("h200_extend", "h200_real_passkey"),
+        _zero_shot,
+    ),
+    "long documents, trained model, fine-tuning": (("h200_extend",), _fine_tuned),
+    "code and retrieval": (("h200_passkey", "cpu_precision", "h200_real_precision"), _retrieval),
+    "images and other grids": (("h200_multimodal",), _images),
+    "any length, with attention limited to a window": (("h200_encodings",), _window),
+    "a norm of q and k": (("h200_norms",), _norms),
+}

@@ -1,0 +1,50 @@
+"""The score of LongRoPE2's search: the loss of the answer alone, to a question about the start of a
+long text.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from ropewalk_lab.batches import IGNORED, TaskBatches
+from ropewalk_lab.evaluation import MAX_TOKENS, Model, evaluating
+from ropewalk_lab.objectives import logits_of
+
+#: the number of the first text; evaluations and trainings use smaller ones
+FIRST = 1 << 41
+
+
+def answer_loss(
+    model: Model,
+    length: int,
+    count: int = 10,
+    *,
+    seed: int = 0,
+    task: str = "passkey",
+    device: torch.device | None = None,
+) -> float:
+    """Return the mean loss of the answer's tokens in `count` texts of `length` tokens that state
+    the answer at the start.
+
+    Other tokens do not count: most of them do not need a long context, so their loss hides whether
+    it is used.
+    """
+    needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
+    index, batch_size = (
+        FIRST + np.arange(count),
+        max(1, MAX_TOKENS // length),
+    )  # numbers of the samples
+    total, num_targets = 0.0, 0
+    with evaluating(model, device) as device:
+        for start in range(0, count, batch_size):
+            batch = needle.batch(index[start : start + batch_size], length).to(device)
+            logits = logits_of(model(batch.inputs)).float().flatten(0, 1)
+            total += float(
+                F.cross_entropy(
+                    logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum"
+                )
+            )
+            num_targets += int((batch.targets != IGNORED).sum())
+    return total / num_targets

@@ -1,0 +1,118 @@
+"""Figures of quantities that depend on distance: decay, similarity, maps over positions, the sum of
+cosines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ropewalk import analysis
+from ropewalk_lab.plots.look import blank, finish, heat, label_axes, legend
+from ropewalk_lab.plots.view import View
+
+DECAY_DISTANCES = 256
+SIMILARITY_DISTANCES = 512
+MAP_POSITIONS = 128
+BASES = (1e3, 1e4, 1e5, 1e6)
+
+
+def random_pair(dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a random q and k, normally distributed and the same in every figure."""
+    generator = np.random.default_rng(0)
+    return generator.normal(size=dim), generator.normal(size=dim)
+
+
+def decay(view: View) -> Any:
+    """Draw RoFormer's decay curve on the left, and the scores of one q and k with their Abel bound
+    on the right.
+    """
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    distances = np.arange(DECAY_DISTANCES + 1)
+    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
+    left.plot(distances, analysis.decay(steps, distances), color=look.colour(0), linewidth=2.2)
+    label_axes(left, look, title="Decay of scores with distance", x="distance", y="mean of |S_j|")
+    q, k = random_pair(2 * len(steps))
+    bound, scores = (
+        analysis.abel_bound(q, k, steps, distances),
+        np.abs(analysis.scores(q, k, steps, distances)),
+    )
+    right.plot(
+        distances, bound, color=look.colour(1), linewidth=2.2, label=look.translate("Abel bound")
+    )
+    right.plot(distances, scores, color=look.colour(2), linewidth=2.2, label="|⟨q, k⟩|")
+    right.set(yscale="log", ylim=(1e-1, None))
+    label_axes(right, look, x="distance", y="inner product")
+    legend(right, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def similarity(view: View) -> Any:
+    """Draw the similarity of two position encodings against their distance."""
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look)
+    distances = np.arange(SIMILARITY_DISTANCES + 1)
+    ax.plot(distances, analysis.similarity(steps, distances), color=look.colour(0), linewidth=2)
+    ax.set(xlim=(0, SIMILARITY_DISTANCES))
+    label_axes(ax, look, title="Similarity against distance", x="distance", y="similarity")
+    return finish(figure, look)
+
+
+def similarity_map(view: View) -> Any:
+    """Draw a map of the similarity between the encodings of any two positions."""
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look, 6, 5)
+    values = analysis.similarity_matrix(steps, range(MAP_POSITIONS))
+    heat(figure, ax, look, values, signed=False, label="similarity", extent=_square(MAP_POSITIONS))
+    label_axes(
+        ax, look, title="Similarity of every two positions", x="key position", y="query position"
+    )
+    return finish(figure, look)
+
+
+def inner_products(view: View) -> Any:
+    """Draw a map of the inner products of q and k rotated to any two positions; each diagonal is
+    constant.
+    """
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look, 6, 5)
+    values = analysis.score_matrix(*random_pair(2 * len(steps)), steps, range(MAP_POSITIONS))
+    heat(
+        figure, ax, look, values, signed=True, label="inner product", extent=_square(MAP_POSITIONS)
+    )
+    label_axes(
+        ax,
+        look,
+        title="Inner products of one q and one k, rotated",
+        x="key position",
+        y="query position",
+    )
+    return finish(figure, look)
+
+
+def _square(count: int) -> tuple[float, float, float, float]:
+    """Return the (left, right, bottom, top) of a map of `count` by `count` positions; a cell is
+    centred on its position.
+    """
+    return -0.5, count - 0.5, -0.5, count - 0.5
+
+
+def base_bound(view: View) -> Any:
+    """Draw the sum of cosines against distance for several bases."""
+    look = view.look
+    figure, (ax,) = blank(look)
+    distances = np.unique(np.geomspace(1, view.served, 1500).round())
+    for i, theta in enumerate(BASES):
+        sums = analysis.cosine_sum(
+            analysis.radians(view.spec.with_(theta=theta), view.served), distances
+        )
+        label = look.translate("theta {theta}", theta=f"{theta:,.0f}")
+        ax.plot(distances, sums, color=look.colour(i), linewidth=1.4, label=label)
+    ax.axhline(0, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)))
+    ax.set(xscale="log", xlim=(1, view.served))
+    label_axes(
+        ax, look, title="The sum of cosines for several bases", x="distance", y="sum of cos(m ω)"
+    )
+    legend(ax, look, loc="upper right")
+    return finish(figure, look)

@@ -1,0 +1,99 @@
+"""Figures of rotated vectors: the rotation itself, and the precision of the angle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ropewalk import analysis
+from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, legend
+from ropewalk_lab.plots.view import View
+
+ROTATION_POSITIONS = 6
+PRECISION_POINTS = 33
+FARTHEST = 2**40
+
+
+def rotation(view: View) -> Any:
+    """Draw a vector of the fastest pair, rotated to the first six positions."""
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look, 5, 5)
+    circle = np.exp(1j * np.linspace(0, 2 * np.pi, 200))
+    ax.plot(np.real(circle), np.imag(circle), color=look.grid, linewidth=1.5)
+    for position, tip in enumerate(analysis.phasors(steps[:1], range(ROTATION_POSITIONS))[:, 0]):
+        label = look.translate("position {position}", position=position)
+        ax.plot(
+            (0, tip.real),
+            (0, tip.imag),
+            color=look.colour(position),
+            linewidth=2.6,
+            marker="o",
+            markevery=[1],
+            label=label,
+        )
+    ax.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
+    label_axes(ax, look, title="One vector, rotated", x="x", y="y")
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def precision(view: View) -> Any:
+    """Draw the error of cos and sin against position, for our precisions and for the methods of
+    other engines.
+    """
+    positions = np.unique(np.geomspace(1_000, FARTHEST, PRECISION_POINTS).round().astype(np.int64))
+    curves = analysis.error_curves(view.spec, positions, length=view.served)
+    return precision_lines(
+        {name: (positions, errors) for name, errors in curves.items()}, view.look
+    )
+
+
+def precision_lines(
+    curves: Mapping[str, tuple[Sequence[int] | np.ndarray, Sequence[float] | np.ndarray]],
+    look: Look = LIGHT,
+) -> Any:
+    """Draw one line per method: errors against positions, on logarithmic axes."""
+    figure, (ax,) = blank(look, 9.4, 4.4)
+    for i, (name, (positions, errors)) in enumerate(curves.items()):
+        ax.plot(
+            positions,
+            errors,
+            color=look.colour(i),
+            linewidth=2.4,
+            solid_capstyle="round",
+            label=name,
+        )
+    ax.axhline(
+        analysis.BFLOAT16_ROUNDING, color=look.quiet, linewidth=1, linestyle=(0, (4, 3)), zorder=1
+    )
+    placement = {
+        "textcoords": "offset points",
+        "color": look.quiet,
+        "fontsize": 9,
+        "ha": "right",
+        "va": "top",
+    }
+    ax.annotate(
+        look.translate("rounding to bfloat16"),
+        (FARTHEST, analysis.BFLOAT16_ROUNDING),
+        (0, -4),
+        **placement,
+    )
+    ax.set(xscale="log", yscale="log")
+    ax.set_xticks(
+        [1e3, 1e4, 131_072, 1e6, 1e7, 1e9, 2**40],
+        ["1k", "10k", "128k", "1M", "10M", "1G", "$2^{40}$"],
+    )
+    ax.minorticks_off()
+    ax.set(xlim=(900, FARTHEST * 1.1), ylim=(8e-9, 5))
+    label_axes(
+        ax,
+        look,
+        title="Error of the angle against position",
+        x="position",
+        y="largest error of cos and sin",
+    )
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5), reverse=True)
+    return finish(figure, look)

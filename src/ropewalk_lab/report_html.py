@@ -1,0 +1,125 @@
+"""HTML of the report: one file that contains its styles and pictures; all texts are escaped."""
+
+# ruff: noqa: RUF001 - full-width punctuation is right in Chinese
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropewalk_lab.recommendations import Recommendation
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, Claim, Table
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1d2733;--quiet:#6b7682;--paper:#fff;--line:#e2e7ec;
+--good:#00795a;--bad:#b3470a;--card:#f6f8fa}
+@media(prefers-color-scheme:dark){:root{--ink:#e8ecf0;--quiet:#98a3af;--paper:#14181d;--line:#2b333c;
+--good:#35c79b;--bad:#f0975a;--card:#1b2128}}
+body{margin:2.5rem auto;max-width:60rem;padding:0 1.2rem;background:var(--paper);color:var(--ink);
+font:16px/1.55 system-ui,sans-serif}
+h1{margin-bottom:.2rem}h2{margin-top:3rem;border-top:1px solid var(--line);padding-top:1.5rem}
+h3{margin:1.6rem 0 .4rem;font-size:1rem}
+.ask{font-size:1.1rem}.note,caption,.source{color:var(--quiet);font-size:.85rem;text-align:left}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
+th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}
+.words td{white-space:normal;vertical-align:top}
+.published{background:var(--card);border-radius:.5rem;padding:.6rem 1rem;margin:1rem 0}
+.holds{color:var(--good);font-weight:600}.fails{color:var(--bad);font-weight:600}.tied{color:var(--quiet);font-weight:600}
+img{max-width:100%;background:#fff;border-radius:.4rem}pre{overflow-x:auto;font-size:.8rem}
+"""
+#: verdict of a claim -> its CSS class
+VERDICT_CLASSES = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
+
+
+def escape(text: object) -> str:
+    """Return text with HTML characters escaped."""
+    return html.escape(str(text))
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """Return a whole HTML page."""
+    content = "\n".join(body)
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width"><title>{escape(title)}</title>'
+    )
+    return (
+        "<!doctype html>\n<html "
+        f'lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{content}\n</body></html>\n'
+    )
+
+
+def table_html(table: Table, style: str = "") -> str:
+    """Return a table with its title and its note as HTML; `style` is a CSS class of STYLE."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    heading = f"<h3>{escape(table.title)}</h3>" if table.title else ""
+    return f'{heading}<div class="wide {style}"><table><tr>{head}</tr>{rows}</table></div>{note}'
+
+
+def picture_html(path: Path, name: str) -> str:
+    """Return an SVG file as an image in a data URL; the ids of several inline SVGs could collide."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></p>'
+
+
+def claims_html(claims: Sequence[Claim]) -> str:
+    """Return an HTML table of the claims, with verdict and evidence; empty without claims."""
+    if not claims:
+        return ""
+    rows = "".join(
+        f'<tr><td class="{VERDICT_CLASSES.get(claim.verdict, "tied")}">{escape(claim.verdict)}</td>'
+        f"<td>{escape(claim.text)}</td><td>{escape(claim.evidence)}</td></tr>"
+        for claim in claims
+    )
+    return (
+        '<div class="wide words"><table><tr><th></th><th>claim</th><th>paired '
+        f"difference</th></tr>{rows}</table></div>"
+    )
+
+
+def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
+    """Return the recommendations as an HTML table."""
+    rows = [(each.use, each.advice, each.reason) for each in recommendations]
+    note = (
+        "From the measurements below; there is no recommendation without a measured difference "
+        "beyond the noise."
+    )
+    return "<h2>Recommendations</h2>" + table_html(
+        Table("", ("use", "recommended", "reason"), rows, note), "words"
+    )
+
+
+def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
+    """Return the title and summary of the page, in English and Chinese."""
+    num_hold, num_fail = (
+        sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
+    )
+    links = ", ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
+    num_other = len(claims) - num_hold - num_fail
+    english = (
+        f"Of {len(claims)} claims {num_hold} hold, {num_fail} do not, {num_other} are within noise "
+        "or not measured."
+    )
+    chinese = (
+        f"共 {len(names)} 项实验，{len(claims)} 条结论：{num_hold} 条成立，"
+        f"{num_fail} 条不成立，{num_other} 条差异在噪声范围内或未测量。"
+        "灰框内是文献发表或资料所述的数字；标有 ours 的列是我们测得的。"
+    )
+    return (
+        f"<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p "
+        f'lang="zh">{escape(chinese)}</p>'
+    )
+
+
+def details_html(title: str, data: dict[str, Any]) -> str:
+    """Return plain data as JSON in a collapsed block."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

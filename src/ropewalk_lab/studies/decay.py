@@ -1,0 +1,182 @@
+"""Study `decay`: attention weight by distance in trained models, compared with RoFormer's upper
+bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ropewalk import analysis
+from ropewalk.rope import Rope
+from ropewalk.spec import RopeSpec
+from ropewalk_lab.studies import training
+from ropewalk_lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
+from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
+from ropewalk_lab.studies.study import Study
+from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
+
+_NAMES = ["rope", "alibi", "none"]
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "preset": "smoke",
+        "changes": [],
+        "encodings": ["rope", "none"],
+        "windows": 4,
+        "seeds": 1,
+    },
+    "cpu": {
+        "preset": "cpu",
+        "changes": CPU_CHANGES,
+        "encodings": _NAMES,
+        "windows": 24,
+        "seeds": 1,
+    },
+    "gpu": {
+        "preset": "gpu",
+        "changes": GPU_CHANGES,
+        "encodings": _NAMES,
+        "windows": 64,
+        "seeds": 1,
+    },
+    "cluster": {"preset": "cluster", "changes": [], "encodings": _NAMES, "windows": 64, "seeds": 3},
+}
+BOUND = "bound for RoPE, base 10,000"
+FASTEST, SLOWEST = "fastest", "slowest"
+#: the head size of the classic plot of the bound, and of the stated wavelengths
+HEAD_DIM = 128
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Measure the attention of the models of the study `encodings`; return the facts for the
+    report.
+    """
+    settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
+    runner.run_each(measure, "encoding", settings["encodings"], **shared)
+    return training.preset_facts(settings["preset"], settings["changes"])
+
+
+def measure(
+    workspace: Workspace, *, encoding: str, seed: int, preset: str, changes: list[str], windows: int
+) -> list[Row]:
+    """Return rows with attention weights by distance: the mean over layers, heads and queries in
+    the last quarter of a window.
+
+    With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the
+    slowest pair.
+    """
+    full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
+    model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model
+    length = training.trained_length(full_preset)
+    first_query = 3 * length // 4
+    text = training.held_out_windows(full_preset, windows, length)[:, :-1]
+    weights = weights_by_distance(
+        model, torch.from_numpy(text.astype(np.int64)).to(workspace.device), first_query
+    )
+    distances = [2**power for power in range(first_query.bit_length())]
+    rows = [
+        row("weight", weights[:, n].numpy(), model=encoding, seed=seed, distance=n)
+        for n in distances
+    ]
+    if encoding == "rope":
+        radians = analysis.radians(RopeSpec(head_dim=HEAD_DIM))
+        bound = analysis.decay(radians, distances) / analysis.decay(radians, [0])
+        rows += [
+            row("bound", value, model=BOUND, seed=seed, distance=n)
+            for n, value in zip(distances, bound, strict=True)
+        ]
+        fastest, *_, slowest = measured_wavelengths(RopeSpec(head_dim=HEAD_DIM))
+        rows += [
+            row("wavelength", value, seed=seed, pair=pair)
+            for pair, value in ((FASTEST, fastest), (SLOWEST, slowest))
+        ]
+    return rows
+
+
+def measured_wavelengths(spec: RopeSpec) -> list[float]:
+    """Return the number of tokens after which each pair has made one turn, from its rotation
+    between two tokens.
+    """
+    cos, sin = (table[0].double() for table in Rope(spec).cos_sin(torch.tensor([1])))
+    return (2 * torch.pi / torch.atan2(sin, cos)).tolist()
+
+
+@torch.no_grad()
+def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> torch.Tensor:
+    """Return the mean attention weight by distance of the queries at positions >= `first`,
+    [windows, first + 1].
+    """
+    layers = list(model.layers)  # type: ignore[call-overload, arg-type]
+    inputs: list[torch.Tensor] = []  # of the attention of each layer, recorded in a forward pass
+    hooks = [
+        layer.input_layernorm.register_forward_hook(lambda _m, _i, out: inputs.append(out))
+        for layer in layers
+    ]
+    try:
+        model(tokens)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    positions, by_layer = torch.arange(tokens.shape[1], device=tokens.device), []
+    for layer, x in zip(layers, inputs, strict=True):
+        weights = (
+            layer.self_attn(x, positions, return_weights=True).weights.float().mean(1)
+        )  # [B, S, S]
+        # the weights of a query from distance 0, its own key, to distance `first`
+        by_distance = [
+            weights[:, query, : query + 1].flip(-1)[:, : first + 1]
+            for query in range(first, tokens.shape[1])
+        ]
+        by_layer.append(torch.stack(by_distance).mean(0))
+    return torch.stack(by_layer).mean(0).double().cpu()
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the attention weight by distance as a table and a figure, the claim, and our values
+    beside published ones.
+    """
+    distances, models = distinct(rows, "weight", "distance"), distinct(rows, "weight", "model")
+    means = {}
+    for name in models:
+        means[name] = [
+            each.mean
+            for each in scores_by(rows, "weight", "distance", distances, model=name).values()
+        ]
+    bound = [each.mean for each in scores_by(rows, "bound", "distance", distances).values()]
+    lines = means | ({BOUND: bound} if bound else {})
+    cells = [(name, *(f"{value:.4f}" for value in values)) for name, values in lines.items()]
+    note = (
+        "Mean over windows, layers, heads and late queries. The bound is relative to distance 0, "
+        "for a head size of 128."
+    )
+    table = Table("Attention weight by distance", ("model", *map(str, distances)), cells, note)
+    series = {name: (distances, values) for name, values in means.items()}
+    figure = line_figure(
+        series, title="Attention by distance", x="distance", y="weight", log_y=True
+    )
+    wavelengths = {pair: score(rows, "wavelength", pair=pair) for pair in (FASTEST, SLOWEST)}
+    ours = Ours(
+        ("tokens",),
+        {pair: (f"{each.mean:,.2f}",) for pair, each in wavelengths.items() if each is not None},
+    )
+    return Findings([table], {"decay": figure}, claims(rows, distances), {"unaliased-length": ours})
+
+
+def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
+    """Return the claim that a trained RoPE model attends less at larger distances."""
+    near, middle, far = distances[0], distances[len(distances) // 2], distances[-1]
+    weights = {
+        str(distance): score(rows, "weight", model="rope", distance=distance)
+        for distance in (far, middle, near)
+    }
+    text = f"A RoPE model attends less at {far} than at {middle}, and less there than at {near}"
+    return [claim_order(text, weights, list(weights), same_model=True)]
+
+
+STUDY = Study(
+    "decay", "Does attention fall with distance?", PRESETS, run, findings, ("unaliased-length",)
+)

@@ -1,0 +1,228 @@
+"""The models of the study `methods`: what each method changes in a new decoder, or in a trained one
+with RoPE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ropewalk.attention import PathAttention, SelectiveAttention
+from ropewalk.attention.remap import REMAPPINGS
+from ropewalk.attention.temperature import LearnedLog, LogN
+from ropewalk.encodings import RotaryPlus, Sizes
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import Clipped, Default, LongRope
+from ropewalk.interop.extend import search_longrope2
+from ropewalk.models.migrate import migrate
+from ropewalk.rope import Rope
+from ropewalk_lab.needle import answer_loss
+from ropewalk_lab.settings import Preset
+from ropewalk_lab.studies import training
+from ropewalk_lab.studies.extension_methods import rope_spec, yarn
+
+LONGROPE2, DROPE = "longrope2", "drope"
+
+
+class TokenDriven(nn.Module):
+    """An attention of the Decoder whose encoding follows from the tokens; it has no cache here."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def attend(
+        self, x: Tensor, positions: Tensor, padding: Any, documents: Any, cache: Any
+    ) -> Tensor:
+        """Return the attention output for x [B, S, hidden]; positions have no influence."""
+        if cache is not None:
+            raise RopeError(
+                "cache",
+                "must be None: this attention continues from its own state",
+                type(self.attention).__name__,
+            )
+        return self.attention(x, padding=padding, documents=documents)[0]
+
+
+def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any], nn.Module]:
+    """Return a function that replaces the attention of every layer of a decoder.
+
+    `make` returns an attention for a hidden size, a number of heads and a head_dim.
+    """
+
+    def change(model: Any) -> nn.Module:
+        """Return the model with the attention of every layer replaced."""
+        for layer in model.layers:
+            old = layer.self_attn
+            attention = make(model.config.hidden_size, old.num_heads, old.head_dim)
+            layer.self_attn = TokenDriven(_initialised(attention, model.config.init_std))
+        return model
+
+    return change
+
+
+def _with_imaginary_heads(model: Any) -> nn.Module:
+    """Give every layer of a RoPE decoder the second score of RoPE++, and an output projection of
+    twice the width.
+    """
+    for layer in model.layers:
+        attention = layer.self_attn
+        sizes = Sizes(
+            attention.num_heads, attention.head_dim, model.config.hidden_size, model.config.length
+        )
+        attention.encoding = RotaryPlus(sizes, attention.encoding.rope.spec)
+        output = nn.Linear(
+            2 * attention.o_proj.in_features, attention.o_proj.out_features, bias=False
+        )
+        attention.o_proj = _initialised(output, model.config.init_std)
+    return model
+
+
+def _initialised(module: nn.Module, std: float) -> nn.Module:
+    """Return a new module after drawing its linear weights with the deviation `std`, as the rest of
+    the model does.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=std)
+    return module
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What differs from a RoPE decoder: fields of the config, given the number of layers, and a
+    change before training.
+    """
+
+    fields: Callable[[int], dict[str, Any]] = lambda layers: {}
+    change: Callable[[Any], nn.Module] = lambda model: model
+
+
+def _encoding(name: str) -> Trained:
+    return Trained(lambda layers: {"encoding": name})
+
+
+def _layers_without_positions(layers: int) -> dict[str, Any]:
+    """Return the config of a model where every fourth layer has no encoding; the last one if there
+    are fewer.
+    """
+    step = min(4, layers)
+    return {
+        "layer_types": tuple(
+            "nope" if index % step == step - 1 else "full" for index in range(layers)
+        )
+    }
+
+
+#: methods that a model is trained with from the start; an entry added here is trained and measured
+#: like all others
+TRAINED: dict[str, Trained] = {
+    "rope": Trained(),
+    "none": _encoding("none"),
+    "nope layers": Trained(_layers_without_positions),
+    "ssmax": Trained(lambda layers: {"temperature": LearnedLog()}),
+    "lerope": _encoding("rope_learnable"),
+    "pope": _encoding("pope"),
+    "fope": _encoding("fope"),
+    "rope++": Trained(change=_with_imaginary_heads),
+    "selective": Trained(change=_with_attention(lambda *sizes: SelectiveAttention(*sizes))),
+    "path": Trained(change=_with_attention(lambda *sizes: PathAttention(*sizes))),
+}
+
+
+def _scaled(model: Any, scaling: Any) -> nn.Module:
+    """Return the RoPE model with a scaling."""
+    return migrate(model, rope_spec(model).with_(scaling=scaling)).model
+
+
+def _clipped(model: Any, factor: int, length: int) -> nn.Module:
+    """Return the model with CoPE: the pairs that do not complete a turn in training are clipped."""
+    num_slow = int((rope_spec(model).frequencies().radians * length < 2 * math.pi).sum())
+    return _scaled(model, Clipped(Default(), pairs=num_slow))
+
+
+def _remapped(name: str) -> Callable[[Any, int, int], nn.Module]:
+    """Return a function that gives a RoPE model a remapping for `factor` times its trained length."""
+    return lambda model, factor, length: (
+        migrate(
+            model, rope_spec(model), remapping=REMAPPINGS[name].for_length(length, factor * length)
+        ).model
+    )
+
+
+#: methods that change the trained RoPE model for `factor` times its trained length, without
+#: training
+APPLIED: dict[str, Callable[[Any, int, int], nn.Module]] = {
+    "yarn": lambda model, factor, length: _scaled(model, yarn(float(factor), length)),
+    "cope": _clipped,
+    "log_n": lambda model, factor, length: (
+        migrate(model, rope_spec(model), temperature=LogN(length)).model
+    ),
+    **{name: _remapped(name) for name in REMAPPINGS},
+}
+
+
+def preset_of(method: str, preset: str, changes: list[str], seed: int) -> Preset:
+    """Return the preset of a model that is trained with a method."""
+    layers = training.make_preset(preset, changes, seed).model["num_layers"]
+    return training.make_preset(preset, changes, seed, **TRAINED[method].fields(layers))
+
+
+def new_model(method: str, model: Any, seed: int) -> nn.Module:
+    """Return a new RoPE decoder, changed as a method of TRAINED requires; its new weights depend on
+    the seed alone.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return TRAINED[method].change(model)
+
+
+def adapted(
+    model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None
+) -> nn.Module:
+    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length;
+    `factors` are LongRoPE2's.
+    """
+    if method == LONGROPE2:
+        return _scaled(
+            model,
+            _long_scaling(factors or (float(factor),) * rope_spec(model).pairs, factor, length),
+        )
+    return APPLIED[method](model, factor, length)
+
+
+def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongRope:
+    """Return LongRoPE with these long factors; text up to the trained length is not scaled."""
+    return LongRope((1.0,) * len(factors), factors, original_length=length, factor=float(factor))
+
+
+def searched_factors(
+    model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int
+) -> tuple[float, ...]:
+    """Return LongRoPE2's factors, found by the lowest loss of an answer in a text of the longer
+    length that begins with it.
+    """
+    trial_model: Any = deepcopy(model)
+    plain = rope_spec(model)
+
+    def loss(factors: tuple[float, ...]) -> float:
+        """Return the loss of the model with these LongRoPE factors."""
+        rope = Rope(plain.with_(scaling=_long_scaling(factors, factor, length)))
+        for layer in trial_model.layers:
+            layer.self_attn.encoding.rope = rope
+        return answer_loss(trial_model, factor * length, seed=seed)
+
+    options: dict[str, Any] = {
+        "theta": plain.theta,
+        "length": length,
+        "population": population,
+        "rounds": rounds,
+        "seed": seed,
+    }
+    return search_longrope2(loss, plain.pairs, float(factor), **options)

@@ -1,0 +1,384 @@
+"""Study `methods`: recent position encodings trained alike, and methods applied to the trained RoPE
+model, side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ropewalk.models.migrate import migrate
+from ropewalk_lab.evaluation import depth_grid
+from ropewalk_lab.scores import Score
+from ropewalk_lab.settings import Preset
+from ropewalk_lab.studies import training
+from ropewalk_lab.studies.findings import (
+    Claim,
+    Findings,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    line_figure,
+    percent,
+)
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.method_costs import costs
+from ropewalk_lab.studies.method_models import (
+    APPLIED,
+    DROPE,
+    LONGROPE2,
+    TRAINED,
+    adapted,
+    new_model,
+    preset_of,
+    searched_factors,
+)
+from ropewalk_lab.studies.passkey import passkey_batches, row_by_row
+from ropewalk_lab.studies.rows import Row, distinct, joined_score, row, score, select
+from ropewalk_lab.studies.study import Study
+from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
+
+#: methods that begin with the trained RoPE model
+AFTERWARDS = (*APPLIED, LONGROPE2, DROPE)
+ALL = [*TRAINED, *AFTERWARDS]
+
+_SIZES: dict[str, Any] = {
+    "methods": ALL,
+    "share": 0.5,
+    "depths": [0.0, 0.5, 1.0],
+    "search": {"population": 16, "rounds": 4},
+    "repeats": 5,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "preset": "smoke",
+        "changes": ["train.stages=[{length=96, batch=2, steps=2}]"],
+        "multiples": [1, 2],
+        "windows": 3,
+        "count": 2,
+        "recalibrated": 1,
+        "seeds": 1,
+        **_SIZES,
+        "depths": [0.0],
+        "search": {"population": 8, "rounds": 0},
+        "repeats": 1,
+    },
+    "cpu": {
+        "preset": "cpu",
+        "changes": [*CPU_CHANGES, ("train.stages=[{length=128, batch=16, steps=1200}]")],
+        "multiples": [1, 2, 4],
+        "windows": 24,
+        "count": 20,
+        "recalibrated": 300,
+        "seeds": 1,
+        **_SIZES,
+    },
+    "gpu": {
+        "preset": "gpu",
+        "multiples": [1, 2, 4, 8],
+        "windows": 64,
+        "count": 100,
+        "recalibrated": 200,
+        "seeds": 2,
+        **_SIZES,
+        "changes": [
+            *GPU_CHANGES,
+            "model.num_layers=4",
+            ("train.stages=[{length=256, batch=64, steps=800}]"),
+        ],
+        "repeats": 20,
+    },
+    "cluster": {
+        "preset": "cluster",
+        "changes": [],
+        "multiples": [1, 2, 4, 8, 16],
+        "windows": 128,
+        "count": 200,
+        "recalibrated": 2000,
+        "seeds": 3,
+        **_SIZES,
+        "search": {"population": 64, "rounds": 20},
+        "repeats": 20,
+    },
+}
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each method and seed, then change the RoPE model by the other methods,
+    then measure costs alone.
+
+    Return the facts for the report.
+    """
+    settings, shared = (
+        runner.settings,
+        runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count"),
+    )
+    # the slowest are last in TRAINED; they begin first, so that parallel processes end together
+    trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
+    applied = [method for method in AFTERWARDS if method in settings["methods"]]
+
+    def job(work: Callable[..., list[Row]], method: str, seed: int, **options: Any) -> Job:
+        return Job(
+            f"{method.replace(' ', '_')}-{seed}",
+            work,
+            {"method": method, "seed": seed, **shared, **options},
+        )
+
+    options = runner.pick("recalibrated", "search")
+    runner.run(job(train, method, seed) for method in trained for seed in runner.seeds)
+    runner.run(job(apply, method, seed, **options) for method in applied for seed in runner.seeds)
+    options = {"methods": trained + applied, "multiple": max(settings["multiples"])}
+    runner.run([Job("costs", costs, options | runner.pick("preset", "changes", "repeats"))])
+    return training.preset_facts(settings["preset"], settings["changes"])
+
+
+def train(
+    workspace: Workspace,
+    *,
+    method: str,
+    seed: int,
+    share: float,
+    preset: str,
+    changes: list[str],
+    **sizes,
+) -> list[Row]:
+    """Train a model on text and pass keys, then measure its loss and the pass keys it finds at
+    every length; return the rows.
+    """
+    full_preset = preset_of(method, preset, changes, seed)
+    model = _trained(workspace, method, seed, share, full_preset)
+    rows = [row("parameters", sum(p.numel() for p in model.parameters()), model=method, seed=seed)]
+    for multiple in sizes["multiples"]:
+        rows += measured(workspace, model, full_preset, multiple, **sizes, model=method, seed=seed)
+    return rows
+
+
+def _trained(
+    workspace: Workspace, method: str, seed: int, share: float, preset: Preset, **options: Any
+) -> nn.Module:
+    """Return the model of a method, trained on text mixed with a `share` of pass keys, or loaded if
+    it was trained before.
+
+    options  of `train_or_load`, for a method that begins with a trained model
+    """
+    if method in TRAINED:
+        options = {"origin": method, "change": lambda model: new_model(method, model, seed)}
+    name = f"methods-{method.replace(' ', '_')}-{seed}"
+    batches = passkey_batches(preset, share)
+    return training.train_or_load(
+        workspace, name, preset, batches=batches, objective=row_by_row, **options
+    ).model
+
+
+def apply(
+    workspace: Workspace,
+    *,
+    method: str,
+    seed: int,
+    share: float,
+    preset: str,
+    changes: list[str],
+    recalibrated: int,
+    search: dict[str, int],
+    **sizes,
+) -> list[Row]:
+    """Change the trained RoPE model for each longer length; return rows measured there. DroPE
+    trains it `recalibrated` steps.
+    """
+    full_preset = preset_of("rope", preset, changes, seed)
+    model, length = (
+        _trained(workspace, "rope", seed, share, full_preset),
+        training.trained_length(full_preset),
+    )
+    fields: dict[str, Any] = {"model": method, "seed": seed}
+    rows = []
+    if method == DROPE:
+        stage, rate = full_preset.train.stages[0], full_preset.train.learning_rate / 2
+        recalibration = training.fine_tuning(
+            full_preset, stage.length, stage.batch, recalibrated, rate, seed
+        )
+        start = migrate(model, to=DROPE).model
+        model = _trained(
+            workspace, DROPE, seed, share, recalibration, start=start, origin=f"rope-{seed}"
+        )
+        rows += measured(workspace, model, full_preset, 1, **sizes, **fields)
+    for multiple in sizes["multiples"]:
+        if multiple == 1:
+            continue  # measured above for DroPE; the other methods are made for longer text
+        if method == DROPE:
+            longer = model
+        elif method == LONGROPE2:
+            factors = searched_factors(model, multiple, length, seed=seed, **search)
+            rows.append(row("factors", factors, length=multiple * length, **fields))
+            longer = adapted(model, method, multiple, length, factors)
+        else:
+            longer = adapted(model, method, multiple, length)
+        rows += measured(workspace, longer, full_preset, multiple, **sizes, **fields)
+    return rows
+
+
+def measured(
+    workspace: Workspace,
+    model: nn.Module,
+    full_preset: Preset,
+    multiple: int,
+    /,
+    *,
+    multiples: list[int],
+    windows: int,
+    depths: list[float],
+    count: int,
+    **fields: Any,
+) -> list[Row]:
+    """Return the loss on the same last tokens and the pass keys found, at `multiple` times the
+    trained length.
+    """
+    length = training.trained_length(full_preset)
+    held_out = training.held_out_windows(full_preset, windows, max(multiples) * length)
+    rows = training.loss_rows(model, held_out, [multiple * length], length, **fields)
+    grid = depth_grid(
+        model, [multiple * length], depths, count, seed=fields["seed"], device=workspace.device
+    )
+    return rows + [
+        row("found", hits, length=tokens, depth=depth, **fields)
+        for (tokens, depth), hits in grid.items()
+    ]
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return loss and pass keys of every method in one table, its costs in another, and the claims."""
+    models = [name for name in ALL if select(rows, "loss", model=name)]
+    lengths = sorted(distinct(rows, "loss", "length"))
+    columns = (
+        "method",
+        "how",
+        *(f"loss at {length}" for length in lengths),
+        *(f"found at {length}" for length in lengths),
+    )
+    note = (
+        f"Nats per byte on the same last {lengths[0]} tokens, and the share of pass keys found, over all depths; "  # noqa: E501
+        "± is the standard error over windows or samples and, if there are several, over seeds."
+    )
+    cells = [
+        (
+            name,
+            _how(name, facts),
+            *(cell(score(rows, "loss", model=name, length=length)) for length in lengths),
+            *(percent(found(rows, name, length)) for length in lengths),
+        )
+        for name in models
+    ]
+    tables = [
+        Table("Methods side by side", columns, cells, note),
+        _costs_table(rows, models, lengths[-1]),
+    ]
+    figures = {}
+    for figure, names in {
+        "methods_trained": TRAINED,
+        "methods_applied": ("rope", *AFTERWARDS),
+    }.items():
+        shown = [name for name in names if name in models]
+        scores = {
+            name: [score(rows, "loss", model=name, length=length) for length in lengths]
+            for name in shown
+        }
+        figures[figure] = line_figure(
+            {name: by_length(rows, lengths, model=name) for name in shown},
+            title=f"Loss on the same last {lengths[0]} tokens, trained at {lengths[0]}",
+            x="tokens of context",
+            y="loss, nats per byte",
+            errors={
+                name: [each.error for each in scores[name] if each is not None] for name in shown
+            },
+        )
+    return Findings(tables, figures, claims(rows, lengths))
+
+
+def _how(method: str, facts: dict[str, Any]) -> str:
+    """Return how the model of a method was made."""
+    if method in TRAINED:
+        return "trained"
+    return (
+        f"rope, {facts['settings']['recalibrated']} steps more"
+        if method == DROPE
+        else "rope, no training"
+    )
+
+
+def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
+    """Return a table of the time of every method, divided by the median of RoPE's, and of its peak
+    memory, divided by RoPE's.
+    """
+
+    def times_rope(metric: str, name: str, what: str) -> str:
+        """Return a cost of a method divided by RoPE's, with its quartiles if they differ."""
+        costs_of_method, costs_of_rope = (
+            select(rows, metric, model=each, what=what) for each in (name, "rope")
+        )
+        if not costs_of_method or not costs_of_rope:
+            return "-"
+        low, middle, high = np.percentile(costs_of_method[0]["values"], (25, 50, 75)) / np.median(
+            costs_of_rope[0]["values"]
+        )
+        return f"{middle:.2f}" if low == high else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+    columns = (
+        {"milliseconds": "time of", "bytes": "memory of"}
+        if select(rows, "bytes")
+        else {"milliseconds": "time of"}
+    )
+    calls = {"step": "a training step", "read": f"reading {longest} tokens"}
+    cells = []
+    for name in models:
+        parameters = select(rows, "parameters", model=name)
+        shown = f"{parameters[0]['mean']:,.0f}" if parameters else "as rope"
+        cells.append(
+            (name, shown, *(times_rope(metric, name, what) for metric in columns for what in calls))
+        )
+    titles = (f"{title} {call}, x rope" for title in columns.values() for call in calls.values())
+    note = (
+        "Untrained models, after all trainings of the study; the median of several calls and, in brackets, its quartiles. "  # noqa: E501
+        "The optimizer is not counted."
+    )
+    return Table("Costs", ("method", "parameters", *titles), cells, note)
+
+
+def found(rows: list[Row], name: str, length: int) -> Score | None:
+    """Return which pass keys a method found, [seeds, depths x samples]."""
+    return joined_score(rows, "found", model=name, length=length)
+
+
+def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
+    """Return the claims of the authors of these methods, tested on these rows."""
+    near, double, far = lengths[0], lengths[:2][-1], lengths[-1]
+    losses = {
+        length: {name: score(rows, "loss", model=name, length=length) for name in ALL}
+        for length in lengths
+    }
+    hits = {name: found(rows, name, double) for name in ALL}
+    missed = {name: Score(1 - each.values) for name, each in hits.items() if each is not None}
+    better = ("pope", "fope", "rope++", "selective", "path", "ssmax", "lerope")
+    result = [
+        claim_order(f"At {near}, {name} has a lower loss than rope", losses[near], [name, "rope"])
+        for name in better
+    ]
+    text = f"At {far}, without training at that length, pope has a lower loss than rope with yarn"
+    result.append(claim_order(text, losses[far], ["pope", "yarn"]))
+    for name in ("rerope", "self_extend", "dca"):
+        text = f"At {far}, {name} has a lower loss than rope as it is"
+        result.append(claim_order(text, losses[far], [name, "rope"], same_model=True))
+    text = f"At {double}, drope misses fewer pass keys than rope with yarn"
+    return [*result, claim_order(text, missed, [DROPE, "yarn"])]
+
+
+STUDY = Study(
+    "methods",
+    "What do recent position methods gain over RoPE, and what do they cost?",
+    PRESETS,
+    run,
+    findings,
+)

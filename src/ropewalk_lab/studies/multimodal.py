@@ -1,0 +1,231 @@
+"""Study `multimodal`: RoPE with (row, column) positions compared with one sequence, on images where
+a patch is predicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ropewalk.errors import RopeError
+from ropewalk_lab.batches import IGNORED, Batch
+from ropewalk_lab.stateless_random import below, fold
+from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
+from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
+from ropewalk_lab.studies.study import Study
+from ropewalk_lab.studies.training import make_preset, train_or_load
+
+#: patches have colours from 0 to 15, and the marked one has 16; the vocabulary is a multiple of 8
+COLOURS, MARK, VOCABULARY = 16, 16, 24
+_MODELS = ["rope_2d", "rope", "learned", "none"]
+_SMALL = ["model.hidden_size=64", "model.intermediate_size=128"]
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "preset": "mlm",
+        "changes": ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"],
+        "encodings": ["rope_2d", "rope"],
+        "side": 4,
+        "sides": [4, 6],
+        "batch": 8,
+        "steps": 6,
+        "count": 20,
+        "seeds": 1,
+    },
+    "cpu": {
+        "preset": "mlm",
+        "changes": _SMALL,
+        "encodings": _MODELS,
+        "side": 6,
+        "sides": [6, 8, 10],
+        "batch": 64,
+        "steps": 600,
+        "count": 400,
+        "seeds": 1,
+    },
+    "gpu": {
+        "preset": "mlm",
+        "changes": ["train.learning_rate=5e-4"],
+        "encodings": _MODELS,
+        "side": 8,
+        "sides": [8, 10, 12, 16],
+        "batch": 256,
+        "steps": 1200,
+        "count": 1000,
+        "seeds": 2,
+    },
+    "cluster": {
+        "preset": "mlm",
+        "changes": ["train.learning_rate=5e-4"],
+        "encodings": _MODELS,
+        "side": 16,
+        "sides": [16, 20, 24, 32],
+        "batch": 256,
+        "steps": 3000,
+        "count": 1000,
+        "seeds": 3,
+    },
+}
+
+
+@dataclass(frozen=True)
+class GridBatches:
+    """Square images of coloured patches with one mark; the target is the colour of the patch below
+    the mark.
+    """
+
+    seed: int = 0
+    axes: int = 1
+    vocab_size: int = VOCABULARY
+
+    @property
+    def fingerprint(self) -> str:
+        return f"grids {self.seed} {self.axes}"
+
+    def batch(self, index: np.ndarray, length: int) -> Batch:
+        """Return random images of `length` patches with one marked each; the target there is the
+        colour one row below.
+        """
+        side = int(length**0.5)
+        if side * side != length:
+            raise RopeError(
+                "length", "must be a square number: images have as many rows as columns", length
+            )
+        seed, count = (
+            fold(self.seed, 31),
+            len(index),
+        )  # other random numbers than those of other data with this seed
+        images = below(seed, index, stream=0, count=length, high=COLOURS)
+        marked = below(seed, index, stream=1, count=1, high=length - side)[
+            :, 0
+        ]  # never in the last row
+        image, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
+        targets[image, marked] = images[image, marked + side]
+        images[image, marked] = MARK
+        return Batch(
+            torch.from_numpy(images),
+            torch.from_numpy(targets),
+            count,
+            positions=self._positions(count, side),
+        )
+
+    def _positions(self, count: int, side: int) -> torch.Tensor | None:
+        """Return the row and column of each patch, [2, B, S], or None for one axis."""
+        if self.axes == 1:
+            return None
+        grid = torch.cartesian_prod(torch.arange(side), torch.arange(side)).T
+        return grid[:, None].expand(2, count, side * side).contiguous()
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each encoding and seed; return the facts for the report."""
+    shared = runner.pick("preset", "changes", "side", "sides", "batch", "steps", "count")
+    runner.run_each(measure, "encoding", runner.settings["encodings"], **shared)
+    return {}
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    encoding: str,
+    seed: int,
+    preset: str,
+    changes: list[str],
+    side: int,
+    sides: list[int],
+    batch: int,
+    steps: int,
+    count: int,
+) -> list[Row]:
+    """Train on images of one size and measure the errors on images of several sizes; return the
+    rows.
+    """
+    stage = f"train.stages=[{{length={side * side}, batch={batch}, steps={steps}}}]"
+    full_preset = make_preset(preset, [*changes, stage], seed, encoding=encoding)
+    axes = 2 if encoding == "rope_2d" else 1
+    model = train_or_load(
+        workspace, f"grid-{encoding}-{seed}", full_preset, batches=GridBatches(seed, axes)
+    ).model
+    tested = (
+        [size for size in sides if size <= side] if encoding == "learned" else sides
+    )  # no positions beyond the training
+    rows = []
+    for size in tested:
+        errors = wrong(
+            model, GridBatches(10_000, axes), size, count, workspace.device
+        )  # a seed that no training has
+        rows.append(row("wrong", errors, model=encoding, seed=seed, side=size))
+    return rows
+
+
+@torch.no_grad()
+def wrong(
+    model: nn.Module, batches: GridBatches, side: int, count: int, device: torch.device
+) -> np.ndarray:
+    """Return whether the prediction is wrong for each of `count` images, float64 [count]."""
+    errors = []
+    for part in np.array_split(
+        np.arange(count), max(1, count * side * side // 65_536)
+    ):  # about 65,536 patches at once
+        batch = batches.batch(part, side * side).to(device)
+        predicted = model(batch.inputs, **batch.keywords).argmax(-1)
+        errors.append(
+            ((predicted != batch.targets) & (batch.targets != IGNORED)).any(1).cpu().numpy()
+        )
+    return np.concatenate(errors).astype(np.float64)
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the accuracy by encoding and size of the image as a table and a figure, and the claim."""
+    sides, models = sorted(distinct(rows, "wrong", "side")), distinct(rows, "wrong", "model")
+    cells, series = [], {}
+    for name in models:
+        accuracy = {
+            side: 1 - each.mean
+            for side, each in scores_by(rows, "wrong", "side", sides, model=name).items()
+        }
+        cells.append(
+            (name, *(f"{accuracy[side]:.1%}" if side in accuracy else "-" for side in sides))
+        )
+        series[name] = (list(accuracy), [100 * share for share in accuracy.values()])
+    side = facts["settings"]["side"]
+    note = (
+        f"Trained on {side} x {side}; chance is {1 / COLOURS:.1%}. Learned positions do not exist "
+        "for larger images."
+    )
+    table = Table(
+        "Accuracy by size of the image",
+        ("encoding", *(f"{side} x {side}" for side in sides)),
+        cells,
+        note,
+    )
+    figure = line_figure(
+        series, title="The patch below the mark", x="patches per side", y="% right", log_x=False
+    )
+    return Findings([table], {"multimodal": figure}, claims(rows, sides))
+
+
+def claims(rows: list[Row], sides: list[int]) -> list[Claim]:
+    """Return the claim that two axes generalise to larger images better than one."""
+    errors = {
+        name: score(rows, "wrong", model=name, side=sides[-1]) for name in ("rope_2d", "rope")
+    }
+    size = f"{sides[-1]} x {sides[-1]}"
+    text = (
+        f"On images of {size}, larger than any in training, RoPE over rows and columns has fewer "
+        "errors than over one sequence"
+    )
+    return [claim_order(text, errors, ["rope_2d", "rope"])]
+
+
+STUDY = Study(
+    "multimodal",
+    "Should the positions of an image be rows and columns, or one sequence?",
+    PRESETS,
+    run,
+    findings,
+)

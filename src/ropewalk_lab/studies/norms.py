@@ -1,0 +1,327 @@
+"""Study `norms`: a norm of q and k before the rotation, after it, or none, and a rotation that does
+not keep the norm.
+
+Measured are the loss, and whether scores depend on distance alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.errors import choice
+from ropewalk.spec import RopeSpec
+from ropewalk_lab.studies import training
+from ropewalk_lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    claim_threshold,
+    line_figure,
+    percent,
+)
+from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.rows import Row, distinct, row, score
+from ropewalk_lab.studies.study import Study
+from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
+
+#: plain RoPE; a rotation that does not keep the norm of a head, so that scores depend on positions
+#: and not on distance alone
+NONE, NOT_KEPT = "none", "norm not kept"
+#: name -> (the norm, whether it follows the rotation); plain RoPE has none
+NORMS: dict[str, tuple[type[nn.Module], bool]] = {
+    "LayerNorm before": (nn.LayerNorm, False),
+    "LayerNorm after": (nn.LayerNorm, True),
+    "RMSNorm before": (nn.RMSNorm, False),
+    "RMSNorm after": (nn.RMSNorm, True),
+}
+#: names in the stated ablation -> ours
+STATED = {
+    "no norm": NOT_KEPT,
+    "LayerNorm after the rotation": "LayerNorm after",
+    "plain RoPE": NONE,
+}
+#: scores depend on distance alone if a shift of all positions changes logits by less than this
+#: share of their deviation
+UNCHANGED = 1e-3
+_ALL = [NONE, NOT_KEPT, *NORMS]
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        "preset": "smoke",
+        "changes": [],
+        "norms": _ALL,
+        "multiples": [1, 2],
+        "windows": 6,
+        "shift": 1000,
+        "seeds": 1,
+    },
+    "cpu": {
+        "preset": "cpu",
+        "changes": CPU_CHANGES,
+        "norms": _ALL,
+        "multiples": [1, 2, 4],
+        "windows": 24,
+        "shift": 1000,
+        "seeds": 1,
+    },
+    "gpu": {
+        "preset": "gpu",
+        "changes": GPU_CHANGES,
+        "norms": _ALL,
+        "multiples": [1, 2, 4, 8],
+        "windows": 64,
+        "shift": 1000,
+        "seeds": 2,
+    },
+    "cluster": {
+        "preset": "cluster",
+        "changes": [],
+        "norms": _ALL,
+        "multiples": [1, 2, 4, 8],
+        "windows": 128,
+        "shift": 1000,
+        "seeds": 3,
+    },
+}
+
+
+class HeadNorm(nn.Module):
+    """A norm over the dimensions of a head, with learned weights, computed in float32."""
+
+    def __init__(self, norm: type[nn.Module], head_dim: int) -> None:
+        super().__init__()
+        self.norm = norm(head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.float()).to(x.dtype)
+
+
+class NormedRotary(Rotary):
+    """RoPE, then a norm of the rotated q and k.
+
+    Scores then depend on absolute positions: the norm's mean and weights belong to fixed
+    dimensions, which RoPE mixes.
+    """
+
+    relative: ClassVar[bool] = False
+
+    def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
+        super().__init__(sizes, spec)
+        self.q_norm, self.k_norm = HeadNorm(norm, sizes.head_dim), HeadNorm(norm, sizes.head_dim)
+
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        rotated = super().rotate(x, positions, key=key, length=length)
+        return (self.k_norm if key else self.q_norm)(rotated)
+
+
+class MixedLayouts(Rotary):
+    """RoPE with a common mistake: cos and sin of the half layout on interleaved pairs. It does not
+    keep the norm of q and k.
+    """
+
+    relative: ClassVar[bool] = False
+
+    def rotate(
+        self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
+    ) -> Tensor:
+        """Return x with cos and sin of the half layout applied to interleaved pairs: a mistake, so
+        this is no rotation.
+        """
+        cos, sin = (table.unsqueeze(-3) for table in self.rope.cos_sin_hf(positions))
+        partners = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+        return (x * cos + partners * sin).to(x.dtype)
+
+
+def change_attention(model: nn.Module, name: str) -> nn.Module:
+    """Give every layer of a RoPE decoder the norms of an entry of NORMS, or mixed layouts, and
+    return the model.
+    """
+    if name == NONE:
+        return model
+    for layer in model.layers:  # type: ignore[union-attr]
+        attention = layer.self_attn
+        norm, after = NORMS.get(name, (None, True))
+        if norm is None:  # the rotation that does not keep the norm of q and k
+            attention.encoding = MixedLayouts(
+                attention.encoding.sizes, attention.encoding.rope.spec
+            )
+        elif after:
+            attention.encoding = NormedRotary(
+                attention.encoding.sizes, attention.encoding.rope.spec, norm
+            )
+        else:
+            attention.q_norm, attention.k_norm = (
+                HeadNorm(norm, attention.head_dim),
+                HeadNorm(norm, attention.head_dim),
+            )
+    return model
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each norm and seed; return the facts for the report."""
+    settings, shared = (
+        runner.settings,
+        runner.pick("preset", "changes", "multiples", "windows", "shift"),
+    )
+    for name in settings["norms"]:
+        choice("norms", name, _ALL)
+    runner.run_each(
+        measure, "norm", settings["norms"], lambda name: name.replace(" ", "-"), **shared
+    )
+    return training.preset_facts(settings["preset"], settings["changes"])
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    norm: str,
+    seed: int,
+    preset: str,
+    changes: list[str],
+    multiples: list[int],
+    windows: int,
+    shift: int,
+) -> list[Row]:
+    """Train one model; return its loss at every length, and how its logits change if all positions
+    are shifted, as rows.
+    """
+    full_preset = training.make_preset(preset, changes, seed, encoding="rope")
+    name, origin = (
+        (f"rope-{seed}", "") if norm == NONE else (f"{norm.replace(' ', '-')}-{seed}", norm)
+    )
+    change = partial(change_attention, name=norm)
+    trainer = training.train_or_load(workspace, name, full_preset, change=change, origin=origin)
+    length = training.trained_length(full_preset)
+    lengths = [length * multiple for multiple in multiples]
+    text = training.held_out_windows(full_preset, windows, lengths[-1])
+    rows = training.loss_rows(trainer.model, text, lengths, length, norm=norm, seed=seed)
+    tokens = torch.from_numpy(text[:, -length:].astype(np.int64)).to(workspace.device)
+    return [
+        *rows,
+        row(
+            "moved",
+            change_by_shift(trainer.model, tokens, shift),
+            norm=norm,
+            seed=seed,
+            shift=shift,
+        ),
+    ]
+
+
+@torch.no_grad()
+def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
+    """Return [N]: the largest change of a logit of each row of tokens [N, S] by the shift, divided
+    by the deviation of logits.
+    """
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
+    changes = []
+    for part in tokens.split(16):
+        unshifted, shifted = (
+            model(part, positions).double(),
+            model(part, positions + shift).double(),
+        )
+        changes.append((shifted - unshifted).abs().amax((1, 2)) / unshifted.std())
+    return np.array(torch.cat(changes).tolist())
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return a table, a figure and claims: the loss by norm and length, and the change of the
+    logits by a shift.
+    """
+    norms, lengths = distinct(rows, "loss", "norm"), distinct(rows, "loss", "length")
+    (shift,) = distinct(rows, "moved", "shift")
+    cells = []
+    for name in norms:
+        losses = (cell(score(rows, "loss", norm=name, length=length)) for length in lengths)
+        cells.append((name, *losses, f"{largest_change(rows, name):.1e}"))
+    note = (
+        "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "  # noqa: E501
+        f"relative to the standard deviation of all, if all positions are shifted by {shift:,}."
+    )
+    table = Table(
+        "Loss by norm and context length",
+        ("norm of q and k", *map(str, lengths), "change by a shift"),
+        cells,
+        note,
+    )
+    series = {name: by_length(rows, lengths, norm=name) for name in norms}
+    figure = line_figure(
+        series, title="Loss by norm of q and k", x="tokens of context", y="loss, nats per byte"
+    )
+    return Findings(
+        [table],
+        {"norms": figure},
+        claims(rows, lengths[0]),
+        {"norm-ablation": _ours(rows, lengths[0])},
+    )
+
+
+def _ours(rows: list[Row], length: int) -> Ours:
+    """Return our loss, accuracy and change by a shift, for the rows of the published table."""
+    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
+    cells = {}
+    for stated, name in STATED.items():
+        loss, accuracy = (
+            score(rows, metric, norm=name, length=length) for metric in ("loss", "accuracy")
+        )
+        cells[stated] = (cell(loss), percent(accuracy), f"{largest_change(rows, name):.1e}")
+    return Ours(columns, cells)
+
+
+def largest_change(rows: list[Row], name: str) -> float:
+    """Return the largest change of a logit by the shift, over all seeds and windows; NaN if it was
+    not measured.
+    """
+    changes = score(rows, "moved", norm=name)
+    return float("nan") if changes is None else float(changes.values.max())
+
+
+def claims(rows: list[Row], length: int) -> list[Claim]:
+    """Return the claims of articles about RoPE: a norm after the rotation breaks relative
+    positions, and costs accuracy.
+    """
+    losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
+    result = []
+    for name in _ALL:
+        is_absolute = name == NOT_KEPT or name.endswith("after")
+        text = (
+            f"A shift of all positions {'changes' if is_absolute else 'does not change'} the "
+            f"logits ({name})"
+        )
+        result.append(
+            claim_threshold(text, largest_change(rows, name), UNCHANGED, above=is_absolute)
+        )
+    for better, worse in (
+        (NONE, "LayerNorm after"),
+        ("LayerNorm before", "LayerNorm after"),
+        (NONE, NOT_KEPT),
+    ):
+        result.append(
+            claim_order(
+                f"At {length}, {better!r} has a lower loss than {worse!r}", losses, [better, worse]
+            )
+        )
+    return result
+
+
+STUDY = Study(
+    "norms",
+    "May q and k be normed after the rotation, before it, or not at all?",
+    PRESETS,
+    run,
+    findings,
+    ("norm-ablation",),
+)

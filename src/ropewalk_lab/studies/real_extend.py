@@ -1,0 +1,258 @@
+"""Study `real_extend`: a pretrained model beyond its trained length, zero-shot, with every method:
+loss by band and LongPPL.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ropewalk.attention.remap import REMAPPINGS
+from ropewalk.config.hf import from_hf
+from ropewalk.errors import RopeError
+from ropewalk.interop.patch import patched
+from ropewalk_lab.fit.reader import trained_length
+from ropewalk_lab.fit.summary import short_length
+from ropewalk_lab.fit.text import long_ppl
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_order
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.real import (
+    SOURCES,
+    known_methods,
+    make_meter,
+    open_real,
+    real_facts,
+    source_note,
+)
+from ropewalk_lab.studies.real_picture import picture
+from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
+from ropewalk_lab.studies.study import Study
+
+#: in order of value: a run that is stopped has the first ones
+ALL = [
+    "none",
+    "yarn",
+    "ntk",
+    "linear",
+    "dynamic",
+    "dynamic_yarn",
+    "self_extend",
+    "rerope",
+    "dca",
+    "leaky_rerope",
+    "llama3",
+    "by_parts",
+    "longrope",
+]
+#: (better, worse) in the last band, as papers and forums have it
+ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn"))
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        **SOURCES["smoke"],
+        "methods": ["none", "linear", "yarn"],
+        "factors": [2],
+        "windows": 3,
+        "search": 0,
+    },
+    "cpu": {
+        **SOURCES["cpu"],
+        "methods": ["none", "yarn"],
+        "factors": [1.25],
+        "windows": 2,
+        "search": 0,
+    },
+    "gpu": {**SOURCES["gpu"], "methods": ALL, "factors": [4, 2, 8], "windows": 12, "search": 64},
+    "cluster": {
+        **SOURCES["cluster"],
+        "methods": ALL,
+        "factors": [4, 2, 8],
+        "windows": 12,
+        "search": 256,
+    },
+}
+#: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of
+#: 32,768): (mean, error) by band
+EARLIER = {
+    "none": ((3.602, 0.112), (3.476, 0.112), (4.869, 0.117), (7.721, 0.087)),
+    "linear": ((5.193, 0.101), (5.160, 0.107), (5.290, 0.098), (5.356, 0.086)),
+    "ntk": ((3.659, 0.112), (3.568, 0.111), (3.664, 0.109), (3.791, 0.097)),
+    "dynamic": ((3.825, 0.110), (3.843, 0.109), (4.060, 0.109), (4.192, 0.091)),
+    "yarn": ((3.690, 0.116), (3.585, 0.115), (3.708, 0.116), (3.746, 0.104)),
+    "dynamic_yarn": ((3.690, 0.116), (3.585, 0.115), (3.708, 0.116), (3.746, 0.104)),
+    "llama3": ((3.719, 0.113), (3.801, 0.113), (4.002, 0.109), (4.124, 0.091)),
+}
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job for each factor, which stores its results window by window; return the facts for
+    the report.
+    """
+    shared = runner.pick("model", "text", "methods", "windows", "search")
+    rows = runner.run(
+        Job(f"factor-{factor:g}", measure, {"factor": factor, **shared})
+        for factor in runner.settings["factors"]
+    )
+    return real_facts(runner, rows[0]["trained"])
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    factor: float,
+    model: str,
+    text: list[str],
+    methods: list[str],
+    windows: int,
+    search: int,
+) -> list[Row]:
+    """Measure every method at one factor on the same windows; return the rows."""
+    loaded, encode = open_real(model, workspace.device)
+    trained = trained_length(loaded)
+    with patched(loaded):
+        meter, spare = make_meter(
+            workspace,
+            loaded,
+            encode,
+            text,
+            name=model,
+            trained=trained,
+            factor=factor,
+            windows=windows,
+            search=search,
+        )
+        factors = None
+        if spare is not None and "longrope" in methods:
+            factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs)  # type: ignore[union-attr]
+        rows: list[Row] = []
+        refused = RopeError(
+            "search", "must be at least 1 to measure longrope, whose factors are searched", search
+        )
+        for name, method in known_methods(methods, factors).items():
+            try:
+                meter.measure(name, method)
+            except RopeError as error:  # a family may not have every scaling
+                refused = error
+                continue
+            rows += _rows(meter, name, factor)
+    if not rows:
+        raise refused
+    return rows
+
+
+def _rows(meter: Any, name: str, factor: float) -> list[Row]:
+    """Return the rows of one method: loss by band, loss within the trained length, long perplexity
+    and seconds.
+    """
+    samples = meter.samples
+    measured = [
+        each for each in meter.ledger.rows if each["method"] == name and each["metric"] == "text"
+    ]
+    far = sorted(
+        (each for each in measured if each["length"] == samples.to), key=lambda each: each["window"]
+    )
+    near = sorted(
+        (each for each in measured if each["length"] == samples.trained),
+        key=lambda each: each["window"],
+    )
+    fields = {"method": name, "factor": factor, "trained": samples.trained}
+    rows = [
+        row(
+            "loss",
+            [each["bands"][place] for each in far],
+            band=f"{short_length(low)}-{short_length(high)}",
+            **fields,
+        )
+        for place, (low, high) in enumerate(samples.bands)
+    ]
+    rows.append(row("loss", [each["loss"] for each in near], band="within", **fields))
+    ppl = long_ppl([each["key_sum"] for each in far], [each["key_count"] for each in far])
+    if ppl is not None:
+        num_keys = sum(each["key_count"] for each in far)
+        rows.append(row("long_ppl", min(ppl, 1e9), keys=num_keys, **fields))  # an overflow is 1e9
+    return [*rows, row("seconds", [each["seconds"] for each in far], **fields)]
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by method and band for each factor, LongPPL, and the claims."""
+    tables = []
+    for factor in distinct(rows, "loss", "factor"):
+        of_factor = select(rows, "loss", factor=factor)
+        bands, names = distinct(of_factor, "loss", "band"), distinct(of_factor, "loss", "method")
+        cells = []
+        for name in names:
+            ppl = select(rows, "long_ppl", factor=factor, method=name)
+            losses = [cell(score(of_factor, "loss", method=name, band=band)) for band in bands]
+            cells.append((name, *losses, f"{ppl[0]['mean']:.2f}" if ppl else "-"))
+        windows = len(of_factor[0]["values"])
+        note = (
+            f"Nats per token ± standard error over {windows} windows, zero-shot. 'within': texts "
+            "of the trained length."
+        )
+        title, columns = f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL")
+        tables.append(Table(title, columns, cells, f"{note} {source_note(facts)}"))
+    return Findings(
+        tables + _earlier(rows, facts), {"real_extend": lambda: picture(rows, facts)}, claims(rows)
+    )
+
+
+def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
+    """Return a table: an earlier run's losses at 4x by band, and whether ours agree; [] if the
+    model or the bands are others.
+    """
+    at_4x = [
+        each
+        for each in rows
+        if each["metric"] == "loss" and each["factor"] == 4 and each["band"] != "within"
+    ]
+    bands, cells = distinct(at_4x, "loss", "band"), []
+    if "smollm2" not in facts.get("model", "").lower() or len(bands) != 4:
+        return []
+    for name, earlier in EARLIER.items():
+        losses = scores_by(at_4x, "loss", "band", bands, method=name)
+        if len(losses) == len(bands):
+            pairs = zip(losses.values(), earlier, strict=True)
+            gaps = [
+                abs(loss.mean - mean) / float(np.hypot(loss.error, error))
+                for loss, (mean, error) in pairs
+            ]
+            stated = (f"{mean:.3f} ± {error:.3f}" for mean, error in earlier)
+            cells.append((name, *stated, f"{max(gaps):.1f}", "yes" if max(gaps) <= 2 else "no"))
+    note = "The earlier run had other windows of the same texts, so the differences are not paired."
+    columns = (
+        "method",
+        *(f"earlier, {band}" for band in bands),
+        "largest difference in errors",
+        "within two",
+    )
+    return [Table("Beside an earlier run at 4x", columns, cells, note)]
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Return the claims of ORDER, and that each remapping has a lower loss than YaRN, in the last
+    band of each factor.
+    """
+    result = []
+    for factor in distinct(rows, "loss", "factor"):
+        of_factor = select(rows, "loss", factor=factor)
+        names = distinct(of_factor, "loss", "method")
+        last_band = [band for band in distinct(of_factor, "loss", "band") if band != "within"][-1]
+        losses: dict[str, Score | None] = dict(
+            scores_by(of_factor, "loss", "method", names, band=last_band)
+        )
+        for better, worse in (*ORDER, *((name, "yarn") for name in REMAPPINGS)):
+            if better in losses and worse in losses:
+                text = f"At {factor:g}x, {better} has a lower loss than {worse} in {last_band}"
+                result.append(claim_order(text, losses, [better, worse], same_model=True))
+    return result
+
+
+STUDY = Study(
+    "real_extend",
+    "How far beyond its trained length does a pretrained model read, and with which method?",
+    PRESETS,
+    run,
+    findings,
+    seeded=False,
+)

@@ -1,0 +1,287 @@
+"""Study `real_passkey`: a pretrained model finds five digits in a long text, by length and depth,
+with every method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk.interop.patch import patched
+from ropewalk_lab.fit.passkeys import passkey_lengths, shortest_passkey
+from ropewalk_lab.fit.reader import trained_length
+from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
+from ropewalk_lab.scores import Score
+from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.real import (
+    SOURCES,
+    known_methods,
+    make_meter,
+    open_real,
+    real_facts,
+    source_note,
+)
+from ropewalk_lab.studies.rows import Row, distinct, row, select
+from ropewalk_lab.studies.study import Study
+
+#: in order of value: a run that is stopped has the first ones
+ALL = [
+    "none",
+    "yarn",
+    "ntk",
+    "linear",
+    "dynamic",
+    "dynamic_yarn",
+    "self_extend",
+    "rerope",
+    "dca",
+    "leaky_rerope",
+    "llama3",
+    "by_parts",
+]
+#: within and beyond the trained length of SmolLM2, 8,192
+LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
+#: an earlier run on the same model with the same lengths (H200, bfloat16): pass keys found of 10
+#: depths
+EARLIER = {
+    "none": (9, 10, 10, 0, 0, 0, 0), "linear": (0, 0, 0, 0, 0, 0, 0), "ntk": (9, 9, 8, 10, 8, 7, 3),
+    "dynamic": (9, 10, 10, 7, 10, 10, 8), "yarn": (0, 0, 1, 9, 10, 9, 7),
+}  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        **SOURCES["smoke"],
+        "methods": ["none", "yarn"],
+        "factor": 8.0,
+        "depths": 2,
+        "lengths": [],
+    },
+    "cpu": {
+        **SOURCES["cpu"],
+        "methods": ["none", "yarn"],
+        "factor": 4.0,
+        "depths": 5,
+        "lengths": [1900],
+    },
+    "gpu": {**SOURCES["gpu"], "methods": ALL, "factor": 4.0, "depths": 10, "lengths": LENGTHS},
+    "cluster": {**SOURCES["cluster"], "methods": ALL, "factor": 8.0, "depths": 20, "lengths": []},
+}
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job; its rows are stored length by length; return the facts for the report."""
+    rows = runner.run(
+        [
+            Job(
+                "passkey",
+                measure,
+                runner.pick("model", "text", "methods", "factor", "depths", "lengths"),
+            )
+        ]
+    )
+    return real_facts(runner, rows[0]["trained"])
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    model: str,
+    text: list[str],
+    methods: list[str],
+    factor: float,
+    depths: int,
+    lengths: list[int],
+) -> list[Row]:
+    """Ask every method for the same pass keys, at every length and depth; return the rows.
+
+    Without `lengths`, those of `fit` up to `factor` times the trained length are used.
+    """
+    loaded, encode = open_real(model, workspace.device)
+    trained = trained_length(loaded)
+    if not lengths:
+        shortest = shortest_passkey(encode)
+        lengths = [
+            each for each in passkey_lengths(trained, round(factor * trained)) if each >= shortest
+        ]
+    with patched(loaded):
+        meter, _ = make_meter(
+            workspace,
+            loaded,
+            encode,
+            text,
+            name=model,
+            trained=trained,
+            factor=factor,
+            lengths=lengths,
+            num_depths=depths,
+        )
+        rows: list[Row] = []
+        refused = RopeError(
+            "methods", "must have one that needs no factors of a search, as longrope does", methods
+        )
+        for name, method in known_methods(methods).items():
+            try:
+                meter.measure(name, method)
+            except RopeError as error:  # a family may not have every scaling
+                refused = error
+                continue
+            of_method = [each for each in meter.ledger.rows if each["method"] == name]
+            fields = {"method": name, "factor": factor, "trained": trained}
+            rows += [
+                row("found", each["found"], length=each["length"], depth=each["depth"], **fields)
+                for each in of_method
+            ]
+    if not rows:
+        raise refused
+    return rows
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the share of pass keys found by method and length, a heat map, and the claims."""
+    names, lengths, depths = (
+        distinct(rows, "found", field) for field in ("method", "length", "depth")
+    )
+    cells = [(name, *(_share(_values(rows, name, length)) for length in lengths)) for name in names]
+    note = (
+        f"{len(depths)} depths for each length; the model has to continue with the five digits. "
+        f"{source_note(facts)}"
+    )
+    table = Table(
+        "Pass keys found", ("method", *(f"{length:,}" for length in lengths)), cells, note
+    )
+    tables = [table, *_earlier(rows, facts, lengths)]
+    return Findings(
+        tables,
+        {"real_passkey": _heat_map(rows, names, lengths, depths)},
+        claims(rows, facts["trained"]),
+    )
+
+
+def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list[Table]:
+    """Return a table of the pass keys found here and in an earlier run, and whether they agree
+    within two standard errors.
+
+    [] if the model or the lengths are not those of the earlier run.
+    """
+    if "smollm2" not in facts.get("model", "").lower() or lengths != LENGTHS:
+        return []
+    cells = []
+    for name, earlier in EARLIER.items():
+        by_length = [_values(rows, name, length) for length in lengths]
+        if all(by_length):
+            texts, differences = [], []
+            for values, earlier_count in zip(by_length, earlier, strict=True):
+                texts.append(f"{sum(values):.0f} of {len(values)}, {earlier_count} of 10")
+                differences.append(
+                    _in_standard_errors((sum(values), len(values)), (earlier_count, 10))
+                )
+            cells.append((name, *texts, "yes" if max(differences) <= 2 else "no"))
+    note = (
+        "Found here, then found earlier. For the standard errors, one key more counts as found and "
+        "one more as missed."
+    )
+    columns = ("method", *(f"{length:,}" for length in lengths), "within two standard errors")
+    return [Table("Beside an earlier run", columns, cells, note)] if cells else []
+
+
+def _in_standard_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
+    """Return the difference of two shares, (found, asked) each, in standard errors.
+
+    One key found and one missed are added to each, so that no error is 0 where all keys, or none,
+    were found.
+    """
+    shares = [(found + 1) / (asked + 2) for found, asked in (one, other)]
+    variances = [
+        share * (1 - share) / (asked + 2)
+        for share, (_, asked) in zip(shares, (one, other), strict=True)
+    ]
+    return abs(shares[0] - shares[1]) / sum(variances) ** 0.5
+
+
+def _values(rows: list[Row], name: str, length: int) -> list[float]:
+    """Return 1 for each pass key that a method found at a length, 0 for the others."""
+    return [each["mean"] for each in select(rows, "found", method=name, length=length)]
+
+
+def _share(values: list[float]) -> str:
+    """Return the mean and its standard error as text."""
+    error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{np.mean(values):.0%} ± {error:.0%}" if values else "-"
+
+
+def _heat_map(
+    rows: list[Row], names: list[str], lengths: list[int], depths: list[float]
+) -> Callable[[], Any]:
+    """Return a function that draws which pass keys each method found, by length and depth."""
+
+    def draw() -> Any:
+        """Return a figure with one panel per method."""
+        figure, panels = blank(LIGHT, max(6.0, 2.2 * len(names)), 3.4, across=len(names))
+        found = {
+            (each["method"], each["length"], each["depth"]): each["mean"]
+            for each in rows
+            if each["metric"] == "found"
+        }
+        for ax, name in zip(panels, names, strict=True):
+            grid = [
+                [found.get((name, length, depth), np.nan) for length in lengths] for depth in depths
+            ]
+            ax.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+            ax.grid(visible=False)
+            ax.set_xticks(
+                range(len(lengths)), [f"{length / 1000:.3g}k" for length in lengths], rotation=90
+            )
+            ax.set_yticks(
+                range(len(depths)),
+                [f"{depth:.0%}" for depth in depths] if ax is panels[0] else [""] * len(depths),
+            )
+            label_axes(ax, LIGHT, title=name, x="tokens", y="depth" if ax is panels[0] else "")
+        return finish(figure, LIGHT)
+
+    return draw
+
+
+def claims(rows: list[Row], trained: int) -> list[Claim]:
+    """Return three claims: beyond the trained length YaRN misses fewer pass keys than no scaling,
+    and within it more.
+
+    The third is that within it dynamic YaRN misses fewer than YaRN.
+    """
+    names = distinct(rows, "found", "method")
+
+    def missed(name: str, beyond: bool) -> Score | None:
+        """Return which pass keys a method missed, beyond the trained length or within it; None if
+        none was asked for.
+        """
+        asked = [
+            each
+            for each in select(rows, "found", method=name)
+            if (each["length"] > trained) == beyond
+        ]
+        return Score(np.array([[1 - each["mean"] for each in asked]])) if asked else None
+
+    result = []
+    for better, worse, beyond in (
+        ("yarn", "none", True),
+        ("none", "yarn", False),
+        ("dynamic_yarn", "yarn", False),
+    ):
+        if {better, worse} <= set(names):
+            both = {name: missed(name, beyond) for name in (better, worse)}
+            where = "Beyond" if beyond else "Within"
+            text = f"{where} the trained length, {better} misses fewer pass keys than {worse}"
+            result.append(claim_order(text, both, [better, worse], same_model=True))
+    return result
+
+
+STUDY = Study(
+    "real_passkey",
+    "At which lengths and depths does a pretrained model find a pass key?",
+    PRESETS,
+    run,
+    findings,
+    seeded=False,
+)

@@ -1,0 +1,135 @@
+"""Study `relative`: do logits stay the same if all positions are shifted? Nothing is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ropewalk.encodings import ENCODINGS
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.spec import RopeSpec
+from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.rows import NOT_FINITE, Row, distinct, row, select
+from ropewalk_lab.studies.study import Study
+
+#: RoPE with angles in float32, as most libraries compute them
+FLOAT32 = "rope, float32 angles"
+NAMES = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5", "learned")] + [
+    FLOAT32
+]
+SHIFTS = [1, 1_000, 1_000_000]
+#: logits count as unchanged if they change by less than this share of their standard deviation
+UNCHANGED = 1e-3
+_SIZES = {"names": NAMES, "shifts": SHIFTS, "windows": 8, "length": 48, "seeds": 1}
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {
+        **_SIZES,
+        "names": ["rope", "alibi", "sinusoidal", FLOAT32],
+        "windows": 2,
+        "length": 12,
+    },
+    "cpu": _SIZES,
+    "gpu": _SIZES,
+    "cluster": _SIZES,
+}
+
+
+def run(runner: JobRunner) -> dict[str, Any]:
+    """Run one job for all encodings, since the models are small and random; return the facts for
+    the report.
+    """
+    shared = runner.pick("names", "shifts", "windows", "length")
+    runner.run(Job(f"shifts-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)
+    return {}
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    seed: int,
+    names: list[str],
+    shifts: list[int],
+    windows: int,
+    length: int,
+) -> list[Row]:
+    """Measure the change of the logits, relative to their standard deviation, if all positions are
+    shifted; return the rows.
+    """
+    rows = []
+    for name in names:
+        torch.manual_seed(seed)
+        encoding = RopeSpec(head_dim=32, precision="hf") if name == FLOAT32 else name
+        # large weights, because with nearly uniform attention no encoding would affect the logits
+        sizes: dict[str, Any] = {
+            "vocab_size": 64,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_layers": 2,
+            "num_heads": 4,
+        }
+        config = DecoderConfig(
+            **sizes, encoding=encoding, length=length, init_std=0.15, tie_embeddings=False
+        )
+        model = Decoder(config).to(workspace.device).eval()
+        tokens = torch.randint(
+            64, (windows, length), generator=torch.Generator().manual_seed(seed)
+        ).to(workspace.device)
+        positions = torch.arange(length, device=workspace.device)
+        with torch.no_grad():
+            unshifted = model(tokens, positions).double()
+            for shift in shifts:
+                change = (model(tokens, positions + shift).double() - unshifted).abs().amax(
+                    (1, 2)
+                ) / unshifted.std()
+                rows.append(row("moved", change.cpu().numpy(), model=name, shift=shift, seed=seed))
+    return rows
+
+
+def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the change of the logits by encoding and shift, beside the declared property
+    `relative`.
+    """
+    shifts = distinct(rows, "moved", "shift")
+    cells, wrong, series = [], [], {}
+    for name in distinct(rows, "moved", "model"):
+        changes = [
+            max(max(each["values"]) for each in select(rows, "moved", model=name, shift=shift))
+            for shift in shifts
+        ]
+        declared = ENCODINGS[name].relative if name in ENCODINGS else True
+        texts = (f"{change:.1e}" if change < NOT_FINITE else "overflows" for change in changes)
+        cells.append((name, "yes" if declared else "no", *texts))
+        # a logarithmic axis has no 0, and an overflow has no place on it
+        series[name] = (
+            shifts,
+            [max(change, 1e-9) if change < NOT_FINITE else float("nan") for change in changes],
+        )
+        if name in ENCODINGS and declared != (changes[-1] < UNCHANGED):
+            wrong.append(name)
+    note = (
+        "Largest change of a logit, relative to the standard deviation of all, if all positions "
+        "are shifted."
+    )
+    table = Table(
+        "Change by a shift",
+        ("encoding", "declared relative", *(f"by {shift:,}" for shift in shifts)),
+        cells,
+        note,
+    )
+    text = (
+        f"A shift of {shifts[-1]:,} changes logits by less than {UNCHANGED:g} for all relative "
+        "encodings, and only for these"
+    )
+    claim = Claim(
+        text, FAILS if wrong else HOLDS, f"except {', '.join(wrong)}" if wrong else "no exceptions"
+    )
+    title = "Change of the logits by a shift"
+    figure = line_figure(
+        series, title=title, x="shift of all positions", y="change (0 as 1e-9)", log_y=True
+    )
+    return Findings([table], {"relative": figure}, [claim])
+
+
+STUDY = Study("relative", "Do attention scores depend only on distance?", PRESETS, run, findings)

@@ -1,0 +1,200 @@
+"""A study: a question, settings by preset, jobs that measure rows, and findings computed from the
+rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk_lab.json_lines import write_atomically
+from ropewalk_lab.machine import cores, machine
+from ropewalk_lab.settings import toml_value
+from ropewalk_lab.studies.findings import Findings
+from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.rows import Row, read_rows, write_rows
+
+FACTS, ROWS = "study.json", "rows.jsonl"
+#: lists that may be empty, besides those that a preset leaves empty: then no model is fine-tuned
+MAY_BE_EMPTY = ("tuned_factors",)
+
+
+@dataclass(frozen=True)
+class Study:
+    """One question and how it is measured.
+
+    presets    name -> settings, plain data; "seeds" is the number of trainings of each model
+    run        runs the jobs; returns facts about the text and the training for the report
+    findings   rows and facts -> tables, figures and claims
+    published  names of published tables to show beside the rows
+    seeded     whether the rows depend on a seed; if not, only one seed is accepted
+    """
+
+    name: str
+    about: str
+    presets: dict[str, dict[str, Any]]
+    run: Callable[[JobRunner], dict[str, Any]]
+    findings: Callable[[list[Row], dict[str, Any]], Findings]
+    published: tuple[str, ...] = ()
+    seeded: bool = True
+
+    def settings(self, preset: str, changes: Iterable[str] = ()) -> dict[str, Any]:
+        """Return the settings of a preset, with changes such as "windows=8"; an unknown setting is
+        an error.
+        """
+        settings = dict(self.presets[choice("preset", preset, self.presets)])
+        for change in changes:
+            name, equals, text = change.partition("=")
+            if not equals or name not in settings:
+                raise RopeError(
+                    "set",
+                    f'must read "name=value" with a setting of {self.name}: {", ".join(settings)}',
+                    change,
+                )
+            value = toml_value(text)
+            example = settings[name]
+            if isinstance(
+                example, list
+            ):  # with the types of all presets: a list of integers in one may be floats in another
+                example = [each for preset in self.presets.values() for each in preset[name]]
+            if not _is_like(value, example):
+                raise RopeError(
+                    "set", f"must give {name} a value like the preset's, {settings[name]!r}", change
+                )
+            settings[name] = value
+        multiples = settings.get("multiples", [1])
+        if multiples[:1] != [1] or multiples != sorted(set(multiples)):
+            raise RopeError(
+                "set",
+                "must give multiples that ascend from 1, the trained length",
+                f"multiples={multiples}",
+            )
+        for name, value in settings.items():
+            may_be_empty = name in MAY_BE_EMPTY or any(
+                preset[name] == [] for preset in self.presets.values()
+            )
+            if value == [] and not may_be_empty:
+                raise RopeError("set", f"must give {name} at least one value", f"{name}=[]")
+        return settings
+
+
+def _is_like(value: Any, example: Any) -> bool:
+    """Return whether a setting has the type of its preset's value; an integer may stand for a
+    float.
+
+    Each value of a list has the type of one of the preset's; a preset's empty list has no types to
+    compare with.
+    """
+    if isinstance(value, list) and isinstance(example, list) and example:
+        return all(any(_is_like(each, other) for other in example) for each in value)
+    kinds = (int, float) if isinstance(example, float) else type(example)
+    return example is None or (
+        isinstance(value, kinds) and isinstance(value, bool) == isinstance(example, bool)
+    )
+
+
+def run_study(
+    study: Study,
+    preset: str,
+    out: str | Path,
+    *,
+    seeds: int | None = None,
+    changes: Iterable[str] = (),
+    device: str | torch.device = "cpu",
+    models: str | Path | None = None,
+    workers: int | None = None,
+    quiet: bool = False,
+) -> Path:
+    """Run the unfinished jobs of a study, write its rows, figures and facts, and return its folder.
+
+    models   folder of trained models; models that another study trained there are used again
+    workers  number of parallel processes; by default one per core on a CPU, and one on a GPU, which
+             they would share
+    """
+    settings = study.settings(preset, changes)
+    count = integer("seeds", settings["seeds"] if seeds is None else seeds, low=1)
+    if count > 1 and not study.seeded:
+        raise RopeError(
+            "seeds", f"must be 1: the rows of {study.name} do not depend on a seed", count
+        )
+    device = torch.device(device)
+    folder = Path(out) / study.name
+    workspace = Workspace(Path(models) if models is not None else Path(out) / "models", device)
+    workers = workers or (cores() if device.type == "cpu" else 1)
+    runner = JobRunner(folder, workspace, settings, count, workers, quiet)
+    facts = {
+        "study": study.name,
+        "preset": preset,
+        "seeds": count,
+        "settings": settings,
+        "machine": _machine(device),
+    }
+    facts |= {**study.run(runner), "rows": len(runner.rows)}
+    write_rows(folder / ROWS, runner.rows)
+    # the facts are written last: a report reads the folders that have them
+    text = json.dumps(facts, indent=2) + "\n"
+    draw_figures(study.findings(read_rows(folder / ROWS), json.loads(text)), folder)
+    write_atomically(folder / FACTS, text)
+    return folder
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """Return the device, the versions of Python and torch, and the date, as plain data for the
+    facts.
+    """
+    info = machine(device)
+    name = info["machine"] if device.type == "cuda" else f"{info['machine']}, {cores()} cores"
+    return {
+        "device": name,
+        "python": info["python"],
+        "torch": info["versions"]["torch"],
+        "date": info["date"],
+    }
+
+
+def draw_figures(
+    findings: Findings, folder: Path, suffixes: Iterable[str] = ("png", "svg")
+) -> list[Path]:
+    """Write the figures of a study as PNG and SVG, and return their paths; none if matplotlib is
+    not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401 - only to see whether it is installed
+    except ImportError:
+        return []
+    from ropewalk_lab import plots
+
+    figures = findings.figures.items()
+    return [
+        plots.save(draw(), folder / f"{name}.{suffix}")
+        for name, draw in figures
+        for suffix in suffixes
+    ]
+
+
+def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Return (rows, facts) of a study's folder."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RopeError(
+            "study", f"must have a complete {FACTS} ({error}); run the study again", str(folder)
+        ) from None
+    if not isinstance(facts, dict):
+        raise RopeError(
+            "study", f"must have a JSON object in its {FACTS}; run the study again", str(folder)
+        )
+    rows = read_rows(folder / ROWS)
+    if len(rows) != facts.get("rows", len(rows)):
+        raise RopeError(
+            "rows",
+            f"must be the {facts['rows']} of {FACTS}; run the study again ({folder / ROWS})",
+            len(rows),
+        )
+    return rows, facts

@@ -1,0 +1,87 @@
+"""Tokenizers: plain bytes, or the subwords of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from ropewalk.errors import RopeError
+from ropewalk_lab.subwords import Subwords
+
+#: the file of a checkpoint that holds its tokenizer; vocab.txt comes first, as a RoFormer's
+#: tokenizer.json has no segmentation
+TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """The interface that a corpus needs; tokenizers that encode differently must have different
+    names.
+    """
+
+    name: str
+    vocab_size: int
+    num_words: int  # ids below this number may occur in text
+    mask_id: int
+    start: (
+        int | None
+        # [CLS], the first token of a row whose texts each end in a separator; None: texts are
+        # joined by it
+    )
+    separator: int  # the token between two texts or documents
+    dtype: type
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """Return the token ids of one document."""
+        ...
+
+    def starts_word(self, tokens: np.ndarray) -> np.ndarray:
+        """Return, for each token of [..., S], whether a word begins there."""
+        ...
+
+
+class Bytes:
+    """Every byte is a token; eight more ids are for special tokens, so that the vocabulary is a
+    multiple of eight.
+    """
+
+    name = "bytes"
+    vocab_size = 264
+    num_words = 256
+    mask_id = 256
+    start: int | None = None
+    separator = 0
+    dtype = np.uint8
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def starts_word(self, tokens: np.ndarray) -> np.ndarray:
+        """Return whether a word begins at each token: a run of letters, digits, _ and non-ASCII
+        bytes, or any other byte.
+        """
+        inside = _WORD[np.minimum(tokens, 255)]
+        starts = np.ones(tokens.shape, dtype=bool)
+        starts[..., 1:] = ~(inside[..., 1:] & inside[..., :-1])
+        return starts
+
+
+_WORD = np.array([chr(b).isalnum() or b == ord("_") or b >= 128 for b in range(256)])
+
+
+def open_tokenizer(name: str | Path) -> Tokenizer:
+    """Return the tokenizer "bytes", or that of a vocab.txt, of a tokenizer.json, or of a
+    checkpoint's folder with one of them.
+    """
+    if str(name) == "bytes":
+        return Bytes()
+    path = Path(name)
+    if path.is_dir():
+        files = [path / each for each in TOKENIZER_FILES if (path / each).is_file()]
+        if not files:
+            rule = f"must be bytes, or a file or folder with one of {', '.join(TOKENIZER_FILES)}"
+            raise RopeError("tokenizer", rule, str(name))
+        path = files[0]
+    return Subwords(path)
