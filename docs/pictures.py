@@ -40,7 +40,7 @@ def main() -> None:
     if sys.argv[1:] == ["further"]:
         return
     # this figure compares with 60 digits of the definition instead of float64 frequencies
-    curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians.tolist()
+    curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians
     remappings = {name: remapping.for_length(4096, 16384) for name, remapping in REMAPPINGS.items()}
     factors = {
         "log-n, 4096": LogN(4096),

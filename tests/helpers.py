@@ -14,6 +14,7 @@ import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request
+from tensor_forms import tensors
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: worst error of a rotation of numbers of size 1: one rounding, and the float32 or float64
@@ -127,7 +128,7 @@ def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False
     float64 angles: right to 1e-9 up to position 10^7. Frequencies come from the spec; their
     formulas have tests of their own.
     """
-    found = spec.frequencies(length)
+    found = tensors(spec, length)
     radians = found.radians.numpy()
     points = positions.double().numpy()
     if spec.axes is None:
@@ -159,7 +160,7 @@ def definition(
     out = wide.copy()
     first, second = members(spec, spec.layout)
     rotated = (wide[..., first] + 1j * wide[..., second]) * z
-    first, second = members(spec, spec.layout_out)
+    first, second = members(spec, spec.output_layout)
     out[..., first], out[..., second] = rotated.real, rotated.imag
     return torch.from_numpy(out)
 

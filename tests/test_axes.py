@@ -13,6 +13,8 @@ import ropewalk as rw
 from door import as_users_call, assert_refused
 from ropewalk import axes
 from ropewalk.positions import Image, Text, Video, grid, multimodal
+from ropewalk.rope import mixed_start
+from tensor_forms import tensors
 
 THETA = 50.0
 
@@ -98,7 +100,7 @@ def test_axial_axes_count_their_own_pairs_from_the_fastest(sections, make):
 def test_frequencies_are_a_matrix_from_axes_to_pairs(chosen, axis_of_pair):
     """angle = F p, F [pairs, axes], with one entry a row."""
     spec = rw.RopeSpec(head_dim=2 * len(axis_of_pair), theta=THETA, axes=chosen)
-    matrix = spec.frequencies().radians
+    matrix = tensors(spec).radians
     expected = torch.zeros(len(axis_of_pair), chosen.num_axes, dtype=torch.float64)
     for i, axis in enumerate(axis_of_pair):
         expected[i, axis] = THETA ** (-i / len(axis_of_pair))
@@ -287,10 +289,10 @@ class TestMixed:
 
     def test_the_start_follows_its_seed(self):
         assert torch.equal(
-            axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=5).start()
+            mixed_start(axes.MixedAxes(3, 4, seed=5)), mixed_start(axes.MixedAxes(3, 4, seed=5))
         )
         assert not torch.equal(
-            axes.MixedAxes(3, 4, seed=5).start(), axes.MixedAxes(3, 4, seed=6).start()
+            mixed_start(axes.MixedAxes(3, 4, seed=5)), mixed_start(axes.MixedAxes(3, 4, seed=6))
         )
 
 
@@ -340,15 +342,15 @@ def test_a_map_that_does_not_fit_names_the_field(call, field):
 
 def test_a_start_of_mixed_axes_leaves_torchs_own_randomness_alone():
     before = torch.random.get_rng_state()
-    axes.MixedAxes(num_heads=2, pairs=4, seed=7).start()
+    mixed_start(axes.MixedAxes(num_heads=2, pairs=4, seed=7))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_a_start_of_mixed_axes_is_on_the_cpu_whatever_the_default_device():
     mixed = axes.MixedAxes(num_heads=2, pairs=4)
     with torch.device("meta"):
-        found = mixed.start()
-    assert torch.equal(found, mixed.start())
+        found = mixed_start(mixed)
+    assert torch.equal(found, mixed_start(mixed))
 
 
 def test_interleaved_refuses_by_the_rule_that_it_states():

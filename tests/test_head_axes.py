@@ -12,6 +12,7 @@ import ropewalk as rw
 from door import assert_refused
 from ropewalk import axes, rotation
 from ropewalk.frequencies import Learnable, Linear, XPos, Yarn, geometric
+from tensor_forms import tensors
 
 PAIRS, HEADS, SEQ = 5, 4, 7
 MH = axes.by_head([1, 1, 1], PAIRS, num_heads=HEADS)
@@ -31,7 +32,7 @@ def by_definition(x, spec, positions, sign=1):
     """x [B, H, S, D] times A e^{i F p}, with the matrix F [heads, pairs, axes] and the head of
     every group of queries.
     """
-    found = spec.frequencies()
+    found = tensors(spec)
     groups = x.shape[1] // found.radians.shape[0]
     positions = positions if spec.num_axes > 1 else positions[None]
     angle = torch.einsum("hpa,abs->bhsp", found.radians, positions.double()).repeat_interleave(
@@ -40,7 +41,9 @@ def by_definition(x, spec, positions, sign=1):
     z = found.magnitude**sign * torch.polar(torch.ones_like(angle), sign * angle)
     start, pairs = spec.rotary_start, spec.pairs
     middle = x[..., start : start + 2 * pairs].double()
-    first, last = (spec.layout, spec.layout_out) if sign > 0 else (spec.layout_out, spec.layout)
+    first, last = (
+        (spec.layout, spec.output_layout) if sign > 0 else (spec.output_layout, spec.layout)
+    )
     pair = middle.unflatten(-1, (2, pairs) if first == "half" else (pairs, 2)).unbind(
         -2 if first == "half" else -1
     )
@@ -89,7 +92,7 @@ def test_gradients_and_moved_keys(spec):
     x.requires_grad_()
     gradient = torch.autograd.grad((rope.rotate(x, positions) * weight).sum(), x)[0]
     scale = (
-        spec.frequencies().magnitude ** 2
+        tensors(spec).magnitude ** 2
     )  # the transpose of a rotation with magnitude A is A^2 times its inverse
     inverse = by_definition(weight, spec, positions, sign=-1)
     turning = slice(spec.rotary_start, spec.rotary_start + 2 * spec.pairs)
@@ -171,17 +174,18 @@ def test_text_is_plain_rope_in_every_head_that_rotates():
 def test_sections_give_whole_heads_to_axes():
     assert axes.by_head([2, 3, 3], 4).axis_of_head == (0, 0, 1, 1, 1, 2, 2, 2)
     assert axes.by_head([1, 2], 4, num_heads=5).axis_of_head == (0, 1, 1, -1, -1)
-    found = rw.RopeSpec(8, axes=axes.by_head([2, 3, 3], 4)).frequencies().radians
-    ladder = rw.RopeSpec(8).frequencies().radians
+    found = tensors(rw.RopeSpec(8, axes=axes.by_head([2, 3, 3], 4))).radians
+    ladder = tensors(rw.RopeSpec(8)).radians
     assert_close(found[4, :, 1], ladder)  # a head has the whole ladder
     assert found[4, :, [0, 2]].abs().max() == 0
 
 
 def test_golden_directions():
-    found = axes.GoldenAxes(1, 2, num_axes=2).directions()
+    found = torch.tensor(axes.GoldenAxes(1, 2, num_axes=2).directions(), dtype=torch.float64)
     expected = torch.tensor([[0.968979, 0.247143], [0.022601, -0.999745]], dtype=torch.float64)
     assert_close(found[0], expected, rtol=0, atol=1e-6)
-    many = axes.GoldenAxes(8, 32).directions().flatten(0, 1)
+    many = torch.tensor(axes.GoldenAxes(8, 32).directions(), dtype=torch.float64)
+    many = many.flatten(0, 1)
     assert_close(many.norm(dim=-1), torch.ones(256, dtype=torch.float64))
     angles = torch.atan2(many[:, 1], many[:, 0]).sort().values
     assert angles.diff().max() < 8 * 2 * math.pi / 256  # no large gap between 256 directions
@@ -189,7 +193,8 @@ def test_golden_directions():
 
 def test_golden_frequencies_grow_geometrically_along_the_directions():
     spec = SPECS["golden"]
-    found, directions = spec.frequencies().radians, GOLDEN.directions()
+    found = tensors(spec).radians
+    directions = torch.tensor(GOLDEN.directions(), dtype=torch.float64)
     speeds = torch.tensor([0.0, *(0.2 * 100 ** (i / 3) for i in range(4))], dtype=torch.float64)
     assert_close(found, directions * speeds[:, None])
 

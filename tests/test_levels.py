@@ -11,6 +11,7 @@ import torch
 import ropewalk as rw
 from ropewalk import RopeError, RopeSpec, axes, levels
 from ropewalk.frequencies import Dynamic, Learnable, LongRope, XPos, Yarn
+from tensor_forms import tensors
 
 FAR = [
     0,
@@ -54,7 +55,7 @@ def rotated(x, cos, sin, spec):
     for i in range(n):
         place = {"half": (i, i + n), "interleaved": (2 * i, 2 * i + 1)}
         a, b = (spec.rotary_start + at for at in place[spec.layout])
-        c, d = (spec.rotary_start + at for at in place[spec.layout_out])
+        c, d = (spec.rotary_start + at for at in place[spec.output_layout])
         angle_cos, angle_sin = cos[..., i, None], sin[..., i, None]
         out[..., c] = source[..., a] * angle_cos - source[..., b] * angle_sin
         out[..., d] = source[..., b] * angle_cos + source[..., a] * angle_sin
@@ -64,7 +65,7 @@ def rotated(x, cos, sin, spec):
 def test_the_tables_are_exact_at_every_32_bit_position():
     spec = RopeSpec(12, theta=5e5)
     found = levels.cos_sin(np, spec, np.array(FAR), None, False)
-    for ours, theirs in zip(found, exact(FAR, spec.frequencies().radians), strict=True):
+    for ours, theirs in zip(found, exact(FAR, tensors(spec).radians), strict=True):
         assert ours.dtype == np.float32
         np.testing.assert_allclose(ours, theirs, atol=5e-7)
 
@@ -73,7 +74,7 @@ def test_cos_and_sin_are_exact_far_away(library):
     module, xp = library
     spec = RopeSpec(12, theta=5e5)
     for ours, theirs in zip(
-        module.cos_sin(xp.array(FAR), spec), exact(FAR, spec.frequencies().radians), strict=True
+        module.cos_sin(xp.array(FAR), spec), exact(FAR, tensors(spec).radians), strict=True
     ):
         np.testing.assert_allclose(np.array(ours), theirs, atol=1e-6)
 
@@ -97,7 +98,7 @@ def test_q_and_k_are_rotated_by_the_definition(library, name, rows):
         draw.standard_normal((2, 5, heads, spec.head_dim)).astype(np.float32) for heads in (3, 1)
     )
     positions = draw.integers(0, 10_000_000, (rows, 5)) if rows == 2 else np.arange(5) + 9_999_990
-    frequencies = spec.frequencies()
+    frequencies = tensors(spec)
     cos, sin = (
         t.reshape(*positions.shape, -1) * frequencies.magnitude
         for t in exact(positions.ravel(), frequencies.radians)
@@ -112,7 +113,7 @@ def test_axes_and_lengths(library):
     q = np.random.default_rng(0).standard_normal((2, 5, 3, 12)).astype(np.float32)
     grid = np.random.default_rng(1).integers(0, 10_000_000, (3, 2, 5))
     spec = RopeSpec(12, axes=rw.axes.chunked([2, 3, 1]))
-    radians = RopeSpec(12).frequencies().radians
+    radians = tensors(RopeSpec(12)).radians
     per_axis = [exact(each.ravel(), radians) for each in grid]
     cos, sin = (
         np.stack([per_axis[axis][i][:, p] for p, axis in enumerate(spec.axis_of_pair)], -1).reshape(
@@ -130,8 +131,8 @@ def test_axes_and_lengths(library):
         np.array(module.cos_sin(xp.array([3]), longrope, length=length)[1])[0, 0]
         for length in (64, 65)
     )
-    assert np.arcsin(near / longrope.frequencies().magnitude) == pytest.approx(np.pi - 3, rel=1e-5)
-    assert np.arcsin(far / longrope.frequencies().magnitude) == pytest.approx(0.75, rel=1e-5)
+    assert np.arcsin(near / tensors(longrope).magnitude) == pytest.approx(np.pi - 3, rel=1e-5)
+    assert np.arcsin(far / tensors(longrope).magnitude) == pytest.approx(0.75, rel=1e-5)
     with pytest.raises(RopeError, match="length: must be given"):
         module.rotate(xp.array(q), None, None, longrope)
 
@@ -140,7 +141,7 @@ def test_magnitude_on_q_alone(library):
     module, xp = library
     spec = RopeSpec(4, scaling=Yarn(64, factor=4.0), magnitude_on="q")
     q, k = module.rotate(xp.ones((1, 1, 4)), xp.ones((1, 1, 4)), None, spec)
-    assert np.array(q)[0, 0, 0] == pytest.approx(spec.frequencies().magnitude ** 2, rel=1e-6)
+    assert np.array(q)[0, 0, 0] == pytest.approx(tensors(spec).magnitude ** 2, rel=1e-6)
     assert np.array(k)[0, 0, 0] == 1
 
 

@@ -101,7 +101,7 @@ def test_gradients_of_learned_frequencies_survive_vmap():
     )
     assert_close(found, expected)
     with pytest.raises(rw.RopeError, match="rotate_by"):  # rather than a gradient that is missing
-        torch.ops.ropewalk.turn(
+        torch.ops.ropewalk.rotate_by_table(
             xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2
         )
 
@@ -252,7 +252,9 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
         False
     )
     xs, points = torch.randn(4, S, heads, 8), torch.rand(2, 1, S)
-    by_op = lambda x: torch.ops.ropewalk.turn(x, *rope.cos_sin(points), "half", "half", 0, -3)
+    by_op = lambda x: torch.ops.ropewalk.rotate_by_table(
+        x, *rope.cos_sin(points), "half", "half", 0, -3
+    )
     for call in (lambda x: rope(x, positions=points, seq_dim=0), by_op):
         assert_close(torch.vmap(call)(xs), torch.stack([call(x) for x in xs]))
 
@@ -292,18 +294,18 @@ def samples(dtype, layout, contiguous, grad):
         x, k = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, k))
     positions, length = sample_positions(spec, B, S), torch.tensor([9, 30])
     x, k = x.requires_grad_(grad), k.requires_grad_(grad)
-    angles = (positions, 0, length, spec.fingerprint, -2, 1, 1)
+    angles = (positions, 0, length, spec.fingerprint, "auto", -2, 1, 1)
     table = torch.rand(S, 5, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     return {
         "rotate": (x, *angles, True),
         "rotate_": (x.detach().clone(), *angles, False),
         "rotate_qk": (x, k, *angles),
-        "turn": (x, table, 1 - table, layout, "half", 2, -2),
-        "cos_sin": (positions, length, 1, spec.fingerprint, table.dtype, False),
+        "rotate_by_table": (x, table, 1 - table, layout, "half", 2, -2),
+        "cos_sin": (positions, length, 1, spec.fingerprint, "auto", table.dtype, False),
     }
 
 
-@pytest.mark.parametrize("name", ["rotate", "rotate_", "rotate_qk", "turn", "cos_sin"])
+@pytest.mark.parametrize("name", ["rotate", "rotate_", "rotate_qk", "rotate_by_table", "cos_sin"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opcheck(name, dtype, full):
     """Each op in each dtype; every layout, contiguity and gradient of it with --full, one mix of
@@ -327,6 +329,7 @@ def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
         length,
         1,
         spec.fingerprint,
+        "auto",
         torch.float32,
         False,
     )

@@ -15,6 +15,7 @@ from ropewalk.frequencies import SCALINGS
 from ropewalk.rotation import rotate, unrotate
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
+from tensor_forms import tensors
 
 NAN, INF = float("nan"), float("inf")
 #: no number of any kind
@@ -245,7 +246,7 @@ def test_turns_cannot_be_counted_at_theta_one(scaling):
     for theta in (1.0, 0.5):
         assert_refused("theta", lambda: RopeSpec(8, theta, scaling))  # noqa: B023
         assert_refused("theta", lambda: scaling.check(8, theta))  # noqa: B023
-    assert math.isfinite(RopeSpec(8, 1.001, scaling).frequencies(100).radians.sum())
+    assert math.isfinite(tensors(RopeSpec(8, 1.001, scaling), 100).radians.sum())
     learned = fq.Learnable(fq.Yarn(factor=2.0))
     assert_refused("theta", lambda: RopeSpec(8, 1.0, learned))
 
@@ -326,7 +327,7 @@ def test_what_is_accepted_gives_finite_tables(name, full):
             except RopeError:
                 continue
             kept += 1
-            found = spec.frequencies(5000)
+            found = tensors(spec, 5000)
             assert bool(torch.isfinite(found.radians).all())
             assert math.isfinite(float(found.magnitude))
             assert all(
@@ -365,10 +366,10 @@ def test_the_ends_of_what_is_allowed_turn_there_and_back(
     spec = RopeSpec(4, 10.0, scaling, precision=precision, magnitude_on=magnitude_on)
     x = torch.randn(1, 1, 5, 4)
     for length in (3000, 3001, 10**6):
-        radians = spec.frequencies(length).radians
+        radians = tensors(spec, length).radians
         assert bool((torch.isfinite(radians) & (radians >= 0) & (radians <= 1)).all())
         rotated = rotate(x, spec, length=length)
         assert bool(torch.isfinite(rotated).all())
         torch.testing.assert_close(unrotate(rotated, spec, length=length), x)
-    if magnitude_on != "scale" or not isinstance(spec.frequencies(1).magnitude, torch.Tensor):
+    if magnitude_on != "scale" or not isinstance(tensors(spec, 1).magnitude, torch.Tensor):
         assert 0 < spec.softmax_factor < math.inf

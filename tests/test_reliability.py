@@ -21,6 +21,7 @@ from door import as_users_call, assert_refused
 from helpers import DTYPES, HEAD_DIM, definition, exactly, sample_scaling, sample_spec, ulps, x_of
 from ropewalk import frequencies, rotation
 from ropewalk.table import TABLES
+from tensor_forms import tensors
 
 B, H, S = 2, 3, 7
 FOLLOWS_LENGTH = pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
@@ -250,7 +251,7 @@ def test_item_16_numbers_asked_for_on_meta_are_real(name):
     x, positions = x_of(1, H, S, HEAD_DIM), torch.arange(S).expand(3, 1, S)
     length = 20 if spec.needs_length else None
     with torch.device("meta"):
-        assert not spec.frequencies(length).radians.is_meta
+        assert not tensors(spec, length).radians.is_meta
         assert spec.softmax_factor == 1.0
         inside = rw.Rope(spec).to_empty(device="cpu")
         inside.reset_parameters()

@@ -16,6 +16,7 @@ import ropewalk as rw
 from door import assert_refused
 from helpers import HEAD_DIM, definition, exactly, sample_spec, x_of
 from ropewalk import frequencies, rotation
+from tensor_forms import tensors
 
 B, H, S = 2, 3, 7
 FOLLOWS_LENGTH = pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
@@ -42,7 +43,7 @@ def test_item_22_every_path_has_a_backward():
         rope.rerotate(x, torch.arange(S), torch.arange(S)),
         rotation.rotate_by(x, table, table, layout="half"),
         rope(x * 1, inplace=True),
-        torch.ops.ropewalk.rotate(x, None, 0, None, rope.spec.fingerprint, -2, 1, 1, False),
+        torch.ops.ropewalk.rotate(x, None, 0, None, rope.spec.fingerprint, "auto", -2, 1, 1, False),
         rw.apply_rotary_pos_emb(x, x, torch.ones(S, 14), torch.ones(S, 14), 0)[0],
     ):
         assert out.requires_grad
@@ -128,7 +129,7 @@ def test_item_29_longrope_switches_after_the_last_trained_token():
     )
     omega = 10_000.0 ** (-torch.arange(5, dtype=torch.float64) / 5)
     x = x_of(1, 1, 9, HEAD_DIM, dtype=torch.float64)
-    size = float(spec.frequencies(8).magnitude)
+    size = float(tensors(spec, 8).magnitude)
     for tokens, factor in ((7, short), (8, short), (9, long)):
         fixed = spec.with_(
             scaling=frequencies.Given(radians=tuple((omega * factor).tolist()), magnitude=size)

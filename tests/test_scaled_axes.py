@@ -1,6 +1,7 @@
 """A scaling on some axes alone: RIFLEx on the time of a video, NTK on the sides of an image."""
 
 import math
+from decimal import Decimal
 
 import pytest
 import torch
@@ -10,16 +11,18 @@ import ropewalk as rw
 from door import assert_refused
 from ropewalk import axes
 from ropewalk.frequencies import Default, Dynamic, Given, Learnable, Ntk, Riflex, XPos, Yarn
+from ropewalk.tensor_frequencies import formula
+from tensor_forms import tensors
 
 
 def test_riflex_of_hunyuan_video():
     """theta 256, 16 dims of time, videos repeat after 48 latent frames: the fourth pair, of
     wavelength 50.
     """
-    scaling, plain = Riflex(frames=66, repeat=48), Default().frequencies(16, 256.0).radians
+    scaling, plain = Riflex(frames=66, repeat=48), formula(Default(), 16, 256.0).radians
     assert scaling.pair(16, 256.0) == 3
     assert round(2 * math.pi / plain[3].item()) == 50
-    found = scaling.frequencies(16, 256.0).radians
+    found = formula(scaling, 16, 256.0).radians
     assert plain[3] == 0.125
     assert_close(found[3].item(), 0.085680, rtol=0, atol=5e-7)
     found[3] = plain[3]
@@ -34,12 +37,12 @@ def test_only_the_named_axes_are_scaled(scaled, scaling):
     sections = (3, 2, 4)
     spec = rw.RopeSpec(18, theta=256.0, axes=axes.axial(*sections, scaled=scaled), scaling=scaling)
     expected = [
-        (scaling if axis in scaled else Default()).frequencies(2 * count, 256.0).radians
+        formula(scaling if axis in scaled else Default(), 2 * count, 256.0).radians
         for axis, count in enumerate(sections)
     ]
-    found = spec.frequencies()
+    found = tensors(spec)
     assert_close(found.radians.sum(-1), torch.cat(expected))
-    assert found.magnitude == (scaling.frequencies(2, 256.0).magnitude if scaled else 1.0)
+    assert found.magnitude == (formula(scaling, 2, 256.0).magnitude if scaled else 1.0)
     assert spec.with_(magnitude_on="scale").softmax_factor == float(found.magnitude) ** 2
     positions = torch.randint(0, 90, (3, 1, 6))
     cos, _ = rw.Rope(spec).cos_sin(positions, torch.float64)
@@ -51,9 +54,9 @@ def test_axes_without_the_scaling_keep_their_digits():
     spec = rw.RopeSpec(
         32, axes=axes.axial(8, 8, scaled=[0]), scaling=Given(tuple(0.1 * i for i in range(8)))
     )
-    exact = spec.exact_ladder_frequencies().low
-    assert torch.equal(exact[:8], torch.zeros(8, dtype=torch.float64))
-    assert torch.equal(exact[8:], Default().exact_frequencies(16, 10_000.0).low)
+    digits = spec.ladder_frequencies().digits
+    assert digits[:8] == tuple(Decimal(0.1 * i) for i in range(8))
+    assert digits[8:] == Default().frequencies(16, 10_000.0).digits
 
 
 def test_a_spec_with_scaled_axes_survives_its_fingerprint():

@@ -21,6 +21,8 @@ from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec, spec_of
 from ropewalk.table import cos_sin
+from ropewalk.tensor_frequencies import formula, ladder
+from tensor_forms import tensors
 
 
 def pickled(value):
@@ -194,8 +196,8 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
         class Linear(Scaling):
             factor: float = 1.0
 
-            def _radians(self, dim, theta, length, dtype):
-                return torch.full((dim // 2,), turn * self.factor, dtype=dtype)
+            def _radians(self, dim, theta, length, ops):
+                return [turn * self.factor] * (dim // 2)
 
         return Linear(2.0)
 
@@ -209,13 +211,18 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
 
 def test_what_is_left_out_is_filled_in():
     spec = RopeSpec(10)
-    assert (spec.theta, spec.scaling, spec.layout, spec.layout_out) == (
+    assert (spec.theta, spec.scaling, spec.layout, spec.output_layout) == (
         10_000.0,
         fq.Default(),
         "half",
         "half",
     )
-    assert (spec.rotary_dim, spec.rotary_start, spec.axes, spec.precision) == (10, 0, None, "exact")
+    assert (spec.rotated_dims, spec.rotary_start, spec.axes, spec.precision) == (
+        10,
+        0,
+        None,
+        "exact",
+    )
     assert (spec.magnitude_on, spec.extra_softmax_factor, spec.pairs, spec.num_axes) == (
         "qk",
         1.0,
@@ -228,7 +235,7 @@ def test_what_is_left_out_is_filled_in():
         False,
         False,
     )
-    assert RopeSpec(10, layout="interleaved").layout_out == "interleaved"
+    assert RopeSpec(10, layout="interleaved").output_layout == "interleaved"
     assert RopeSpec(10, layout="interleaved", layout_out="half").layout_out == "half"
 
 
@@ -262,9 +269,9 @@ def test_what_a_spec_says_about_itself():
 )
 def test_the_slice_that_turns(fields, start, width):
     spec = RopeSpec(**fields)
-    assert (spec.rotary_start, spec.rotary_dim, spec.pairs) == (start, width, width // 2)
+    assert (spec.rotary_start, spec.rotated_dims, spec.pairs) == (start, width, width // 2)
     # the exponent divides by the slice, not by the head
-    assert spec.frequencies().radians.tolist() == pytest.approx(
+    assert tensors(spec).radians.tolist() == pytest.approx(
         [float(w) for w in omega(width, 10_000.0)], rel=1e-14
     )
 
@@ -298,7 +305,7 @@ def test_changing_a_field_changes_what_followed_it():
 
 def test_frequencies_stand_on_the_axis_of_their_pair():
     spec = RopeSpec(8, axes=axes.chunked([1, 2, 1]))
-    radians = spec.frequencies().radians
+    radians = tensors(spec).radians
     assert radians.shape == (4, 3)
     for pair, (axis, exact) in enumerate(zip((0, 1, 1, 2), omega(8, 10_000.0), strict=True)):
         assert float(radians[pair, axis]) == pytest.approx(float(exact), rel=1e-14)
@@ -306,32 +313,30 @@ def test_frequencies_stand_on_the_axis_of_their_pair():
 
 
 def test_axes_with_ladders_of_their_own_start_again_from_the_fastest():
-    ladder = [float(w) for w in omega(4, 100.0)]
+    series = [float(w) for w in omega(4, 100.0)]
     spec = RopeSpec(8, 100.0, axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis"))
-    assert spec.ladder_frequencies().radians.tolist() == pytest.approx(
-        [ladder[0], ladder[0], ladder[1], ladder[1]]
+    assert ladder(spec).radians.tolist() == pytest.approx(
+        [series[0], series[0], series[1], series[1]]
     )
-    grown = (
+    grown = ladder(
         RopeSpec(8, 100.0, fq.XPos(), axes=axes.AxisMap((1, 0, 0, 1), 2, ladder="per_axis"))
-        .ladder_frequencies()
-        .growth
-    )
-    once = fq.XPos().frequencies(4, 100.0).growth
+    ).growth
+    once = formula(fq.XPos(), 4, 100.0).growth
     assert torch.equal(grown, once[[0, 0, 1, 1]])
 
 
 def test_frequencies_of_each_row_under_an_axis_map():
     spec = RopeSpec(8, scaling=fq.Dynamic(4.0, 100), axes=axes.axial(2, 2))
     lengths = torch.tensor([50, 1000, 101])
-    radians = spec.frequencies(lengths).radians
+    radians = tensors(spec, lengths).radians
     assert radians.shape == (3, 4, 2)
     for row, length in enumerate(lengths.tolist()):
-        assert torch.equal(radians[row], spec.frequencies(length).radians)
+        assert torch.equal(radians[row], tensors(spec, length).radians)
 
 
 def test_precision_decides_the_rounding_of_frequencies():
     exact, hf, hf_frequencies = (
-        RopeSpec(128, precision=p).frequencies().radians for p in ("exact", "hf", "hf_frequencies")
+        tensors(RopeSpec(128, precision=p)).radians for p in ("exact", "hf", "hf_frequencies")
     )
     assert exact.dtype == hf.dtype == hf_frequencies.dtype == torch.float64
     assert torch.equal(hf, hf_frequencies)
@@ -375,13 +380,13 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
 
 def test_a_base_below_one_is_a_base():
     """Frequencies then grow from pair to pair; only what counts turns needs theta > 1."""
-    radians = RopeSpec(8, theta=0.5).frequencies().radians
+    radians = tensors(RopeSpec(8, theta=0.5)).radians
     assert radians.tolist() == pytest.approx([0.5 ** (-i / 4) for i in range(4)])
 
 
 def test_a_slice_that_reached_the_end_of_the_head_goes_on_reaching_it():
-    assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotary_dim == 16
-    assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotary_dim == 8
+    assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotated_dims == 16
+    assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotated_dims == 8
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.fingerprint)
@@ -390,9 +395,12 @@ def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
     """`layout_out` follows a new layout unless it was another one, and so do the results."""
     changed = dataclasses.replace(spec, layout=layout)
     assert (changed.layout, changed == spec) == (layout, layout == spec.layout)
-    assert changed.layout_out == (layout if spec.layout_out == spec.layout else spec.layout_out)
+    assert changed.output_layout == (
+        layout if spec.output_layout == spec.layout else spec.output_layout
+    )
     assert (
-        dataclasses.replace(changed, layout=spec.layout) == spec or spec.layout_out != spec.layout
+        dataclasses.replace(changed, layout=spec.layout) == spec
+        or spec.output_layout != spec.layout
     )
 
 
@@ -428,8 +436,8 @@ def own_scaling(step, count=None):
 
         name = "own"
 
-        def _radians(self, dim, theta, length, dtype):
-            return torch.full((dim // 2 if count is None else count,), step, dtype=dtype)
+        def _radians(self, dim, theta, length, ops):
+            return [step] * (dim // 2 if count is None else count)
 
     return Own()
 
@@ -450,7 +458,7 @@ def test_a_class_that_is_defined_again_has_its_own_tables():
 def test_a_scaling_with_another_number_of_frequencies_is_refused(count):
     with pytest.raises(
         RopeError,
-        match=r"scaling own: must give one frequency for each of the 2 pairs; .*got \[\d\]",
+        match=r"scaling own: must give one frequency for each of the 2 pairs; .*got \d",
     ):
         Rope(RopeSpec(4, scaling=own_scaling(0.5, count))).rotate(torch.ones(1, 1, 3, 4))
 

@@ -13,9 +13,10 @@ from frequency_oracle import cos_sin as exact_cos_sin
 from frequency_oracle import oracle, xpos_log_decay
 from ropewalk import axes
 from ropewalk import frequencies as fq
-from ropewalk.phase import cos_sin_of_phase, phase_steps
 from ropewalk.spec import RopeSpec
 from ropewalk.table import TABLES, TWO_LEVEL_REACH, cos_sin, first_rows, magnitude_on, tables
+from ropewalk.tensor_frequencies import ladder
+from ropewalk.tensor_phase import cos_sin_of_phase, phase_steps
 
 CPU = torch.device("cpu")
 PLAIN = RopeSpec(10)
@@ -51,7 +52,7 @@ def errors(spec: RopeSpec, positions: list[int], dtype=torch.float32) -> float:
     radians = (
         oracle(spec.scaling, spec.head_dim, spec.theta)[0]
         if exact
-        else spec.ladder_frequencies().radians.tolist()
+        else ladder(spec).radians.tolist()
     )
     worst = mpmath.mpf(0)
     for row, position in enumerate(positions):
@@ -377,7 +378,7 @@ def test_a_pair_listens_to_its_own_axis():
 def test_real_coordinates_turn_by_their_fraction(dtype):
     spec = RopeSpec(8, 100.0, axes=axes.normalised(2, 2))
     positions = torch.tensor([[[-1.0, 0.3, 0.99]], [[0.5, -0.25, 1e-3]]], dtype=dtype)
-    radians = spec.ladder_frequencies().radians.tolist()
+    radians = ladder(spec).radians.tolist()
     cos, sin = cos_sin(spec, positions, dtype=torch.float64)
     for token in range(3):
         for pair, axis in enumerate((0, 0, 1, 1)):

@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from ropewalk import frequencies as fq
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
+from tensor_forms import tensors
 
 TRAINED = 2048
 SCALINGS = {
@@ -81,7 +82,7 @@ def test_hf_frequencies_have_exact_angles():
     exactly, are not.
     """
     position = torch.tensor([1_000_003])
-    radians = RopeSpec(128, precision="hf").frequencies().radians
+    radians = tensors(RopeSpec(128, precision="hf")).radians
     exact = cos_sin(RopeSpec(128, precision="hf_frequencies"), position, dtype=torch.float64)[0][0]
     torch.testing.assert_close(exact, (position * radians).cos(), rtol=0, atol=1e-9)
     rounded = cos_sin(RopeSpec(128, precision="hf"), position, dtype=torch.float64)[0][0]

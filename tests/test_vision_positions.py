@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.positions import Image, Text, Video, decode_positions, multimodal
+from ropewalk.tensor_frequencies import ladder
 
 ROW = [Text(2), Image(4, 6), Text(1), Video(3, 2, 4, 2.0), Text(2), Video(4, 2, 2)]
 
@@ -98,7 +99,7 @@ def test_centres_have_the_chosen_unit(height, width, normalise):
 def test_dinov3_angles():
     spec = rw.RopeSpec(8, theta=100.0, axes=rw.axes.normalised(2, 2))
     centres = rw.positions.patch_centres(2, 2, scale=2 * math.pi)
-    angles = centres[list(spec.axis_of_pair)].movedim(0, -1) * spec.ladder_frequencies().radians
+    angles = centres[list(spec.axis_of_pair)].movedim(0, -1) * ladder(spec).radians
     assert_close(angles[0, 0], torch.tensor([-1, -0.1, -1, -0.1], dtype=torch.float64) * math.pi)
     cos, sin = rw.Rope(spec).cos_sin(centres, torch.float64)
     assert_close(

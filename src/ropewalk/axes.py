@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from statistics import NormalDist
 
 from ropewalk.errors import RopeError, choice, flag, integer, number
+
+#: a vector of one float for each axis, for every pair of every head
+Directions = tuple[tuple[tuple[float, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class MixedAxes:
     (RoPE-Mixed for images).
 
     The initial values are rope-vit's: a random direction per head, half of the pairs along it and
-    half perpendicular to it.
+    half perpendicular to it; `Rope` draws them.
     """
 
     num_heads: int
@@ -112,20 +113,6 @@ class MixedAxes:
                 "must be 2: mixed frequencies are defined for (height, width)",
                 self.num_axes,
             )
-
-    def start(self) -> Tensor:
-        """Return the frequencies before training, float32 [heads, pairs, 2]."""
-        generator = torch.Generator().manual_seed(self.seed)
-        turn = torch.rand(self.num_heads, 1, generator=generator, dtype=torch.float64, device="cpu")
-        direction = turn * 2 * math.pi  # an angle per head
-        half = self.pairs // 2
-        # the ladder of either half, [pairs / 2]
-        radians = self.theta ** -(torch.arange(half, dtype=torch.float64, device="cpu") / half)
-        angle = torch.cat(
-            [direction.expand(-1, half), direction.expand(-1, half) + math.pi / 2], dim=-1
-        )  # [heads, pairs]
-        unit_vectors = torch.stack([angle.cos(), angle.sin()], dim=-1)
-        return (unit_vectors * radians.repeat(2)[:, None]).float()
 
 
 @dataclass(frozen=True)
@@ -161,16 +148,13 @@ class HeadAxes:
         """How many heads have an axis of their own."""
         return len(self.axis_of_head)
 
-    def directions(self) -> Tensor:
-        """Return float64 [heads, pairs, axes], which multiplies the ladder: 1 on the head's axis, 0
+    def directions(self) -> Directions:
+        """Return floats [heads][pairs][axes], which multiply the ladder: 1 on the head's axis, 0
         elsewhere.
         """
-        axis = torch.tensor(self.axis_of_head, device="cpu")[:, None, None]
-        return (
-            (axis == torch.arange(self.num_axes, device="cpu"))
-            .to(torch.float64)
-            .expand(-1, self.pairs, -1)
-        )
+        axes = range(self.num_axes)
+        units = [tuple(float(axis == own) for axis in axes) for own in self.axis_of_head]
+        return tuple((unit,) * self.pairs for unit in units)
 
 
 @dataclass(frozen=True)
@@ -193,20 +177,25 @@ class GoldenAxes:
             object.__setattr__(self, name, integer(name, getattr(self, name), low=1, high=most))
         flag("fractional", self.fractional)
 
-    def directions(self) -> Tensor:
-        """Return unit vectors, float64 [heads, pairs, axes], which multiply the ladder."""
+    def directions(self) -> Directions:
+        """Return unit vectors, floats [heads][pairs][axes], which multiply the ladder."""
         ratio = 2.0
-        for _ in range(
-            10
-        ):  # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
+        # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
+        for _ in range(10):
             ratio = (1 + ratio) ** (1 / (self.num_axes + 1))
-        steps = ratio ** -torch.arange(1, self.num_axes + 1, dtype=torch.float64, device="cpu")
-        index = torch.arange(1, self.num_heads * self.pairs + 1, dtype=torch.float64, device="cpu")
-        # evenly spread points of the unit cube become normally distributed ones, whose directions
-        # cover the sphere evenly
-        points = torch.erfinv(2 * (index[:, None] * steps % 1) - 1)
-        return (points / points.norm(dim=-1, keepdim=True)).reshape(
-            self.num_heads, self.pairs, self.num_axes
+        steps = [ratio**-power for power in range(1, self.num_axes + 1)]
+        normal = NormalDist()
+
+        def direction(index: int) -> tuple[float, ...]:
+            # evenly spread points of the unit cube become normally distributed ones, whose
+            # directions cover the sphere evenly
+            point = [normal.inv_cdf(index * step % 1) for step in steps]
+            length = math.hypot(*point)
+            return tuple(coordinate / length for coordinate in point)
+
+        return tuple(
+            tuple(direction(head * self.pairs + pair + 1) for pair in range(self.pairs))
+            for head in range(self.num_heads)
         )
 
 

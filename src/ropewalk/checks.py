@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.frequencies import Length
 from ropewalk.kernels.request import Request, token_axes
 from ropewalk.spec import RopeSpec
 from ropewalk.table import STRATEGIES, strategies
+from ropewalk.tensor_frequencies import Length
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)

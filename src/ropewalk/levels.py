@@ -47,7 +47,7 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
             'must be "exact" or "hf_frequencies": "hf" rounds angles in float32',
             spec.precision,
         )
-    if spec.frequencies(1).growth is not None:
+    if spec.has_growth:
         raise RopeError(
             "scaling", "must have the same magnitude at every position, unlike xPos", spec.scaling
         )
@@ -104,7 +104,7 @@ def levels(
 
 def magnitude_of(spec: RopeSpec, key: bool) -> float:
     """Return the magnitude in the tables of queries, or of keys."""
-    return float(magnitude_on(spec, spec.ladder_frequencies().magnitude, key))
+    return float(magnitude_on(spec, spec.magnitude(), key))
 
 
 def cos_sin(
@@ -173,7 +173,7 @@ def rotated(xp: Any, x: Any, cos: Any, sin: Any, spec: RopeSpec) -> Any:
     else:
         a, b = rotary_slice[..., 0::2], rotary_slice[..., 1::2]
     first, second = (a * cos - b * sin).astype(x.dtype), (b * cos + a * sin).astype(x.dtype)
-    if spec.layout_out == "half":
+    if spec.output_layout == "half":
         joined = xp.concatenate([first, second], axis=-1)
     else:
         joined = xp.stack([first, second], axis=-1).reshape(rotary_slice.shape)

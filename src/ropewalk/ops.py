@@ -16,11 +16,11 @@ from torch.autograd.graph import increment_version
 
 from ropewalk.axes import PER_HEAD
 from ropewalk.errors import RopeError
-from ropewalk.frequencies import Length
 from ropewalk.kernels import pick
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest
-from ropewalk.spec import RopeSpec, spec_of
-from ropewalk.table import STRATEGIES, cos_sin
+from ropewalk.spec import spec_of
+from ropewalk.table import cos_sin
+from ropewalk.tensor_frequencies import Length
 
 
 def execute(
@@ -51,94 +51,67 @@ def _on_copies(
         out.copy_(copy)
 
 
-# the arguments that give the angles, and those that give tables; `gain` is the magnitude_power of a
-# Request
+# the arguments that give the angles, and those that give tables; `spec` is a fingerprint, `tables` a
+# table strategy
 _ANGLES = (
-    "Tensor? positions, SymInt offset, Tensor? length, str spec, int seq_dim, int sign, int gain"
+    "Tensor? positions, SymInt offset, Tensor? length, str spec, str tables, int seq_dim, int sign, "
+    "int magnitude_power"
 )
 _TABLE = "Tensor cos, Tensor sin, str layout, str layout_out, int start, int seq_dim"
 torch.library.define("ropewalk::rotate", f"(Tensor x, {_ANGLES}, bool key) -> Tensor")
 torch.library.define("ropewalk::rotate_", f"(Tensor(a!) x, {_ANGLES}, bool key) -> ()")
 torch.library.define("ropewalk::rotate_qk", f"(Tensor q, Tensor k, {_ANGLES}) -> (Tensor, Tensor)")
-# rotates by given tables; exported programs hold the name, so it stays
-torch.library.define("ropewalk::turn", f"(Tensor x, {_TABLE}) -> Tensor")
+torch.library.define("ropewalk::rotate_by_table", f"(Tensor x, {_TABLE}) -> Tensor")
 # an integer comes before the text: DTensor caches sharding decisions by the arguments from the
 # first integer on
 torch.library.define(
     "ropewalk::cos_sin",
-    "(Tensor positions, Tensor? length, int gain, str spec, ScalarType dtype, bool key) -> "
-    "(Tensor, Tensor)",
+    "(Tensor positions, Tensor? length, int magnitude_power, str spec, str tables, ScalarType dtype, "
+    "bool key) -> (Tensor, Tensor)",
 )
 
 
-def _as_text(request: Request) -> str:
-    """Return the fingerprint of a request's spec, after its table strategy unless that is "auto"."""
-    return (
-        request.spec.fingerprint
-        if request.tables == "auto"
-        else f"{request.tables} {request.spec.fingerprint}"
-    )
-
-
-def from_text(text: str) -> tuple[RopeSpec, str]:
-    """Invert `_as_text`: return the spec and the table strategy."""
-    first_word, _, after_it = text.partition(" ")
-    return (spec_of(after_it), first_word) if first_word in STRATEGIES else (spec_of(text), "auto")
-
-
 def _request_of(
-    positions, offset, length, spec, seq_dim, sign, magnitude_power, key=False
+    positions, offset, length, spec, tables, seq_dim, sign, magnitude_power, key=False
 ) -> Request:
-    """Return the request that an op's arguments describe; `spec` is the text that `_as_text`
-    returned.
-    """
-    spec, tables = from_text(spec)
-    return Request(spec, seq_dim, positions, offset, length, sign, magnitude_power, key, tables)
+    """Return the request that an op's arguments describe; `spec` is a fingerprint."""
+    return Request(
+        spec_of(spec), seq_dim, positions, offset, length, sign, magnitude_power, key, tables
+    )
 
 
 @torch.library.impl("ropewalk::rotate", "default")
-def _rotate_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
-    return execute(
-        (x,),
-        _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key),
-        False,
-    )[0]
+def _rotate_op(x, *angles_and_key):
+    return execute((x,), _request_of(*angles_and_key), False)[0]
 
 
 @torch.library.impl("ropewalk::rotate_", "default")
-def _rotate_inplace_op(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key):
-    execute(
-        (x,),
-        _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power, key),
-        True,
-    )
+def _rotate_inplace_op(x, *angles_and_key):
+    execute((x,), _request_of(*angles_and_key), True)
 
 
 @torch.library.impl("ropewalk::rotate_qk", "default")
-def _rotate_qk_op(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power):
-    return execute(
-        (q, k), _request_of(positions, offset, length, spec, seq_dim, sign, magnitude_power), False
-    )
+def _rotate_qk_op(q, k, *angles):
+    return execute((q, k), _request_of(*angles), False)
 
 
-@torch.library.impl("ropewalk::turn", "default")
-def _turn_op(x, cos, sin, layout, layout_out, start, seq_dim):
+@torch.library.impl("ropewalk::rotate_by_table", "default")
+def _rotate_by_table_op(x, cos, sin, layout, layout_out, start, seq_dim):
     return execute((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), False)[0]
 
 
 @torch.library.impl("ropewalk::cos_sin", "default")
-def _cos_sin_op(positions, length, magnitude_power, spec, dtype, key):
+def _cos_sin_op(positions, length, magnitude_power, spec, tables, dtype, key):
     """Return cos and sin of positions, contiguous as the op's fake implementation promises a
     tracer.
     """
-    spec, strategy = from_text(spec)
-    options = {"magnitude_power": magnitude_power, "key": key, "strategy": strategy}
-    cos, sin = cos_sin(spec, positions, length=length, dtype=dtype, **options)
+    options = {"magnitude_power": magnitude_power, "key": key, "strategy": tables}
+    cos, sin = cos_sin(spec_of(spec), positions, length=length, dtype=dtype, **options)
     return cos.contiguous(), sin.contiguous()
 
 
 @torch.library.register_fake("ropewalk::rotate")
-@torch.library.register_fake("ropewalk::turn")
+@torch.library.register_fake("ropewalk::rotate_by_table")
 def _(x, *rest):
     return torch.empty_like(x)
 
@@ -154,9 +127,9 @@ def _(q, k, *rest):
 
 
 @torch.library.register_fake("ropewalk::cos_sin")
-def _(positions, length, magnitude_power, spec, dtype, key):
+def _(positions, length, magnitude_power, spec, tables, dtype, key):
     """Return empty tensors of the shapes that `cos_sin` returns, for tracing."""
-    spec = from_text(spec)[0]
+    spec = spec_of(spec)
     if isinstance(spec.axes, PER_HEAD):
         batch = 1 if positions.ndim == 1 else positions.shape[-2]
         table = positions.new_empty(
@@ -185,26 +158,26 @@ def _keep_angles(first: int):
 
 def _rotate_backward(ctx, grad):
     """Return the gradient of x, `grad` rotated by the opposite angle with the same magnitude, and
-    None for 8 other arguments.
+    None for 9 other arguments.
     """
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, magnitude_power, key = ctx.later_arguments
+    spec, tables, seq_dim, sign, magnitude_power, key = ctx.later_arguments
     x_grad = torch.ops.ropewalk.rotate(
-        grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power, key
+        grad, positions, ctx.offset, length, spec, tables, seq_dim, -sign, magnitude_power, key
     )
-    return x_grad, *[None] * 8
+    return x_grad, *[None] * 9
 
 
 def _rotate_qk_backward(ctx, q_grad, k_grad):
-    """Return the gradients of q and k, rotated by the opposite angles, and None for the 7 other
+    """Return the gradients of q and k, rotated by the opposite angles, and None for the 8 other
     arguments.
     """
     positions, length = ctx.saved_tensors
-    spec, seq_dim, sign, magnitude_power = ctx.later_arguments
+    spec, tables, seq_dim, sign, magnitude_power = ctx.later_arguments
     grads = torch.ops.ropewalk.rotate_qk(
-        q_grad, k_grad, positions, ctx.offset, length, spec, seq_dim, -sign, magnitude_power
+        q_grad, k_grad, positions, ctx.offset, length, spec, tables, seq_dim, -sign, magnitude_power
     )
-    return *grads, *[None] * 7
+    return *grads, *[None] * 8
 
 
 def _keep_tables(ctx, inputs, output):
@@ -219,23 +192,27 @@ def _keep_tables(ctx, inputs, output):
     ctx.save_for_backward(cos, sin)
 
 
-def _turn_backward(ctx, grad):
+def _rotate_by_table_backward(ctx, grad):
     """Return the gradient of x, `grad` rotated by the opposite angle and with the layouts swapped,
     and None for 6 arguments.
     """
     cos, sin = ctx.saved_tensors
     layout, layout_out, start, seq_dim = ctx.later_arguments
-    return torch.ops.ropewalk.turn(grad, cos, -sin, layout_out, layout, start, seq_dim), *[None] * 6
+    return torch.ops.ropewalk.rotate_by_table(
+        grad, cos, -sin, layout_out, layout, start, seq_dim
+    ), *[None] * 6
 
 
 torch.library.register_autograd("ropewalk::rotate", _rotate_backward, setup_context=_keep_angles(1))
 torch.library.register_autograd(
     "ropewalk::rotate_qk", _rotate_qk_backward, setup_context=_keep_angles(2)
 )
-torch.library.register_autograd("ropewalk::turn", _turn_backward, setup_context=_keep_tables)
+torch.library.register_autograd(
+    "ropewalk::rotate_by_table", _rotate_by_table_backward, setup_context=_keep_tables
+)
 
 
-def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=4):
+def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=5):
     """Return x rotated under vmap, and the mapped dimension of the result.
 
     If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the
@@ -287,8 +264,8 @@ def _vmapped_qk(info, in_dims, q, k, *angles):
     return tuple(rotated), tuple(out_dims)
 
 
-def _vmapped_turn(info, in_dims, *args):
-    return _vmapped(info, in_dims, *args, op=torch.ops.ropewalk.turn, seq_at=5)
+def _vmapped_by_table(info, in_dims, *args):
+    return _vmapped(info, in_dims, *args, op=torch.ops.ropewalk.rotate_by_table, seq_at=5)
 
 
 def _vmapped_cos_sin(info, in_dims, *args):
@@ -300,7 +277,7 @@ def _vmapped_cos_sin(info, in_dims, *args):
 
 torch.library.register_vmap("ropewalk::rotate", _vmapped)
 torch.library.register_vmap("ropewalk::rotate_qk", _vmapped_qk)
-torch.library.register_vmap("ropewalk::turn", _vmapped_turn)
+torch.library.register_vmap("ropewalk::rotate_by_table", _vmapped_by_table)
 torch.library.register_vmap("ropewalk::cos_sin", _vmapped_cos_sin)
 
 
@@ -336,8 +313,9 @@ def request_tables(
     if _Replaced.tables is not None:
         return _Replaced.tables(request, positions, dtype, key)
     length = _as_tensor(request.length, device)
+    spec = request.spec.fingerprint
     return torch.ops.ropewalk.cos_sin(
-        positions, length, request.magnitude_power, _as_text(request), dtype, key
+        positions, length, request.magnitude_power, spec, request.tables, dtype, key
     )
 
 
@@ -364,15 +342,16 @@ def through_op(
             request.start,
             request.seq_dim,
         )
-        rotated = tuple(torch.ops.ropewalk.turn(x, *table) for x in xs)
+        rotated = tuple(torch.ops.ropewalk.rotate_by_table(x, *table) for x in xs)
     else:
-        spec, length = _as_text(request), _as_tensor(request.length, xs[0].device)
+        length = _as_tensor(request.length, xs[0].device)
         # the arguments of `_ANGLES`
         angles = (
             request.positions,
             request.offset,
             length,
-            spec,
+            request.spec.fingerprint,
+            request.tables,
             request.seq_dim,
             request.sign,
             request.magnitude_power,

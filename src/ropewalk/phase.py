@@ -1,79 +1,47 @@
-"""Exact phases: a frequency as a 64-bit fixed-point fraction of a turn.
+"""Exact phases: a frequency as a 64-bit fixed-point fraction of a turn, in Python's integers.
 
 `position * step` wraps modulo 2^64, and the wrap is the range reduction: the phase of any integer
-position is exact, however large the position is.
+position is exact, however large the position is. `ropewalk.tensor_phase` has the same over tensors.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from decimal import Context, Decimal
 
-import torch
-from torch import Tensor
+from ropewalk.frequencies.decimals import DIGITS, pi
 
-# 1 / (2 pi) as the sum of two float64 numbers, good to 107 bits
-_INVERSE_TWO_PI = 0.15915494309189535
-_INVERSE_TWO_PI_LOW = -9.839338337591243e-18
+#: one whole turn, as a phase
+TURN = 1 << 64
 
 
-def phase_steps(radians: Tensor, low: Tensor | None = None) -> Tensor:
-    """Return round(radians / (2 pi) * 2^64) modulo 2^64 as int64, computed on the tensor's own
-    device.
+def phase_step(radians: Decimal | float) -> int:
+    """Return round(radians / (2 pi) * 2^64) modulo 2^64: the phase of one step."""
+    exact = Decimal(radians)
+    if not exact.is_finite():
+        return 0
+    # whole turns are dropped at the end, so a large frequency needs more digits before the point
+    digits = DIGITS + max(0, exact.adjusted())
+    context = Context(prec=digits)
+    turns = context.divide(exact, context.multiply(2, pi(digits)))
+    return int(context.multiply(turns, TURN).to_integral_value(context=context)) % TURN
 
-    `low` is added to `radians`: what rounding to float64 left out of them. Without it, position
-    2^40 multiplies that rounding error to about 1e-4 radians. The result is right to 107 bits of
-    `radians`: to 1e-14 of a turn for 1e18 radians.
+
+def phase_steps(radians: Iterable[Decimal | float]) -> list[int]:
+    """Return the phase of one step of each pair."""
+    return [phase_step(value) for value in radians]
+
+
+def angle(position: int, step: int) -> float:
+    """Return the angle at an integer position, in radians from -pi to pi, given the phase of one
+    step.
     """
-    high, rest = _product_with_inverse_two_pi(radians.to(torch.float64))
-    if low is not None:
-        rest = rest + low * _INVERSE_TWO_PI
-    fraction = (
-        high - high.trunc()
-    )  # exact for either sign, unlike high - high.floor() just below an integer
-    rest = rest - rest.trunc()  # whole turns again, from 1e16 radians on
-    # the upper and the lower 32 bits by themselves: a float64 holds 53 bits
-    upper, upper_rest = (fraction * 2.0**32).floor(), (rest * 2.0**32).round()
-    lower = (fraction * 2.0**32 - upper) * 2.0**32 + (rest * 2.0**32 - upper_rest) * 2.0**32
-    return ((upper + upper_rest).to(torch.int64) << 32) + lower.round().to(torch.int64)
+    phase = position * step % TURN
+    return (phase - TURN if phase >= TURN // 2 else phase) / TURN * (2 * math.pi)
 
 
-def cos_sin_of_phase(steps: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin of integer positions of any size and sign, given the phase step of
-    each pair.
-    """
-    return cos_sin_of_turns(positions * steps)
-
-
-def cos_sin_of_turns(phase: Tensor) -> tuple[Tensor, Tensor]:
-    """Return float64 cos and sin of phases, which are int64 fractions of a turn; the sum of phases
-    is the phase of the sum.
-    """
-    angles = phase.to(torch.float64) * 2.0**-64 * (2 * math.pi)
-    return angles.cos(), angles.sin()
-
-
-def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every
-    partial product is exact.
-    """
-    x_top = _top_half(x)
-    x_bottom = x - x_top
-    high = x * _INVERSE_TWO_PI
-    # the rounding error of `high`: the exact product, as the sum of four products of halves, minus
-    # `high`
-    low = (
-        (x_top * _FACTOR_TOP - high) + x_top * _FACTOR_BOTTOM + x_bottom * _FACTOR_TOP
-    ) + x_bottom * _FACTOR_BOTTOM
-    return high, low + x * _INVERSE_TWO_PI_LOW
-
-
-def _top_half(x: Tensor) -> Tensor:
-    """Return float64 x without its last 27 bits."""
-    # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the
-    # result
-    return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)
-
-
-# the halves of the factor 1 / (2 pi)
-_FACTOR_TOP = float(_top_half(torch.tensor(_INVERSE_TWO_PI, dtype=torch.float64, device="cpu")))
-_FACTOR_BOTTOM = _INVERSE_TWO_PI - _FACTOR_TOP
+def cos_sin(position: int, step: int) -> tuple[float, float]:
+    """Return cos and sin at an integer position of any size and sign."""
+    radians = angle(position, step)
+    return math.cos(radians), math.sin(radians)

@@ -4,6 +4,7 @@ sharding cannot change it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,13 +22,13 @@ from ropewalk.checks import (
     request_for_tokens,
 )
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
 from ropewalk.table import memory, with_magnitude
+from ropewalk.tensor_frequencies import Length, ladder
 from ropewalk.tracing import is_traced
 
 #: names under which other implementations save frequencies or tables in checkpoints; here they
@@ -52,14 +53,19 @@ class Rope(nn.Module):
     """Rotary position embedding as `spec` defines it.
 
     It has no parameters and no buffers, so half(), meta init, deepcopy, pickle and sharding cannot
-    change a result. Only learned frequencies are parameters: `log_scale` [pairs], or `mixed`
-    [heads, pairs, axes].
+    change a result. A spec with learned frequencies gives a `LearnedRope`, which has one parameter.
 
     backend  a name in BACKENDS; None = the fastest that supports the tensors
     tables   which cos and sin are kept between calls: "auto" a two-level table and the first rows,
              "two-level" that table alone, "full" a float32 row for every position used, "none"
              nothing. `table_bytes` says how much each takes
     """
+
+    def __new__(cls, spec: RopeSpec | None = None, *args: Any, **options: Any) -> Rope:
+        # without a spec, copy and pickle make the object of its own class
+        if cls is Rope and isinstance(spec, RopeSpec) and spec.learned:
+            cls = LearnedRope
+        return super().__new__(cls)
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
         super().__init__()
@@ -74,19 +80,6 @@ class Rope(nn.Module):
         self._has_fast_path = type(self) is Rope and tables == "auto"
         # what rerotate rotates by; kept alive because a compiled graph finds it by its fingerprint
         self._without_magnitude = spec.with_(magnitude_on="scale")
-        if isinstance(spec.axes, MixedAxes):
-            self.mixed = nn.Parameter(torch.empty(spec.axes.num_heads, spec.pairs, spec.num_axes))
-        elif spec.learned:
-            self.log_scale = nn.Parameter(torch.empty(spec.pairs))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Initialise the learned frequencies; FSDP and similar wrappers call this after `to_empty`."""
-        if isinstance(self.spec.axes, MixedAxes):
-            with torch.no_grad():
-                self.mixed.copy_(self.spec.axes.start())
-        elif self.spec.learned:
-            nn.init.zeros_(self.log_scale)
 
     def __call__(
         self,
@@ -130,10 +123,7 @@ class Rope(nn.Module):
         """
         xs = (q,) if k is None else (q, k)
         request = make_request(xs, self.spec, positions, offset, seq_dim, length, self.tables)
-        if self.spec.learned:
-            rotated = self._rotate_learned(xs, request, inplace)
-        else:
-            rotated = rotation.run(xs, request, inplace, self.backend)
+        rotated = self._run(xs, request, inplace)
         if length is None and self.tables == "auto":
             fast_path.prepare(request, self.backend, xs, rotated, positions, seq_dim)
         return rotated[0] if k is None else rotated
@@ -144,8 +134,6 @@ class Rope(nn.Module):
         """Rotate one tensor; the options are `offset`, `seq_dim`, `length`, `key` and `inplace`, as
         in `rotation.rotate`.
         """
-        if self.spec.learned:
-            return self._rotate_one(x, positions, 1, **options)
         return rotation.rotate(
             x, self.spec, positions, backend=self.backend, tables=self.tables, **options
         )
@@ -154,8 +142,6 @@ class Rope(nn.Module):
         self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
     ) -> Inexact[Tensor, "... D"]:
         """Invert `rotate`, whose options it takes."""
-        if self.spec.learned:
-            return self._rotate_one(x, positions, -1, **options)
         return rotation.unrotate(
             x, self.spec, positions, backend=self.backend, tables=self.tables, **options
         )
@@ -203,11 +189,7 @@ class Rope(nn.Module):
         request = request_for_tokens(
             self.spec, positions, 0, length, -2, seq, batch, device, self.tables
         )  # offset 0, seq_dim -2
-        if self.spec.learned:
-            # they were given
-            cos, sin = self._trained_tables(request.positions, key, magnitude_power=1)  # type: ignore[arg-type]
-            return cos.to(dtype), sin.to(dtype)
-        return request_tables(request, seq, device, dtype, key)
+        return self._tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
         """Return at most how many bytes of cos and sin are kept on each device once positions 0 ...
@@ -236,16 +218,84 @@ class Rope(nn.Module):
             "" if self.tables == "auto" else f", tables={self.tables!r}"
         )
 
+    def _run(self, xs: tuple[Tensor, ...], request: Request, inplace: bool) -> tuple[Tensor, ...]:
+        """Return the rotated tensors of a request."""
+        return rotation.run(xs, request, inplace, self.backend)
+
+    def _tables(
+        self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of a request, which has positions."""
+        return request_tables(request, seq, device, dtype, key)
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
+        """Load parameters as any module does, but accept and ignore the tables that other
+        implementations save.
+        """
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        legacy = {prefix + name for name in LEGACY_STATE}
+        unexpected_keys[:] = [name for name in unexpected_keys if name not in legacy]
+
+
+class LearnedRope(Rope):
+    """A rope whose frequencies are trained, in one parameter.
+
+    log_scale  [pairs], with the scaling `Learnable`: frequencies are those of the spec times
+               exp(log_scale)
+    mixed      [heads, pairs, axes], with `MixedAxes`: the frequencies themselves
+    """
+
+    def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
+        super().__init__(spec, backend=backend, tables=tables)
+        if isinstance(spec.axes, MixedAxes):
+            self.mixed = nn.Parameter(torch.empty(spec.axes.num_heads, spec.pairs, spec.num_axes))
+        elif spec.learned:
+            self.log_scale = nn.Parameter(torch.empty(spec.pairs))
+        else:
+            raise RopeError("spec", "must have learned frequencies; use Rope(spec)", spec.scaling)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the learned frequencies; FSDP and similar wrappers call this after `to_empty`."""
+        if isinstance(self.spec.axes, MixedAxes):
+            with torch.no_grad():
+                self.mixed.copy_(mixed_start(self.spec.axes))
+        else:
+            nn.init.zeros_(self.log_scale)
+
+    def rotate(
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
+    ) -> Inexact[Tensor, "... D"]:
+        """Rotate one tensor; gradients reach the frequencies."""
+        return self._rotate_one(x, positions, 1, **options)
+
+    def unrotate(
+        self, x: Inexact[Tensor, "... D"], positions: Shaped[Tensor, "..."] | None = None, **options
+    ) -> Inexact[Tensor, "... D"]:
+        """Invert `rotate`, whose options it takes."""
+        return self._rotate_one(x, positions, -1, **options)
+
+    def _tables(
+        self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
+    ) -> tuple[Tensor, Tensor]:
+        positions = request.explicit_positions(seq, device)
+        cos, sin = self._trained_tables(positions, key, magnitude_power=1)
+        return cos.to(dtype), sin.to(dtype)
+
     def _rotate_one(
         self, x, positions, sign, *, offset=0, seq_dim=-2, length=None, key=False, inplace=False
     ):
         """Return x rotated by learned frequencies, or with sign = -1 unrotated."""
         request = make_request((x,), self.spec, positions, offset, seq_dim, length)
-        return self._rotate_learned(
-            (x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace
-        )[0]
+        return self._run((x,), replace(request, sign=sign, magnitude_power=sign, key=key), inplace)[
+            0
+        ]
 
-    def _rotate_learned(self, xs, request: Request, inplace: bool) -> tuple[Tensor, ...]:
+    def _run(self, xs: tuple[Tensor, ...], request: Request, inplace: bool) -> tuple[Tensor, ...]:
         """Return xs rotated by tables whose gradients reach the learned frequencies."""
         if inplace:
             check_no_overlap(xs, addresses=not is_traced(xs))
@@ -281,7 +331,7 @@ class Rope(nn.Module):
             angles = first + second  # [B, H, S, P]
             return angles.cos(), angles.sin()
         # the learned frequencies are those of the spec times exp(log_scale)
-        initial, device = self.spec.ladder_frequencies(), positions.device
+        initial, device = ladder(self.spec), positions.device
         if initial.growth is not None:
             initial = replace(initial, growth=initial.growth.to(device))
         if self.spec.num_axes > 1:
@@ -300,14 +350,18 @@ class Rope(nn.Module):
             torch.float64,
         )
 
-    def _load_from_state_dict(
-        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-    ):
-        """Load parameters as any module does, but accept and ignore the tables that other
-        implementations save.
-        """
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        legacy = {prefix + name for name in LEGACY_STATE}
-        unexpected_keys[:] = [name for name in unexpected_keys if name not in legacy]
+
+def mixed_start(axes: MixedAxes) -> Tensor:
+    """Return the frequencies of `MixedAxes` before training, float32 [heads, pairs, 2]: a random
+    direction per head, half of the pairs along it and half perpendicular to it, as in rope-vit.
+    """
+    generator = torch.Generator().manual_seed(axes.seed)
+    turn = torch.rand(axes.num_heads, 1, generator=generator, dtype=torch.float64, device="cpu")
+    direction = turn * 2 * math.pi  # an angle per head
+    half = axes.pairs // 2
+    # the ladder of either half, [pairs / 2]
+    radians = axes.theta ** -(torch.arange(half, dtype=torch.float64, device="cpu") / half)
+    along = direction.expand(-1, half)
+    angle = torch.cat([along, along + math.pi / 2], dim=-1)  # [heads, pairs]
+    unit_vectors = torch.stack([angle.cos(), angle.sin()], dim=-1)
+    return (unit_vectors * radians.repeat(2)[:, None]).float()

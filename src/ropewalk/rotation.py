@@ -13,7 +13,6 @@ from torch import Tensor
 from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.frequencies import Length
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.reference import split_pairs
@@ -28,6 +27,7 @@ from ropewalk.kernels.request import (
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
 from ropewalk.table import strategies
+from ropewalk.tensor_frequencies import Length
 from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
 
 #: axes whose frequencies differ from head to head
@@ -102,7 +102,7 @@ def rerotate(
     """
     to = spec if to is None else to
     same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)
-    layouts = [[each.layout, each.layout_out] for each in (spec, to)]
+    layouts = [[each.layout, each.output_layout] for each in (spec, to)]
     if not same_slice and layouts[0] != layouts[1]:
         raise RopeError(
             "to", "must have the same layout and layout_out if it rotates other dimensions", layouts

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from decimal import Decimal
 from itertools import count
+from numbers import Number
+from struct import error as StructError
+from struct import pack, unpack
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from ropewalk.axes import PER_HEAD, AxisMap, GoldenAxes, HeadAxes, MixedAxes
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, integer, number
-from ropewalk.frequencies import SCALINGS, Default, Frequencies, Length, Scaling
+from ropewalk.frequencies import SCALINGS, Default, Frequencies, Scaling
+from ropewalk.frequencies.decimals import exactly
 from ropewalk.frequencies.scaling import MAGNITUDE_RANGE
 
 LAYOUTS = ("half", "interleaved")
@@ -24,18 +27,6 @@ MAGNITUDES = ("qk", "q", "scale")
 MAX_HEAD_DIM = 65536
 #: bounds of theta: a smaller one gives frequencies that no float32 holds
 THETA_RANGE = {"low": 1e-30}
-
-
-class _SameLayout(str):
-    """A `layout_out` equal to `layout`: `dataclasses.replace` passes it on as such, and it follows
-    a new layout.
-    """
-
-
-class _WholeHead(int):
-    """A `rotary_dim` of the whole head: `dataclasses.replace` passes it on as such, and it follows
-    a new head_dim.
-    """
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ class RopeSpec:
                   writes halves)
     rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
     axes          AxisMap, HeadAxes, GoldenAxes or MixedAxes; None = one axis
-    precision     "exact": frequencies with 28 digits (float64 where they depend on the length or
+    precision     "exact": frequencies with 40 digits (float64 where they depend on the length or
                   are learned), exact angles. "hf_frequencies": frequencies rounded in float32 as
                   transformers rounds them, exact angles. "hf": every float32 step as transformers
                   does it
@@ -87,8 +78,8 @@ class RopeSpec:
             "rotary_start",
             integer("rotary_start", self.rotary_start, low=0, high=self.head_dim - 2),
         )
-        put("layout_out", self._resolved_layout_out())
-        put("rotary_dim", self._resolved_rotary_dim())
+        put("layout_out", self._checked_layout_out())
+        put("rotary_dim", self._checked_rotary_dim())
         if not isinstance(self.scaling, Scaling):
             raise RopeError(
                 "scaling",
@@ -104,7 +95,7 @@ class RopeSpec:
         if self.axes is not None and self.axes.pairs != self.pairs:
             raise RopeError(
                 "axes",
-                f"must cover the {self.pairs} pairs of rotary_dim = {self.rotary_dim}",
+                f"must cover the {self.pairs} pairs of rotary_dim = {self.rotated_dims}",
                 self.axes.pairs,
             )
         if self.mixed and not isinstance(self.scaling, Default):
@@ -113,12 +104,10 @@ class RopeSpec:
                 "must be Default() with MixedAxes, whose frequencies are learned",
                 self.scaling,
             )
-        for scaling, dim in self._scaling_of_ladders():
+        for scaling, dim in self.scaled_ladders():
             scaling.check(dim, self.theta)
-        # not None for xPos alone, whose magnitude depends on the position; whether it is None does
-        # not depend on dim
-        growth, _ = self.scaling._growth(dim=2)
-        fixed = not self.scaling.needs_length and not self.scaling.learned and growth is None
+        # of xPos alone the magnitude depends on the position
+        fixed = not self.scaling.needs_length and not self.scaling.learned and not self.has_growth
         if not fixed and (
             self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)
         ):
@@ -128,27 +117,21 @@ class RopeSpec:
             )
             raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
-        # so that `spec_of` returns this object for its fingerprint; a compiler cannot trace weak
-        # references
-        if (
-            not torch.compiler.is_compiling()
-            and (live := _LIVE.setdefault(self.fingerprint, self)) is not self
-        ):
+        # so that `spec_of` returns this object for its fingerprint
+        if not _is_compiled() and (live := _LIVE.setdefault(self.fingerprint, self)) is not self:
             put("_live", live)  # an equal spec that is found already: it lives as long as this one
 
-    def _resolved_layout_out(self) -> str:
-        """Return the checked layout of the output; if it is that of the input, as a _SameLayout."""
-        if self.layout_out is None or isinstance(self.layout_out, _SameLayout):
-            return _SameLayout(self.layout)
+    def _checked_layout_out(self) -> str | None:
+        """Return the layout of the output; None if it is that of the input."""
+        if self.layout_out is None:
+            return None
         layout_out = choice("layout_out", self.layout_out, LAYOUTS)
-        return _SameLayout(layout_out) if layout_out == self.layout else layout_out
+        return None if layout_out == self.layout else layout_out
 
-    def _resolved_rotary_dim(self) -> int:
-        """Return the checked number of dims to rotate; if they are all up to the end of the head,
-        as a _WholeHead.
-        """
+    def _checked_rotary_dim(self) -> int | None:
+        """Return the number of dims to rotate; None if they are all up to the end of the head."""
         width = self.head_dim - self.rotary_start
-        if self.rotary_dim is None or isinstance(self.rotary_dim, _WholeHead):
+        if self.rotary_dim is None:
             if width % 2:
                 field = "rotary_start" if self.head_dim % 2 == 0 else "head_dim"
                 rule = (
@@ -156,16 +139,26 @@ class RopeSpec:
                     "fewer"
                 )
                 raise RopeError(field, rule, width)
-            return _WholeHead(width)
+            return None
         rotary_dim = integer("rotary_dim", self.rotary_dim, low=2, high=width)
         if rotary_dim % 2:
             raise RopeError("rotary_dim", "must be even: dimensions rotate in pairs", rotary_dim)
-        return _WholeHead(rotary_dim) if rotary_dim == width else rotary_dim
+        return None if rotary_dim == width else rotary_dim
+
+    @property
+    def rotated_dims(self) -> int:
+        """How many dimensions rotate: `rotary_dim`, or all from `rotary_start` on."""
+        return self.head_dim - self.rotary_start if self.rotary_dim is None else self.rotary_dim
+
+    @property
+    def output_layout(self) -> str:
+        """The pair layout of the result: `layout_out`, or that of the input."""
+        return self.layout if self.layout_out is None else self.layout_out
 
     @property
     def pairs(self) -> int:
         """How many pairs rotate."""
-        return self.rotary_dim // 2  # type: ignore[operator]  # resolved in __post_init__
+        return self.rotated_dims // 2
 
     @property
     def num_axes(self) -> int:
@@ -207,56 +200,59 @@ class RopeSpec:
         """The axis of each pair's coordinate."""
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
-    def frequencies(self, length: Length = None) -> Frequencies:
-        """Return radians per step, float64: [pairs], or [rows, pairs] for a length per row.
+    def frequencies(self, length: int | None = None) -> Frequencies:
+        """Return radians per step as plain floats, one for each pair, and the magnitude.
 
-        An axis map adds a last axis, [..., pairs, axes]: the angle of a pair is the sum over the
-        axes of coordinate times radians. Axes that differ from head to head give [heads, pairs,
-        axes]. With precision "hf" and "hf_frequencies" the radians are the float32 values of
-        transformers.
+        An axis map gives a tuple of one float for each axis instead: the angle of a pair is the sum
+        over the axes of coordinate times radians. Axes that differ from head to head give
+        [heads][pairs][axes]. With precision "hf" and "hf_frequencies" the radians are rounded to
+        float32; `Rope` computes every float32 step of transformers.
         """
         ladder = self.ladder_frequencies(length)
-        if self.per_head:
-            return self.for_each_head(ladder)
-        if not isinstance(self.axes, AxisMap):
+        if self.axes is None or self.mixed:
             return ladder
-        one_hot = torch.nn.functional.one_hot(
-            torch.tensor(self.axis_of_pair, device="cpu"), self.num_axes
-        )
-        radians = ladder.radians.unsqueeze(-1) * one_hot.to(ladder.radians)  # [..., pairs, axes]
-        return replace(ladder, radians=radians)
-
-    def ladder_frequencies(self, length: Length = None) -> Frequencies:
-        """Return radians per step of each pair along its own axis: [pairs], or [rows, pairs] for a
-        length per row.
-        """
-        dtype = torch.float64 if self.precision == "exact" else torch.float32
-        return self._merged(
-            [s.frequencies(dim, self.theta, length, dtype) for s, dim in self._scaling_of_ladders()]
+        return replace(
+            ladder,
+            radians=self._by_axis(ladder.radians, float),
+            digits=self._by_axis(ladder.digits, Decimal),
         )
 
-    def for_each_head(self, ladder: Frequencies) -> Frequencies:
-        """Return the frequencies [heads, pairs, axes] of axes that differ from head to head: ladder
-        [pairs] times directions.
-        """
-        directions = self.axes.directions()  # type: ignore[union-attr]  # per_head
-        low = None if ladder.low is None else ladder.low[:, None] * directions
-        return replace(ladder, radians=ladder.radians[:, None] * directions, low=low)
+    def ladder_frequencies(self, length: int | None = None) -> Frequencies:
+        """Return radians per step of each pair along its own axis, one float for each pair."""
+        found = [s.frequencies(dim, self.theta, length) for s, dim in self.scaled_ladders()]
+        first = found[self._first_scaled()]
+        digits = self.in_pair_order([ladder.digits for ladder in found])
+        growth = None
+        if first.growth is not None:
+            growth = tuple(self.in_pair_order([ladder.growth for ladder in found]))
+        round_to = float if self.precision == "exact" else _float32
+        radians = tuple(map(round_to, digits))
+        return Frequencies(radians, first.magnitude, growth, first.center, tuple(digits))
 
-    def exact_ladder_frequencies(self) -> Frequencies:
-        """Return `ladder_frequencies` with 28 digits, in `radians` and `low`, if precision is
-        "exact" and the scaling has them.
+    def magnitude(self, length: int | None = None) -> float:
+        """Return the factor on cos and sin in sequences of this length."""
+        return self.scaled_ladders()[self._first_scaled()][0].magnitude_at(length)
 
-        Phases are computed from these. They take longer, and torch.compile cannot trace their NumPy
-        code.
-        """
-        if self.precision != "exact":
-            return self.ladder_frequencies()
-        return self._merged(
-            [
-                scaling.exact_frequencies(dim, self.theta)
-                for scaling, dim in self._scaling_of_ladders()
-            ]
+    @property
+    def has_growth(self) -> bool:
+        """Whether the magnitude depends on the position, as xPos has it."""
+        return self.scaling._growth(dim=2)[0] is not None
+
+    def _by_axis(self, ladder: tuple[Any, ...], kind: Callable[[float], Any]) -> tuple[Any, ...]:
+        """Return the values of a ladder along each axis: [pairs][axes], or [heads][pairs][axes]."""
+        if isinstance(self.axes, PER_HEAD):
+            with exactly():
+                return tuple(
+                    tuple(
+                        tuple(value * kind(part) for part in direction)
+                        for value, direction in zip(ladder, directions, strict=True)
+                    )
+                    for directions in self.axes.directions()
+                )
+        zero = kind(0.0)
+        return tuple(
+            tuple(value if axis == own else zero for axis in range(self.num_axes))
+            for value, own in zip(ladder, self.axis_of_pair, strict=True)
         )
 
     @property
@@ -264,13 +260,13 @@ class RopeSpec:
         """The factor that this spec needs on the softmax scale 1/sqrt(head_dim)."""
         if self.magnitude_on != "scale":
             return self.extra_softmax_factor
-        if isinstance(self.ladder_frequencies(1).magnitude, Tensor):
+        if self.scaling.magnitude_needs_length:
             rule = (
                 "must be 'qk' or 'q' where the magnitude depends on the length: there is only one "
                 "softmax scale"
             )
             raise RopeError("magnitude_on", rule, self.magnitude_on)
-        return self.extra_softmax_factor * float(self.ladder_frequencies().magnitude) ** 2
+        return self.extra_softmax_factor * self.magnitude() ** 2
 
     def with_(self, **changes: Any) -> RopeSpec:
         """Return a copy with some fields changed, as `dataclasses.replace` does."""
@@ -279,29 +275,19 @@ class RopeSpec:
     def __reduce__(self):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
-    def _merged(self, ladders: list[Frequencies]) -> Frequencies:
-        """Return the frequencies of all pairs, given those of each ladder in the order of
-        `_ladders`.
-        """
-        # magnitude and center are those of the first ladder with the scaling; torch 2.6 cannot
-        # compile next() with a default
-        scalings = [scaling for scaling, _ in self._scaling_of_ladders()]
-        scaled = [
-            ladder
-            for ladder, scaling in zip(ladders, scalings, strict=True)
-            if scaling is self.scaling
-        ]
-        first = scaled[0] if scaled else ladders[0]
-        radians, growth, low = first.radians, first.growth, first.low
-        if len(ladders) > 1:
-            pairs_of_ladders = [pairs for pairs, _ in self._ladders()]
-            radians, growth, low = (
-                _in_pair_order(pairs_of_ladders, [getattr(ladder, field) for ladder in ladders])
-                for field in ("radians", "growth", "low")
-            )
-        return Frequencies(radians.to(torch.float64), first.magnitude, growth, first.center, low)  # type: ignore[union-attr]
+    def in_pair_order(self, values_of_ladders: list[Any]) -> list[Any]:
+        """Return the value of each pair, given those of each ladder's pairs in their order."""
+        value_of_pair = {}
+        for (pairs, _), values in zip(self._ladders(), values_of_ladders, strict=True):
+            value_of_pair.update(zip(pairs, values, strict=True))
+        return [value_of_pair[pair] for pair in range(self.pairs)]
 
-    def _scaling_of_ladders(self) -> list[tuple[Scaling, int]]:
+    def _first_scaled(self) -> int:
+        """Return the index of the first ladder with the spec's scaling: it gives the magnitude."""
+        ladders = self.scaled_ladders()
+        return next((i for i, (s, _) in enumerate(ladders) if s is self.scaling), 0)
+
+    def scaled_ladders(self) -> list[tuple[Scaling, int]]:
         """Return (scaling, dim) of every ladder: a series of frequencies theta^(-2i/dim). Unscaled
         axes have Default().
         """
@@ -353,11 +339,17 @@ def _as_tuples(value: Any) -> Any:
     """Return dataclasses as nested tuples for `_from_tuples`; the `repr` of two results is equal
     exactly when they are.
     """
+    if isinstance(value, RopeSpec):
+        # equal specs have equal texts, however they say that all dimensions rotate
+        resolved = {"rotary_dim": value.rotated_dims, "layout_out": value.output_layout}
+        named = ((f.name, resolved.get(f.name, getattr(value, f.name))) for f in fields(value))
+        return _name(type(value)), *((name, _as_tuples(part)) for name, part in named)
     if is_dataclass(value):
         return _name(type(value)), *(
             (f.name, _as_tuples(getattr(value, f.name))) for f in fields(value)
         )
-    if isinstance(value, (Tensor, np.ndarray)):  # their repr leaves out digits
+    # the repr of a tensor or an array leaves out digits
+    if hasattr(value, "__array__") and not isinstance(value, Number):
         raise RopeError(
             "spec",
             "must have fields that are numbers, texts or tuples; use tuple(x.tolist())",
@@ -384,21 +376,18 @@ def _name(cls: type) -> str:
     )
 
 
-def _in_pair_order(
-    pairs_of_ladders: list[list[int]], ladders: list[Tensor | None]
-) -> Tensor | None:
-    """Return the values of all pairs, [..., pairs], given those of each ladder's pairs, None for
-    zeros; None if all are None.
-    """
-    if all(values is None for values in ladders):
-        return None
-    value_of_pair = {}
-    for pairs, values in zip(pairs_of_ladders, ladders, strict=True):
-        zeros = torch.zeros(len(pairs), dtype=torch.float64, device="cpu")
-        value_of_pair.update(
-            {pair: (zeros if values is None else values)[..., i] for i, pair in enumerate(pairs)}
-        )
-    return torch.stack([value_of_pair[pair] for pair in range(len(value_of_pair))], dim=-1)
+def _float32(value: Decimal) -> float:
+    """Return a number rounded to float32."""
+    try:
+        return unpack("f", pack("f", float(value)))[0]
+    except (OverflowError, StructError):
+        return float(value)
+
+
+def _is_compiled() -> bool:
+    """Return whether torch.compile traces this call; it cannot trace weak references."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
 
 
 #: the classes that a fingerprint may name

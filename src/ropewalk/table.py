@@ -9,7 +9,7 @@ its position and on the strategy alone, never on earlier calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from ropewalk.axes import PER_HEAD
 from ropewalk.caches import Cache
-from ropewalk.frequencies import Frequencies, Length
-from ropewalk.phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import Length, TensorFrequencies, fixed_frequencies, ladder
+from ropewalk.tensor_phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 
 #: bits of a position that each level of the two-level table covers; rows of a level; the first
 #: position beyond the table
@@ -47,7 +47,7 @@ Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 class Tables:
     """What is kept for one spec on one device; nothing in it is ever written to."""
 
-    frequencies: Frequencies
+    frequencies: TensorFrequencies
     steps: Tensor  # int64 [pairs], or [heads, pairs, axes]
     axis_of_pair: Tensor | None  # int64 [pairs]
     levels: Levels | None
@@ -104,13 +104,7 @@ def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
     """Return new tables of a spec on a device, with the two-level table if `keep_levels`; see
     `Tables`.
     """
-    frequencies = spec.exact_ladder_frequencies()
-    frequencies = spec.for_each_head(frequencies) if spec.per_head else frequencies
-    steps = phase_steps(frequencies.radians, frequencies.low).to(device)
-    growth = None if frequencies.growth is None else frequencies.growth.to(device)
-    frequencies = replace(
-        frequencies, radians=frequencies.radians.to(device), growth=growth, low=None
-    )  # `steps` include `low`
+    frequencies, steps = fixed_frequencies(spec, device)
     axis = None if spec.num_axes == 1 else torch.tensor(spec.axis_of_pair, device=device)
     levels = None
     if keep_levels:
@@ -140,7 +134,7 @@ def tables_at(
         return cached
     # a fill on the device, not a copy from the host
     length = length if isinstance(length, Tensor) else torch.full((), length, device=device)
-    frequencies = spec.ladder_frequencies(length)
+    frequencies = ladder(spec, length)
     return Tables(frequencies, phase_steps(frequencies.radians), cached.axis_of_pair, None)
 
 
@@ -266,7 +260,7 @@ def _two_level(levels: Levels, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 def with_magnitude(
     spec: RopeSpec,
-    frequencies: Frequencies,
+    frequencies: TensorFrequencies,
     coordinates: Tensor,
     cos: Tensor,
     sin: Tensor,

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ropewalk.frequencies import Default
 from ropewalk.kernels import BACKENDS, available
 from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
 from ropewalk.spec import LAYOUTS, PRECISIONS, RopeSpec
+from ropewalk.tensor_frequencies import ladder
 
 HEAD_DIM = 128
 POSITIONS = (1_000, 131_072, 10_000_000, 2**40)
@@ -104,15 +104,10 @@ def precision(policy: str, position: int, width: int = 64) -> Precision:
     """
     spec = RopeSpec(HEAD_DIM, precision=policy)
     window = range(max(0, position - width // 2), position + width // 2)
-    ours = (
-        spec.exact_ladder_frequencies()
-    )  # as the policy rounds them; a 28-digit frequency is radians + low
-    low = [0.0] * spec.pairs if ours.low is None else ours.low.tolist()
-    with localcontext(prec=_DIGITS):
-        our_radians = [
-            Decimal(high) + Decimal(low)
-            for high, low in zip(ours.radians.tolist(), low, strict=True)
-        ]
+    # as the policy rounds them
+    exact = policy == "exact"
+    our_radians = spec.ladder_frequencies().digits if exact else ladder(spec).radians.tolist()
+    our_radians = list(map(Decimal, our_radians))
     error = table_error(spec, definition(spec.pairs, spec.theta), window)
     return Precision(policy, position, error, table_error(spec, our_radians, window))
 
@@ -275,9 +270,8 @@ def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    inv_freq = (
-        Default().frequencies(HEAD_DIM, 10_000.0, dtype=torch.float32).radians.to(positions.device)
-    )
+    frequencies = ladder(RopeSpec(HEAD_DIM, precision="hf")).radians
+    inv_freq = frequencies.to(positions.device, torch.float32)
     angles = (positions.float()[:, None] * inv_freq).repeat(1, 2)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -17,6 +17,7 @@ from ropewalk.attention.remap import SelfExtend
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.plus import RotaryPlus
 from ropewalk.frequencies import Dynamic, XPos, Yarn
+from tensor_forms import tensors
 
 DIM, HEADS, SEQ = 24, 4, 7
 
@@ -37,9 +38,7 @@ def turned(x, position, spec, sign=1):
         (first, first + spec.pairs) if spec.layout == "half" else (2 * first, 2 * first + 1)
     )
     first, second = first + spec.rotary_start, second + spec.rotary_start
-    z = torch.complex(x[first], x[second]) * torch.exp(
-        1j * sign * position * spec.frequencies().radians
-    )
+    z = torch.complex(x[first], x[second]) * torch.exp(1j * sign * position * tensors(spec).radians)
     y = x.clone()
     y[first], y[second] = z.real, z.imag
     return y
@@ -188,7 +187,7 @@ def test_equals_deepseek_v4_of_transformers():
     config._attn_implementation = "eager"
     theirs = drawn(modeling.DeepseekV4Attention(config, 0))
     spec = rw.from_hf(config, per_layer=True)["main"]
-    assert (spec.rotary_start, spec.rotary_dim, spec.layout) == (12, 4, "interleaved")
+    assert (spec.rotary_start, spec.rotated_dims, spec.layout) == (12, 4, "interleaved")
     ours = Attention(
         DIM,
         HEADS,

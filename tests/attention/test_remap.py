@@ -22,6 +22,7 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies import Yarn
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from tensor_forms import tensors
 
 METHODS = {
     "rerope": {"window": 3},
@@ -277,7 +278,7 @@ def test_gradients_equal_those_of_the_scores_by_definition():
     q, k, v = (x.requires_grad_() for x in torch.randn(3, 1, 2, 9, 6).double().unbind())
     rotate = lambda key, at, slowdown: rope.rotate(k if key else q, at)
     got = attend_remapped(remapping, rotate, v, positions, positions, 0.7, Visibility(mask=visible))
-    angles = remapping.distances(positions, positions)[..., None] * rope.spec.frequencies().radians
+    angles = remapping.distances(positions, positions)[..., None] * tensors(rope.spec).radians
     pairs = [torch.complex(x[..., :3], x[..., 3:]) for x in (q, k)]
     scores = torch.einsum(
         "bhic,ijc,bhjc->bhij",
@@ -345,9 +346,9 @@ def test_a_scaled_rope_can_be_remapped():
     got = attend_remapped(remapping, rotate, v, positions, positions, 0.5, Visibility(True))
     distance, magnitude = (
         remapping.distances(positions, positions),
-        float(spec.frequencies().magnitude),
+        float(tensors(spec).magnitude),
     )
-    angles = distance[..., None] * spec.frequencies().radians
+    angles = distance[..., None] * tensors(spec).radians
     q, k = (torch.complex(x[..., :3], x[..., 3:]) * magnitude for x in (q, k))
     scores = torch.einsum(
         "bhic,ijc,bhjc->bhij", q, torch.polar(torch.ones_like(angles), angles), k.conj()

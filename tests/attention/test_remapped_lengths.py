@@ -7,6 +7,7 @@ from ropewalk.attention import Attention, KVCache
 from ropewalk.attention.remap import DualChunk, ReRope, SelfExtend
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
+from tensor_forms import tensors
 
 SPEC = RopeSpec(8, scaling=Dynamic(factor=2.0, original_length=16))
 SEQ = 40
@@ -35,7 +36,7 @@ def test_frequencies_are_those_of_the_true_length(remapping, kind):
     q, k, v = layer.project(x)
     expected = []
     for b, positions in enumerate(rows):
-        radians = SPEC.frequencies(int(positions[-1]) + 1).radians
+        radians = tensors(SPEC, int(positions[-1]) + 1).radians
         angles = remapping.distances(positions, positions)[..., None] * radians
         q_pairs, k_pairs = (torch.complex(t[b, ..., :4], t[b, ..., 4:]) for t in (q, k))
         scores = torch.einsum(

@@ -109,7 +109,7 @@ def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
     (spec, positions, length), (shape, seq_dim, numbers) = ANGLES[angles], SHAPES[order]
     cut = {number for name, number in numbers.items() if name != "tokens" or positions is not None}
     q, k = torch.randn(shape), torch.randn(shape)
-    rest = (positions, 0, length, spec.fingerprint, seq_dim, 1, 1)
+    rest = (positions, 0, length, spec.fingerprint, "auto", seq_dim, 1, 1)
     one = (q, *rest, True)
     assert_rules_hold(torch.ops.ropewalk.rotate, placements._rotate_rules(*one), one, cut)
     assert placements._rotate_inplace_rules(*one) == [
@@ -133,8 +133,8 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
     shape, seq_dim, numbers = SHAPES[order]
     angles = torch.randn(*table, HEAD_DIM // 2)
     arguments = (torch.randn(shape), angles.cos(), angles.sin(), "half", "half", 0, seq_dim)
-    rules = placements._turn_rules(*arguments)
-    assert_rules_hold(torch.ops.ropewalk.turn, rules, arguments, numbers.values())
+    rules = placements._by_table_rules(*arguments)
+    assert_rules_hold(torch.ops.ropewalk.rotate_by_table, rules, arguments, numbers.values())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
 def test_tables_of_parts_are_parts_of_the_table(angles, dims):
     """One length for all rows has no rows to shard."""
     spec, positions, length = ANGLES[angles]
-    arguments = (positions, length, 1, spec.fingerprint, torch.float32, False)
+    arguments = (positions, length, 1, spec.fingerprint, "auto", torch.float32, False)
     assert_rules_hold(
         torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, dims
     )
@@ -162,7 +162,7 @@ def test_tables_of_parts_are_parts_of_the_table(angles, dims):
 def test_tables_of_each_head_in_parts(map_of_heads):
     spec, positions = rw.RopeSpec(HEAD_DIM, axes=map_of_heads), some_positions(2, BATCH, SEQ)
     positions = positions / 50 if spec.fractional else positions
-    arguments = (positions, None, 1, spec.fingerprint, torch.float32, False)
+    arguments = (positions, None, 1, spec.fingerprint, "auto", torch.float32, False)
     assert_rules_hold(
         torch.ops.ropewalk.cos_sin, placements._cos_sin_rules(*arguments), arguments, {1, 2}
     )

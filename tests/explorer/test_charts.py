@@ -18,6 +18,7 @@ from ropewalk_lab import explorer
 from ropewalk_lab.explorer import charts, drawings
 from ropewalk_lab.explorer.words import CHINESE, about, translator
 from ropewalk_lab.plots.words import CHINESE as FIGURES_CHINESE
+from tensor_forms import tensors
 
 SPEC = RopeSpec(10, theta=100.0, scaling=Linear(4.0))
 ENGLISH, MANDARIN = translator("en"), translator("zh")
@@ -151,7 +152,7 @@ def test_hands_show_the_exact_angle(position):
     with mpmath.workdps(40):
         for i, (degrees, words) in enumerate(found):
             # the frequencies are float64 numbers; the angle of such a number is exact
-            step = mpmath.mpf(float(SPEC.frequencies().radians[i]))
+            step = mpmath.mpf(float(tensors(SPEC).radians[i]))
             assert abs(float(mpmath.sin(mpmath.radians(degrees) - position * step))) < 1e-5
             assert words[0] == f"pair {i}"
 
@@ -180,7 +181,7 @@ def test_the_vector_is_where_the_scaling_rotates_it(scaling):
         "linear": 1.0,
     }[scaling.name]
     assert abs(found) == pytest.approx(magnitude)
-    angle = position * float(spec.frequencies().radians[pair])
+    angle = position * float(tensors(spec).radians[pair])
     assert math.sin(math.atan2(found.imag, found.real) - angle) == pytest.approx(0, abs=1e-9)
     parts = (
         ElementTree.fromstring(drawings.plane(spec, pair, position, 512, ENGLISH))

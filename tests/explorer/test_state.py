@@ -25,10 +25,12 @@ from ropewalk.frequencies import (
     Scaling,
     Yarn,
 )
+from ropewalk.tensor_frequencies import ladder
 from ropewalk_lab import plots
 from ropewalk_lab.explorer import controls
 from ropewalk_lab.explorer.program import program
 from ropewalk_lab.explorer.state import layers_of, limited, spec_of, stretched, values_of
+from tensor_forms import tensors
 
 LAYERS = [
     (name, layer) for name, config in EXAMPLES.items() for layer in from_hf(config, per_layer=True)
@@ -95,7 +97,7 @@ def test_a_new_scaling_brings_its_controls(monkeypatch):
         {"a.scaling": "slower", "a.slower.by": "2.5", "a.slower.softly": "1"}
     )
     assert spec_of(values).scaling == Slower(by=2.5, softly=True)
-    assert spec_of(values).frequencies().radians[0] == pytest.approx(0.4)
+    assert tensors(spec_of(values)).radians[0] == pytest.approx(0.4)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Slower(Scaling):
     unseen: dict | None = None
     name: ClassVar[str] = "slower"
 
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         return SCALINGS["default"]()._radians(dim, theta, length, dtype) / self.by
 
 
@@ -314,7 +316,7 @@ def test_the_program_makes_what_the_page_shows(case, monkeypatch):
         assert (view.trained, view.served) == (values["trained"], values["served"])
     assert [view.spec for _, view in drawn[::6]] == [spec_of(values, side) for side in sides]
     spec = spec_of(values, sides[-1])
-    found = spec.ladder_frequencies(values["served"])
+    found = ladder(spec, values["served"])
     size = float(found.magnitude)
     if found.growth is not None:
         size = size * np.exp((1001 - found.center) * found.growth.numpy())

@@ -11,6 +11,7 @@ import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.kernels import reference
 from ropewalk.kernels.request import align
+from ropewalk.tensor_frequencies import ladder
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -27,7 +28,7 @@ def turned_by_definition(x, spec, positions, seq_dim, *, key=False, length=None)
     """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small
     positions only.
     """
-    found = spec.ladder_frequencies(length)
+    found = ladder(spec, length)
     where = torch.as_tensor(positions).cpu()
     coordinates = (
         where[..., None] if spec.num_axes == 1 else where[list(spec.axis_of_pair)].movedim(0, -1)
@@ -40,8 +41,8 @@ def turned_by_definition(x, spec, positions, seq_dim, *, key=False, length=None)
     angles = coordinates.double() * radians
     x = x.cpu().double()
     cos, sin = align(angles.cos() * size, x, seq_dim), align(angles.sin() * size, x, seq_dim)
-    start, stop = spec.rotary_start, spec.rotary_start + spec.rotary_dim
-    middle = reference.rotate(x[..., start:stop], cos, sin, spec.layout, spec.layout_out)
+    start, stop = spec.rotary_start, spec.rotary_start + spec.rotated_dims
+    middle = reference.rotate(x[..., start:stop], cos, sin, spec.layout, spec.output_layout)
     return torch.cat((x[..., :start], middle, x[..., stop:]), dim=-1)
 
 

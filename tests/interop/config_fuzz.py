@@ -18,6 +18,7 @@ from config_spoil import spoil
 
 from ropewalk import RopeError
 from ropewalk.config.hf import from_hf
+from ropewalk.tensor_frequencies import ladder
 
 #: what the code of a family does, written down from its modeling file: layout, layout of the
 #: result, its theta, and whether an unscaled rope reads the fraction of the head that rotates
@@ -407,12 +408,12 @@ def read_valid(draw: random.Random) -> None:
             if spec is not expected:
                 raise AssertionError(f"{name} rotates or not: {config}")
             continue
-        found, (radians, magnitude) = spec.ladder_frequencies(length), oracle(expected, length)
+        found, (radians, magnitude) = ladder(spec, length), oracle(expected, length)
         shape = (
             spec.head_dim,
-            spec.rotary_dim,
+            spec.rotated_dims,
             spec.layout,
-            spec.layout_out,
+            spec.output_layout,
             spec.axes and spec.axis_of_pair,
         )
         if shape != tuple(

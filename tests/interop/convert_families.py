@@ -299,10 +299,10 @@ def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
         """
         whole = [spec for spec in specs if spec.head_dim == x.shape[-1]]
         part = [
-            spec for spec in specs if spec.rotary_dim == x.shape[-1]
+            spec for spec in specs if spec.rotated_dims == x.shape[-1]
         ]  # the code cut it off itself
         spec = (whole or part)[0]
-        return places(spec.rotary_dim, spec.rotary_start if whole else 0, x.shape[-1], layout)
+        return places(spec.rotated_dims, spec.rotary_start if whole else 0, x.shape[-1], layout)
 
     def changed(original):
         """Return a rotation function that takes and returns q and k in `layout`."""
@@ -319,7 +319,7 @@ def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
             calls.append("inside")
             found = original(**given)
             calls[-1] = "done"
-            if any(spec.layout != spec.layout_out for spec in specs):
+            if any(spec.layout != spec.output_layout for spec in specs):
                 return found
             back = lambda x: x[..., index_of(x).argsort()]
             return tuple(map(back, found)) if isinstance(found, tuple) else back(found)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ropewalk import RopeError, RopeSpec, from_hf
+from ropewalk.tensor_frequencies import ladder
 
 
 def rotary_modules(model: nn.Module) -> list[nn.Module]:
@@ -72,7 +73,7 @@ def _are_those_of(spec: RopeSpec, module: Any, prefix: str) -> bool:
     """Return whether a spec has the frequencies, in any order of the axes, and the magnitude that a
     module keeps.
     """
-    own, frequencies = getattr(module, f"{prefix}inv_freq"), spec.ladder_frequencies()
+    own, frequencies = getattr(module, f"{prefix}inv_freq"), ladder(spec)
     ours = frequencies.radians.reshape(-1).to(own.dtype)
     scaling = getattr(module, f"{prefix}attention_scaling", 1.0)
     return (

@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk.config.hf import from_hf
 from ropewalk.engines.audit import audit
+from ropewalk.tensor_frequencies import ladder
 
 SIZES = {
     "hidden_size": 64,
@@ -107,9 +108,7 @@ def test_a_null_truncate_is_false_in_transformers():
     theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](
         AutoConfig.for_model(**copy.deepcopy(config)), device=None
     )
-    assert from_hf(config).ladder_frequencies().radians.tolist() == pytest.approx(
-        theirs.tolist(), rel=1e-6
-    )
+    assert ladder(from_hf(config)).radians.tolist() == pytest.approx(theirs.tolist(), rel=1e-6)
     rounded = {**config, "rope_parameters": {**config["rope_parameters"], "truncate": True}}
     assert from_hf(config).scaling != from_hf(rounded).scaling
 

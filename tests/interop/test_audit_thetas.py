@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel
 
 from ropewalk.config.hf import from_hf
 from ropewalk.engines.audit import audit
+from ropewalk.tensor_frequencies import ladder
 
 LAYERS = ["sliding_attention", "full_attention"]
 SIZES = {
@@ -56,9 +57,9 @@ def test_a_rope_by_layer_type_without_a_theta_has_that_of_its_family(model_type,
     specs = from_hf(config, per_layer=True)
     for layer_type in LAYERS:
         theirs = getattr(rotary, f"{layer_type}_inv_freq").tolist()
-        assert specs[layer_type].ladder_frequencies().radians.tolist() == pytest.approx(
-            theirs, rel=1e-6
-        ), layer_type
+        assert ladder(specs[layer_type]).radians.tolist() == pytest.approx(theirs, rel=1e-6), (
+            layer_type
+        )
 
 
 def _rotary(model):

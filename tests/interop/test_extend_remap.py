@@ -22,6 +22,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 import ropewalk as rw
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
+from tensor_forms import tensors
 
 OPTIONS = {
     "rerope": {"window": 5, "log_n_length": None},
@@ -53,7 +54,7 @@ def dense(monkeypatch):
         k, v = k.repeat_interleave(groups, 1), v.double().repeat_interleave(groups, 1)
         rule = np.vectorize(attention.distance)
         distance = np.stack([rule(row[:, None].numpy(), row[None].numpy()) for row in positions])
-        angles = torch.tensor(distance)[:, None, ..., None] * rope.spec.frequencies().radians
+        angles = torch.tensor(distance)[:, None, ..., None] * tensors(rope.spec).radians
         q, k = (torch.complex(x[..., :half], x[..., half:]) for x in (q, k))
         scores = torch.einsum(
             "bhic,bhijc,bhjc->bhij",

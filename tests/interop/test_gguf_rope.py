@@ -24,6 +24,8 @@ from ropewalk.frequencies import (
     Yarn,
 )
 from ropewalk.gguf import GgufFile, hf_config, read_ropes
+from ropewalk.tensor_frequencies import ladder
+from tensor_forms import tensors
 
 DIM, PAIRS = 16, 8
 
@@ -117,10 +119,10 @@ def test_a_file_means_what_ggml_computes(name, tmp_path):
     keys, tensors, formula = FILES[name]
     spec = read(tmp_path, keys, tensors, precision="exact")
     radians, magnitude = ggml(**formula)
-    found = spec.ladder_frequencies()
+    found = ladder(spec)
     np.testing.assert_allclose(found.radians.numpy(), radians, rtol=1e-7)
     assert float(found.magnitude) == pytest.approx(magnitude, rel=1e-7)
-    assert (spec.head_dim, spec.rotary_dim, spec.layout) == (DIM, DIM, "interleaved")
+    assert (spec.head_dim, spec.rotated_dims, spec.layout) == (DIM, DIM, "interleaved")
 
 
 @pytest.mark.parametrize("architecture", ["mistral3", "llama"])
@@ -140,7 +142,7 @@ def test_betas_are_read_where_llama_cpp_reads_them(architecture, tmp_path):
     else:
         spec = read(tmp_path, keys, architecture=architecture, precision="exact")
     expected, _ = ggml(factor=4.0, yarn=(4096, 4 if architecture == "mistral3" else 32, 1))
-    np.testing.assert_allclose(spec.ladder_frequencies().radians.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(ladder(spec).radians.numpy(), expected, rtol=1e-9)
 
 
 def test_longrope_reads_both_tensors(tmp_path):
@@ -152,7 +154,7 @@ def test_longrope_reads_both_tensors(tmp_path):
     )
     for length, divisors in ((64, DIVISORS), (65, DIVISORS * 2)):
         np.testing.assert_allclose(
-            spec.frequencies(length).radians.numpy(), ggml(divisors=divisors)[0], rtol=1e-7
+            tensors(spec, length).radians.numpy(), ggml(divisors=divisors)[0], rtol=1e-7
         )
     with pytest.raises(RopeError, match=r"rope_factors_short\.weight: must be in the file"):
         read(tmp_path, keys, {"rope_factors_long.weight": DIVISORS}, "phi3")
@@ -196,8 +198,8 @@ def test_latent_attention_rotates_its_own_part(tmp_path):
         "scaling.yarn_log_multiplier": 0.0707,
     }
     spec = read(tmp_path, keys, architecture="deepseek2", precision="exact")
-    assert (spec.head_dim, spec.rotary_dim) == (8, 8)
-    assert float(spec.frequencies().magnitude) == 1.0
+    assert (spec.head_dim, spec.rotated_dims) == (8, 8)
+    assert float(tensors(spec).magnitude) == 1.0
     assert spec.extra_softmax_factor == pytest.approx((1 + 0.0707 * math.log(4)) ** 2, rel=1e-6)
 
 
@@ -214,9 +216,7 @@ def test_a_rope_of_latent_attention_is_written_by_its_own_width(architecture):
 def test_divisors_below_one_make_pairs_faster(tmp_path):
     divisors = np.array([0.5, 0.75, 0.5, 0.25, 0.5, 0.9375, 0.5, 0.5], dtype=np.float32)
     spec = read(tmp_path, {}, {"rope_freqs.weight": divisors}, precision="exact")
-    np.testing.assert_allclose(
-        spec.frequencies().radians.numpy(), ggml(divisors=divisors)[0], rtol=1e-7
-    )
+    np.testing.assert_allclose(tensors(spec).radians.numpy(), ggml(divisors=divisors)[0], rtol=1e-7)
 
 
 def test_divisors_of_one_change_nothing(tmp_path):
@@ -267,7 +267,7 @@ def test_a_spec_is_read_back_from_the_file_that_it_describes(name, tmp_path):
         precision="exact",
     )
     for length in (64, 65, 10_000):
-        ours, theirs = spec.frequencies(length), read_back.frequencies(length)
+        ours, theirs = tensors(spec, length), tensors(read_back, length)
         torch.testing.assert_close(theirs.radians, ours.radians, rtol=1e-6, atol=1e-25)
         assert float(theirs.magnitude) == pytest.approx(float(ours.magnitude), rel=1e-6)
     assert read_back.layout == written.layout

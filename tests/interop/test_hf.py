@@ -13,6 +13,7 @@ from ropewalk import RopeSpec, axes
 from ropewalk.config.hf import Explanation, explain, from_hf
 from ropewalk.config.values import Entry
 from ropewalk.frequencies import Default, Dynamic, Linear, LongRope, Ntk, Proportional, Yarn
+from tensor_forms import tensors
 
 SPELLINGS = {
     "v4 and v5": (
@@ -201,7 +202,7 @@ def test_partial_rotary_counts_over_the_slice():
     assert (found.rotary_dim, found.rotary_start) == (8, 0)
     wanted = [1e4 ** (-2 * i / 8) for i in range(4)]
     assert_close(
-        found.frequencies().radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0
+        tensors(found).radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0
     )
     with pytest.warns(UserWarning, match="partial_rotary_factor"):
         assert from_hf({**LLAMA, "partial_rotary_factor": 0.5}).rotary_dim == 16
@@ -314,7 +315,7 @@ def test_gemma4_heads_differ_by_layer_type():
         found = from_hf(config, per_layer=True)
         assert found["sliding_attention"].head_dim == 16
         assert found["full_attention"].head_dim == 32
-        assert found["full_attention"].frequencies().radians.count_nonzero() == 4
+        assert tensors(found["full_attention"]).radians.count_nonzero() == 4
 
 
 @pytest.mark.parametrize(

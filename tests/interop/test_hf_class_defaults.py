@@ -123,7 +123,7 @@ NEOX = ("gpt_neox", "gpt_neox_japanese")
 def test_gpt_neox_reads_theta_and_fraction_under_its_own_names_alone(name, keys):
     theta, fraction = read_by_the_class(name, {**SIZES, **keys})
     (spec,) = ours({**SIZES, **keys}, name).values()
-    assert (spec.theta, spec.rotary_dim) == (theta, 16 * fraction)
+    assert (spec.theta, spec.rotated_dims) == (theta, 16 * fraction)
     if "rotary_emb_base" not in keys or "rope_theta" in keys:
         with pytest.warns(UserWarning, match=f"is ignored: {name} reads rotary_"):
             from_hf({**SIZES, **keys, "model_type": name})

@@ -33,6 +33,7 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
+from tensor_forms import tensors
 
 PAIRS = 8
 EXPRESSIBLE = {
@@ -95,7 +96,7 @@ def test_transformers_computes_the_same_from_what_is_written(name, version):
         skip_old_yarn()
     config = AutoConfig.for_model("llama", hidden_size=32, num_attention_heads=2, **written)
     theirs, magnitude = ROPE_INIT_FUNCTIONS[name](config, device=None, seq_len=5000)
-    found = spec.frequencies(5000)
+    found = tensors(spec, 5000)
     assert torch.equal(found.radians.float(), theirs)
     assert found.magnitude == pytest.approx(magnitude)
 

@@ -21,6 +21,8 @@ from ropewalk.config.hf import from_hf
 from ropewalk.frequencies import Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.kernels import reference
+from ropewalk.tensor_frequencies import ladder
+from tensor_forms import tensors
 
 #: what q and k of order 1 lose to a product order other than ours, in float32
 ROUNDING = 5e-6
@@ -61,7 +63,7 @@ def test_frequencies_are_those_of_the_model_bit_for_bit(case):
     theirs = getattr(
         module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq"
     )
-    ours = spec.ladder_frequencies().radians
+    ours = ladder(spec).radians
     if case.model_type.startswith(
         "ernie4_5_vl"
     ):  # stored height first, then width; the rotation is compared below
@@ -262,7 +264,7 @@ def test_gptj_turns_neighbours_of_its_first_dimensions(rotary_dim):
         },
         precision="hf",
     )
-    assert (spec.rotary_dim, spec.head_dim, spec.layout) == (rotary_dim, 16, "interleaved")
+    assert (spec.rotated_dims, spec.head_dim, spec.layout) == (rotary_dim, 16, "interleaved")
     table = code.create_sinusoidal_positions(64, rotary_dim)[None, :9]
     sin, cos = table.chunk(2, dim=-1)
     for ours, theirs in zip(Rope(spec).cos_sin(torch.arange(9)[None]), (cos, sin), strict=True):
@@ -320,7 +322,7 @@ def test_minimind_follows_its_formula():
     }
     plain = from_hf(shape, precision="exact")
     wanted = torch.tensor([1e6 ** (-2 * i / 48) for i in range(24)], dtype=torch.float64)
-    assert_close(plain.frequencies().radians, wanted, rtol=1e-15, atol=0)
+    assert_close(tensors(plain).radians, wanted, rtol=1e-15, atol=0)
     scaling = {
         "type": "yarn",
         "factor": 16,
@@ -328,7 +330,7 @@ def test_minimind_follows_its_formula():
         "beta_fast": 32,
         "beta_slow": 1,
     }
-    found = from_hf({**shape, "rope_scaling": scaling}, precision="exact").frequencies()
+    found = tensors(from_hf({**shape, "rope_scaling": scaling}, precision="exact"))
     low, high = (
         48 * math.log(2048 / (beta * 2 * math.pi)) / (2 * math.log(1e6)) for beta in (32, 1)
     )
@@ -354,7 +356,7 @@ def test_latent_attention_scales_its_softmax_by_the_square(name):
     assert spec.softmax_factor == pytest.approx(theirs, rel=1e-15)
     assert theirs == pytest.approx((0.1 * 0.7 * math.log(40) + 1) ** 2)
     assert isinstance(spec.scaling, Yarn)
-    assert spec.frequencies().magnitude == pytest.approx(mscale(40.0) / mscale(40.0, 0.7))
+    assert tensors(spec).magnitude == pytest.approx(mscale(40.0) / mscale(40.0, 0.7))
     assert spec.head_dim == config.qk_rope_head_dim
 
 

@@ -11,6 +11,7 @@ from installed import V5, config_of, needs_v5, skip_old_yarn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk.config.hf import from_hf
+from tensor_forms import tensors
 
 LONGEST = 2048
 
@@ -75,7 +76,7 @@ def test_every_rope_type_is_bit_equal_to_transformers(rope_type, length):
         # another precision
         reached = None if length is None else torch.tensor(length)
         theirs, magnitude = ROPE_INIT_FUNCTIONS[rope_type](config, device=None, seq_len=reached)
-        found = from_hf(config, precision="hf").frequencies(length)
+        found = tensors(from_hf(config, precision="hf"), length)
         assert torch.equal(found.radians.to(torch.float32), theirs)
         assert found.magnitude == pytest.approx(magnitude, rel=1e-15)
 
@@ -130,7 +131,7 @@ def test_snapshots_of_transformers_hold(rope_type, precision):
         {"head_dim": 128, "max_position_embeddings": 2048, "rope_parameters": rope},
         precision=precision,
     )
-    radians = spec.frequencies(length).radians
+    radians = tensors(spec, length).radians
     for pair, value in wanted.items():
         assert float(radians[pair]) == pytest.approx(value, rel=5e-5)
 
@@ -139,9 +140,11 @@ def test_snapshots_of_transformers_hold(rope_type, precision):
 def test_llama3_stays_between_its_ends_without_a_margin(head_dim):
     rope = {**LLAMA3, "factor": 10.0, "original_max_position_embeddings": 2048}
     scaled, plain = (
-        from_hf({"head_dim": head_dim, "rope_theta": 1e4, "rope_scaling": scaling}, precision="hf")
-        .frequencies()
-        .radians.float()
+        tensors(
+            from_hf(
+                {"head_dim": head_dim, "rope_theta": 1e4, "rope_scaling": scaling}, precision="hf"
+            )
+        ).radians.float()
         for scaling in (rope, None)
     )
     assert bool((plain / 10.0 <= scaled).all())
@@ -165,5 +168,5 @@ def test_a_scaled_rope_of_mimo_rotates_whole_heads_unless_it_gives_a_fraction(fr
     config = config_of("mimo_v2_flash", head_dim=24, rope_parameters=ropes)
     theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
     specs = from_hf(config, per_layer=True, precision="hf")
-    assert torch.equal(specs["full_attention"].frequencies().radians.to(torch.float32), theirs)
+    assert torch.equal(tensors(specs["full_attention"]).radians.to(torch.float32), theirs)
     assert specs["sliding_attention"].rotary_dim == int(24 * 0.334)

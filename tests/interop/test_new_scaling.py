@@ -23,6 +23,7 @@ from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 from ropewalk_lab.explorer import controls
 from ropewalk_lab.explorer.state import spec_of
+from tensor_forms import tensors
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Squeezed(Scaling):
     in_configs: ClassVar[bool] = True
     in_extend: ClassVar[bool] = True
 
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         plain = SCALINGS["default"]()._radians(dim, theta, length, dtype)
         return plain / self.factor**self.strength / torch.tensor(self.weights, dtype=dtype)
 
@@ -127,7 +128,7 @@ def test_extend_offers_it_and_the_audit_knows_it():
     assert config["max_position_embeddings"] == 16_384
     assert report.specs["full_attention"].scaling == Squeezed(4.0, 0.25, original_length=4096)
     assert audit(config).findings[0].radians == pytest.approx(
-        from_hf(config).frequencies().radians.tolist(), rel=1e-6
+        tensors(from_hf(config)).radians.tolist(), rel=1e-6
     )
     report.undo()
     assert config == before

@@ -10,6 +10,7 @@ import torch
 import ropewalk as rw
 from ropewalk import RopeError, RopeSpec
 from ropewalk.frequencies import Dynamic, Yarn
+from tensor_forms import tensors
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -54,7 +55,7 @@ def run(module, *inputs, **options):
 
 def exact(x, positions, spec, seq_dim=-2):
     """x rotated by the definition in float64, with exact angles."""
-    frequencies = spec.frequencies()
+    frequencies = tensors(spec)
     with mpmath.workdps(40):
         angles = [
             [mpmath.mpf(p) * mpmath.mpf(w) for w in frequencies.radians.tolist()]
@@ -74,7 +75,7 @@ def exact(x, positions, spec, seq_dim=-2):
     for i in range(n):
         place = {"half": (i, i + n), "interleaved": (2 * i, 2 * i + 1)}
         a, b = (spec.rotary_start + at for at in place[spec.layout])
-        c, d = (spec.rotary_start + at for at in place[spec.layout_out])
+        c, d = (spec.rotary_start + at for at in place[spec.output_layout])
         out[..., c] = wide[..., a] * cos[..., i] - wide[..., b] * sin[..., i]
         out[..., d] = wide[..., b] * cos[..., i] + wide[..., a] * sin[..., i]
     return out

@@ -15,6 +15,7 @@ from ropewalk import RopeError, RopeSpec
 from ropewalk.frequencies import Yarn
 from ropewalk.interop import onnx
 from ropewalk.kernels.request import Request, TableRequest
+from tensor_forms import tensors
 
 POSITIONS = torch.tensor([[0, 255, 256, 9_999_991, -3]])
 YARN = Yarn(64, factor=4.0)
@@ -24,7 +25,7 @@ MAGNITUDES = {"qk": (1, 1), "q": (2, 0), "scale": (0, 0)}
 
 def rotated(x: torch.Tensor, spec: RopeSpec, magnitude: float, sign: int) -> torch.Tensor:
     """x [..., tokens, head_dim] in halves, rotated by the definition in float64 with exact angles."""
-    radians = spec.frequencies().radians.tolist()
+    radians = tensors(spec).radians.tolist()
     with mpmath.workdps(40):
         angles = [[mpmath.mpf(p) * mpmath.mpf(w) for w in radians] for p in POSITIONS[0].tolist()]
         cos, sin = (
@@ -68,7 +69,7 @@ def test_tokens_may_be_along_any_axis(shape, seq_dim, batches):
     is the first other axis.
     """
     torch.manual_seed(0)
-    x, count, radians = torch.randn(shape), shape[seq_dim], RopeSpec(8).frequencies().radians
+    x, count, radians = torch.randn(shape), shape[seq_dim], tensors(RopeSpec(8)).radians
     positions = torch.randint(0, 50, (count,) if batches is None else (batches, count))
     (found,) = onnx._rotate((x,), Request(RopeSpec(8), seq_dim, positions))
     moved, result = x.movedim(seq_dim, 0), found.movedim(seq_dim, 0)  # [S, ..., D]

@@ -54,7 +54,7 @@ def members(pairs, layout):
 
 def exact(x, positions, spec, sign=1):
     """x [B, H, S, D] rotated at positions [B, S] by the definition, in float64."""
-    layout_in, layout_out = (spec.layout, spec.layout_out)[::sign]
+    layout_in, layout_out = (spec.layout, spec.output_layout)[::sign]
     radians = spec.theta ** -(np.arange(spec.pairs) / spec.pairs)
     factor = np.exp(1j * sign * positions.double().numpy()[:, None, :, None] * radians)
     source, y = x.double().numpy(), x.double().numpy().copy()

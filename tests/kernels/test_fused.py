@@ -49,7 +49,7 @@ def by_loop(
     x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool
 ) -> Tensor:
     """Head by head and number by number, angles with fifty digits."""
-    radians, size = oracle(spec.scaling, spec.rotary_dim, spec.theta)
+    radians, size = oracle(spec.scaling, spec.rotated_dims, spec.theta)
     weight = None if norm is None else norm.k_weight if key else norm.q_weight
     size = float(size)
     size = {"qk": size, "q": 1.0 if key else size**2}[spec.magnitude_on]
@@ -75,7 +75,7 @@ def by_loop(
                 with mpmath.workdps(50):
                     angle = radians[i] * int(positions[t])
                     cos, sin = float(mpmath.cos(angle)), float(mpmath.sin(angle))
-                (a, b), (left, right) = places[spec.layout](i), places[spec.layout_out](i)
+                (a, b), (left, right) = places[spec.layout](i), places[spec.output_layout](i)
                 rotated[left] = size * (head[a] * cos - head[b] * sin)
                 rotated[right] = size * (head[a] * sin + head[b] * cos)
             y[t, h] = torch.tensor(rotated, dtype=F64)

@@ -42,6 +42,7 @@ from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.rows import NOT_FINITE, row, select
 from ropewalk_lab.studies.training import scale_embeddings
 from ropewalk_lab.tokenizer import Bytes
+from tensor_forms import tensors
 
 
 def noisy(mean: float, spread: float, seeds: int = 1, windows: int = 40, salt: int = 0) -> Score:
@@ -271,7 +272,7 @@ def test_yarn_keeps_its_ramp_within_the_turns_of_a_short_training():
         assert scaling.beta_slow < scaling.beta_fast <= 32
         assert scaling.beta_fast < length / (2 * math.pi) or length == 4096
     plain = RopeSpec(head_dim=32)
-    found = extension_methods.spec_for("ntk", plain, 4, 128).frequencies().radians
+    found = tensors(extension_methods.spec_for("ntk", plain, 4, 128)).radians
     base = 10_000 * 4 ** (32 / 30)
     torch.testing.assert_close(
         found, torch.tensor([base ** (-2 * i / 32) for i in range(16)], dtype=torch.float64)

@@ -36,6 +36,7 @@ from ropewalk_lab.studies import (
 )
 from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.rows import row, select
+from tensor_forms import tensors
 
 WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
 SIZES: dict[str, Any] = {
@@ -104,7 +105,7 @@ def test_fine_tuning_is_at_the_longer_length_with_as_many_tokens_on_other_text(t
     assert second.preset.train.learning_rate == 1e-4
     assert second.preset.train.seed != first.preset.train.seed == 2
     # interpolation: every frequency of the model that is trained further is halved
-    found = second.start.layers[0].self_attn.encoding.rope.spec.frequencies().radians
+    found = tensors(second.start.layers[0].self_attn.encoding.rope.spec).radians
     torch.testing.assert_close(
         found, torch.tensor([10_000.0 ** (-i / 8) / 2 for i in range(8)], dtype=torch.float64)
     )
@@ -166,9 +167,9 @@ def test_by_parts_is_yarn_without_its_temperature():
     by_parts, yarn = (
         extend.spec_for(name, extend.rope_spec(decoder()), 4, 128) for name in ("by_parts", "yarn")
     )
-    assert by_parts.frequencies().magnitude == 1.0
-    assert yarn.frequencies().magnitude == pytest.approx(0.1 * np.log(4) + 1)
-    torch.testing.assert_close(by_parts.frequencies().radians, yarn.frequencies().radians)
+    assert tensors(by_parts).magnitude == 1.0
+    assert tensors(yarn).magnitude == pytest.approx(0.1 * np.log(4) + 1)
+    torch.testing.assert_close(tensors(by_parts).radians, tensors(yarn).radians)
 
 
 @pytest.mark.parametrize("variant", [migrate.KEPT, migrate.MOVED, migrate.FRESH])

@@ -17,6 +17,7 @@ from ropewalk.models import (
     decoder_attention,
     generation,
 )
+from tensor_forms import tensors
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
 decode_step = pytest.importorskip("ropewalk.models.decode_step")
@@ -120,7 +121,7 @@ def plain(x, weight, bias, *, spec, positions, heads, norm):
             t / (t.square().mean(-1, keepdim=True) + norm.eps).sqrt() * w
             for t, w in ((q, norm.q_weight), (k, norm.k_weight))
         )
-    z = torch.exp(1j * positions[:, None, None] * spec.frequencies().radians)
+    z = torch.exp(1j * positions[:, None, None] * tensors(spec).radians)
     q, k = (
         torch.view_as_real(torch.complex(*t.chunk(2, -1)) * z).movedim(-1, -2).flatten(-2)
         for t in (q, k)

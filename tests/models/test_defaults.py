@@ -19,6 +19,7 @@ from ropewalk.models.decoder_checkpoint import config_from_hf, config_to_hf
 from ropewalk.models.decoder_loss import token_loss
 from ropewalk.models.generation import generate
 from ropewalk.models.migrate import Migration
+from tensor_forms import tensors
 
 HEADS, HEAD_DIM, SEQ = 3, 6, 5
 SIZES = {
@@ -137,7 +138,7 @@ def test_a_migration_shows_eight_names(count, end):
 
 
 def angles_at(spec, positions, length):
-    return positions[:, None] * spec.frequencies(length).radians
+    return positions[:, None] * tensors(spec, length).radians
 
 
 @pytest.mark.parametrize("key", [False, True])

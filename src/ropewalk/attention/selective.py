@@ -23,6 +23,7 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.reference import rotate
 from ropewalk.rotation import rotate_by_phase
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import ladder
 
 
 class PhaseState(NamedTuple):
@@ -72,7 +73,7 @@ class SelectivePhases(nn.Module):
         if order is not None and order.real is not None:
             phi = phi.masked_fill(~order.real.unsqueeze(-1), 0.0)
         phi = phi.unflatten(-1, (self.num_heads, -1)).transpose(1, 2).double()
-        steps = phi * self.spec.frequencies().radians.to(x.device)
+        steps = phi * ladder(self.spec).radians.to(x.device)
         angles = steps.cumsum(dim=-2)
         if state is not None:
             angles = angles + state.angles.unsqueeze(-2)

@@ -300,9 +300,8 @@ class Attention(nn.Module):
                 type(self.encoding).__name__,
             )
         spec = self.encoding.rope.spec
-        frequencies = spec.ladder_frequencies()
-        pure = spec.magnitude_on == "scale" or frequencies.magnitude == 1
-        if spec.needs_length or not pure or frequencies.growth is not None:
+        pure = spec.magnitude_on == "scale" or spec.magnitude() == 1
+        if spec.needs_length or not pure or spec.has_growth:
             rule = (
                 "needs fixed frequencies without a magnitude, which would scale the values; pass "
                 "magnitude_on='scale'"

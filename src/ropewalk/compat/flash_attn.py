@@ -20,6 +20,7 @@ from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import ladder
 
 __all__ = [
     "RotaryEmbedding",
@@ -188,7 +189,7 @@ class RotaryEmbedding(nn.Module):
         """Radians per step of each pair, float32; computed on access, so that no cast of the module
         can round them.
         """
-        return self._rope_for(self.dim, 0).spec.ladder_frequencies().radians.to(torch.float32)
+        return ladder(self._rope_for(self.dim, 0).spec).radians.to(torch.float32)
 
     def cos_sin(
         self,

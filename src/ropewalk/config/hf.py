@@ -211,7 +211,7 @@ def _layout_hint(field: str, spec: RopeSpec) -> str:
     """
     if field not in ("layout", "layout_out"):
         return ""
-    layouts = spec.layout, spec.layout_out
+    layouts = spec.layout, spec.output_layout
     names = [
         name
         for name, family in FAMILIES.items()

@@ -14,7 +14,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk.kernels.request import token_axes
-from ropewalk.ops import from_text
+from ropewalk.spec import spec_of
 
 
 def register_rules() -> None:
@@ -33,7 +33,7 @@ def register_rules() -> None:
     register_sharding(ops.rotate.default)(_rotate_rules)
     register_sharding(ops.rotate_.default)(_rotate_inplace_rules)
     register_sharding(ops.rotate_qk.default)(_rotate_qk_rules)
-    register_sharding(ops.turn.default)(_turn_rules)
+    register_sharding(ops.rotate_by_table.default)(_by_table_rules)
     register_sharding(ops.cos_sin.default)(_cos_sin_rules)
 
 
@@ -81,11 +81,13 @@ def _angle_rules(x, positions, length, seq_dim: int) -> list:
     return rules
 
 
-def _rotate_rules(x, positions, offset, length, spec, seq_dim, sign, magnitude_power, key) -> list:
+def _rotate_rules(
+    x, positions, offset, length, spec, tables, seq_dim, sign, magnitude_power, key
+) -> list:
     """Return the rules of `rotate`: a list of (placements of the outputs, placements of the
     arguments).
     """
-    others = [None] * 5  # the arguments after `length` are no tensors
+    others = [None] * 6  # the arguments after `length` are no tensors
     return [
         ([x_at], [x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(x, positions, length, seq_dim)
@@ -99,11 +101,13 @@ def _rotate_inplace_rules(*args) -> list:
     return [([], inputs) for _, inputs in _rotate_rules(*args)]
 
 
-def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magnitude_power) -> list:
+def _rotate_qk_rules(
+    q, k, positions, offset, length, spec, tables, seq_dim, sign, magnitude_power
+) -> list:
     """Return the rules (placements of outputs, of arguments) of `rotate_qk`: q and k sharded alike,
     or q alone, by heads.
     """
-    others = [None] * 4  # the arguments that are no tensors
+    others = [None] * 5  # the arguments that are no tensors
     rules = [
         ([x_at, x_at], [x_at, x_at, positions_at, None, length_at, *others])
         for x_at, positions_at, length_at in _angle_rules(q, positions, length, seq_dim)
@@ -118,8 +122,8 @@ def _rotate_qk_rules(q, k, positions, offset, length, spec, seq_dim, sign, magni
     return rules
 
 
-def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `ropewalk::turn`: x and its
+def _by_table_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
+    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: x and its
     tables are sharded alike.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
@@ -133,7 +137,7 @@ def _turn_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
     return [([x_at], [x_at, table_at, table_at, *others]) for x_at, table_at in placements]
 
 
-def _cos_sin_rules(positions, length, magnitude_power, spec, dtype, key) -> list:
+def _cos_sin_rules(positions, length, magnitude_power, spec, tables, dtype, key) -> list:
     """Return the rules (placements of the outputs, of the arguments) of `cos_sin`: tables are
     sharded as positions are.
     """
@@ -141,9 +145,9 @@ def _cos_sin_rules(positions, length, magnitude_power, spec, dtype, key) -> list
 
     # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of
     # each head [B, H, S, P]
-    others = [None] * 4  # the arguments that are no tensors
+    others = [None] * 5  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
-    token_axis = 2 if from_text(spec)[0].per_head else int(positions.ndim > 1 or per_row)
+    token_axis = 2 if spec_of(spec).per_head else int(positions.ndim > 1 or per_row)
     replicated, tokens = _replicate(positions), Shard(token_axis)
     rules = [([replicated, replicated], [replicated, _replicate(length), *others])]
     rules.append(([tokens, tokens], [_shard(positions, -1), _replicate(length), *others]))

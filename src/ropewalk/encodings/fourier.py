@@ -39,7 +39,7 @@ class Fourier(Encoding):
         # pairs that complete a turn in training are mixed; 1 - 1e-12 also admits a pair that
         # completes exactly one, although its frequency may be rounded down
         slowest = 2 * math.pi / sizes.length * (1 - 1e-12)
-        self.kept = int((spec.frequencies().radians >= slowest).sum())
+        self.kept = sum(radians >= slowest for radians in spec.ladder_frequencies().radians)
         self.per_head = per_head
         self.rope = Rope(spec)
         shape = (sizes.num_heads, self.kept, self.kept) if per_head else (self.kept, self.kept)

@@ -33,12 +33,12 @@ class Polar(Rotary):
     def __init__(self, sizes: Sizes, spec: RopeSpec | None = None) -> None:
         super().__init__(sizes, spec)
         used = self.rope.spec
-        if (used.head_dim, used.rotary_dim) != (2 * sizes.head_dim,) * 2:
+        if (used.head_dim, used.rotated_dims) != (2 * sizes.head_dim,) * 2:
             rule = (
                 f"must rotate all of {2 * sizes.head_dim} dimensions, twice the head: "
                 f"RopeSpec({2 * sizes.head_dim})"
             )
-            raise RopeError("spec", rule, [used.head_dim, used.rotary_dim])
+            raise RopeError("spec", rule, [used.head_dim, used.rotated_dims])
         self.delta = nn.Parameter(torch.zeros(sizes.num_heads, sizes.head_dim))
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:

@@ -52,7 +52,7 @@ class LayerRope:
         """Return the rope that a spec gives sequences of `length` tokens."""
         frequencies = spec.ladder_frequencies(length)
         return cls.of(
-            frequencies.radians.tolist(),
+            frequencies.radians,
             float(frequencies.magnitude),
             spec.axis_of_pair,
             spec.layout,

@@ -111,7 +111,7 @@ def read_llama_cpp(case: Case) -> Reading:
     elif (
         case.model_type not in PARTIAL
         and not case.latent
-        and case.spec.rotary_dim != case.spec.head_dim
+        and case.spec.rotated_dims != case.spec.head_dim
     ):
         reading.set_rotary_dim(case.spec.head_dim, "not written", CONVERTER)
     _axes(reading)

@@ -182,6 +182,6 @@ def _partial_rope_fails(case: Case) -> bool:
         or isinstance(spec.scaling, Proportional)
     ):
         return False
-    return spec.rotary_dim != spec.head_dim and (
+    return spec.rotated_dims != spec.head_dim and (
         spec.layout == "half" or not isinstance(spec.scaling, Default)
     )

@@ -188,7 +188,7 @@ class Reading:
         frequencies = self.spec.ladder_frequencies(self.length)
         radians = (
             0.0 if pair in self.unrotated_pairs else value
-            for pair, value in enumerate(frequencies.radians.tolist())
+            for pair, value in enumerate(frequencies.radians)
         )
         return tuple(radians), float(frequencies.magnitude)
 
@@ -211,7 +211,7 @@ class Reading:
         """Set how many dimensions of the head the engine rotates, from its start; add the rule if
         that differs from the spec.
         """
-        if width == self.spec.rotary_dim:
+        if width == self.spec.rotated_dims:
             return
         does, scaling = (
             f"{does}: {width} of {self.spec.head_dim} dimensions rotate",
@@ -370,9 +370,7 @@ class Engine:
 def _same_frequencies(first: RopeSpec, second: RopeSpec, length: int) -> bool:
     """Return whether two specs rotate alike at a length."""
     one, other = (spec.ladder_frequencies(length) for spec in (first, second))
-    return one.radians.tolist() == other.radians.tolist() and float(one.magnitude) == float(
-        other.magnitude
-    )
+    return one.radians == other.radians and float(one.magnitude) == float(other.magnitude)
 
 
 def _for_width(scaling: Scaling, width: int) -> Scaling:

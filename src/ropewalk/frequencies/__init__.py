@@ -1,8 +1,8 @@
 """Frequencies: how fast each pair rotates, computed by one frozen dataclass per scaling.
 
-`scaling` holds the base class, `formulas` the shared mathematics and `double_double` numbers with
-28 digits for it; the scalings themselves are in `basic`, `banded`, `per_pair` and `wrapping`, and
-SCALINGS lists them by name.
+`scaling` holds the base class, `formulas` the shared mathematics and `decimals` the numbers with 40
+digits that it is computed in; the scalings themselves are in `basic`, `banded`, `per_pair` and
+`wrapping`, and SCALINGS lists them by name.
 """
 
 from ropewalk.frequencies.banded import DynamicYarn, Llama3, NtkByParts, Yarn
@@ -16,7 +16,7 @@ from ropewalk.frequencies.basic import (
     Riflex,
 )
 from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos, geometric
-from ropewalk.frequencies.scaling import Frequencies, Length, Scaling
+from ropewalk.frequencies.scaling import Frequencies, Scaling
 from ropewalk.frequencies.wrapping import Clipped, Learned
 
 #: every scaling by name. Add a class here, and configs, `extend`, the explorer and the tests use
@@ -54,7 +54,6 @@ __all__ = [
     "Given",
     "Learnable",
     "Learned",
-    "Length",
     "Linear",
     "LinearFrequencies",
     "Llama3",

@@ -7,22 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import MAX_FACTOR, Default, Linear, Ntk
-from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import (
-    check_log_theta,
-    device_of,
-    mscale,
-    number,
-    per_row,
-    periods,
-    pi,
-    ramp,
-    where,
-)
+from ropewalk.frequencies.formulas import check_log_theta, mscale, periods, ramp
 from ropewalk.frequencies.scaling import (
     FACTOR_RANGE,
     MAGNITUDE_RANGE,
@@ -62,19 +49,18 @@ class NtkByParts(Scaling):
         """Refuse theta <= 1: the ramps select pairs by their number of turns."""
         check_log_theta(theta)
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies: unscaled, interpolated and NTK ones, blended by two ramps."""
-        unscaled = Default()._radians(dim, theta, length, dtype)
-        interpolated = Linear(self.factor)._radians(dim, theta, length, dtype)
-        ntk = Ntk(self.factor)._radians(dim, theta, length, dtype)
+        unscaled = Default()._radians(dim, theta, length, ops)
+        interpolated = Linear(self.factor)._radians(dim, theta, length, ops)
+        ntk = Ntk(self.factor)._radians(dim, theta, length, ops)
         # a ramp is 0 for fast pairs and 1 for slow pairs. A share is 1 minus a ramp: the part of
         # NTK, or of no scaling, in a pair
         ntk_share = (
-            1 - ramp(*self.ntk_turns, dim, theta, self.original_length, truncate=True, dtype=dtype)
+            1 - ramp(*self.ntk_turns, dim, theta, self.original_length, truncate=True, ops=ops)
         ) * self.ntk_weight
         unscaled_share = 1 - ramp(
-            *self.keep_turns, dim, theta, self.original_length, truncate=True, dtype=dtype
+            *self.keep_turns, dim, theta, self.original_length, truncate=True, ops=ops
         )
         unscaled_share = unscaled_share * self.keep_weight
         slowed = interpolated * (1 - ntk_share) + ntk * ntk_share
@@ -108,34 +94,29 @@ class _YarnBands(Scaling):
         """Refuse theta <= 1: the ramp selects pairs by their number of turns."""
         check_log_theta(theta)
 
-    def _stretch(self, length: Tensor | None, dtype: Any) -> float | Tensor:
+    def _stretch(self, length: Any, ops: Any) -> Any:
         """Return how many times longer the context becomes: one number, or one for each batch row."""
-        raise TypeError(f"{type(self).__name__} must define _stretch(length, dtype)")
+        raise TypeError(f"{type(self).__name__} must define _stretch(length, ops)")
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies: a blend of the unscaled ones and of those divided by `_stretch`."""
-        stretch = self._stretch(length, dtype)
-        device = device_of(stretch)
-        stretch = per_row(stretch) if isinstance(stretch, Tensor) else stretch
-        unscaled_periods = periods(dim, theta, dtype, device)
+        stretch = ops.per_row(self._stretch(length, ops))
+        unscaled_periods = periods(dim, theta, ops)
         unscaled, slowed = 1.0 / unscaled_periods, 1.0 / (stretch * unscaled_periods)
         turns = self.beta_fast, self.beta_slow
         # 1 for fast pairs, 0 for slow pairs. `1 - unscaled_share` below is kept although it is the
         # ramp itself: transformers subtracts twice, and its float32 rounding is reproduced bit for
         # bit
-        unscaled_share = 1 - ramp(
-            *turns, dim, theta, self.original_length, self.truncate, dtype, device
-        )
+        unscaled_share = 1 - ramp(*turns, dim, theta, self.original_length, self.truncate, ops)
         return slowed * (1 - unscaled_share) + unscaled * unscaled_share
 
-    def _magnitude(self, length, dtype):
+    def _magnitude(self, length, ops):
         """Return `attention_factor` if it is given, otherwise the magnitude of the formula that the
         config keys select.
         """
         if self.attention_factor is not None:
             return self.attention_factor
-        stretch = self._stretch(length, dtype)
+        stretch = ops.as_float(self._stretch(length, ops))
         # a value of 0 means that the key is not set: transformers reads configs so
         if self.mscale and self.mscale_all_dim:
             return mscale(stretch, self.mscale) / mscale(stretch, self.mscale_all_dim)
@@ -151,7 +132,7 @@ class Yarn(_YarnBands):
     in_configs: ClassVar[bool] = True
     in_extend: ClassVar[bool] = True
 
-    def _stretch(self, length, dtype):
+    def _stretch(self, length, ops):
         return self.factor
 
 
@@ -163,8 +144,14 @@ class DynamicYarn(_YarnBands):
     needs_length: ClassVar[bool] = True
     in_extend: ClassVar[bool] = True
 
-    def _stretch(self, length, dtype):
-        return 1.0 if length is None else (length.to(dtype) / self.original_length).clamp(min=1)
+    def _stretch(self, length, ops):
+        if length is None:
+            return 1.0
+        return ops.at_least(ops.real(length) / self.original_length, 1)
+
+    @property
+    def magnitude_needs_length(self) -> bool:
+        return self.attention_factor is None
 
 
 @dataclass(frozen=True)
@@ -187,14 +174,13 @@ class Llama3(Scaling):
         super().__post_init__()
         self._check_order("high_freq_factor", "low_freq_factor")
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies: unscaled, divided by `factor`, or blended, depending on the
         wavelength.
         """
-        low, high = number(self.low_freq_factor, dtype), number(self.high_freq_factor, dtype)
-        unscaled = 1.0 / periods(dim, theta, dtype)
-        slowed, wavelengths = unscaled / self.factor, 2 * pi(dtype) / unscaled
+        low, high = ops.number(self.low_freq_factor), ops.number(self.high_freq_factor)
+        unscaled = 1.0 / periods(dim, theta, ops)
+        slowed, wavelengths = unscaled / self.factor, 2 * ops.pi / unscaled
         # wavelengths above `longest` slow by the whole factor, those below `shortest` not at all
         longest, shortest = self.original_length / low, self.original_length / high
         # with equal factors `blended` is used only for a wavelength equal to both limits; a width
@@ -202,6 +188,6 @@ class Llama3(Scaling):
         width = high - low if self.high_freq_factor > self.low_freq_factor else 1.0
         unscaled_share = (self.original_length / wavelengths - low) / width
         blended = (1 - unscaled_share) * unscaled / self.factor + unscaled_share * unscaled
-        return where(
-            wavelengths > longest, slowed, where(wavelengths < shortest, unscaled, blended)
+        return ops.where(
+            wavelengths > longest, slowed, ops.where(wavelengths < shortest, unscaled, blended)
         )

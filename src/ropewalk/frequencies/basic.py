@@ -8,15 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import (
-    multiples_from_zero,
-    ntk_theta,
-    per_row,
-    periods,
-    pi,
-    where,
-)
+from ropewalk.frequencies.formulas import ntk_theta, periods
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
 #: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger
@@ -31,9 +23,8 @@ class Default(Scaling):
     name: ClassVar[str] = "default"
     in_configs: ClassVar[bool] = True
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        return 1.0 / periods(dim, theta, dtype)
+    def _radians(self, dim, theta, length, ops):
+        return 1.0 / periods(dim, theta, ops)
 
 
 @dataclass(frozen=True)
@@ -46,9 +37,8 @@ class Linear(Scaling):
     in_extend: ClassVar[bool] = True
     raises_length: ClassVar[bool] = False
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        return 1.0 / periods(dim, theta, dtype) / self.factor
+    def _radians(self, dim, theta, length, ops):
+        return 1.0 / periods(dim, theta, ops) / self.factor
 
 
 @dataclass(frozen=True)
@@ -61,9 +51,8 @@ class Ntk(Scaling):
     name: ClassVar[str] = "ntk"
     in_extend: ClassVar[bool] = True
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        return 1.0 / periods(dim, ntk_theta(theta, self.factor, dim, dtype), dtype)
+    def _radians(self, dim, theta, length, ops):
+        return 1.0 / periods(dim, ntk_theta(theta, ops.number(self.factor), dim, ops), ops)
 
 
 @dataclass(frozen=True)
@@ -88,14 +77,15 @@ class Riflex(Scaling):
         wavelengths = [2 * math.pi * theta ** (2 * i / dim) for i in range(dim // 2)]
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a
         turn in `frames` steps.
         """
-        chosen = multiples_from_zero(1, dim // 2, dtype) == self.pair(dim, theta)
-        return where(
-            chosen, 2 * pi(dtype) * self.share / self.frames, 1.0 / periods(dim, theta, dtype)
+        chosen = ops.multiples(1, dim // 2) == self.pair(dim, theta)
+        return ops.where(
+            chosen,
+            2 * ops.pi * ops.number(self.share) / self.frames,
+            1.0 / periods(dim, theta, ops),
         )
 
 
@@ -114,14 +104,15 @@ class Dynamic(Scaling):
     in_extend: ClassVar[bool] = True
     raises_length: ClassVar[bool] = False
 
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies of NTK with a theta for each sequence; None as length: unscaled."""
         if length is None:
-            return Default()._radians(dim, theta, length, dtype)
-        # clamped to the trained length: for a shorter sequence `stretch` could become negative
-        effective_length = per_row(length.clamp(min=self.original_length)).to(dtype)
-        stretch = self.factor * effective_length / self.original_length - (self.factor - 1)
-        return 1.0 / periods(dim, ntk_theta(theta, stretch, dim, dtype), dtype, length.device)
+            return Default()._radians(dim, theta, length, ops)
+        # at least the trained length: for a shorter sequence `stretch` could become negative
+        effective_length = ops.per_row(ops.real(ops.at_least(length, self.original_length)))
+        factor = ops.number(self.factor)
+        stretch = factor * effective_length / self.original_length - (factor - 1)
+        return 1.0 / periods(dim, ntk_theta(theta, stretch, dim, ops), ops)
 
 
 @dataclass(frozen=True)
@@ -133,15 +124,14 @@ class Proportional(Scaling):
     name: ClassVar[str] = "proportional"
     in_configs: ClassVar[bool] = True
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the unscaled frequencies divided by `factor`, and 0 for the pairs after the
         fastest `fraction`.
         """
         rotated_pairs = int(self.fraction * dim // 2)
-        unscaled = 1.0 / periods(dim, theta, dtype)
-        pair = multiples_from_zero(1, dim // 2, dtype)
-        return where(pair < rotated_pairs, unscaled, 0.0) / self.factor
+        unscaled = 1.0 / periods(dim, theta, ops)
+        pair = ops.multiples(1, dim // 2)
+        return ops.where(pair < rotated_pairs, unscaled, 0.0) / self.factor
 
 
 @dataclass(frozen=True)
@@ -150,6 +140,5 @@ class LinearFrequencies(Scaling):
 
     name: ClassVar[str] = "linear_frequencies"
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        return 1.0 / (1 + multiples_from_zero(2, dim // 2, dtype))
+    def _radians(self, dim, theta, length, ops):
+        return 1.0 / (1 + ops.multiples(2, dim // 2))

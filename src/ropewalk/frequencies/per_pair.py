@@ -6,12 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies.basic import Default
-from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import CPU, constant, device_of, per_row, periods
+from ropewalk.frequencies.formulas import periods
 from ropewalk.frequencies.scaling import (
     FACTOR_RANGE,
     MAGNITUDE_RANGE,
@@ -45,19 +42,18 @@ class LongRope(Scaling):
         self._check_pairs("short_factor", dim, "factor")
         self._check_pairs("long_factor", dim, "factor")
 
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies, with the short factors for sequences up to `original_length` and
         the long ones beyond.
         """
-        device = device_of(length)
-        unscaled_periods = periods(dim, theta, dtype, device)
-        short = 1.0 / (constant(self.short_factor, dtype, device) * unscaled_periods)
+        unscaled_periods = periods(dim, theta, ops)
+        short = 1.0 / (ops.vector(self.short_factor) * unscaled_periods)
         if length is None:
             return short
-        long = 1.0 / (constant(self.long_factor, dtype, device) * unscaled_periods)
-        return torch.where(per_row(length > self.original_length), long, short)
+        long = 1.0 / (ops.vector(self.long_factor) * unscaled_periods)
+        return ops.where(ops.exceeds(length, self.original_length), long, short)
 
-    def _magnitude(self, length, dtype):
+    def _magnitude(self, length, ops):
         """Return `attention_factor` if it is given, else sqrt(1 + ln(factor) /
         ln(original_length)), or 1 for factors up to 1.
         """
@@ -84,13 +80,12 @@ class XPos(Scaling):
     center: int = setting(0, low=-(2**62))
     name: ClassVar[str] = "xpos"
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        return Default()._radians(dim, theta, length, dtype)
+    def _radians(self, dim, theta, length, ops):
+        return Default()._radians(dim, theta, length, ops)
 
     def _growth(self, dim):
-        zeta = (torch.arange(0, dim, 2, dtype=torch.float64, device=CPU) + 0.4 * dim) / (1.4 * dim)
-        return zeta.log() / self.scale_base, self.center
+        zetas = [(2 * i + 0.4 * dim) / (1.4 * dim) for i in range(dim // 2)]
+        return tuple(math.log(zeta) / self.scale_base for zeta in zetas), self.center
 
 
 @dataclass(frozen=True)
@@ -104,10 +99,10 @@ class Given(Scaling):
     def check(self, dim, theta):
         self._check_pairs("radians", dim, "frequency")
 
-    def _radians(self, dim, theta, length, dtype):
-        return torch.tensor(self.radians, dtype=dtype, device=CPU)
+    def _radians(self, dim, theta, length, ops):
+        return ops.vector(self.radians)
 
-    def _magnitude(self, length, dtype):
+    def _magnitude(self, length, ops):
         return self.magnitude
 
 
@@ -152,11 +147,15 @@ class Learnable(Scaling):
     def check(self, dim, theta):
         self.start.check(dim, theta)
 
-    def _radians(self, dim, theta, length, dtype):
-        return self.start._radians(dim, theta, length, dtype)
+    def _radians(self, dim, theta, length, ops):
+        return self.start._radians(dim, theta, length, ops)
 
-    def _magnitude(self, length, dtype):
-        return self.start._magnitude(length, dtype)
+    def _magnitude(self, length, ops):
+        return self.start._magnitude(length, ops)
+
+    @property
+    def magnitude_needs_length(self) -> bool:
+        return self.start.magnitude_needs_length
 
     def _growth(self, dim):
         return self.start._growth(dim)

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
-
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, flag, integer, number
-from ropewalk.frequencies.double_double import DoubleDouble
-from ropewalk.frequencies.formulas import CPU
-
-Length = int | Tensor | None
+from ropewalk.frequencies.decimals import DECIMAL, exactly
 
 #: bounds of a magnitude: its square and the inverse of its square still fit in a float32
 MAGNITUDE_RANGE = {"low": 1e-18, "high": 1e18}
@@ -34,19 +29,19 @@ SERVED_LENGTH_KEY = "max_position_embeddings"
 
 @dataclass(frozen=True, eq=False)
 class Frequencies:
-    """The frequencies and the magnitude that a scaling computes.
+    """The frequencies and the magnitude that a scaling computes, as plain numbers.
 
-    `radians` is [pairs], or [rows, pairs] where the length is given per row; `magnitude` multiplies
-    cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per position away from the
-    position `center`: added on queries, subtracted on keys. `low` is what rounding to float64 left
-    out of `radians`, where the formulas ran in higher precision, else None.
+    `radians` has one float for each pair; with axes, a tuple of one float for each axis. `magnitude`
+    multiplies cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per position away
+    from the position `center`: added on queries, subtracted on keys. `digits` are the frequencies
+    with 40 digits, in the shape of `radians`, which are these rounded to floats.
     """
 
-    radians: Tensor
-    magnitude: float | Tensor = 1.0
-    growth: Tensor | None = None
+    radians: tuple[Any, ...]
+    magnitude: float = 1.0
+    growth: tuple[float, ...] | None = None
     center: int = 0
-    low: Tensor | None = None
+    digits: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,43 +118,15 @@ class Scaling:
         for name, facts in settings_of(self).items():
             object.__setattr__(self, name, facts.check(name, getattr(self, name)))
 
-    def frequencies(
-        self, dim: int, theta: float, length: Length = None, dtype: torch.dtype = torch.float64
-    ) -> Frequencies:
+    def frequencies(self, dim: int, theta: float, length: int | None = None) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
-        lengths = (
-            torch.tensor(length, dtype=torch.int64, device=CPU)
-            if isinstance(length, (int, np.integer))
-            else length
-        )
-        radians, magnitude = (
-            self._radians(dim, theta, lengths, dtype),
-            self._magnitude(lengths, dtype),
-        )
-        if radians.shape[-1:] != (dim // 2,):  # a kernel would read other memory
-            rule = (
-                f"must give one frequency for each of the {dim // 2} pairs; return so many from "
-                "_radians"
-            )
-            raise RopeError(f"scaling {self.name}", rule, list(radians.shape))
-        return Frequencies(radians, magnitude, *self._growth(dim))
+        length = integer("length", length, low=1) if self.needs_length and length else None
+        return _defined(self, dim, theta, length)
 
-    def exact_frequencies(self, dim: int, theta: float) -> Frequencies:
-        """Return the frequencies with 28 digits, `radians + low`, if the formula can be computed
-        so; else in float64.
-
-        A length-dependent formula runs on the device of the lengths, always in float64.
-        """
-        if not self.needs_length and self.runs_in_double_double:
-            with np.errstate(all="ignore"):
-                exact = self._radians(dim, theta, None, DoubleDouble)
-            # beyond the range of float64 only the formula in float64 is finite
-            if exact.is_finite:
-                radians, low = exact.tensors()
-                return Frequencies(
-                    radians, self._magnitude(None, torch.float64), *self._growth(dim), low
-                )
-        return self.frequencies(dim, theta)
+    def magnitude_at(self, length: int | None = None) -> float:
+        """Return the factor on cos and sin in sequences of this length."""
+        with exactly():
+            return float(self._magnitude(length, DECIMAL))
 
     @property
     def innermost(self) -> Scaling:
@@ -169,9 +136,9 @@ class Scaling:
         return self
 
     @property
-    def runs_in_double_double(self) -> bool:
-        """Whether the formula is marked as one that can be computed with 28 digits."""
-        return hasattr(self._radians, "accepts_double_double")
+    def magnitude_needs_length(self) -> bool:
+        """Whether the factor on cos and sin depends on the length of each sequence."""
+        return False
 
     def check(self, dim: int, theta: float) -> None:
         """Raise a RopeError if the scaling cannot be used with `dim` or `theta`; the base class
@@ -182,23 +149,32 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # dtype: a torch.dtype; a formula marked with `accepts_double_double` also gets the class
-    # DoubleDouble
-    def _radians(self, dim: int, theta: float, length: Tensor | None, dtype: Any) -> Any:
-        """Return the frequencies in radians per step, [pairs], or [rows, pairs] if `length` has one
-        entry per batch row.
+    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch; length: None,
+    # an int, or over torch a tensor with one length for each row
+    def _radians(self, dim: int, theta: float, length: Any, ops: Any) -> Any:
+        """Return the frequencies in radians per step, one for each pair, or over torch [rows, pairs]
+        if `length` has one entry per batch row.
         """
-        raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, dtype)")
+        raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, ops)")
 
-    def _magnitude(self, length: Tensor | None, dtype: torch.dtype) -> float | Tensor:
+    def _magnitude(self, length: Any, ops: Any) -> Any:
         """Return the factor on cos and sin; 1 unless a subclass has another."""
         return 1.0
 
-    def _growth(self, dim: int) -> tuple[Tensor | None, int]:
+    def _growth(self, dim: int) -> tuple[tuple[float, ...] | None, int]:
         """Return (log-magnitude per step of each pair, center), or (None, 0): only xPos has a
         growth.
         """
         return None, 0
+
+    def check_count(self, count: int, dim: int) -> None:
+        """Refuse a formula that does not give one frequency for each pair."""
+        if count != dim // 2:  # a kernel would read other memory
+            rule = (
+                f"must give one frequency for each of the {dim // 2} pairs; return that many from "
+                "_radians"
+            )
+            raise RopeError(f"scaling {self.name}", rule, count)
 
     def _check_order(self, larger: str, smaller: str) -> None:
         """Refuse a field `larger` whose value is below that of the field `smaller`."""
@@ -218,9 +194,22 @@ class Scaling:
             raise RopeError(name, f"must hold one {what} for each of the {dim // 2} pairs", count)
 
 
-def number_tuple(name: str, value: object, **bounds: float) -> tuple[float, ...]:
+@cached("frequencies", entries=512)
+def _defined(scaling: Scaling, dim: int, theta: float, length: int | None) -> Frequencies:
+    """Return the frequencies of a scaling by its formula over Decimals."""
+    with exactly():
+        radians = scaling._radians(dim, theta, length, DECIMAL)
+        # a formula of the user's may give an array, a tensor or a list of floats
+        numbers = radians.tolist() if hasattr(radians, "tolist") else radians
+        digits = tuple(map(Decimal, numbers))
+    scaling.check_count(len(digits), dim)
+    magnitude = scaling.magnitude_at(length)
+    return Frequencies(tuple(map(float, digits)), magnitude, *scaling._growth(dim), digits)
+
+
+def number_tuple(name: str, value: Any, **bounds: float) -> tuple[float, ...]:
     """Return the numbers of a list, tuple or tensor as a tuple; each must be within the bounds."""
-    if isinstance(value, Tensor):
+    if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple) or not value:
         raise RopeError(name, "must be a list of numbers", value)

@@ -5,14 +5,11 @@ times a learned factor.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import ClassVar
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.basic import Default
-from ropewalk.frequencies.double_double import accepts_double_double
-from ropewalk.frequencies.formulas import CPU, exponentials, multiples_from_zero, taper, where
+from ropewalk.frequencies.formulas import taper
 from ropewalk.frequencies.scaling import Scaling, setting
 
 
@@ -41,14 +38,14 @@ class _Wrapping(Scaling):
         return self.inner.innermost
 
     @property
-    def runs_in_double_double(self) -> bool:
-        return super().runs_in_double_double and self.inner.runs_in_double_double
+    def magnitude_needs_length(self) -> bool:
+        return self.inner.magnitude_needs_length
 
     def check(self, dim, theta):
         self.inner.check(dim, theta)
 
-    def _magnitude(self, length, dtype):
-        return self.inner._magnitude(length, dtype)
+    def _magnitude(self, length, ops):
+        return self.inner._magnitude(length, ops)
 
     def _growth(self, dim):
         return self.inner._growth(dim)
@@ -68,17 +65,15 @@ class Clipped(_Wrapping):
     soft: bool = setting(True)
     name: ClassVar[str] = "clipped"
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
+    def _radians(self, dim, theta, length, ops):
         """Return the frequencies of `inner`; those of the slowest pairs fall to 0 step by step
         (`soft`), or are all 0.
         """
-        radians = self.inner._radians(dim, theta, length, dtype)
-        count, clipped, device = dim // 2, min(self.pairs, dim // 2), _device(radians)
+        radians = self.inner._radians(dim, theta, length, ops)
+        count, clipped = dim // 2, min(self.pairs, dim // 2)
         if self.soft:
-            return radians * taper(count, clipped, dtype, device)
-        pair = multiples_from_zero(1, count, dtype, device)  # 0, 1, 2, ..., count - 1
-        return where(pair < count - clipped, radians, 0.0)
+            return radians * taper(count, clipped, ops)
+        return ops.where(ops.multiples(1, count) < count - clipped, radians, 0.0)
 
 
 @dataclass(frozen=True)
@@ -101,12 +96,6 @@ class Learned(_Wrapping):
         super().check(dim, theta)
         self._check_pairs("alpha", dim, "exponent")
 
-    @accepts_double_double
-    def _radians(self, dim, theta, length, dtype):
-        radians = self.inner._radians(dim, theta, length, dtype)
-        return radians * exponentials(self.alpha, dtype, _device(radians))
-
-
-def _device(radians: Any) -> Any:
-    """Return the device of frequencies; the CPU for a DoubleDouble."""
-    return radians.device if isinstance(radians, Tensor) else CPU
+    def _radians(self, dim, theta, length, ops):
+        radians = self.inner._radians(dim, theta, length, ops)
+        return radians * ops.vector(self.alpha).exp()

@@ -49,7 +49,7 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     factor = float(values.max())
     if factor < 1:
         return None
-    unscaled = Default().frequencies(2 * len(values), theta).radians.numpy()
+    unscaled = np.array(Default().frequencies(2 * len(values), theta).radians)
     blended = (values > 1 + SAME) & (values < factor * (1 - SAME))
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
     if blended.sum() >= 2:
@@ -63,7 +63,7 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
         if not 1 <= original_length < 2**40 or factor > 1e6:
             continue
         scaling = Llama3(factor, 1.0, high_freq_factor, original_length)
-        scaled = scaling.frequencies(2 * len(values), theta).radians.numpy()
+        scaled = np.array(scaling.frequencies(2 * len(values), theta).radians)
         if np.allclose(unscaled / values, scaled, rtol=SAME, atol=0):
             return scaling
     return None

@@ -262,7 +262,7 @@ class _Layer:
             and (scaling_type == "longrope" or not facts.has_freqs)
         ):
             return self._longrope(scaling, magnitude, dim // 2)
-        radians = scaling.frequencies(dim, theta).radians.numpy()
+        radians = np.array(scaling.frequencies(dim, theta).radians)
         if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
             values = divisors(FREQS, source.tensor(FREQS), dim // 2)
             if (values != 1).any():

@@ -108,7 +108,7 @@ class GgufWeights:
                 self.stored_layout,
                 "half",
                 head_dim=rope.head_dim,
-                rotary_dim=rope.rotary_dim,
+                rotary_dim=rope.rotated_dims,
                 dim=0,
             )
         return weight

@@ -167,9 +167,9 @@ def _scaling_keys(
         )
         raise RopeError("scaling", rule, scaling)
     # every other scaling is written as one divisor for each pair
-    unscaled = Default().frequencies(2 * spec.pairs, spec.theta).radians.numpy()
+    unscaled = np.array(Default().frequencies(2 * spec.pairs, spec.theta).radians)
     values = divisors_for(
-        spec.with_(precision="exact").ladder_frequencies().radians.numpy(), unscaled
+        np.array(spec.with_(precision="exact").ladder_frequencies().radians), unscaled
     )
     keys = {prefix + "type": "none"} | (
         {} if magnitude == 1 else {prefix + "attn_factor": magnitude}
@@ -216,7 +216,7 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
         given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
         # a pair that stands still is written with the divisor 1e30
-        same = np.allclose(given.radians.numpy(), read_back.radians.numpy(), rtol=SAME, atol=1e-25)
+        same = np.allclose(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
         if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError(
                 "scaling", "cannot be written: other frequencies would be read back", spec.scaling

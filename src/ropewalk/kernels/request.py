@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ropewalk.frequencies import Length
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin, first_rows, keys_have_own_table, rows_at
+from ropewalk.tensor_frequencies import Length
 
 #: dtypes that every kernel computes in float32; float64 tensors are computed in float64, only by
 #: the torch backends
@@ -69,11 +69,11 @@ class Request(_OfTensors):
 
     @property
     def layout_in(self) -> str:
-        return self.spec.layout if self.sign > 0 else self.spec.layout_out  # type: ignore[return-value]
+        return self.spec.layout if self.sign > 0 else self.spec.output_layout  # type: ignore[return-value]
 
     @property
     def layout_out(self) -> str:
-        return self.spec.layout_out if self.sign > 0 else self.spec.layout  # type: ignore[return-value]
+        return self.spec.output_layout if self.sign > 0 else self.spec.layout  # type: ignore[return-value]
 
     def adjoint(self) -> Request:
         """Return the transposed rotation, which computes gradients: the opposite angles with the

@@ -282,7 +282,7 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
 
     figures = {
         "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
-        "clocks": plots.clock_faces(RopeSpec(12).frequencies().radians.tolist(), (0, 1, 4, 64)),
+        "clocks": plots.clock_faces(RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),
     }
     return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
 

@@ -151,10 +151,10 @@ def values_of(spec: RopeSpec, side: str = "a") -> dict[str, Any]:
     )
     of_side = {
         **{name: getattr(spec, name) for name in same_name},
-        "layout_out": "same" if spec.layout_out == spec.layout else spec.layout_out,
+        "layout_out": "same" if spec.output_layout == spec.layout else spec.output_layout,
         "rotary_dim": 0
-        if spec.rotary_dim == spec.head_dim - spec.rotary_start
-        else spec.rotary_dim,
+        if spec.rotated_dims == spec.head_dim - spec.rotary_start
+        else spec.rotated_dims,
         "axes": tuple(map(float, axes.axis_of_pair)) if axes else (),
         "ladder": axes.ladder if axes else "shared",
         "scaling": spec.scaling.name,

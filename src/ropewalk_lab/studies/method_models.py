@@ -143,7 +143,7 @@ def _scaled(model: Any, scaling: Any) -> nn.Module:
 
 def _clipped(model: Any, factor: int, length: int) -> nn.Module:
     """Return the model with CoPE: the pairs that do not complete a turn in training are clipped."""
-    num_slow = int((rope_spec(model).frequencies().radians * length < 2 * math.pi).sum())
+    num_slow = sum(w * length < 2 * math.pi for w in rope_spec(model).ladder_frequencies().radians)
     return _scaled(model, Clipped(Default(), pairs=num_slow))
 
 

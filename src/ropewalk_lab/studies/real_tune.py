@@ -248,8 +248,9 @@ def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: Ro
     than one turn in training.
     """
     if name == "clipped":
-        trained, wavelengths = meter.samples.trained, 2 * math.pi / spec.frequencies().radians
-        return Method(name, factor=False, options={"pairs": int((wavelengths > trained).sum())})
+        turns = [w * meter.samples.trained for w in spec.ladder_frequencies().radians]
+        slow = sum(angle < 2 * math.pi for angle in turns)
+        return Method(name, factor=False, options={"pairs": slow})
     if name == LONGROPE:
         if spare is None:
             raise RopeError(

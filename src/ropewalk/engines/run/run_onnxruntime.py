@@ -71,7 +71,7 @@ def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:
         for name, rank in ranks.items()
     ]
     rotary_dim = (
-        0 if spec.rotary_dim == spec.head_dim else spec.rotary_dim
+        0 if spec.rotated_dims == spec.head_dim else spec.rotated_dims
     )  # 0 means the whole head
     node = helper.make_node(
         "RotaryEmbedding",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ropewalk.interop.patch.rotary import probe_of
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import ladder
 
 #: relative tolerance of a frequency and of a magnitude
 TOLERANCE = 1e-5
@@ -99,7 +100,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
         return False
     cos, sin = (tables[0].real, tables[0].imag) if len(tables) == 1 else tables
     cos, sin = (table.to("cpu", torch.float64) for table in (cos, sin))
-    frequencies = spec.ladder_frequencies(length)
+    frequencies = ladder(spec, length)
     angles = _positions(length)[0][:, None] * frequencies.radians  # [tokens, pairs]
     # tables have one entry for each pair, or two that are half of the row apart, or two neighbours
     forms = [angles, torch.cat([angles, angles], dim=-1), angles.repeat_interleave(2, dim=-1)]

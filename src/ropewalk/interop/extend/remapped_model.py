@@ -202,9 +202,9 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
             "must not depend on the length to be remapped, because cached keys keep their rotation"
         )
         raise RopeError("rope", rule, spec.scaling)
-    if spec.layout != spec.layout_out or spec.learned:
+    if spec.layout != spec.output_layout or spec.learned:
         raise RopeError(
-            "rope", "must be fixed and keep its pair layout to be remapped", spec.layout_out
+            "rope", "must be fixed and keep its pair layout to be remapped", spec.output_layout
         )
     if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
         slowed_spec(spec, slowdown)  # raises an error if this spec has no slower form

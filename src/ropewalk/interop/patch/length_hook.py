@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ropewalk.interop.patch.methods import HOOKED, Replacement
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import ladder
 
 #: the attribute of a rotary module that holds its extension
 EXTENSION = "_ropewalk_extension"
@@ -48,7 +49,7 @@ class LengthHook:
         )
         if spec is None:
             return
-        frequencies = spec.ladder_frequencies(int(positions.max()) + 1)
+        frequencies = ladder(spec, int(positions.max()) + 1)
         prefix = "" if layer_type is None else f"{layer_type}_"
         device = getattr(
             module, f"{prefix}inv_freq"

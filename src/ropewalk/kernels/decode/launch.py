@@ -233,7 +233,7 @@ def qkv_product(
             PAIRS=spec.pairs,
             AXES=spec.num_axes,
             INTERLEAVED=spec.layout == "interleaved",
-            INTERLEAVED_OUT=spec.layout_out == "interleaved",
+            INTERLEAVED_OUT=spec.output_layout == "interleaved",
             NORM=norm is not None,
             BIAS=bias is not None,
             HEAD_NORM=head_norm is not None,

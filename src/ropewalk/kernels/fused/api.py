@@ -278,7 +278,7 @@ def _check_latent_norm(
         raise RopeError(
             "norm",
             "of a latent needs a spec that rotates the end of the head",
-            [spec.rotary_start, spec.rotary_dim],
+            [spec.rotary_start, spec.rotated_dims],
         )
     if norm.weight.shape[0] != width or norm.weight.device != device:
         raise RopeError(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, flag, number
-from ropewalk.frequencies import Length
 from ropewalk.kernels.eager import differentiable
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, TableRequest, table_dtype
 from ropewalk.spec import RopeSpec
 from ropewalk.table import cos_sin
+from ropewalk.tensor_frequencies import Length
 
 FP8 = torch.float8_e4m3fn
 #: the largest finite e4m3 value: larger values are stored as this one and not as NaN
@@ -286,7 +286,7 @@ def _factor(call: Call, key: bool, dtype: torch.dtype) -> Tensor | float:
 
 def _table_request(spec: RopeSpec, cos: Tensor, sin: Tensor) -> TableRequest:
     """Return the rotation of heads [T, H, D] by cos and sin as a request."""
-    return TableRequest(cos, sin, -3, spec.layout, spec.layout_out, start=spec.rotary_start)  # type: ignore[arg-type]
+    return TableRequest(cos, sin, -3, spec.layout, spec.output_layout, start=spec.rotary_start)  # type: ignore[arg-type]
 
 
 def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:

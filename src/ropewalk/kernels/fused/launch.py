@@ -179,7 +179,7 @@ def _head_values(call: Call, q_block: int, k_block: int) -> dict[str, Any]:
             power_of_two(rest) if rest else 0,
         ),
         "INTERLEAVED": spec.layout == "interleaved",
-        "INTERLEAVED_OUT": spec.layout_out == "interleaved",
+        "INTERLEAVED_OUT": spec.output_layout == "interleaved",
         "NORM": call.head_norm is not None,
         "eps": 0.0 if call.norm is None else call.norm.eps,
         "WEIGHT": call.weight_form,

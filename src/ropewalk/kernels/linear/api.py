@@ -60,8 +60,8 @@ def why_not(
     if feature not in FEATURES:
         return "the kernels compute the features elu and relu, and form='cosine', no others"
     if (
-        spec.rotary_dim != spec.head_dim
-        or spec.layout != spec.layout_out
+        spec.rotated_dims != spec.head_dim
+        or spec.layout != spec.output_layout
         or spec.num_axes > 1
         or spec.per_head
     ):

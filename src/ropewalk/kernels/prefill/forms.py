@@ -92,7 +92,7 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str |
         return f"the kernel takes float16 and bfloat16, not {x.dtype}"
     if (
         isinstance(call.norm, LatentNorm)
-        or spec.layout != spec.layout_out
+        or spec.layout != spec.output_layout
         or 2 * spec.pairs != spec.head_dim
     ):
         return "the kernel rotates whole heads and keeps the layout"
