@@ -36,7 +36,7 @@ def error_at(position: int, spec: RopeSpec) -> float:
     positions = list(range(position - 8, position + 1))
     cos, sin = jax.jit(lambda p: cos_sin(p, spec))(np.array(positions, dtype=np.int32))
     with mpmath.workdps(40):
-        radians = [mpmath.mpf(value) for value in spec.frequencies().radians.tolist()]
+        radians = [mpmath.mpf(value) for value in spec.frequencies().radians]
         exact_cos = np.array([[float(mpmath.cos(p * step)) for step in radians] for p in positions])
         exact_sin = np.array([[float(mpmath.sin(p * step)) for step in radians] for p in positions])
     return max(

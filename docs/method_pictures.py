@@ -26,7 +26,7 @@ def _radians(scaling: Any, head_dim: int = 128, theta: float = 1e4) -> list[floa
     return (
         rw.RopeSpec(head_dim, theta=theta, scaling=scaling)
         .frequencies(length=1 << 20)
-        .radians.tolist()
+        .radians
     )
 
 

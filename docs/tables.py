@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ropewalk.analysis import GUIDE
+from ropewalk_lab.analysis import GUIDE
 from ropewalk_lab.bench import chart, rows, tables
 from ropewalk_lab.comparison import as_markdown, compare
 from ropewalk_lab.fit import summary

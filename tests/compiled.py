@@ -17,7 +17,8 @@ from torch.testing import assert_close
 import far_positions as far
 import ropewalk as rw
 from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
-from ropewalk.table import STRATEGIES, TABLES
+from ropewalk.strategies import STRATEGIES
+from ropewalk.table import TABLES
 from torch_release import OLD_TORCH, needs_torch_2_7
 
 B, H = 2, 3

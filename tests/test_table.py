@@ -14,7 +14,8 @@ from frequency_oracle import oracle, xpos_log_decay
 from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.spec import RopeSpec
-from ropewalk.table import TABLES, TWO_LEVEL_REACH, cos_sin, first_rows, magnitude_on, tables
+from ropewalk.strategies import TWO_LEVEL_REACH
+from ropewalk.table import TABLES, cos_sin, first_rows, magnitude_on, tables
 from ropewalk.tensor_frequencies import ladder
 from ropewalk.tensor_phase import cos_sin_of_phase, phase_steps
 

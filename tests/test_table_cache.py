@@ -14,7 +14,8 @@ from ropewalk import axes
 from ropewalk import frequencies as fq
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
-from ropewalk.table import TABLES, cos_sin, first_rows, memory, tables
+from ropewalk.strategies import memory
+from ropewalk.table import TABLES, cos_sin, first_rows, tables
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

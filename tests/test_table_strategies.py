@@ -15,7 +15,8 @@ from far_positions import LIMITS, expected, largest_error, near
 from helpers import TOLERANCE, backend_or_skip, definition, sample_spec
 from ropewalk import axes, fast_path, rotation
 from ropewalk import frequencies as fq
-from ropewalk.table import STRATEGIES, TABLES, memory, strategies
+from ropewalk.strategies import STRATEGIES, memory, strategies
+from ropewalk.table import TABLES
 
 B, H, S = 2, 3, 7
 every_strategy = pytest.mark.parametrize("tables", STRATEGIES)

@@ -13,7 +13,7 @@ from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.request import Request, token_axes
 from ropewalk.spec import RopeSpec
-from ropewalk.table import STRATEGIES, strategies
+from ropewalk.strategies import STRATEGIES, strategies
 from ropewalk.tensor_frequencies import Length
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -27,7 +27,8 @@ from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
-from ropewalk.table import memory, with_magnitude
+from ropewalk.strategies import memory
+from ropewalk.table import with_magnitude
 from ropewalk.tensor_frequencies import Length, ladder
 from ropewalk.tracing import is_traced
 
@@ -80,6 +81,11 @@ class Rope(nn.Module):
         self._has_fast_path = type(self) is Rope and tables == "auto"
         # what rerotate rotates by; kept alive because a compiled graph finds it by its fingerprint
         self._without_magnitude = spec.with_(magnitude_on="scale")
+
+    def reset_parameters(self) -> None:
+        """Do nothing: there is nothing to initialise. FSDP and similar wrappers call this after
+        `to_empty`.
+        """
 
     def __call__(
         self,

@@ -26,7 +26,7 @@ from ropewalk.kernels.request import (
 )
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
-from ropewalk.table import strategies
+from ropewalk.strategies import strategies
 from ropewalk.tensor_frequencies import Length
 from ropewalk.tracing import are_batched_gradients, in_forward_mode, is_traced, is_vmap, transforms
 

@@ -15,28 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.axes import PER_HEAD
 from ropewalk.caches import Cache
 from ropewalk.spec import RopeSpec
+from ropewalk.strategies import (
+    LEVEL,
+    LEVEL_BITS,
+    TWO_LEVEL_REACH,
+    keeps_levels,
+    keeps_rows,
+    most_rows,
+    rows_for,
+)
 from ropewalk.tensor_frequencies import Length, TensorFrequencies, fixed_frequencies, ladder
 from ropewalk.tensor_phase import cos_sin_of_phase, cos_sin_of_turns, phase_steps
 
-#: bits of a position that each level of the two-level table covers; rows of a level; the first
-#: position beyond the table
-LEVEL_BITS = 10
-LEVEL = 1 << LEVEL_BITS
-TWO_LEVEL_REACH = LEVEL * LEVEL
-#: bytes of the float32 rows that "auto" keeps for one spec on one device
-FIRST_ROWS_BYTES = 2 << 20
 #: rows that are computed at a time, so that their float64 values take little memory
 ROWS_AT_ONCE = 1 << 14
 #: all tables and rows, by spec and device
 TABLES = Cache("tables", entries=4096, bytes=256 << 20)
-
-#: what is kept for one spec on one device: the two-level table and the first float32 rows, a
-#: float32 row for every position up to the largest one used, the two-level table alone, or nothing
-#: but the phase steps. Positions of 2^20 and more have no table
-STRATEGIES = ("auto", "full", "two-level", "none")
 
 #: cos and sin of the low 10 bits, cos and sin of the high 10 bits of a position; float64 [1024,
 #: pairs] each
@@ -76,24 +72,11 @@ def _cached_or_built(
     return TABLES.keep(key, value, size(value))
 
 
-def strategies(spec: RopeSpec) -> tuple[str, ...]:
-    """Return the strategies that can be used with a spec.
-
-    Only fixed frequencies on one axis of integers have tables, and rounded float32 angles cannot be
-    added.
-    """
-    possible = {
-        "full": _keeps_rows(spec) and not spec.learned,
-        "two-level": _keeps_levels(spec) and not spec.learned,
-    }
-    return tuple(strategy for strategy in STRATEGIES if possible.get(strategy, True))
-
-
 def tables(spec: RopeSpec, device: torch.device, strategy: str = "auto") -> Tables:
     """Return the cached tables of a spec; for a length-dependent scaling, those of the trained
     length.
     """
-    levels = strategy in ("auto", "two-level") and _keeps_levels(spec)
+    levels = strategy in ("auto", "two-level") and keeps_levels(spec)
     key = (spec.fingerprint, device, "levels" if levels else "phase")
     return _cached_or_built(
         key, lambda: _build(spec, device, levels), lambda cached: cached.num_bytes
@@ -111,16 +94,6 @@ def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
         digits = torch.arange(LEVEL, device=device).unsqueeze(-1)
         levels = (*cos_sin_of_phase(steps, digits), *cos_sin_of_phase(steps, digits << LEVEL_BITS))
     return Tables(frequencies, steps, axis, levels)
-
-
-def _keeps_levels(spec: RopeSpec) -> bool:
-    return _keeps_rows(spec) and spec.precision != "hf"
-
-
-def _keeps_rows(spec: RopeSpec) -> bool:
-    return (
-        spec.num_axes == 1 and not spec.needs_length and not spec.fractional and not spec.per_head
-    )
 
 
 def tables_at(
@@ -307,14 +280,14 @@ def first_rows(
     """
     if (
         strategy not in ("auto", "full")
-        or not _keeps_rows(spec)
-        or count > _most_rows(spec, strategy)
+        or not keeps_rows(spec)
+        or count > most_rows(spec, strategy)
     ):
         return None
     key = key and keys_have_own_table(spec, device, strategy)
     rows = _cached_or_built(
         (spec.fingerprint, device, key, strategy),
-        build=lambda: _computed_rows(spec, device, _rows_for(spec, count, strategy), key, strategy),
+        build=lambda: _computed_rows(spec, device, rows_for(spec, count, strategy), key, strategy),
         size=lambda rows: 4 * rows.numel(),
         fits=lambda rows: len(rows) >= count,
     )
@@ -349,33 +322,3 @@ def _computed_rows(
     ):
         part[:, 0], part[:, 1] = cos_sin(spec, positions, key=key, strategy=strategy)
     return rows
-
-
-def _most_rows(spec: RopeSpec, strategy: str) -> int:
-    return TWO_LEVEL_REACH if strategy == "full" else FIRST_ROWS_BYTES // (8 * spec.pairs)
-
-
-def _rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
-    """Return how many rows to compute if `count` are needed: the next power of two, at least 256
-    and at most the bound.
-    """
-    return min(_most_rows(spec, strategy), max(256, 1 << (count - 1).bit_length()))
-
-
-def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Return the bytes that each strategy keeps on one device once queries at positions 0 ...
-    length - 1 were rotated.
-    """
-    row = (
-        8 * spec.pairs
-    )  # the bytes of float32 cos and sin, of float64 cos or sin, and of int64 phase steps
-    steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
-    levels = 4 * row * LEVEL if _keeps_levels(spec) else 0  # cos and sin of two levels
-    auto, full = (
-        row * _rows_for(spec, length, strategy) if _keeps_rows(spec) else 0
-        for strategy in ("auto", "full")
-    )
-    kept = {"auto": levels + auto, "full": full, "two-level": levels, "none": 0}
-    return {
-        strategy: 0 if spec.learned else steps + kept[strategy] for strategy in strategies(spec)
-    }

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ropewalk as rw
-from ropewalk import analysis, axes
+from ropewalk import axes
 from ropewalk.frequencies import (
     Clipped,
     Default,
@@ -23,7 +23,7 @@ from ropewalk.frequencies import (
     XPos,
     Yarn,
 )
-from ropewalk_lab import plots
+from ropewalk_lab import analysis, plots
 
 #: check -> facts it applies to, facts it does not apply to
 CASES = {

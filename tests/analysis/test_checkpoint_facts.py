@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ropewalk as rw
-from ropewalk import analysis
+from ropewalk_lab import analysis
 
 LLAMA = {
     "model_type": "llama",

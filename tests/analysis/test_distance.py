@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ropewalk as rw
-from ropewalk import analysis
+from ropewalk_lab import analysis
 
 PAIRS = 5
 STEPS = analysis.radians(rw.RopeSpec(2 * PAIRS, theta=100.0))

@@ -10,7 +10,9 @@ import ropewalk as rw
 from door import assert_refused
 from frequency_oracle import cos_sin, oracle, rotations
 from helpers import sample_spec
-from ropewalk import analysis
+from ropewalk import RopeSpec
+from ropewalk import analysis as plain_analysis
+from ropewalk_lab import analysis
 
 SPEC = rw.RopeSpec(10, theta=100.0)
 FLOAT32 = (1 / np.float32(100) ** (np.arange(0, 10, 2, dtype=np.float32) / np.float32(10))).astype(
@@ -28,9 +30,26 @@ def test_true_angles_are_reduced_exactly(position):
         assert np.sin(angle) == pytest.approx(float(sin), abs=2e-15)
 
 
-def test_both_parts_of_a_frequency_give_the_angles_of_the_formula():
-    exact, positions = SPEC.exact_ladder_frequencies(), [1, 2**31 + 1, 2**40 + 3]
-    angles = analysis.true_angles(exact.radians.numpy(), positions, exact.low.numpy())
+@pytest.mark.parametrize("method", analysis.COS_SIN_METHODS)
+@pytest.mark.parametrize("position", [100, 131_071, 10_000_000])
+def test_errors_by_definition_are_those_that_torch_makes(method, position):
+    """With the float32 frequencies of a checkpoint as the reference, only later rounding counts.
+
+    Frequencies that transformers rounds are up to two units from the exact ones rounded once.
+    """
+    spec = RopeSpec(64, precision="hf_frequencies")
+    (ours,) = plain_analysis.error_curves(spec, [position], [method], width=64)[method]
+    (torchs,) = analysis.error_curves(spec, [position], [method], width=64)[method]
+    if method == "exact":
+        assert ours <= 8 * torchs
+        assert torchs <= 8 * ours
+    else:
+        assert ours == pytest.approx(torchs, rel=0.5)
+
+
+def test_all_digits_of_a_frequency_give_the_angles_of_the_formula():
+    exact, positions = SPEC.ladder_frequencies(), [1, 2**31 + 1, 2**40 + 3]
+    angles = analysis.true_angles(exact.digits, positions)
     wanted = rotations(oracle(SPEC.scaling, 10, 100.0)[0], positions)
     np.testing.assert_allclose(np.exp(1j * angles), wanted, rtol=0, atol=2e-15)
 

@@ -10,7 +10,7 @@ import torch
 
 import ropewalk as rw
 from helpers import HEAD_DIM, ROTARY_START, sample_spec
-from ropewalk import analysis
+from ropewalk_lab import analysis
 
 STEPS = analysis.radians(rw.RopeSpec(10, theta=100.0))
 

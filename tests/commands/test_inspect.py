@@ -9,9 +9,9 @@ import re
 import pytest
 
 import command_line
-from ropewalk import analysis
 from ropewalk.config.examples import EXAMPLES
 from ropewalk_cli.commands import inspect as inspect_command
+from ropewalk_lab import analysis
 
 LLAMA = {
     "model_type": "llama",

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from ropewalk import RopeSpec, axes
-from ropewalk.analysis import Facts
 from ropewalk.frequencies import Dynamic, Ntk, Yarn
+from ropewalk_lab.analysis import Facts
 from ropewalk_lab.explorer import charts, controls, engines, export, panels, story_charts
 from ropewalk_lab.explorer.state import fitted, spec_of
 from ropewalk_lab.explorer.widgets import slider_positions

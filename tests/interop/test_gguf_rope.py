@@ -9,7 +9,6 @@ import torch
 import ropewalk as rw
 from gguf_samples import sizes, write
 from ropewalk import RopeError, RopeSpec
-from ropewalk.analysis import read_checkpoint
 from ropewalk.engines import REFERENCE
 from ropewalk.frequencies import (
     Dynamic,
@@ -25,6 +24,7 @@ from ropewalk.frequencies import (
 )
 from ropewalk.gguf import GgufFile, hf_config, read_ropes
 from ropewalk.tensor_frequencies import ladder
+from ropewalk_lab.analysis import read_checkpoint
 from tensor_forms import tensors
 
 DIM, PAIRS = 16, 8

@@ -23,7 +23,8 @@ from ropewalk.kernels.request import Request, TableRequest
 from ropewalk.kernels.triton import launch as triton_launch
 from ropewalk.kernels.triton import plan as triton_plan
 from ropewalk.kernels.triton.config import Config
-from ropewalk.table import STRATEGIES, TABLES
+from ropewalk.strategies import STRATEGIES
+from ropewalk.table import TABLES
 
 pytestmark = pytest.mark.sampled
 B, S, Q, K = 2, 3, 3, 2

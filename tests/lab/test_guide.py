@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
-from ropewalk import analysis
 from ropewalk.errors import RopeError
+from ropewalk_lab import analysis
 from ropewalk_lab.guide import EVIDENCE, evidence
 from ropewalk_lab.report import read_results
 from ropewalk_lab.studies.rows import row

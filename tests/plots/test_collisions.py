@@ -9,11 +9,11 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from ropewalk.analysis import read_checkpoint
 from ropewalk.config.examples import EXAMPLES
 from ropewalk.frequencies import Yarn
 from ropewalk.spec import RopeSpec
 from ropewalk_lab import plots
+from ropewalk_lab.analysis import read_checkpoint
 from ropewalk_lab.plots import look, rotation
 from ropewalk_lab.plots.motion import reading
 

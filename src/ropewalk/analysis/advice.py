@@ -110,7 +110,7 @@ CHECKS: tuple[Check, ...] = (
         "Without fine-tuning use Yarn or Ntk instead; Linear needs training to recover.",
         "all {f.spec.pairs} pairs are slowed, even the {fast} that completed a turn in "
         "training, so neighbours are more alike",
-        lambda f: {"fast": int((f.coverage.trained >= 1).sum())},
+        lambda f: {"fast": sum(turns >= 1 for turns in f.coverage.trained)},
     ),
     Check(
         "always_on",

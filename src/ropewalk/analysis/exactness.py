@@ -1,25 +1,24 @@
 """The error of cos and sin at a position, for each precision policy and for the methods of other
-engines.
+engines, in Python's own numbers.
 
-The reference uses the spec's own frequencies (with "exact" those with 28 digits, or in float64
-where they depend on the length; otherwise the float32 values a checkpoint was trained with) and
-reduces position * frequency modulo 2 pi in integers of arbitrary size. So the reference does not
-round, and it shares no step with the tables it is compared to.
+Every method is computed by its definition: which values it rounds, and to how many bits. The
+reference uses the spec's own frequencies (with "exact" those with 40 digits, otherwise the exact
+ones rounded to float32) and reduces position * frequency modulo 2 pi in integers of arbitrary size.
+So the reference does not round, and it shares no step with the methods it is compared to.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 from functools import partial
+from struct import pack, unpack
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from ropewalk.analysis.ladder import Numbers, require_one_series
-from ropewalk.errors import RopeError, choice
-from ropewalk.spec import PRECISIONS, RopeSpec
-from ropewalk.table import cos_sin
+from ropewalk.analysis.ladder import require_one_series
+from ropewalk.errors import choice, integer
+from ropewalk.phase import cos_sin, phase_steps
+from ropewalk.spec import RopeSpec
 
 # fractional bits of the fixed-point integers below; an error of 2^-192 times a position of 63 bits
 # is far below float64's
@@ -29,81 +28,87 @@ _TWO_PI = 0x6_487ED511_0B4611A6_2633145C_06E0E689_48127044_533E63A0
 #: the largest rounding error of a bfloat16 value just below 1
 BFLOAT16_ROUNDING = 2.0**-9
 
+#: cos and sin of every pair at a position
+Rows = Callable[[int], list[tuple[float, float]]]
 
-def true_angles(
-    radians: Numbers, positions: Sequence[int] | np.ndarray, low: Numbers | None = None
-) -> np.ndarray:
-    """Return position * (radians + low) modulo 2 pi, float64 [positions, pairs], rounded only at
-    the end.
 
-    radians  the frequencies, radians per step; they and 2 pi become integers, multiples of
-             2^-_BITS, so that products are exact
-    low      the rounding errors of `radians`, as in `Frequencies`
+def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) -> list[list[float]]:
+    """Return position * radians modulo 2 pi, [positions][pairs], rounded only at the end.
+
+    The frequencies and 2 pi become integers, multiples of 2^-192, so that products are exact.
     """
-    steps = _fixed_point(radians)
-    if low is not None:
-        steps = [
-            high_part + low_part
-            for high_part, low_part in zip(steps, _fixed_point(low), strict=True)
-        ]
-    return np.array(
-        [
-            [(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps]
-            for position in positions
-        ]
-    )
+    steps = [_fixed_point(value) for value in radians]
+    return [
+        [(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps]
+        for position in positions
+    ]
 
 
-def _fixed_point(values: Numbers) -> list[int]:
-    """Return float64 values times 2^192, rounded down to integers."""
-    ratios = [float(value).as_integer_ratio() for value in np.asarray(values, dtype=np.float64)]
-    return [(numerator << _BITS) // denominator for numerator, denominator in ratios]
+def _fixed_point(value: float | Decimal) -> int:
+    """Return a number times 2^192, rounded down to an integer."""
+    exact = value if isinstance(value, Decimal) else float(value)
+    numerator, denominator = exact.as_integer_ratio()
+    return (numerator << _BITS) // denominator
 
 
-def _with_precision(
-    precision: str, spec: RopeSpec, positions: Tensor, length: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [positions, pairs] of a spec with one of our precisions, without the
-    magnitude.
-    """
-    if spec.num_axes > 1:
-        positions = positions.expand(spec.num_axes, -1)
-    # a magnitude would multiply the errors of all methods by the same number, so it is raised to
-    # the power 0
-    return cos_sin(spec.with_(precision=precision), positions, length=length, magnitude_power=0)
+def float32(value: float) -> float:
+    """Return a number rounded to float32."""
+    return unpack("f", pack("f", value))[0]
 
 
-def _bfloat16_positions(
-    spec: RopeSpec, positions: Tensor, length: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float32 angles from positions that were rounded to bfloat16."""
-    radians = spec.with_(precision="hf").ladder_frequencies(length).radians.to(torch.float32)
-    angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * radians
-    return angles.cos(), angles.sin()
+def float16(value: float) -> float:
+    """Return a number rounded to float16."""
+    return unpack("e", pack("e", value))[0]
 
 
-def _cast_table(
-    dtype: torch.dtype, spec: RopeSpec, positions: Tensor, length: int | None
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of float32 angles, rounded to `dtype`, like a table that is kept in the
-    dtype of a model.
-    """
-    cos, sin = _with_precision("hf", spec, positions, length)
-    return cos.to(dtype), sin.to(dtype)
+def bfloat16(value: float) -> float:
+    """Return a number rounded to bfloat16, the upper half of a float32; ties go to even."""
+    bits = unpack("I", pack("f", value))[0]
+    bits += 0x7FFF + (bits >> 16 & 1)
+    return unpack("f", pack("I", bits & 0xFFFF0000))[0]
+
+
+def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> Rows:
+    """Return exact angles, rounded once to float32."""
+    found = spec.with_(precision=precision).ladder_frequencies(length)
+    steps = phase_steps(found.digits if precision == "exact" else found.radians)
+    return lambda position: [
+        (float32(cos), float32(sin)) for cos, sin in (cos_sin(position, step) for step in steps)
+    ]
+
+
+def _by_float32_angle(
+    spec: RopeSpec,
+    length: int | None,
+    position_as: Callable[[float], float] = float32,
+    kept_as: Callable[[float], float] = float32,
+) -> Rows:
+    """Return cos and sin of angles that are float32 products, rounded as they are kept."""
+    radians = spec.with_(precision="hf").ladder_frequencies(length).radians
+
+    def rows(position: int) -> list[tuple[float, float]]:
+        rounded = position_as(float(position))
+        angles = [float32(rounded * value) for value in radians]
+        both = [(float32(math.cos(angle)), float32(math.sin(angle))) for angle in angles]
+        return [(kept_as(cos), kept_as(sin)) for cos, sin in both]
+
+    return rows
 
 
 #: methods to compute cos and sin: our precision policies and other engines'; "hf" is the float32
 #: angle of most engines
-COS_SIN_METHODS: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor, Tensor]]] = {
-    **{precision: partial(_with_precision, precision) for precision in PRECISIONS},
-    "float16 table": partial(_cast_table, torch.float16),
-    "bfloat16 table": partial(_cast_table, torch.bfloat16),
-    "bfloat16 positions": _bfloat16_positions,
+COS_SIN_METHODS: dict[str, Callable[[RopeSpec, int | None], Rows]] = {
+    "exact": partial(_by_phase, precision="exact"),
+    "hf_frequencies": partial(_by_phase, precision="hf_frequencies"),
+    "hf": _by_float32_angle,
+    "float16 table": partial(_by_float32_angle, kept_as=float16),
+    "bfloat16 table": partial(_by_float32_angle, kept_as=bfloat16),
+    "bfloat16 positions": partial(_by_float32_angle, position_as=bfloat16),
 }
 
 #: which libraries compute cos and sin by each method
 USED_BY: dict[str, str] = {
-    "exact": "ropewalk, frequencies with 28 digits",
+    "exact": "ropewalk, frequencies with 40 digits",
     "hf_frequencies": "ropewalk, the float32 frequencies of a checkpoint",
     "hf": "float32 angle and table: SGLang, torchtune, MiniMind",
     "float16 table": (
@@ -118,39 +123,39 @@ USED_BY: dict[str, str] = {
 
 def error_curves(
     spec: RopeSpec,
-    positions: Sequence[int] | np.ndarray,
+    positions: Iterable[int],
     methods: Iterable[str] = tuple(COS_SIN_METHODS),
     *,
     length: int | None = None,
     width: int = 5,
-) -> dict[str, np.ndarray]:
+) -> dict[str, list[float]]:
     """Return, by method, the largest error of cos and sin over all pairs and the last `width`
     positions up to each position.
 
     The error varies from position to position, so a curve shows the largest of several neighbours.
-    The reference uses the spec's own frequencies, with 28 digits where precision is "exact";
-    magnitudes are left out.
+    The reference uses the spec's own frequencies; magnitudes are left out.
     """
     require_one_series(spec)
-    ends = np.asarray(positions, dtype=np.int64)
-    if (ends < 0).any():
-        raise RopeError("positions", "must be at least 0", int(ends.min()))
-    window = ends[:, None] - np.arange(width)  # [positions, width]
-    window = np.maximum(window, 0)
-    frequencies = (
-        spec.ladder_frequencies(length) if spec.needs_length else spec.exact_ladder_frequencies()
-    )
-    low = None if frequencies.low is None else frequencies.low.numpy()
-    angles = true_angles(frequencies.radians.numpy(), window.ravel(), low)
-    errors = {}
+    ends = [integer("positions", position, low=0) for position in positions]
+    methods = [choice("methods", name, COS_SIN_METHODS) for name in methods]
+    windows = [[max(0, end - back) for back in range(width)] for end in ends]
+    found = spec.ladder_frequencies(length)
+    frequencies = found.digits if spec.precision == "exact" else found.radians
+    seen = sorted({position for window in windows for position in window})
+    angles = true_angles(frequencies, seen)
+    truth = {
+        position: [(math.cos(angle), math.sin(angle)) for angle in row]
+        for position, row in zip(seen, angles, strict=True)
+    }
+    curves = {}
     for name in methods:
-        compute = COS_SIN_METHODS[choice("methods", name, COS_SIN_METHODS)]
-        cos, sin = (
-            t.to(torch.float64).numpy()
-            for t in compute(spec, torch.from_numpy(window.ravel()), length)
-        )
-        error_at_position = np.maximum(
-            np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))
-        ).max(axis=-1)
-        errors[name] = error_at_position.reshape(window.shape).max(axis=-1)
-    return errors
+        rows = COS_SIN_METHODS[name](spec, length)
+        error_at = {position: _largest(rows(position), truth[position]) for position in seen}
+        curves[name] = [max(error_at[position] for position in window) for window in windows]
+    return curves
+
+
+def _largest(found: list[tuple[float, float]], truth: list[tuple[float, float]]) -> float:
+    """Return the largest difference of cos or sin over the pairs."""
+    pairs = zip(found, truth, strict=True)
+    return max(max(abs(c - tc), abs(s - ts)) for (c, s), (tc, ts) in pairs)

@@ -6,18 +6,15 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import numpy as np
-
 from ropewalk.analysis import ladder
-from ropewalk.analysis.distance import first_negative
 from ropewalk.analysis.exactness import error_curves
 from ropewalk.errors import integer
 from ropewalk.frequencies import Scaling
 from ropewalk.spec import PRECISIONS, RopeSpec
-from ropewalk.table import memory
+from ropewalk.strategies import memory
 
-# a search over ten million distances would take seconds
-_MAX_SEARCHED = 1 << 18
+# a search over ten million distances would take a minute
+_MAX_SEARCHED = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Facts:
         return min(self.served, self.window or self.served)
 
     @cached_property
-    def radians(self) -> np.ndarray:
+    def radians(self) -> tuple[float, ...]:
         """The frequencies at the served length."""
         return ladder.radians(self.spec, self.served)
 
@@ -84,7 +81,7 @@ class Facts:
         occur in training.
         """
         turns_with_scaling = self.coverage.scaled
-        return int(self.coverage.new_angles(turns_with_scaling).sum())
+        return sum(self.coverage.new_angles(turns_with_scaling))
 
     @cached_property
     def aliasing(self) -> ladder.Aliasing:
@@ -102,7 +99,7 @@ class Facts:
         curves = error_curves(
             self.spec, [self.served - 1], self.methods, length=self.served, width=self.width
         )
-        return {name: float(curve[0]) for name, curve in curves.items()}
+        return {name: curve[0] for name, curve in curves.items()}
 
     @cached_property
     def memory(self) -> dict[str, int]:
@@ -118,7 +115,7 @@ class Facts:
 
     @cached_property
     def first_negative(self) -> int | None:
-        """The first distance at which the cosine sum is negative, or None; distances up to 262,144
+        """The first distance at which the cosine sum is negative, or None; distances up to 131,072
         are searched.
         """
-        return first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))
+        return ladder.first_negative(self.radians, min(self.served_distance, _MAX_SEARCHED))

@@ -7,30 +7,29 @@ full revolution, 2 pi.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
 
-Numbers = Sequence[float] | np.ndarray
+#: one number for each pair
+Numbers = Sequence[float]
 #: what a scaling does to a pair's frequency: unchanged, reduced in part, reduced by the whole
 #: factor, set to 0, increased
 BANDS = ("kept", "blended", "interpolated", "still", "faster")
-# relative tolerance: two float64 formulas of the same ratio may differ by a few units in the last
-# place
+# relative tolerance: two formulas of the same ratio may differ by a few units in the last place
 _TOLERANCE = 1e-9
 
 
-def radians(spec: RopeSpec, length: int | None = None) -> np.ndarray:
-    """Return the frequency of every pair, float64 [pairs]; `length` is the sequence length, which
-    some scalings depend on.
+def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
+    """Return the frequency of every pair; `length` is the sequence length, which some scalings
+    depend on.
     """
     require_one_series(spec)
-    return spec.with_(precision="exact").ladder_frequencies(length).radians.numpy()
+    return spec.with_(precision="exact").ladder_frequencies(length).radians
 
 
 def require_one_series(spec: RopeSpec) -> None:
@@ -51,22 +50,21 @@ def require_one_series(spec: RopeSpec) -> None:
         )
 
 
-def plain_radians(spec: RopeSpec) -> np.ndarray:
+def plain_radians(spec: RopeSpec) -> tuple[float, ...]:
     """Return the frequency of every pair without the spec's scaling."""
     return radians(spec.with_(scaling=Default()))
 
 
-def wavelengths(radians: Numbers) -> np.ndarray:
+def wavelengths(radians: Numbers) -> tuple[float, ...]:
     """Return the wavelength of each pair: how many positions one turn takes; infinite if the
     frequency is 0.
     """
-    with np.errstate(divide="ignore"):
-        return 2 * np.pi / np.abs(np.asarray(radians, dtype=np.float64))
+    return tuple(2 * math.pi / abs(value) if value else math.inf for value in radians)
 
 
-def turns(radians: Numbers, length: float) -> np.ndarray:
+def turns(radians: Numbers, length: float) -> tuple[float, ...]:
     """Return how many turns each pair completes within `length` positions, as a float."""
-    return np.abs(np.asarray(radians, dtype=np.float64)) * length / (2 * np.pi)
+    return tuple(abs(value) * length / (2 * math.pi) for value in radians)
 
 
 def critical_dimension(radians: Numbers, length: float) -> int:
@@ -76,7 +74,7 @@ def critical_dimension(radians: Numbers, length: float) -> int:
     Without scaling this is 2 * ceil(d/2 * log_theta(length / (2 pi))), the critical dimension of
     "Scaling Laws of RoPE-based Extrapolation": 92 for Llama 2.
     """
-    return 2 * int(np.count_nonzero(turns(radians, length) >= 1))
+    return 2 * sum(count >= 1 for count in turns(radians, length))
 
 
 @dataclass(frozen=True)
@@ -96,31 +94,29 @@ def aliasing(radians: Numbers, length: float) -> Aliasing:
     never repeat.
     """
     waves = wavelengths(radians)
-    finite = waves[np.isfinite(waves)]
-    shortest, longest = (finite.min(), finite.max()) if finite.size else (np.inf, np.inf)
-    return Aliasing(
-        float(shortest), float(longest), int(np.count_nonzero(waves <= length)), waves.size
-    )
+    finite = [wave for wave in waves if math.isfinite(wave)] or [math.inf]
+    return Aliasing(min(finite), max(finite), sum(wave <= length for wave in waves), len(waves))
 
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """How many turns each pair completes, three arrays [pairs].
+    """How many turns each pair completes, one number for each pair.
 
     trained    within the trained length, without scaling
     unscaled   within the served length, without scaling
     scaled     within the served length, with the spec's scaling
     """
 
-    trained: np.ndarray
-    unscaled: np.ndarray
-    scaled: np.ndarray
+    trained: Numbers
+    unscaled: Numbers
+    scaled: Numbers
 
-    def new_angles(self, turns: np.ndarray) -> np.ndarray:
+    def new_angles(self, turns: Numbers) -> list[bool]:
         """Return which pairs reach angles unseen in training: in training they made less than one
         turn, and `turns` is more.
         """
-        return (self.trained < 1) & (turns > self.trained * (1 + _TOLERANCE))
+        both = zip(self.trained, turns, strict=True)
+        return [seen < 1 and reached > seen * (1 + _TOLERANCE) for seen, reached in both]
 
 
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
@@ -134,9 +130,10 @@ def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = Non
     return Coverage(turns(unscaled, trained), turns(unscaled, served), turns(scaled, served))
 
 
-def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
+def stretch(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
     """Return scaled frequency / unscaled frequency of each pair."""
-    return radians(spec, length) / plain_radians(spec)
+    both = zip(radians(spec, length), plain_radians(spec), strict=True)
+    return tuple(scaled / unscaled for scaled, unscaled in both)
 
 
 def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
@@ -145,14 +142,48 @@ def bands(spec: RopeSpec, length: int | None = None) -> list[str]:
     "interpolated" means divided by the scaling's factor, or, if it has no fixed factor, as slow as
     the most slowed pair.
     """
-    ratio = np.abs(stretch(spec, length))  # scaled / unscaled frequency
+    ratios = [abs(ratio) for ratio in stretch(spec, length)]  # scaled / unscaled frequency
     factor = None if spec.needs_length else getattr(spec.scaling.innermost, "factor", None)
-    min_ratio = 1 / factor if factor else ratio[ratio > 0].min(initial=1.0)
-    # the first condition that holds decides, in the order of the names below
-    conditions = [
-        ratio == 0,
-        ratio > 1 + _TOLERANCE,
-        ratio >= 1 - _TOLERANCE,
-        ratio <= min_ratio * (1 + _TOLERANCE),
-    ]
-    return np.select(conditions, ["still", "faster", "kept", "interpolated"], "blended").tolist()
+    moving = [ratio for ratio in ratios if ratio > 0]
+    slowest = 1 / factor if factor else min([1.0, *moving])
+    return [_band(ratio, slowest) for ratio in ratios]
+
+
+def _band(ratio: float, slowest: float) -> str:
+    """Return the band of a pair whose frequency was multiplied by `ratio`."""
+    if ratio == 0:
+        return "still"
+    if ratio > 1 + _TOLERANCE:
+        return "faster"
+    if ratio >= 1 - _TOLERANCE:
+        return "kept"
+    return "interpolated" if ratio <= slowest * (1 + _TOLERANCE) else "blended"
+
+
+def cosine_sum(radians: Numbers, distance: float) -> float:
+    """Return sum_i cos(m omega_i) for the distance m; omega_i is the frequency of pair i.
+
+    It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE
+    Bounds Context Length").
+    """
+    return math.fsum([math.cos(distance * value) for value in radians])
+
+
+def first_negative(radians: Numbers, length: int) -> int | None:
+    """Return the first distance up to `length` at which the cosine sum is negative, or None.
+
+    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a
+    slightly larger one may still have a negative sum.
+    """
+    if isinstance(length, bool) or not length >= 1:
+        raise RopeError("length", "must be at least 1", length)
+    # from one distance to the next the sum falls by at most the sum of the frequencies, so where it
+    # is large some distances can be skipped
+    steepest = sum(map(abs, radians)) or 1.0
+    distance = 1
+    while distance <= length:
+        value = cosine_sum(radians, distance)
+        if value < 0:
+            return distance
+        distance += int(value / steepest) + 1
+    return None

@@ -46,7 +46,7 @@ class Request(_OfTensors):
     sign             -1 rotates backwards and swaps the layouts
     magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
     key              True if every tensor is an attention key; if False, only the second of two is
-    tables           which tables are kept, of `table.STRATEGIES`
+    tables           which tables are kept, of `strategies.STRATEGIES`
     """
 
     spec: RopeSpec

@@ -52,7 +52,7 @@ def _view_of(config: Path, look: Look) -> View:
     """Return what the figures show of a config: the spec, trained and served length of its first
     layer type with a rope.
     """
-    from ropewalk.analysis import read_checkpoint
+    from ropewalk_lab.analysis import read_checkpoint
 
     facts = next(
         (facts for facts in read_checkpoint(config).layers.values() if facts is not None), None

@@ -17,7 +17,7 @@ from rich.table import Table
 from ropewalk import RopeSpec, __version__
 from ropewalk.caches import CacheInfo, cache_infos
 from ropewalk.kernels import available
-from ropewalk.table import memory
+from ropewalk.strategies import memory
 from ropewalk_cli.commands import console
 from ropewalk_lab.machine import device_name, version
 

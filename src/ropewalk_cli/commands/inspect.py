@@ -134,15 +134,13 @@ def _summary(facts: Facts) -> dict[str, Any]:
         "rotated_dimensions": 2 * facts.spec.pairs,
         "critical_dimension": critical,
         "pairs_below_one_turn_in_training": facts.spec.pairs - critical // 2,
-        "pairs_with_new_angles_unscaled": int(
-            facts.coverage.new_angles(facts.coverage.unscaled).sum()
-        ),
+        "pairs_with_new_angles_unscaled": sum(facts.coverage.new_angles(facts.coverage.unscaled)),
         "pairs_with_new_angles": facts.new_angles,
         "shortest_wavelength": _finite(aliasing.shortest),
         "longest_wavelength": _finite(aliasing.longest),
         "pairs_that_repeat_when_served": aliasing.repeating,
         "bands": dict(Counter(facts.bands)),
-        "magnitude": float(facts.spec.ladder_frequencies(facts.served).magnitude),
+        "magnitude": facts.spec.magnitude(facts.served),
         "softmax_factor": facts.spec.extra_softmax_factor,
         "first_negative_cosine_sum": facts.first_negative,
     }

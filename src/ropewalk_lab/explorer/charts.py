@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk import analysis
 from ropewalk.caches import cached
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import analysis
 from ropewalk_lab.explorer.words import Translate
 from ropewalk_lab.plots.look import ON_LIGHT
 

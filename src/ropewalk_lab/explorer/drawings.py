@@ -7,8 +7,8 @@ from html import escape
 
 import numpy as np
 
-from ropewalk import analysis
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import analysis
 from ropewalk_lab.explorer.words import Translate
 from ropewalk_lab.plots.look import ON_LIGHT
 from ropewalk_lab.plots.numerals import short

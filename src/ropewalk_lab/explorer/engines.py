@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ropewalk.analysis import Facts
 from ropewalk.config.hf import to_hf
 from ropewalk.engines import ENGINES, REFERENCE, Finding, audit
+from ropewalk_lab.analysis import Facts
 from ropewalk_lab.explorer.words import Translate
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import streamlit as st
 
-from ropewalk.analysis import Facts, critical_dimension, plain_radians
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.analysis import Facts, critical_dimension, plain_radians
 from ropewalk_lab.explorer import drawings
 from ropewalk_lab.explorer.charts import charts_of, names
 from ropewalk_lab.explorer.export import FORMATS, picture
@@ -98,7 +98,7 @@ def _numbers(facts: Facts, translate: Translate) -> None:
     """Draw the name of the spec and four summary numbers."""
     spec = facts.spec
     st.markdown(f"**{spec.scaling.name}** · head_dim {spec.head_dim} · theta {spec.theta:,.6g}")
-    magnitude = float(spec.ladder_frequencies(facts.served).magnitude)
+    magnitude = spec.magnitude(facts.served)
     full_turns = critical_dimension(plain_radians(spec), facts.trained) // 2
     metrics = [
         ("Pairs", f"{spec.pairs}", "Number of rotated pairs of dimensions."),

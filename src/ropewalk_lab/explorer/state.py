@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk.analysis import read_checkpoint
 from ropewalk.axes import AxisMap
 from ropewalk.config import file as config_file
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import SCALINGS, Default, Scaling, Yarn
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.analysis import read_checkpoint
 from ropewalk_lab.explorer.controls import (
     MAX_HEAD_DIM,
     SIDES,

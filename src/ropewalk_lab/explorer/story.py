@@ -7,13 +7,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import streamlit as st
 
-from ropewalk.analysis import Facts, plain_radians, turns, wavelengths
-from ropewalk.analysis import radians as radians_of
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.analysis import Facts, plain_radians, turns, wavelengths
+from ropewalk_lab.analysis import radians as radians_of
 from ropewalk_lab.explorer import charts, dials, drawings, engines, session, story_charts
 from ropewalk_lab.explorer.controls import STEPS
 from ropewalk_lab.explorer.state import fitted, spec_of
@@ -254,8 +255,8 @@ def _remedies(values: dict[str, Any], facts: Facts, translate: Translate) -> Non
     )
     _choose_remedy(values, translate)
     st.caption(about(SCALINGS[values["a.scaling"]], values["language"]))
-    ratio = facts.radians / plain_radians(facts.spec)
-    magnitude = float(facts.spec.ladder_frequencies(facts.served).magnitude)
+    ratio = np.array(facts.radians) / plain_radians(facts.spec)
+    magnitude = facts.spec.magnitude(facts.served)
     numbers = [
         (translate("New angles"), f"{facts.new_angles}/{facts.spec.pairs}"),
         (translate("Fastest pair, slowed by"), _times(ratio[0])),

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk import analysis
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import analysis
 from ropewalk_lab.explorer.charts import HEIGHT, lines, options
 from ropewalk_lab.explorer.words import Translate
 from ropewalk_lab.plots.ladder import pairs_with_turns

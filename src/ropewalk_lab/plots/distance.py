@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk import analysis
+from ropewalk_lab import analysis
 from ropewalk_lab.plots.look import blank, finish, heat, label_axes, legend
 from ropewalk_lab.plots.view import View
 

@@ -10,10 +10,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ropewalk import analysis
 from ropewalk.caches import cached
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import analysis
 from ropewalk_lab.plots.ladder import pairs_with_turns
 from ropewalk_lab.plots.look import Look
 from ropewalk_lab.plots.numerals import short

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk import analysis
+from ropewalk_lab import analysis
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk_lab.plots.view import View
 

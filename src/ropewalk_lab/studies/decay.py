@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from ropewalk import analysis
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab import analysis
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import JobRunner, Workspace

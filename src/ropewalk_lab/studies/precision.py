@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk.analysis import COS_SIN_METHODS, USED_BY, error_curves
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.analysis import COS_SIN_METHODS, USED_BY, error_curves
 from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk_lab.studies.rows import Row, distinct, row, select

@@ -17,15 +17,8 @@ from torch import Tensor
 from ropewalk.caches import Cache, cached
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32, AnyRequest, Request, token_axes
 from ropewalk.spec import RopeSpec
-from ropewalk.table import (
-    LEVEL_BITS,
-    TABLES,
-    Tables,
-    first_rows,
-    keys_have_own_table,
-    magnitude_on,
-    tables,
-)
+from ropewalk.strategies import LEVEL_BITS
+from ropewalk.table import TABLES, Tables, first_rows, keys_have_own_table, magnitude_on, tables
 
 #: the enum values of cpu.c
 DTYPES = {dtype: number for number, dtype in enumerate(COMPUTED_IN_FLOAT32)}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ropewalk.analysis.ladder import Numbers
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError
+from ropewalk_lab.analysis.arrays import Numbers
 
 # distances computed at once: a million distances of 64 pairs would take half a gigabyte
 _BLOCK = 1 << 15
@@ -70,22 +70,6 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
         distances, range(_BLOCK, len(distances), _BLOCK)
     )  # all distances at once would need much memory
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
-
-
-def first_negative(radians: Numbers, length: int) -> int | None:
-    """Return the first distance up to `length` at which the cosine sum is negative, or None.
-
-    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a
-    slightly larger one may still have a negative sum.
-    """
-    integer("length", length, low=1)
-    for start in range(1, length + 1, _BLOCK):
-        negative = np.flatnonzero(
-            cosine_sum(radians, np.arange(start, min(start + _BLOCK, length + 1))) < 0
-        )
-        if negative.size:
-            return start + int(negative[0])
-    return None
 
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ropewalk.analysis.distance import pairs_of, phasors
-from ropewalk.analysis.ladder import Numbers
-from ropewalk.analysis.ladder import radians as radians_of
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on
+from ropewalk_lab.analysis.arrays import Numbers
+from ropewalk_lab.analysis.arrays import radians as radians_of
+from ropewalk_lab.analysis.distance import pairs_of, phasors
 
 
 def attend(
@@ -99,7 +99,7 @@ def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) ->
         path = path * np.exp(
             np.outer(
                 np.asarray(positions, dtype=np.float64) - frequencies.center,
-                frequencies.growth.numpy(),
+                np.array(frequencies.growth),
             )
         )
     return path

@@ -1,0 +1,104 @@
+"""The error of cos and sin at a position, measured on the tables that torch computes.
+
+The reference uses the spec's own frequencies: with "exact" those with 40 digits, or in float64 where
+they depend on the length; otherwise the float32 values a checkpoint was trained with.
+`ropewalk.analysis.exactness` has the same methods by their definition, without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ropewalk.analysis.ladder import require_one_series
+from ropewalk.errors import RopeError, choice
+from ropewalk.spec import PRECISIONS, RopeSpec
+from ropewalk.table import cos_sin
+from ropewalk.tensor_frequencies import ladder
+from ropewalk_lab.analysis.arrays import true_angles
+
+
+def _with_precision(
+    precision: str, spec: RopeSpec, positions: Tensor, length: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [positions, pairs] of a spec with one of our precisions, without the
+    magnitude.
+    """
+    if spec.num_axes > 1:
+        positions = positions.expand(spec.num_axes, -1)
+    # a magnitude would multiply the errors of all methods by the same number, so it is raised to
+    # the power 0
+    return cos_sin(spec.with_(precision=precision), positions, length=length, magnitude_power=0)
+
+
+def _bfloat16_positions(
+    spec: RopeSpec, positions: Tensor, length: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of float32 angles from positions that were rounded to bfloat16."""
+    radians = ladder(spec.with_(precision="hf"), length).radians.to(torch.float32)
+    angles = positions.to(torch.bfloat16).to(torch.float32)[:, None] * radians
+    return angles.cos(), angles.sin()
+
+
+def _cast_table(
+    dtype: torch.dtype, spec: RopeSpec, positions: Tensor, length: int | None
+) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of float32 angles, rounded to `dtype`, like a table that is kept in the
+    dtype of a model.
+    """
+    cos, sin = _with_precision("hf", spec, positions, length)
+    return cos.to(dtype), sin.to(dtype)
+
+
+#: methods to compute cos and sin: our precision policies and other engines'; "hf" is the float32
+#: angle of most engines
+MEASURED: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor, Tensor]]] = {
+    **{precision: partial(_with_precision, precision) for precision in PRECISIONS},
+    "float16 table": partial(_cast_table, torch.float16),
+    "bfloat16 table": partial(_cast_table, torch.bfloat16),
+    "bfloat16 positions": _bfloat16_positions,
+}
+
+
+def error_curves(
+    spec: RopeSpec,
+    positions: Sequence[int] | np.ndarray,
+    methods: Iterable[str] = tuple(MEASURED),
+    *,
+    length: int | None = None,
+    width: int = 5,
+) -> dict[str, np.ndarray]:
+    """Return, by method, the largest error of cos and sin over all pairs and the last `width`
+    positions up to each position.
+
+    The error varies from position to position, so a curve shows the largest of several neighbours.
+    The reference uses the spec's own frequencies, with 40 digits where precision is "exact";
+    magnitudes are left out.
+    """
+    require_one_series(spec)
+    ends = np.asarray(positions, dtype=np.int64)
+    if (ends < 0).any():
+        raise RopeError("positions", "must be at least 0", int(ends.min()))
+    window = ends[:, None] - np.arange(width)  # [positions, width]
+    window = np.maximum(window, 0)
+    if spec.precision == "exact" and not spec.needs_length:
+        radians = spec.ladder_frequencies().digits
+    else:
+        radians = ladder(spec, length).radians.tolist()
+    angles = true_angles(radians, window.ravel())
+    errors = {}
+    for name in methods:
+        compute = MEASURED[choice("methods", name, MEASURED)]
+        cos, sin = (
+            t.to(torch.float64).numpy()
+            for t in compute(spec, torch.from_numpy(window.ravel()), length)
+        )
+        error_at_position = np.maximum(
+            np.abs(cos - np.cos(angles)), np.abs(sin - np.sin(angles))
+        ).max(axis=-1)
+        errors[name] = error_at_position.reshape(window.shape).max(axis=-1)
+    return errors
