@@ -23,11 +23,7 @@ AXES = ("time", "height", "width")
 
 def _radians(scaling: Any, head_dim: int = 128, theta: float = 1e4) -> list[float]:
     """Return the radians per token of every pair of a scaling, for a long sequence."""
-    return (
-        rw.RopeSpec(head_dim, theta=theta, scaling=scaling)
-        .frequencies(length=1 << 20)
-        .radians
-    )
+    return rw.RopeSpec(head_dim, theta=theta, scaling=scaling).frequencies(length=1 << 20).radians
 
 
 def cope(look: Look) -> Any:

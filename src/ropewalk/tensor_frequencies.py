@@ -8,7 +8,6 @@ from their 40 digits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from ropewalk.caches import cached
 from ropewalk.frequencies import Frequencies, Scaling
+from ropewalk.frequencies.formulas import FloatNumbers
 from ropewalk.phase import phase_steps
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_phase import phase_steps as steps_of_tensor
@@ -44,17 +44,13 @@ class TensorFrequencies:
 
 
 @dataclass(frozen=True)
-class TorchNumbers:
+class TorchNumbers(FloatNumbers):
     """The operations of formulas over torch; `frequencies.decimals.DecimalNumbers` says what each
     one does.
     """
 
     dtype: torch.dtype
     device: torch.device = CPU
-    pi: float = math.pi
-
-    def number(self, value: Any) -> Any:
-        return value
 
     def vector(self, values: Sequence[float]) -> Tensor:
         if self.device == CPU:
@@ -66,9 +62,6 @@ class TorchNumbers:
 
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return torch.where(condition, a, b)
-
-    def log(self, value: float) -> float:
-        return math.log(value)
 
     def real(self, length: Tensor) -> Tensor:
         return length.to(self.dtype)

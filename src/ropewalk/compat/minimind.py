@@ -18,6 +18,7 @@ from ropewalk.frequencies import Given
 from ropewalk.frequencies.formulas import check_log_theta, periods, turns_to_pair
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import TorchNumbers
 
 __all__ = ["apply_rotary_pos_emb", "precompute_freqs_cis"]
 
@@ -36,7 +37,9 @@ def precompute_freqs_cis(
     """
     integer("end", end, low=1)
     radians = 1.0 / periods(
-        integer("dim", dim, low=2), number("rope_base", rope_base, above=0), torch.float64
+        integer("dim", dim, low=2),
+        number("rope_base", rope_base, above=0),
+        TorchNumbers(torch.float64),
     )
     magnitude = 1.0
     if rope_scaling is not None:

@@ -20,9 +20,10 @@ from ropewalk.caches import cached
 from ropewalk.compat.broadcast import pair_entries, rotate_broadcast
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import Given
-from ropewalk.frequencies.formulas import CPU, ntk_theta, periods
+from ropewalk.frequencies.formulas import ntk_theta, periods
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import CPU, TorchNumbers
 
 __all__ = [
     "RotaryEmbedding",
@@ -178,7 +179,7 @@ class RotaryEmbedding(nn.Module):
             number("theta_rescale_factor", rescale, above=0),
             self.dim,
         )
-        return 1.0 / periods(self.dim, base, torch.float32)[: self.dim // 2]
+        return 1.0 / periods(self.dim, base, TorchNumbers(torch.float32))[: self.dim // 2]
 
     def __getattr__(self, name: str) -> Any:
         # tensors of the original, computed on access, so that no cast of the module can round them

@@ -17,6 +17,23 @@ from typing import Any
 from ropewalk.errors import RopeError
 
 
+class FloatNumbers:
+    """The operations of formulas over floats, for formulas with a single result."""
+
+    pi = math.pi
+
+    def number(self, value: Any) -> Any:
+        """Return a parameter as it is."""
+        return value
+
+    def log(self, value: float) -> float:
+        """Return the natural logarithm of a number."""
+        return math.log(value)
+
+
+FLOAT = FloatNumbers()
+
+
 def periods(dim: int, theta: Any, ops: Any) -> Any:
     """Return theta^(2i/d), the steps per radian of each pair."""
     return ops.number(theta) ** (ops.multiples(2, dim // 2) / dim)
@@ -33,7 +50,7 @@ def mscale(factor: Any, weight: float = 1.0) -> Any:
     return 0.1 * weight * factor.clamp(min=1).log() + 1.0
 
 
-def ntk_theta(theta: float, factor: Any, dim: int, ops: Any) -> Any:
+def ntk_theta(theta: float, factor: Any, dim: int, ops: Any = FLOAT) -> Any:
     """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged."""
     if dim == 2:
         # a single pair is both the fastest and the slowest: theta stays, for each row if there are
@@ -42,7 +59,7 @@ def ntk_theta(theta: float, factor: Any, dim: int, ops: Any) -> Any:
     return ops.number(theta) * factor ** (ops.number(dim) / (dim - 2))
 
 
-def turns_to_pair(turns: float, dim: int, theta: float, length: float, ops: Any) -> Any:
+def turns_to_pair(turns: float, dim: int, theta: float, length: float, ops: Any = FLOAT) -> Any:
     """Return the index, possibly fractional, of the pair that completes `turns` turns within
     `length` steps.
     """
