@@ -51,8 +51,11 @@ def test_the_operators_of_a_vector_keep_forty_digits():
             (1.5 ** (x / 3), lambda v: mpf(1.5) ** (v / 3)),
             ((x * 0.3 - 1) / 7 + 2, lambda v: (v * mpf(0.3) - 1) / 7 + 2),
             (1.0 / (x + 0.1), lambda v: 1 / (v + mpf(0.1))),
-            (-x.exp(), lambda v: -mpmath.exp(v)),
-            (x.clamp(0, 1.5).sin() ** 2, lambda v: mpmath.sin(min(max(v, 0), 1.5)) ** 2),
+            (-DECIMAL.exp(x), lambda v: -mpmath.exp(v)),
+            (
+                DECIMAL.sin(DECIMAL.clamp(x, 0, 1.5)) ** 2,
+                lambda v: mpmath.sin(min(max(v, 0), 1.5)) ** 2,
+            ),
         ):
             assert isinstance(ours, Vector)
             for found, value in zip(ours, values, strict=True):

@@ -1,6 +1,7 @@
 """JAX and MLX, where they are installed: against exact angles, and under jit, vmap and grad."""
 
 import importlib
+import subprocess
 import sys
 
 import mpmath
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 import ropewalk as rw
+from helpers import sample_scaling
 from ropewalk import RopeError, RopeSpec, axes, levels
 from ropewalk.frequencies import Dynamic, Learnable, LongRope, XPos, Yarn
+from ropewalk.tensor_frequencies import ladder
 from tensor_forms import tensors
 
 FAR = [
@@ -250,3 +253,75 @@ def test_a_missing_library_is_named_with_its_extra(name, monkeypatch):
     monkeypatch.delitem(sys.modules, f"ropewalk.{name}", raising=False)
     with pytest.raises(RopeError, match=rf"pip install 'ropewalk\[{name}\]'"):
         importlib.import_module(f"ropewalk.{name}")
+
+
+@pytest.mark.parametrize("kind", ["int64", "uint32", "uint64", "int32", "int16", "uint8"])
+def test_positions_of_any_width_have_their_own_angles(library, kind):
+    """They are neither wrapped to 32 bits nor to a sign; JAX has 64 bits only if it is told so."""
+    module, xp = library
+    limits = np.iinfo(kind)
+    positions = np.array([0, 1, limits.max // 3, limits.max - 1, limits.min], dtype=kind)
+    spec = RopeSpec(12)
+    if "64" in kind and module.__name__ == "ropewalk.jax":
+        with pytest.raises(RopeError, match="jax_enable_x64"):
+            module.cos_sin(positions, spec)
+        return
+    found = module.cos_sin(xp.array(positions), spec)
+    digits = spec.ladder_frequencies().digits
+    for row, position in enumerate(positions.tolist()):
+        for pair, exact_radians in enumerate(digits):
+            with mpmath.workdps(60):
+                angle = mpmath.mpf(str(exact_radians)) * position
+                wanted = float(mpmath.cos(angle)), float(mpmath.sin(angle))
+            ours = float(np.array(found[0])[row, pair]), float(np.array(found[1])[row, pair])
+            # a step is off by half of 2^-64 turns: 0.8 radians at 2^63
+            bound = 1e-6 + abs(position) * 2.0**-64 * np.pi
+            assert ours == pytest.approx(wanted, abs=min(bound, 4.0))
+
+
+def test_integers_are_not_rotated_and_real_positions_are_refused(library):
+    module, xp = library
+    spec = RopeSpec(8)
+    with pytest.raises(RopeError, match="q: must be floating point"):
+        module.rotate(xp.array(np.ones((2, 1, 8), np.int32)), None, None, spec)
+    ones = xp.array(np.ones((2, 1, 8), np.float32))
+    with pytest.raises(RopeError, match="k: must be floating point"):
+        module.rotate(ones, xp.array(np.ones((2, 1, 8), np.int32)), None, spec)
+    with pytest.raises(RopeError, match="positions: must be integers"):
+        module.cos_sin(xp.array(np.array([1.9], np.float32)), spec)
+
+
+@pytest.mark.parametrize("name", [name for name in rw.frequencies.SCALINGS if name != "learnable"])
+def test_float32_frequencies_without_torch_are_those_of_transformers_order(name):
+    """NumPy's power may differ from torch's in the last bit of a float32, nothing else does."""
+    spec = RopeSpec(24, scaling=sample_scaling(name, 12), precision="hf_frequencies")
+    length = 5000 if spec.needs_length else None
+    ours = np.array(levels.float32_radians(spec, length))
+    theirs = ladder(spec, length).radians.numpy()
+    np.testing.assert_allclose(ours, theirs, rtol=4e-7, atol=0)
+    assert (ours == theirs).mean() > 0.5
+    assert np.array_equal(ours, ours.astype(np.float32))
+
+
+NO_TORCH = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "jaxtyping"):
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Refused())
+import numpy as np
+import ropewalk as rw
+import ropewalk.levels
+print(ropewalk.levels.cos_sin(np, rw.RopeSpec(8), np.arange(3), None, False)[0][1, 0])
+"""
+
+
+def test_arrays_need_no_torch():
+    done = subprocess.run(
+        [sys.executable, "-c", NO_TORCH], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(np.cos(1.0), abs=1e-6)

@@ -1,7 +1,7 @@
 """RoPE for JAX: `rotate(q, k, positions, spec)`, a pure function for jit, vmap and grad, exact
 without 64-bit numbers.
 
-Needs the extra `jax`. Positions are 32-bit integers; cos and sin come from tables of their digits
+Needs the extra `jax`. Positions are integers of up to 64 bits; cos and sin come from tables of their digits
 (see `levels`), so they are as exact at token 10,000,000 as at token 10.
 """
 
@@ -42,6 +42,4 @@ def cos_sin(
     key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
     """
     length = levels.check_spec(spec, length)
-    return _BARRIER(
-        levels.cos_sin(jnp, spec, jnp.asarray(positions).astype(jnp.int32), length, key)
-    )
+    return _BARRIER(levels.cos_sin(jnp, spec, levels.integers(jnp, positions), length, key))

@@ -1,27 +1,39 @@
-"""Exact cos and sin for array libraries without 64-bit numbers: tables of the digits of a position.
+"""Exact cos and sin for array libraries: tables of the digits of a position.
 
-A position of 32 bits is a sum of digits, each times a power of two. A table holds cos and sin of
-every value of one digit, computed from its exact phase, and angle addition combines the digits: a
+A position of 32 or 64 bits is a sum of digits, each times a power of two. A table holds cos and sin
+of every value of one digit, computed from its exact phase, and angle addition combines the digits: a
 few float32 products, whatever the position is. The functions take the library's module as `xp`:
-`rotate` and `rotated` take `jax.numpy` or `mlx.core`, the others also `torch`.
+`rotate` and `rotated` take `jax.numpy` or `mlx.core`, the others also `torch`. NumPy computes the
+tables; torch is not needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError, integer
+from ropewalk.frequencies.formulas import FloatNumbers
+from ropewalk.phase import phase_steps
 from ropewalk.spec import RopeSpec
-from ropewalk.table import cos_sin as exact_cos_sin
-from ropewalk.table import magnitude_on
 
-#: bits of the digits, the lowest first; the highest digit has the sign
-DIGITS = (11, 11, 10)
+
+@dataclass(frozen=True)
+class Digits:
+    """The digits of a position: the bits of each, the lowest first, and whether the highest one has
+    the sign.
+    """
+
+    bits: tuple[int, ...]
+    signed: bool = True
+
+
+#: the digits of positions by their number of bits
+DIGITS_32, DIGITS_64 = (11, 11, 10), (11, 11, 11, 11, 10, 10)
 
 #: cos and sin of the values of one digit, [2^bits, 2, pairs]
 Level = np.ndarray
@@ -62,64 +74,132 @@ def check_spec(spec: RopeSpec, length: int | None) -> int | None:
     return integer("length", length, low=1)
 
 
+@dataclass(frozen=True)
+class Float32Numbers(FloatNumbers):
+    """The operations of formulas over NumPy in float32, in the order in which transformers runs
+    them; lengths are plain integers.
+    """
+
+    def vector(self, values: Sequence[float]) -> np.ndarray:
+        return np.array(values, dtype=np.float32)
+
+    def multiples(self, step: int, count: int) -> np.ndarray:
+        return np.arange(0, step * count, step).astype(np.float32)
+
+    def where(self, condition: Any, a: Any, b: Any) -> np.ndarray:
+        return np.where(condition, a, b).astype(np.float32)
+
+    def clamp(self, values: np.ndarray, low: float, high: float) -> np.ndarray:
+        return values.clip(low, high)
+
+    def exp(self, values: np.ndarray) -> np.ndarray:
+        return np.exp(values)
+
+    def sin(self, values: np.ndarray) -> np.ndarray:
+        return np.sin(values)
+
+    def real(self, length: int) -> float:
+        return float(length)
+
+    def at_least(self, value: float, low: float) -> float:
+        return max(value, low)
+
+    def exceeds(self, length: int, limit: int) -> bool:
+        return length > limit
+
+    def per_row(self, value: Any) -> Any:
+        return value
+
+
+def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
+    """Return the float32 frequency of each pair, rounded in the order of transformers.
+
+    A power in float32 may differ from torch's in the last bit.
+    """
+    ladders = []
+    for scaling, dim in spec.scaled_ladders():
+        found = scaling._radians(dim, spec.theta, length, Float32Numbers())
+        ladders.append([float(value) for value in found])
+    return spec.in_pair_order(ladders)
+
+
+def steps_of(spec: RopeSpec, length: int | None) -> tuple[int, ...]:
+    """Return the phase step of each pair along its own axis."""
+    if spec.precision == "exact":
+        return tuple(phase_steps(spec.ladder_frequencies(length).digits))
+    return tuple(phase_steps(float32_radians(spec, length)))
+
+
 @cached("tables of digits", entries=64)
 def levels(
-    spec: RopeSpec,
-    length: int | None,
-    key: bool,
-    bits: tuple[int, ...] = DIGITS,
-    dtype: str = "float32",
+    steps: tuple[int, ...], magnitude: float, digits: Digits, dtype: str = "float32"
 ) -> tuple[Level, ...]:
     """Return the table of each digit of a position, [2^bits, 2, pairs]: cos and sin of every value
     that the digit can have.
 
-    key   True for the tables of keys, where queries and keys have different magnitudes
-    bits  the number of bits of each digit, the lowest digit first; the table of the last one
-          includes the magnitude
+    steps      the phase step of each pair
+    magnitude  multiplies the table of the last digit, and so the product of all
     """
     tables, shift = [], 0
-    for index, width in enumerate(bits):
-        digits = torch.arange(1 << width, device="cpu")
-        is_last = index == len(bits) - 1
-        if is_last:  # two's complement: the upper half of its values are negative
-            digits = torch.where(digits < 1 << (width - 1), digits, digits - (1 << width))
-        positions = digits << shift
-        if spec.num_axes > 1:
-            positions = positions.expand(spec.num_axes, 1, -1)  # the same on every axis
-        options = {
-            "length": length,
-            "dtype": torch.float64,
-            "key": key,
-            "magnitude_power": int(is_last),
-            "strategy": "none",
-        }
-        cos, sin = (
-            each.reshape(1 << width, spec.pairs)
-            for each in exact_cos_sin(spec, positions, **options)
-        )
-        tables.append(torch.stack((cos, sin), dim=1).numpy().astype(dtype))
+    pair_steps = np.array(steps, dtype=np.uint64)
+    for index, width in enumerate(digits.bits):
+        values = np.arange(1 << width, dtype=np.int64)
+        is_last = index == len(digits.bits) - 1
+        if is_last and digits.signed:  # two's complement: the upper half of its values are negative
+            values = np.where(values < 1 << (width - 1), values, values - (1 << width))
+        # products of unsigned numbers wrap modulo 2^64, which is the range reduction
+        positions = (values << shift).astype(np.uint64)
+        phases = (positions[:, None] * pair_steps).astype(np.int64)
+        angles = phases.astype(np.float64) * 2.0**-64 * (2 * np.pi)
+        both = np.stack((np.cos(angles), np.sin(angles)), axis=1)
+        tables.append((both * magnitude if is_last else both).astype(dtype))
         shift += width
     return tuple(tables)
 
 
-def magnitude_of(spec: RopeSpec, key: bool) -> float:
+def magnitude_of(spec: RopeSpec, length: int | None, key: bool) -> float:
     """Return the magnitude in the tables of queries, or of keys."""
-    return float(magnitude_on(spec, spec.magnitude(), key))
+    magnitude = spec.magnitude(length)
+    if spec.magnitude_on == "qk":
+        return magnitude
+    return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
 
 
 def cos_sin(
     xp: Any, spec: RopeSpec, positions: Any, length: int | None, key: bool
 ) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions [..., S], or of [axes, ..., S] with
-    an axis map.
+    an axis map; `positions` come from `integers`.
     """
+    unsigned = "uint" in str(positions.dtype)
+    bits = DIGITS_64 if "64" in str(positions.dtype) else DIGITS_32
+    magnitude = magnitude_of(spec, length, key)
     parts, shift = [], 0
-    # without a magnitude on q alone, keys have the table of queries, which a compiler then computes
-    # once
-    for table in levels(spec, length, key and spec.magnitude_on == "q"):
+    for table in levels(steps_of(spec, length), magnitude, Digits(bits, signed=not unsigned)):
         parts.append(rows_at(xp, array(xp, table), (positions >> shift) & (len(table) - 1), spec))
         shift += len(table).bit_length() - 1  # a table of 2^n rows covers n bits of a position
     return cos_sin_of_sum(parts)
+
+
+def integers(xp: Any, positions: Any) -> Any:
+    """Return positions as an array of integers with 32 or 64 bits; refuse others, and numbers that
+    the library would wrap.
+    """
+    given = np.asarray(positions) if isinstance(positions, list | tuple | range) else positions
+    converted = array(xp, given)
+    if not xp.issubdtype(converted.dtype, xp.integer):
+        raise RopeError("positions", "must be integers", str(converted.dtype))
+    if isinstance(given, np.ndarray) and given.size and "64" not in str(converted.dtype):
+        limits = np.iinfo(np.uint32 if "uint32" in str(converted.dtype) else np.int32)
+        least, most = int(given.min()), int(given.max())
+        if least < limits.min or most > limits.max:
+            rule = (
+                "must fit in 32 bits, because the library has no 64-bit integers here; with JAX, "
+                'call jax.config.update("jax_enable_x64", True)'
+            )
+            raise RopeError("positions", rule, most if most > limits.max else least)
+    wide = any(name in str(converted.dtype) for name in ("32", "64"))
+    return converted if wide else converted.astype(xp.int32)
 
 
 def cos_sin_of_sum(parts: list[Any]) -> tuple[Any, Any]:
@@ -154,10 +234,9 @@ def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
 
 def array(xp: Any, values: Any) -> Any:
     """Return a NumPy array, or whatever else the library can convert, as an array of the library."""
-    if (
-        xp is torch
-    ):  # under torch.export this gives a constant; torch.tensor would give an operation in place
-        return torch.from_numpy(values)
+    if xp.__name__ == "torch":
+        # under torch.export this gives a constant; torch.tensor would give an operation in place
+        return xp.from_numpy(values)
     return xp.asarray(values) if hasattr(xp, "asarray") else xp.array(values)
 
 
@@ -202,11 +281,11 @@ def rotate(
         positions = xp.arange(q.shape[-3], dtype=xp.int32)
         if spec.num_axes > 1:
             positions = xp.broadcast_to(positions, (spec.num_axes, *positions.shape))
-    positions = array(xp, positions)
-    if not xp.issubdtype(positions.dtype, xp.integer):
-        raise RopeError("positions", "must be integers", str(positions.dtype))
+    positions = integers(xp, positions)
     check_shapes(q, k, positions, spec)
-    positions = positions.astype(xp.int32)
+    for name, x in {"q": q, "k": k}.items():
+        if x is not None and not xp.issubdtype(x.dtype, xp.floating):
+            raise RopeError(name, "must be floating point", str(x.dtype))
     out = []
     for x, key in ((q, False), (k, True)):
         if x is not None:

@@ -1,7 +1,7 @@
 """RoPE for MLX: `rotate(q, k, positions, spec)`, a pure function for compile, vmap and grad, exact
 without 64-bit numbers.
 
-Needs the extra `mlx`. Positions are 32-bit integers; cos and sin come from tables of their digits
+Needs the extra `mlx`. Positions are integers of up to 64 bits; cos and sin come from tables of their digits
 (see `levels`), so they are as exact at token 10,000,000 as at token 10.
 """
 
@@ -37,4 +37,4 @@ def cos_sin(
     key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
     """
     length = levels.check_spec(spec, length)
-    return levels.cos_sin(mx, spec, mx.array(positions).astype(mx.int32), length, key)
+    return levels.cos_sin(mx, spec, levels.integers(mx, positions), length, key)

@@ -63,6 +63,15 @@ class TorchNumbers(FloatNumbers):
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return torch.where(condition, a, b)
 
+    def clamp(self, values: Tensor, low: float, high: float) -> Tensor:
+        return values.clamp(low, high)
+
+    def exp(self, values: Tensor) -> Tensor:
+        return values.exp()
+
+    def sin(self, values: Tensor) -> Tensor:
+        return values.sin()
+
     def real(self, length: Tensor) -> Tensor:
         return length.to(self.dtype)
 

@@ -108,19 +108,6 @@ class Vector:
     def __eq__(self, other: object) -> Any:
         return self._with(eq, other)
 
-    def clamp(self, low: float, high: float) -> Vector:
-        """Return the numbers limited to low ... high."""
-        least, most = _decimal(low), _decimal(high)
-        return Vector([min(max(value, least), most) for value in self.values])
-
-    def exp(self) -> Vector:
-        """Return e to the power of each number."""
-        return Vector([value.exp() for value in self.values])
-
-    def sin(self) -> Vector:
-        """Return the sine of each number from -pi/2 to pi/2, by its series."""
-        return Vector([_sine(value) for value in self.values])
-
 
 class DecimalNumbers:
     """The operations of formulas over Decimals; `ropewalk.tensor_frequencies` has them over torch.
@@ -152,6 +139,19 @@ class DecimalNumbers:
         chosen = condition if len(condition) == count else condition * count
         pairs = zip(chosen, _operands(a, count), _operands(b, count), strict=True)
         return Vector([mine if true else other for true, mine, other in pairs])
+
+    def clamp(self, values: Vector, low: float, high: float) -> Vector:
+        """Return the numbers limited to low ... high."""
+        least, most = _decimal(low), _decimal(high)
+        return Vector([min(max(value, least), most) for value in values])
+
+    def exp(self, values: Vector) -> Vector:
+        """Return e to the power of each number."""
+        return Vector([value.exp() for value in values])
+
+    def sin(self, values: Vector) -> Vector:
+        """Return the sine of each number from -pi/2 to pi/2."""
+        return Vector([_sine(value) for value in values])
 
     def log(self, value: Decimal) -> Decimal:
         """Return the natural logarithm of a single number."""

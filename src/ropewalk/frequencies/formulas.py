@@ -86,7 +86,7 @@ def ramp(
     low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high = high + ops.number(1) / 1000
-    return ((ops.multiples(1, dim // 2) - low) / (high - low)).clamp(0, 1)
+    return ops.clamp((ops.multiples(1, dim // 2) - low) / (high - low), 0, 1)
 
 
 def taper(pairs: int, last: int, ops: Any) -> Any:
@@ -98,8 +98,8 @@ def taper(pairs: int, last: int, ops: Any) -> Any:
         return steps * 0 + 1
     # the half cosine (1 + cos t) / 2, with t from 0 to pi, is sin((pi - t) / 2)^2, which keeps its
     # digits where it is near 0
-    pi_minus_t = ops.pi * (1 - (steps / (last - 1)).clamp(0, 1))
-    return ops.where(steps < 1, 1.0, (pi_minus_t / 2).sin() ** 2)
+    pi_minus_t = ops.pi * (1 - ops.clamp(steps / (last - 1), 0, 1))
+    return ops.where(steps < 1, 1.0, ops.sin(pi_minus_t / 2) ** 2)
 
 
 def check_log_theta(theta: float) -> None:

@@ -98,4 +98,4 @@ class Learned(_Wrapping):
 
     def _radians(self, dim, theta, length, ops):
         radians = self.inner._radians(dim, theta, length, ops)
-        return radians * ops.vector(self.alpha).exp()
+        return radians * ops.exp(ops.vector(self.alpha))

@@ -22,10 +22,12 @@ from ropewalk.errors import MissingExtra, RopeError, integer
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align
 from ropewalk.ops import replaced_ops
+from ropewalk.phase import TURN
 from ropewalk.spec import RopeSpec
+from ropewalk.tensor_frequencies import CPU, fixed_frequencies
 
 #: bits of the digits of a position; small tables, because a model holds them
-DIGITS = (8, 8, 8, 8)
+DIGITS = levels.Digits((8, 8, 8, 8))
 #: elements of a table for a head of 512 dimensions; larger weights are not compared with each other
 LARGEST_TABLE = 1 << 17
 #: the first opset with RotaryEmbedding
@@ -108,12 +110,13 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     the magnitude.
     """
     levels.check_spec(spec, None)
+    magnitudes = {is_key: levels.magnitude_of(spec, None, is_key) for is_key in (False, True)}
+    steps = tuple(step % TURN for step in fixed_frequencies(spec, CPU)[1].tolist())
     tables = {
-        is_key: levels.levels(spec, None, is_key, DIGITS, "float64") for is_key in (False, True)
+        is_key: levels.levels(steps, magnitude, DIGITS, "float64")
+        for is_key, magnitude in magnitudes.items()
     }
-    return _SpecTables(
-        tables, {is_key: levels.magnitude_of(spec, is_key) for is_key in (False, True)}
-    )
+    return _SpecTables(tables, magnitudes)
 
 
 def _cos_sin(
