@@ -33,14 +33,14 @@ PROMPTS = (128, 512, 2048, 8192, 16384)
 @contextmanager
 def without_gluon() -> Iterator[None]:
     """Choose the plain Triton form of the QKV kernel for many tokens."""
-    with mock.patch.object(forms, "pick_form", lambda *_: forms.PLAIN):
+    with mock.patch.object(forms, "pick_form", return_value=forms.PLAIN):
         yield
 
 
 @contextmanager
 def without_one_launch() -> Iterator[None]:
     """Compute QKV of many tokens by the library's product and a second launch."""
-    with mock.patch.object(forms, "is_faster", lambda *_: False):
+    with mock.patch.object(forms, "is_faster", return_value=False):
         yield
 
 
@@ -48,8 +48,8 @@ def without_one_launch() -> Iterator[None]:
 def without_fused() -> Iterator[None]:
     """Norm, rotate and store by torch's operators and the rotation kernel."""
     with (
-        mock.patch.object(forms, "is_faster", lambda *_: False),
-        mock.patch.object(fused, "why_not_kernel", lambda *_, **__: "switched off"),
+        mock.patch.object(forms, "is_faster", return_value=False),
+        mock.patch.object(fused, "why_not_kernel", return_value="switched off"),
     ):
         yield
 
