@@ -12,11 +12,12 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full test test-full lint types tests test-transformers test-torch engines engine-releases site bench clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases site bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
 	@echo "make demo-full   the same with more and longer trainings: 8 minutes"
+	@echo "make quick  set up, then lint, the definition, the laws and one path through every ring: 90 seconds"
 	@echo "make test   set up, then lint, types and all tests"
 	@echo "make test-full   the same with every case of every test and slow studies whole; takes long"
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
@@ -45,13 +46,21 @@ demo: setup
 demo-full: setup
 	$(BIN)/ropewalk demo --full
 
+# the definition, the laws, and one path through every ring: what a small commit may break
+QUICK := tests/test_architecture.py tests/test_decimals.py tests/test_errors.py tests/test_axes.py tests/test_laws.py tests/test_rope.py \
+	tests/test_table_hf.py tests/interop/test_hf.py tests/analysis/test_advice.py tests/attention/test_cache.py tests/models/test_defaults.py \
+	tests/interop/test_patch_rotations.py tests/commands/test_inspect.py tests/lab/test_schedule.py
+
+quick: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) $(QUICK)
+
 # types take one core, so the tests have begun by the time they are known
 test: lint
 	$(MAKE) --jobs=2 types tests
 
 # every case of every test, and slow studies whole
 test-full: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --full
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --full
 
 lint: setup
 	$(BIN)/ruff check .
@@ -60,9 +69,9 @@ lint: setup
 types: setup
 	$(BIN)/pyright
 
-# one thread a process: JOBS processes share the cores already; the tests of a file share its fixtures, in the order of conftest.py
+# one thread a process: JOBS processes share the cores already; the tests of a file share its fixtures
 tests: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # an environment of its own; what an older release meets in a newer torch is deprecated there, not here
 test-transformers: setup

@@ -16,40 +16,6 @@ import torch
 
 pytest_plugins = ["sampling"]
 SOURCE = Path(__file__).parents[1] / "src"
-#: the files that take longest come first: where each worker takes a file at a time, all of them end
-#: together
-LONGEST = (
-    "test_studies",
-    "test_triton",
-    "test_ops",
-    "test_site",
-    "test_browser",
-    "test_patch",
-    "test_fresh_install",
-    "test_ring",
-    "test_story_browser",
-    "test_model_browser",
-    "test_launch",
-    "test_page",
-    "test_cli",
-    "test_caches",
-    "test_real_studies",
-    "test_docs",
-    "test_cpu",
-    "test_architecture",
-    "test_figures",
-    "test_mutation",
-    "test_fused",
-    "test_laws",
-    "test_hostile_options",
-    "test_finetuning",
-    "test_decoder_hf",
-    "test_killed",
-    "test_demo",
-    "test_fit",
-    "test_extend",
-    "test_decoder",
-)
 
 
 def pytest_configure(config):
@@ -81,12 +47,7 @@ def _seeded():
 
 
 def pytest_collection_modifyitems(items):
-    """Put the files that take longest first, and skip GPU tests without a GPU."""
-    items.sort(
-        key=lambda item: (
-            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
-        )
-    )
+    """Skip GPU tests without a GPU."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
