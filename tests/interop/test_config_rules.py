@@ -78,7 +78,7 @@ def test_the_fraction_in_the_rope_takes_precedence():
         UserWarning,
         match=r"rope_parameters.partial_rotary_factor is 0.5, config.rotary_pct is 0.25; the former",
     ):
-        assert from_hf(config).rotary_dim == 8
+        assert from_hf(config).rotated_dims == 8
 
 
 @pytest.mark.parametrize("keys", [{}, {"rope_theta": 1e4}])

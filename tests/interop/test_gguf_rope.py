@@ -164,7 +164,7 @@ def test_sections_partial_rotary_and_layer_types(tmp_path):
     chunked = read(tmp_path, {"dimension_sections": [3, 2, 3, 0]}, architecture="qwen2vl")
     assert (chunked.axis_of_pair, chunked.layout) == ((0, 0, 0, 1, 1, 2, 2, 2), "half")
     partial = read(tmp_path, {"dimension_count": 6}, architecture="gptneox")
-    assert (partial.head_dim, partial.rotary_dim) == (16, 6)
+    assert (partial.head_dim, partial.rotated_dims) == (16, 6)
     keys = {
         "freq_base": 1e6,
         "freq_base_swa": 20000.0,

@@ -199,19 +199,19 @@ def test_partial_rotary_counts_over_the_slice():
     found = from_hf(
         {"head_dim": 20, "rope_theta": 1e4, "partial_rotary_factor": 0.4}, precision="exact"
     )
-    assert (found.rotary_dim, found.rotary_start) == (8, 0)
+    assert (found.rotated_dims, found.rotary_start) == (8, 0)
     wanted = [1e4 ** (-2 * i / 8) for i in range(4)]
     assert_close(
         tensors(found).radians, torch.tensor(wanted, dtype=torch.float64), rtol=1e-15, atol=0
     )
     with pytest.warns(UserWarning, match="partial_rotary_factor"):
-        assert from_hf({**LLAMA, "partial_rotary_factor": 0.5}).rotary_dim == 16
+        assert from_hf({**LLAMA, "partial_rotary_factor": 0.5}).rotated_dims == 16
 
 
 def test_proportional_scaling_of_latent_attention_keeps_its_fraction():
     rope = {"rope_type": "proportional", "partial_rotary_factor": 0.5}
     found = from_hf({"model_type": "deepseek_v3", "qk_rope_head_dim": 16, "rope_parameters": rope})
-    assert (found.rotary_dim, found.scaling) == (16, Proportional(1.0, 0.5))
+    assert (found.rotated_dims, found.scaling) == (16, Proportional(1.0, 0.5))
 
 
 def test_gemma3_scales_its_full_layers_alone_and_modernbert_both():

@@ -169,4 +169,4 @@ def test_a_scaled_rope_of_mimo_rotates_whole_heads_unless_it_gives_a_fraction(fr
     theirs, _ = ROPE_INIT_FUNCTIONS["yarn"](config, device=None, layer_type="full_attention")
     specs = from_hf(config, per_layer=True, precision="hf")
     assert torch.equal(tensors(specs["full_attention"]).radians.to(torch.float32), theirs)
-    assert specs["sliding_attention"].rotary_dim == int(24 * 0.334)
+    assert specs["sliding_attention"].rotated_dims == int(24 * 0.334)
