@@ -409,9 +409,10 @@ def log_probabilities(llama_cpp, path, tokens) -> np.ndarray:
     params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     asked = {"prompt": tokens, "max_tokens": 1, "logprobs": VOCAB, "temperature": 1.0}
-    answer = llama_cpp.Server(params).handle_completions(asked)
-    found = {
-        each["id"]: each["logprob"]
-        for each in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    }
+    server = llama_cpp.Server(params)
+    # an answer that ends at once has no probabilities: draw the token again
+    answers = (server.handle_completions({**asked, "seed": seed}) for seed in range(50))
+    drawn = next(each for each in answers if each["choices"][0]["logprobs"] is not None)
+    tokens = drawn["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    found = {each["id"]: each["logprob"] for each in tokens}
     return np.array([found[i] for i in range(VOCAB)])
