@@ -7,14 +7,12 @@ import os
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ropewalk.config import file as config_file
-from ropewalk.errors import RopeError, choice
-from ropewalk.frequencies import Ntk
-from ropewalk.interop.extend import extend as extend_config
-from ropewalk.interop.extend.keys import kinds
-from ropewalk_cli.commands import console, output_path
+from ropewalk.errors import RopeError
+from ropewalk_cli.commands import Config, Json, model_path, output_path
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say
 
 #: settings that have an option of their own
 OWN_OPTIONS = {
@@ -26,26 +24,39 @@ OWN_OPTIONS = {
 
 
 def extend(
-    config: Path,
-    kind: str,
-    factor: float,
-    option: list[str] | None,
-    original_length: int | None,
-    layer_type: list[str] | None,
-    overwrite: bool,
-    out: Path | None,
-    json: bool,
+    config: Config,
+    kind: Annotated[
+        Literal["linear", "ntk", "dynamic", "yarn", "longrope", "llama3"],
+        Argument("The scaling."),
+    ],
+    factor: Annotated[float, Option("How many times longer the context becomes.")],
+    option: Annotated[
+        list[str] | None,
+        Option("Option of the scaling as name=JSON, such as beta_fast=16.", "--set"),
+    ] = None,
+    original_length: Annotated[
+        int | None, Option("Context length in training, in tokens; by default from the config.")
+    ] = None,
+    layer_type: Annotated[
+        list[str] | None,
+        Option("Layer type to extend, if each has a rope of its own; by default full_attention."),
+    ] = None,
+    overwrite: Annotated[bool, Option("Replace the existing scaling of the config.")] = False,
+    out: Annotated[
+        Path | None,
+        Option("The config.json to write, which must not exist; without it nothing is written."),
+    ] = None,
+    json: Json = False,
 ) -> None:
     """Write a config for a longer context; print the changes and which engines interpret the config
     differently.
-
-    `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling
-    that --set gives.
     """
+    from ropewalk.interop.extend import extend as extend_config
+
     if out is not None:
         output_path(out)
     settings = _settings(kind, option or [])
-    new_config = config_file.read(config)
+    new_config = _read(model_path(config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
@@ -73,22 +84,23 @@ def extend(
             )
         )
     else:
-        console().print(
-            f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}",
-            soft_wrap=True,
-        )
+        say(report, "nothing written; give --out" if out is None else f"written to {out}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a config, or the config that the metadata of a GGUF file stands for."""
+    from ropewalk.config import file
+    from ropewalk.gguf import GgufFile, hf_config, is_gguf
+
+    return dict(hf_config(GgufFile(path))) if is_gguf(path) else file.read(path)
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
     """Return the values of --set by name; a name must be a field of the scaling that has no option
     of its own.
     """
-    # configs have no name for NTK: it is written as a larger theta
-    choice(
-        "kind",
-        kind,
-        [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk],
-    )
+    from ropewalk.interop.extend.keys import kinds
+
     known = sorted({field.name for field in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}
     for text in texts:
@@ -112,9 +124,11 @@ def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
 
 def _value(text: str, value: str) -> Any:
     """Return `value`, parsed as JSON; `text` is the whole option name=value, for the error message."""
+    from ropewalk.config import file
+
     try:
         # as a JSON object it is read by the strict parser of config.json
-        (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
+        (parsed,) = file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
         raise RopeError(
             "--set", "must be name=JSON with finite numbers, such as beta_fast=16", text
