@@ -103,3 +103,11 @@ def output_path(path: Path, option: str = "--out") -> Path:
     if path.is_dir() or (nearest_existing is not None and not nearest_existing.is_dir()):
         raise RopeError(option, "must be the path of a file in a folder", str(path))
     return path
+
+
+def output_folder(path: Path, option: str = "--out") -> Path:
+    """Return the path of a folder to write to; refuse a file, and a path below a file."""
+    nearest_existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not nearest_existing.is_dir():
+        raise RopeError(option, "must be a folder, which may be new", str(path))
+    return path

@@ -6,7 +6,7 @@ import json as json_format
 from pathlib import Path
 from typing import Annotated
 
-from ropewalk_cli.commands import Device, Json, device_of, model_path
+from ropewalk_cli.commands import Device, Json, device_of, model_path, output_folder
 from ropewalk_cli.declare import Argument, Option
 from ropewalk_cli.output import say, table
 
@@ -61,6 +61,7 @@ def fit(
     from ropewalk_lab.fit_page import PAGE, write_page
     from ropewalk_lab.progress import Progress
 
+    output_folder(out)
     # how many measurements there will be is not known before the model is loaded
     bar, finished = Progress("fit", total=0, done=0, enabled=not json), []
 

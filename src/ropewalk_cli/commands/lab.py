@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ropewalk.errors import choice, integer
-from ropewalk_cli.commands import Device, Json, device_of
+from ropewalk_cli.commands import Device, Json, device_of, output_folder
 from ropewalk_cli.declare import Argument, Command, Option
 from ropewalk_cli.output import say, table
 
@@ -118,6 +118,7 @@ def run(
 
     selected = [choice("NAME", name, [*STUDIES, "all"]) for name in names]
     selected = list(STUDIES) if "all" in selected else selected
+    output_folder(out)
     on = device_of(device)
     if seeds is not None:
         integer("seeds", seeds, low=1, high=MOST_SEEDS)
