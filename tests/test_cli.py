@@ -233,21 +233,21 @@ def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
     monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
     found = json.loads(call(capsys, "info", "--json")[1])["extras"]
     assert found == {
-        "cli": [],
+        "small": [],
         "lab": ["no-such-package"],
         "explorer": ["another-one", "no-such-package"],
     } | {"plain": []}
     out = call(capsys, "info")[1]
     assert re.search(r"lab.*needs no-such-package; pip install 'ropewalk\[lab\]'", out)
-    assert re.search(r"cli\W+installed", out)
+    assert re.search(r"small +installed", out)
 
 
 WANTED = [
     "torch>=2",
-    'typer>=0.12; extra == "cli"',
-    'ropewalk[cli]; extra == "lab"',
+    'pytest>=8; extra == "small"',
+    'ropewalk[small]; extra == "lab"',
     ('no-such-package>=3; extra == "lab"'),
-    'ropewalk[lab,cli]; extra == "explorer"',
+    'ropewalk[lab,small]; extra == "explorer"',
     ("another-one; platform_system == 'Linux' and extra == 'explorer'"),
     'numpy; extra == "plain"',
     'not-for-users; extra == "dev"',
