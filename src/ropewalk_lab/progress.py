@@ -34,11 +34,11 @@ class Progress:
         """
         return self.terminal or (self.enabled and time.monotonic() - self.printed >= seconds)
 
-    def show(self, done: int, text: str, *, now: bool = False) -> None:
+    def show(self, done: int, text: str, total: int | None = None, *, now: bool = False) -> None:
         """Show the number of finished steps and a text; elsewhere than on a terminal every LINES
-        seconds, unless it is to be shown now.
+        seconds, unless it is to be shown now. `total` replaces the number of steps.
         """
-        self.done = done
+        self.done, self.total = done, self.total if total is None else total
         if self.terminal:
             self._change(text)
         elif self.enabled and (now or self.is_due(LINES)):

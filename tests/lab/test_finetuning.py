@@ -63,12 +63,7 @@ def test_the_command_learns_and_shows_the_published_columns(cail, capsys):
     folder, _ = cail
     code, out, err = finetune(capsys, folder, "--epochs", 8)
     assert (code, err) == (0, "")
-    rows = {
-        row[0]: row[1:]
-        for line in out.splitlines()
-        if "│" in line
-        for row in [[c.strip() for c in line.split("│")[1:-1]]]
-    }
+    rows = {row[0]: row[1:] for line in out.splitlines() for row in [re.split(" {2,}", line)]}
     assert rows["RoFormer-1024 (published)"] == ["66.07 %", "69.79 %"]
     (own,) = (cells for name, cells in rows.items() if "this run, 16 tokens" in name)
     assert own == ["100.00 % ± 0.00 % of 20", "100.00 % ± 0.00 % of 24"]

@@ -75,13 +75,13 @@ def gather() -> dict[str, Any]:
         "backends": {},
         "plugins": plugins(),
         "caches": [cache._asdict() for cache in rw.caches.cache_infos()],
-        "table_bytes": {},
+        "table_bytes": rw.strategies.memory(rw.RopeSpec(128), MEMORY_LENGTH),
     }
     return found | (_with_torch(found["machine"]) if found["versions"]["torch"] else {})
 
 
 def _with_torch(machine: dict[str, Any]) -> dict[str, Any]:
-    """Return what only torch can say: of the machine, backends and the memory of tables."""
+    """Return what only torch can say: more of the machine, and the backends."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -96,7 +96,6 @@ def _with_torch(machine: dict[str, Any]) -> dict[str, Any]:
         "backends": {
             device: rw.kernels.available(device) for device in ("cpu", *(["cuda"] * has_gpu))
         },
-        "table_bytes": rw.strategies.memory(rw.RopeSpec(128), MEMORY_LENGTH),
     }
 
 
