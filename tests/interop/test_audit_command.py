@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_where_engines_agree_no_column_is_empty(call):
         1
     ].splitlines()
     assert out[0] == "All 5 engines agree."
-    header = next(before for before, line in zip(out, out[1:], strict=False) if line[:2] == "--")
+    header = next(before for before, line in pairwise(out) if line[:2] == "--")
     assert re.split(" {2,}", header) == ["tokens", "engine", "result", "known by"]
 
 

@@ -159,6 +159,6 @@ def test_a_sample_is_not_written_over_other_files(here, capsys):
     (here / "sample" / "mine.txt").write_text("mine")
     code, _, err = call(capsys, "lab", "sample", "sample")
     assert code == 2
-    assert "folder: must be new or empty; got 'sample'" in err
+    assert "FOLDER: must be new or empty; got 'sample'" in err
     assert call(capsys, "lab", "sample", "new", "--format", "squad")[0] == 2
     assert call(capsys, "lab", "sample", "new", "--count", "3")[0] == 2

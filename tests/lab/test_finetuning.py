@@ -641,7 +641,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
     code, _, err = call(capsys, "lab", command, *given)
     assert code == 2
     assert (
-        f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint"
+        f"{'START' if command == 'finetune' else 'MODEL'}: must be the folder of a checkpoint"
         in err
     )
 

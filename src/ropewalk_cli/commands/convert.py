@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, choice
 from ropewalk_cli.commands import Json
 from ropewalk_cli.declare import Argument, Option
 from ropewalk_cli.output import say
@@ -44,13 +44,14 @@ def convert(
         return
     if target is None and not dry_run:
         raise RopeError("target", "must be given unless --dry-run or --which is used", None)
-    if from_layout is None or to_layout is None:
-        option = "--from" if from_layout is None else "--to"
-        raise RopeError(option, "must be half or interleaved, unless --which is used", None)
+    layouts = [
+        choice(option, layout, get_args(LAYOUT))
+        for option, layout in {"--from": from_layout, "--to": to_layout}.items()
+    ]
     if from_layout == to_layout:
         raise RopeError("--to", "must differ from --from", to_layout)
     # without a target nothing is written
-    conversion = convert_checkpoint(source, None, from_layout, to_layout, config=config)
+    conversion = convert_checkpoint(source, None, *layouts, config=config)
     if target is not None and not dry_run:
         _run(source, target, conversion, config)
     if json:
