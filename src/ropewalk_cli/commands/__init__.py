@@ -40,15 +40,17 @@ def model_path(given: str | Path) -> Path:
     """Return the path of a config, a model folder or a GGUF file; a name such as Qwen/Qwen3-8B is
     that of a model in the Hugging Face cache, and smollm2 that of `ropewalk lab fetch`.
     """
-    from ropewalk_lab.downloads import find_fetched
-
     path, name = Path(given), Path(given).as_posix()
     try:
         if path.exists():
             return path
     except OSError:  # a name that no file may have
         return path
-    if path.suffix in (".json", ".gguf") or not NAME.fullmatch(name):
+    if path.suffix in (".json", ".gguf"):
+        return path
+    if not NAME.fullmatch(name):
+        from ropewalk_lab.downloads import find_fetched
+
         return find_fetched(name)
     found = snapshot(name)
     if found is None:

@@ -81,7 +81,7 @@ def inspect(
     if plot is not None:
         picture_path(plot)  # raise an error for a wrong suffix before the analysis
     checkpoint = rw.analysis.read_checkpoint(config_or_example(config, example), trained, served)
-    report = gather(checkpoint)
+    report = gather(checkpoint, whole=details or json)
     if guide:
         report["guide"] = [asdict(use) for use in rw.analysis.GUIDE]
     if plot is not None:
@@ -93,12 +93,14 @@ def inspect(
     _show(report, details)
 
 
-def gather(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return everything that `inspect` prints, as plain data."""
+def gather(checkpoint: Checkpoint, whole: bool = True) -> dict[str, Any]:
+    """Return everything that `inspect` prints, as plain data; not `whole`: without what takes half
+    of the time and only --details and --json show.
+    """
     explanation = checkpoint.explanation
     values = explanation.as_dict()
     layers = {
-        name: _layer(checkpoint, name, facts, values.get(name, {}))
+        name: _layer(checkpoint, name, facts, values.get(name, {}), whole)
         for name, facts in checkpoint.layers.items()
     }
     return {
@@ -109,7 +111,7 @@ def gather(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _layer(
-    checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]
+    checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any], whole: bool
 ) -> dict[str, Any]:
     """Return everything about the layers of type `name` as plain data; `values` is {setting: its
     value and its source}.
@@ -130,7 +132,7 @@ def _layer(
     return {
         "values": values,
         "rotates": True,
-        "summary": lengths | _summary(facts),
+        "summary": lengths | _summary(facts) | (_slow_summary(facts) if whole else {}),
         "pairs": _pairs(facts),
         "precision": errors,
         "memory_bytes": facts.memory,
@@ -157,8 +159,12 @@ def _summary(facts: Facts) -> dict[str, Any]:
         "bands": dict(Counter(facts.bands)),
         "magnitude": facts.spec.magnitude(facts.served),
         "softmax_factor": facts.spec.extra_softmax_factor,
-        "first_negative_cosine_sum": facts.first_negative,
     }
+
+
+def _slow_summary(facts: Facts) -> dict[str, Any]:
+    """Return the numbers of a layer type that need a sum over all pairs at many distances."""
+    return {"first_negative_cosine_sum": facts.first_negative}
 
 
 def _pairs(facts: Facts) -> list[dict[str, Any]]:
