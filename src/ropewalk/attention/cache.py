@@ -68,6 +68,9 @@ class KVCache:
         self.kind = choice("kind", kind, ("growing", "static", "sliding"))
         if kind != "growing" and capacity is None:
             raise RopeError("capacity", f"must be given for a {kind} cache", capacity)
+        if kind == "growing" and capacity is not None:
+            rule = "must be None for a growing cache, which has no limit; use 'static' or 'sliding'"
+            raise RopeError("capacity", rule, capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
         self.sinks = integer(
             "sinks", sinks, low=0
