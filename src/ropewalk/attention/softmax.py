@@ -21,13 +21,14 @@ from ropewalk.attention.masks import Visibility, check_token_masks, checked_posi
 from ropewalk.attention.remap import Remapping
 from ropewalk.attention.remapped import check_remapped_call, check_remapping, remapped_attention
 from ropewalk.attention.sinks import attend_with_sinks
-from ropewalk.attention.temperature import QueryTemperature, Temperature
+from ropewalk.attention.temperature import QueryTemperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
 from ropewalk.encodings.bias import RelativeVectors
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.positions import left_padded
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import Temperature
 
 
 class Attended(NamedTuple):
