@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention import Attention
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import REMAPPINGS, Remapping
 from ropewalk.attention.remapped import attend_remapped, slowed_spec
+from ropewalk.attention.softmax import SoftmaxAttention
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, number
 from ropewalk.interop.extend.cached_positions import keep_positions, positions_of_keys
@@ -324,16 +324,16 @@ class DecoderSwap:
 def is_ours(model: Any) -> bool:
     """Return whether a model has this package's `Attention`, with or without RoPE."""
     return isinstance(model, nn.Module) and any(
-        isinstance(module, Attention) for module in model.modules()
+        isinstance(module, SoftmaxAttention) for module in model.modules()
     )
 
 
-def remappable(model: nn.Module) -> list[Attention]:
+def remappable(model: nn.Module) -> list[SoftmaxAttention]:
     """Return the modules of this package's `Attention` with RoPE; empty for a transformers model."""
     return [
         module
         for module in model.modules()
-        if isinstance(module, Attention) and isinstance(module.encoding, Rotary)
+        if isinstance(module, SoftmaxAttention) and isinstance(module.encoding, Rotary)
     ]
 
 
