@@ -4,7 +4,7 @@ import pytest
 
 from gguf_samples import byte_tokens, write
 from ropewalk import RopeError
-from ropewalk.gguf import tokenizer
+from ropewalk.interop.gguf import tokenizer
 
 pytest.importorskip("tokenizers")
 

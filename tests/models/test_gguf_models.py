@@ -172,16 +172,6 @@ WRONG = {
         {},
         "num_hidden_layers: must not exceed the number of tensors",
     ),
-    "layers without rotation": (
-        {"llama.attention.rope_pattern": [True, False]},
-        {},
-        "rope_pattern: must be true for every",
-    ),
-    "no rotation": (
-        {"llama.attention.rope_pattern": [False, False]},
-        {},
-        "rope_pattern: must be true for every layer",
-    ),
     "no layers": ({"llama.block_count": 0}, {}, "num_hidden_layers"),
     "an array": ({"llama.attention.head_count": [2, 2]}, {}, "head_count: must be an integer"),
     "shape": ({}, {"blk.1.attn_q.weight": np.ones((16, 32))}, "must have the shape"),
@@ -201,6 +191,28 @@ def test_a_file_that_is_no_decoder_is_refused(name, tmp_path):
     path = write(tmp_path / "a.gguf", sizes() | metadata, {**llama_weights(vocab=VOCAB), **tensors})
     with pytest.raises(RopeError, match=message):
         rw.load(path)
+
+
+def test_a_file_without_its_epsilon_is_refused(tmp_path):
+    """llama.cpp: "key not found in model: llama.attention.layer_norm_rms_epsilon"."""
+    metadata, key = sizes(), "llama.attention.layer_norm_rms_epsilon"
+    del metadata[key]
+    path = write(tmp_path / "a.gguf", metadata, llama_weights(vocab=VOCAB))
+    with pytest.raises(RopeError, match=rf"{key}: must be in the file"):
+        rw.load(path)
+    for wrong in (float("nan"), -1.0, "1e-5"):
+        write(path, sizes() | {key: wrong}, llama_weights(vocab=VOCAB))
+        with pytest.raises(RopeError, match=key):
+            rw.load(path)
+
+
+def test_a_pattern_that_llama_cpp_does_not_read_gives_a_warning(tmp_path):
+    weights = llama_weights(vocab=VOCAB)
+    key = "llama.attention.rope_pattern"
+    path = write(tmp_path / "a.gguf", sizes() | {key: [True, False]}, weights)
+    with pytest.warns(UserWarning, match=f"{key}: llama.cpp does not read it") as caught:
+        rw.load(path)
+    assert caught[0].filename == __file__
 
 
 def test_a_missing_weight_is_named(tmp_path):

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ropewalk.config.families import family_of
 from ropewalk.errors import RopeError
 from ropewalk.gguf import is_gguf
-from ropewalk.gguf.weights import GgufWeights
+from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.interop.checkpoint.layout_record import stated_layout
 from ropewalk.interop.checkpoint.shards import (
     Folder,
