@@ -91,6 +91,8 @@ def load(
         for name, hf_names in names_in_file.items()
     }
     model.load_state_dict(state, assign=True)
+    if isinstance(source, GgufWeights):
+        model.tokenizer_files = source.tokenizer_files  # `save` writes them
     return model.eval()
 
 
@@ -110,7 +112,8 @@ def save(
 
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
-    rotation of the model that model.config does not describe.
+    rotation of the model that model.config does not describe. The folder of a model from a .gguf
+    file also has its tokenizer and the tokens at which generation ends.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
@@ -131,6 +134,9 @@ def save(
     # without these keys transformers would use its default token ids, which may exceed the
     # vocabulary
     token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    tokenizer_files = getattr(model, "tokenizer_files", None)
+    if tokenizer_files is not None:
+        token_ids |= tokenizer_files.token_ids()
     written = token_ids | hf_config | extra_config
     if checkpoint_format.config_from_hf(written) != restored:
         raise RopeError(
@@ -139,7 +145,10 @@ def save(
             sorted(extra_config),
         )
     tensors = _named_tensors(state, checkpoint_format, config)
-    write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
+    files = {}
+    if tokenizer_files is not None:
+        files = tokenizer_files.files({key: written[key] for key in token_ids})
+    write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes, files=files)
 
 
 def _check_layout(folder: Folder, model_type: str) -> None:

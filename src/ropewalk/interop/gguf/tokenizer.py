@@ -30,11 +30,15 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not
     to. A text begins with the BOS token if the file says so.
     """
+    return tokenizer_of(GgufFile(path))
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """Return the `tokenizers.Tokenizer` of an open GGUF file; see `tokenizer`."""
     try:
         from tokenizers import AddedToken, Tokenizer, decoders, models, processors
     except ImportError:
-        raise MissingExtra(f"tokenizer of {path}", "tokenizers", "gguf") from None
-    file = GgufFile(path)
+        raise MissingExtra(f"tokenizer of {file.path}", "tokenizers", "gguf") from None
     choice("tokenizer.ggml.model", file.metadata.get("tokenizer.ggml.model"), ("gpt2",))
     pre = choice("tokenizer.ggml.pre", file.metadata.get("tokenizer.ggml.pre", "gpt-2"), PATTERNS)
     tokens = _strings(file, "tokenizer.ggml.tokens")

@@ -18,6 +18,7 @@ from ropewalk.gguf.file import GgufFile
 from ropewalk.gguf.read import FREQS, FULL, LONG, SHORT, read_ropes
 from ropewalk.gguf.write import sizes_of
 from ropewalk.interop.gguf.tensors import read_tensor
+from ropewalk.interop.gguf.tokenizer_files import GgufTokenizerFiles
 from ropewalk.layout import convert_layout
 from ropewalk.spec import RopeSpec
 
@@ -61,6 +62,11 @@ class GgufWeights:
         self.rope: RopeSpec = spec.with_(layout="half")
         #: Hugging Face's name -> name in the file
         self.files = {_hf_name(name): name for name in file.tensors if name not in ROPE_TENSORS}
+
+    @property
+    def tokenizer_files(self) -> GgufTokenizerFiles:
+        """The tokenizer and the special tokens of the file."""
+        return GgufTokenizerFiles(self.file)
 
     @property
     def names(self) -> tuple[str, ...]:
