@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from ropewalk.config.families import family_of
 from ropewalk.errors import RopeError
 from ropewalk.gguf import is_gguf
-from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.interop.checkpoint.layout_record import stated_layout
 from ropewalk.interop.checkpoint.shards import (
     Folder,
@@ -24,6 +23,7 @@ from ropewalk.interop.checkpoint.shards import (
     open_folder,
     write_folder,
 )
+from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig

@@ -46,7 +46,7 @@ END_TEXTS = (
     "<eos>",
     "<turn|>",
     "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
     "[e~[",
 )
 
