@@ -35,7 +35,10 @@ def target_of(command: Callable[..., None]) -> Callable[..., None]:
     return getattr(importlib.import_module(module), attribute)
 
 
-Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")]
+Config = Annotated[
+    Path,
+    typer.Argument(help="A config.json, a model folder that contains one, or a GGUF file."),
+]
 OptionalConfig = Annotated[
     Path | None,
     typer.Argument(help="A config.json, a model folder that contains one, or a GGUF file."),

@@ -1,4 +1,6 @@
-"""`ropewalk extend`: write a config.json for a longer context, without changing the weights."""
+"""`ropewalk extend`: write a config.json for a longer context, or the metadata keys of a GGUF file,
+without changing the weights.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,10 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies import Ntk
+from ropewalk.gguf import is_gguf
 from ropewalk.interop.extend import extend as extend_config
 from ropewalk.interop.extend.keys import kinds
+from ropewalk.interop.gguf.extend import extend_gguf
 from ropewalk_cli.commands import console, output_path
 
 #: settings that have an option of their own
@@ -45,6 +49,9 @@ def extend(
     if out is not None:
         output_path(out)
     settings = _settings(kind, option or [])
+    if is_gguf(config):
+        settings |= {"original_length": original_length, "layer_types": layer_type or None}
+        return _extend_gguf(config, kind, out, json, factor=factor, overwrite=overwrite, **settings)
     new_config = config_file.read(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
@@ -77,6 +84,23 @@ def extend(
             f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}",
             soft_wrap=True,
         )
+
+
+def _extend_gguf(path: Path, kind: str, out: Path | None, json: bool, **options: Any) -> None:
+    """Print the metadata keys of a GGUF file with a longer context, and the flags of llama.cpp;
+    `out` is a JSON file.
+    """
+    if out is not None and is_gguf(out):
+        rule = "must be a .json file: ropewalk changes no GGUF file, it gives the keys to change"
+        raise RopeError("--out", rule, str(out))
+    extension = extend_gguf(path, kind, **options)
+    if out is not None:
+        _write(out, extension.as_dict())
+    if json:
+        print(json_format.dumps({"kind": kind, **extension.as_dict()}, indent=2))
+    else:
+        written = "the file is not changed" if out is None else f"written to {out}"
+        console().print(f"{extension}\n{written}", soft_wrap=True, markup=False)
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
