@@ -102,8 +102,8 @@ def test_exaone_4_has_sliding_layers_in_its_model_of_64_layers_alone(window, tmp
 def test_full_layers_of_step_3_5_rotate_half_of_the_dimensions(tmp_path):
     """step35.cpp halves n_rot_full after it is read."""
     found = layers(tmp_path, "step35", **WINDOW, **{"rope.dimension_count": 16})
-    assert found["full_attention"].rotary_dim == 8
-    assert found["sliding_attention"].rotary_dim == 16
+    assert found["full_attention"].rotated_dims == 8
+    assert found["sliding_attention"].rotated_dims == 16
 
 
 @pytest.mark.parametrize("architecture", ["smollm3", "llama4", "afmoe"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default, Llama3
@@ -15,12 +14,6 @@ from ropewalk.frequencies import Default, Llama3
 SAME = 2e-6
 #: the divisor of a pair that does not rotate, as llama.cpp's converter writes it
 STANDS_STILL = 1e30
-
-
-def radians_of(frequencies: Any) -> tuple[float, ...]:
-    """Return the radians per step of each pair as plain floats."""
-    radians = frequencies.radians
-    return tuple(radians.tolist() if hasattr(radians, "tolist") else radians)
 
 
 def all_close(a: Sequence[float], b: Sequence[float], rtol: float, atol: float = 0.0) -> bool:
@@ -62,7 +55,7 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     factor, dim = max(values), 2 * len(values)
     if not 1 <= factor <= 1e6:
         return None
-    unscaled = radians_of(Default().frequencies(dim, theta))
+    unscaled = Default().frequencies(dim, theta).radians
     # (turns per step, share of the unscaled frequency) of the pairs between both bands
     blended = [
         (plain / (2 * math.pi), (1 / value - 1 / factor) / (1 - 1 / factor))
@@ -81,7 +74,7 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
         if not 1 <= original_length < 2**40:
             continue
         scaling = Llama3(factor, 1.0, high_freq_factor, original_length)
-        if all_close(read, radians_of(scaling.frequencies(dim, theta)), rtol=SAME):
+        if all_close(read, scaling.frequencies(dim, theta).radians, rtol=SAME):
             return scaling
     return None
 

@@ -13,8 +13,9 @@ from ropewalk.config.unrotated import NO_ROPE
 from ropewalk.config.values import Entry
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Given, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
+from ropewalk.frequencies.formulas import mscale
 from ropewalk.gguf.architectures import Architecture, architecture_of
-from ropewalk.gguf.factors import divisors, llama3, radians_of
+from ropewalk.gguf.factors import divisors, llama3
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
@@ -34,11 +35,6 @@ CONDITIONAL = {
     "yarn_log_multiplier": "log_multiplier",
     "alpha": "has_alpha",
 }
-
-
-def mscale(factor: float, weight: float = 1.0) -> float:
-    """Return the magnitude that llama.cpp gives YaRN for a context `factor` times longer."""
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 @runtime_checkable
@@ -302,7 +298,7 @@ class _Layer:
             values = divisors(FREQS, source.floats(FREQS), dim // 2)
             if any(value != 1 for value in values):
                 plain = isinstance(scaling, Default) and magnitude == 1
-                radians = radians_of(scaling.frequencies(dim, theta))
+                radians = scaling.frequencies(dim, theta).radians
                 divided = tuple(x / y for x, y in zip(radians, values, strict=True))
                 return (llama3(values, theta) if plain else None) or Given(divided, magnitude)
         return self._with_magnitude(scaling, magnitude, theta, dim)
@@ -317,7 +313,7 @@ class _Layer:
             return scaling
         if isinstance(scaling, Yarn):
             return replace(scaling, attention_factor=magnitude)
-        return Given(radians_of(frequencies), magnitude)
+        return Given(frequencies.radians, magnitude)
 
     def _attention_factor(self) -> float:
         return self.number("rope.scaling.attn_factor", 1.0, above=0)

@@ -13,8 +13,9 @@ from ropewalk.config.hf import to_hf
 from ropewalk.config.unrotated import NO_ROPE
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Linear, LongRope, Yarn
+from ropewalk.frequencies.formulas import mscale
 from ropewalk.gguf.architectures import Architecture, architecture_of
-from ropewalk.gguf.factors import all_close, divisors_for, radians_of
+from ropewalk.gguf.factors import all_close, divisors_for
 from ropewalk.gguf.read import (
     FREQS,
     FULL,
@@ -23,7 +24,6 @@ from ropewalk.gguf.read import (
     SLIDING,
     Source,
     has_sliding,
-    mscale,
     read_ropes,
     rotated_layers,
 )
@@ -167,8 +167,8 @@ def _scaling_keys(
         )
         raise RopeError("scaling", rule, scaling)
     # every other scaling is written as one divisor for each pair
-    unscaled = radians_of(Default().frequencies(2 * spec.pairs, spec.theta))
-    scaled = radians_of(spec.with_(precision="exact").ladder_frequencies())
+    unscaled = Default().frequencies(2 * spec.pairs, spec.theta).radians
+    scaled = spec.with_(precision="exact").ladder_frequencies().radians
     values = array("f", divisors_for(scaled, unscaled))
     keys = {prefix + "type": "none"} | (
         {} if magnitude == 1 else {prefix + "attn_factor": magnitude}
@@ -215,7 +215,7 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
         given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
         # a pair that stands still is written with the divisor 1e30
-        same = all_close(radians_of(given), radians_of(read_back), rtol=SAME, atol=1e-25)
+        same = all_close(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
         if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError(
                 "scaling", "cannot be written: other frequencies would be read back", spec.scaling

@@ -92,7 +92,8 @@ def load(
     }
     model.load_state_dict(state, assign=True)
     if isinstance(source, GgufWeights):
-        model.tokenizer_files = source.tokenizer_files  # `save` writes them
+        # `save` writes them
+        model.tokenizer_files = source.tokenizer_files  # type: ignore[assignment]
     return model.eval()
 
 

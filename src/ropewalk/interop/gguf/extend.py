@@ -14,7 +14,7 @@ from typing import Any
 from ropewalk.config.hf import read_specs
 from ropewalk.errors import RopeError
 from ropewalk.gguf import GgufFile, GgufMetadata, hf_config, read_ropes, to_gguf_metadata
-from ropewalk.gguf.factors import all_close, radians_of
+from ropewalk.gguf.factors import all_close
 from ropewalk.gguf.file import Array
 from ropewalk.interop.extend import extend as extend_config
 from ropewalk.spec import RopeSpec
@@ -138,7 +138,7 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec]) -> None:
             theirs = None if read is None else read.ladder_frequencies(length)
             if (
                 theirs is None
-                or not all_close(radians_of(theirs), radians_of(ours), rtol=SAME, atol=1e-25)
+                or not all_close(theirs.radians, ours.radians, rtol=SAME, atol=1e-25)
                 or not math.isclose(float(theirs.magnitude), float(ours.magnitude), rel_tol=SAME)
             ):
                 rule = (
@@ -163,7 +163,7 @@ def _has(file: GgufFile, key: str, value: Any) -> bool:
     spec = next(spec for spec in read_ropes(file)[0].values() if spec is not None)
     assumed = {
         f"{name}.attention.key_length": spec.head_dim,
-        f"{name}.rope.dimension_count": spec.rotary_dim,
+        f"{name}.rope.dimension_count": spec.rotated_dims,
         f"{name}.rope.freq_base": 10_000.0,
     }
     return assumed.get(key) == value
