@@ -4,6 +4,7 @@ against the algorithm written out.
 
 import itertools
 import random
+import time
 
 import pytest
 
@@ -193,3 +194,17 @@ def test_any_token_can_be_the_first(bos, tmp_path):
 def test_another_tokenizer_is_refused(changes, message, tmp_path):
     with pytest.raises(RopeError, match=message):
         made(tmp_path, **changes)
+
+
+def test_many_control_tokens_take_seconds_at_most(tmp_path):
+    """Added one by one, each would build the search for all of them anew."""
+    count = 60_000
+    tokens = [*metadata()["tokenizer.ggml.tokens"], *(f"<{i}>" for i in range(count))]
+    changes = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - count) + [3] * count,
+    }
+    path = write(tmp_path / "a.gguf", metadata(**changes))
+    began = time.process_time()
+    assert tokenizer(path).encode("the<59999>12").tokens == ["the", "<59999>", "1", "2"]
+    assert time.process_time() - began < 10

@@ -62,9 +62,14 @@ def tokenizer_of(file: GgufFile) -> Any:
             "tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated"
         )
     bpe, adds_bos = models[model](file, tokens, ids)
-    for token, token_type in zip(tokens, _numbers(file, "token_type"), strict=False):
-        if token_type in (CONTROL, USER_DEFINED):
-            bpe.add_tokens([AddedToken(token, special=token_type == CONTROL, normalized=False)])
+    # in one call: each call builds the search for all of them anew
+    bpe.add_tokens(
+        [
+            AddedToken(token, special=token_type == CONTROL, normalized=False)
+            for token, token_type in zip(tokens, _numbers(file, "token_type"), strict=False)
+            if token_type in (CONTROL, USER_DEFINED)
+        ]
+    )
     if file.metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         bos = _bos_token(file, tokens)
         # a template gives $ and : a meaning, so the token has another name in it
