@@ -41,7 +41,7 @@ _CONVERT = _in("interop", "convert_completeness checkpoint_files convert convert
 _AUDIT = _in("interop", "audit audit_rules audit_readers audit_command engine_runs")
 _FIT = _in("interop", "fit_steps fit_open_model fit_samples fit fit_unrotated")
 _GGUF = (
-    *_in("interop", "gguf_keys gguf_file gguf_rope gguf_tokenizer gguf_quantization gguf_pattern"),
+    *_in("interop", "gguf_keys gguf_file gguf_rope gguf_layers gguf_tokenizer gguf_tensors"),
     "models/test_gguf_models",
 )
 _RUNS = _in("interop", "engine_runs engine_records engine_runners")
@@ -238,8 +238,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_each("interop/fit", "decide ledger summary", _in("interop", "fit_choice fit")),
     **_each("interop/fit", "measure methods open_model session", _FIT),
     **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit_steps fit")),
-    **_each("interop/gguf", "architectures factors file read tokenizer weights write", _GGUF),
-    "interop/gguf/quantization": _in("interop", "gguf_keys gguf_quantization gguf_file"),
+    **_each("gguf", "architectures factors file read tensor_types write", _GGUF),
+    **_each("interop/gguf", "tensors tokenizer tokenizer_files weights", _GGUF),
+    "interop/gguf/extend": _in("interop", "gguf_extend"),
     "interop/onnx": _in("interop", "onnx_operators onnx"),
     # analysis and models
     "analysis/advice": _in("analysis", "advice"),

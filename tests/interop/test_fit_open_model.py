@@ -135,7 +135,7 @@ def test_a_gguf_file_with_other_weights_than_its_architecture_is_refused(leave_o
         ),
         (
             {"attention.layer_norm_rms_epsilon": "x"},
-            "must be a GGUF file whose sizes transformers accepts .*rms_norm_eps",
+            r"llama\.attention\.layer_norm_rms_epsilon: must be a number; got 'x'",
         ),
         ({"attention.head_count": 0}, "must be a GGUF file whose sizes transformers accepts"),
     ],

@@ -146,9 +146,9 @@ def test_betas_are_read_where_llama_cpp_reads_them(architecture, tmp_path):
 
 
 def test_longrope_reads_both_tensors(tmp_path):
-    tensors = {"rope_factors_long.weight": DIVISORS * 2, "rope_factors_short.weight": DIVISORS}
+    factors = {"rope_factors_long.weight": DIVISORS * 2, "rope_factors_short.weight": DIVISORS}
     keys = {"scaling.original_context_length": 64, "scaling.attn_factor": 1.5}
-    spec = read(tmp_path, keys, tensors, "phi3", precision="exact")
+    spec = read(tmp_path, keys, factors, "phi3", precision="exact")
     assert spec.scaling == LongRope(
         tuple(DIVISORS.tolist()), tuple((DIVISORS * 2).tolist()), 64, 8.0, 1.5
     )

@@ -2,6 +2,8 @@
 llama.cpp where it is installed.
 """
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,113 @@ def test_a_loaded_file_is_saved_as_a_folder_with_the_same_logits(tmp_path):
     torch.testing.assert_close(rw.load(tmp_path / "folder")(tokens), ours(tokens))
 
 
+MERGES = ["t h", "th e", "Ġ the"]
+
+
+def with_tokenizer(**changes) -> dict:
+    """Metadata of a model whose tokenizer is a byte-level BPE; generation ends at three tokens."""
+    tokens = [*byte_tokens(), *(merge.replace(" ", "") for merge in MERGES)]
+    special = ["<s>", "<end of text>", "<|im_end|>", "<end of message>", "<pad>"]
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens + special,
+        "token_type": [1] * len(tokens) + [3] * len(special),
+        "merges": MERGES,
+        "bos_token_id": len(tokens),
+        "eos_token_id": len(tokens) + 1,
+        "eom_token_id": len(tokens) + 3,
+        "padding_token_id": len(tokens) + 4,
+        "add_bos_token": True,
+        **changes,
+    }
+    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0]['content'] }}<|im_end|>"}
+    named = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    return sizes() | named | template
+
+
+def saved(tmp_path, metadata, **options):
+    weights = llama_weights(vocab=VOCAB + 5)
+    ours = rw.load(write(tmp_path / "a.gguf", metadata, weights))
+    rw.save(ours, tmp_path / "folder", **options)
+    return ours, tmp_path / "folder"
+
+
+@torch.no_grad()
+def test_a_saved_folder_has_the_tokenizer_and_the_end_tokens_of_the_file(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("tokenizers")
+    ours, folder = saved(tmp_path, with_tokenizer())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    # the key, the key of messages, then the token that llama.cpp knows by its text
+    ends = [260, 262, 261]
+    assert theirs.generation_config.eos_token_id == ends
+    assert theirs.generation_config.bos_token_id == theirs.config.bos_token_id == 259
+    assert theirs.generation_config.pad_token_id == 263
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
+        "<s>",
+        "<end of text>",
+        "<pad>",
+    )
+    text = tokenizer("the the<|im_end|>")["input_ids"]
+    assert text == [259, 257, 258, 261]
+    assert tokenizer.decode(text, skip_special_tokens=True) == "the the"
+    assert tokenizer.model_max_length == 512
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "the"}], tokenize=False)
+    assert chat == "<s>the<|im_end|>"
+    # the output matrix is the embedding: the row that wins decides where generation ends
+    for end in ends:
+        tokens = torch.tensor([text])
+        boosted = ours(tokens)[0, -1].argmax()
+        with_end = theirs.get_input_embeddings().weight
+        before = with_end[end].clone()
+        with_end[end] = 2 * with_end[boosted]
+        made = theirs.generate(tokens, max_new_tokens=4, do_sample=False)
+        with_end[end] = before
+        assert made[0, len(text) :].tolist() == [end]
+
+
+def test_token_ids_that_are_given_replace_those_of_the_file(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    _, folder = saved(tmp_path, with_tokenizer(), extra_config={"eos_token_id": 7})
+    config = transformers.GenerationConfig.from_pretrained(folder)
+    assert (config.eos_token_id, config.bos_token_id) == (7, 259)
+    assert transformers.AutoConfig.from_pretrained(folder).eos_token_id == 7
+
+
+def test_one_end_token_is_a_number_and_none_is_left_out(tmp_path):
+    tokens = ["a", "b", "c"]
+    changes = {"tokens": tokens, "token_type": [1, 1, 3], "merges": None, "eom_token_id": None}
+    path = tmp_path / "a.gguf"
+    for eos, expected in ((2, 2), (3, None), (None, None), (2**32 - 1, None)):
+        write(path, with_tokenizer(**changes, eos_token_id=eos), llama_weights(vocab=VOCAB))
+        found = rw.load(path).tokenizer_files.token_ids()
+        assert found == {"bos_token_id": None, "eos_token_id": expected, "pad_token_id": None}
+
+
+@pytest.mark.parametrize("changes", [{"model": "t5"}, {"pre": "tekken"}, {"merges": None}])
+def test_a_tokenizer_that_cannot_be_built_is_left_out_with_a_warning(changes, tmp_path):
+    with pytest.warns(
+        UserWarning, match=r"a\.gguf: its tokenizer is not saved \(tokenizer"
+    ) as seen:
+        _, folder = saved(tmp_path, with_tokenizer(**changes))
+    assert seen[0].filename.endswith("test_gguf_models.py")
+    assert not (folder / "tokenizer.json").exists()
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"][0] == 260
+
+
+def test_a_model_whose_file_is_gone_is_saved_with_its_end_token(tmp_path):
+    path = write(tmp_path / "a.gguf", with_tokenizer(), llama_weights(vocab=VOCAB + 5))
+    ours = rw.load(path)
+    path.unlink()
+    with pytest.warns(UserWarning, match=r"a\.gguf: its tokenizer is not saved"):
+        rw.save(ours, tmp_path / "folder")
+    assert rw.load(tmp_path / "folder").config == ours.config
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (259, [260, 262])
+
+
 @pytest.mark.parametrize("rotary_dim", [4, 8, 16])
 @torch.no_grad()
 def test_the_first_dimensions_rotate_as_they_lie_in_the_file(rotary_dim, tmp_path):
@@ -172,16 +281,6 @@ WRONG = {
         {},
         "num_hidden_layers: must not exceed the number of tensors",
     ),
-    "layers without rotation": (
-        {"llama.attention.rope_pattern": [True, False]},
-        {},
-        "rope_pattern: must be true for every",
-    ),
-    "no rotation": (
-        {"llama.attention.rope_pattern": [False, False]},
-        {},
-        "rope_pattern: must be true for every layer",
-    ),
     "no layers": ({"llama.block_count": 0}, {}, "num_hidden_layers"),
     "an array": ({"llama.attention.head_count": [2, 2]}, {}, "head_count: must be an integer"),
     "shape": ({}, {"blk.1.attn_q.weight": np.ones((16, 32))}, "must have the shape"),
@@ -201,6 +300,28 @@ def test_a_file_that_is_no_decoder_is_refused(name, tmp_path):
     path = write(tmp_path / "a.gguf", sizes() | metadata, {**llama_weights(vocab=VOCAB), **tensors})
     with pytest.raises(RopeError, match=message):
         rw.load(path)
+
+
+def test_a_file_without_its_epsilon_is_refused(tmp_path):
+    """llama.cpp: "key not found in model: llama.attention.layer_norm_rms_epsilon"."""
+    metadata, key = sizes(), "llama.attention.layer_norm_rms_epsilon"
+    del metadata[key]
+    path = write(tmp_path / "a.gguf", metadata, llama_weights(vocab=VOCAB))
+    with pytest.raises(RopeError, match=rf"{key}: must be in the file"):
+        rw.load(path)
+    for wrong in (float("nan"), -1.0, "1e-5"):
+        write(path, sizes() | {key: wrong}, llama_weights(vocab=VOCAB))
+        with pytest.raises(RopeError, match=key):
+            rw.load(path)
+
+
+def test_a_pattern_that_llama_cpp_does_not_read_gives_a_warning(tmp_path):
+    weights = llama_weights(vocab=VOCAB)
+    key = "llama.attention.rope_pattern"
+    path = write(tmp_path / "a.gguf", sizes() | {key: [True, False]}, weights)
+    with pytest.warns(UserWarning, match=f"{key}: llama.cpp does not read it") as caught:
+        rw.load(path)
+    assert caught[0].filename == __file__
 
 
 def test_a_missing_weight_is_named(tmp_path):

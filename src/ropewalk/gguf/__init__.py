@@ -1,9 +1,8 @@
-"""GGUF files, as llama.cpp reads them: their rope as a spec, a spec as their metadata, weights and
-tokenizer.
+"""GGUF files, as llama.cpp reads them: their rope as a spec, and a spec as their metadata.
 
-`file` reads a file as untrusted data, `quantization` computes weights, `read` and `write` translate
-metadata and specs, `architectures` holds what only llama.cpp's code says, `tokenizer` builds a
-tokenizer.
+`file` reads a file as untrusted data, `read` and `write` translate metadata and specs,
+`architectures` holds what only llama.cpp's code says. Weights and tokenizers are in
+`ropewalk.interop.gguf`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.gguf.file import GgufFile
 from ropewalk.gguf.read import read_ropes
-from ropewalk.gguf.tokenizer import tokenizer
 from ropewalk.gguf.write import GgufMetadata, hf_config, to_gguf_metadata
 from ropewalk.spec import RopeSpec
 
@@ -28,7 +26,6 @@ __all__ = [
     "is_gguf",
     "read_ropes",
     "to_gguf_metadata",
-    "tokenizer",
 ]
 
 

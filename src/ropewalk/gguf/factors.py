@@ -4,7 +4,8 @@ tensors were made by.
 
 from __future__ import annotations
 
-import numpy as np
+import math
+from collections.abc import Sequence
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default, Llama3
@@ -15,30 +16,35 @@ SAME = 2e-6
 STANDS_STILL = 1e30
 
 
-def divisors(field: str, values: np.ndarray, pairs: int) -> np.ndarray:
-    """Return the divisors in float64 after a check: one for each pair, finite and positive."""
-    if values.shape != (pairs,):
-        raise RopeError(
-            field, f"must hold one factor for each of the {pairs} pairs", list(values.shape)
-        )
-    if not (np.isfinite(values) & (values > 0)).all():
-        raise RopeError(field, "must hold finite numbers > 0", values.tolist())
-    return values.astype(np.float64)
+def all_close(a: Sequence[float], b: Sequence[float], rtol: float, atol: float = 0.0) -> bool:
+    """Return whether all pairs of numbers differ by at most `rtol` times the second, plus `atol`."""
+    return all(abs(x - y) <= atol + rtol * abs(y) for x, y in zip(a, b, strict=True))
 
 
-def divisors_for(radians: np.ndarray, unscaled: np.ndarray) -> np.ndarray:
+def divisors(field: str, values: Sequence[float], pairs: int) -> tuple[float, ...]:
+    """Return the divisors after a check: one for each pair, finite and positive."""
+    if len(values) != pairs:
+        raise RopeError(field, f"must hold one factor for each of the {pairs} pairs", len(values))
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise RopeError(field, "must hold finite numbers > 0", list(values))
+    return tuple(values)
+
+
+def divisors_for(radians: Sequence[float], unscaled: Sequence[float]) -> list[float]:
     """Return the divisors by which `unscaled` frequencies become `radians`."""
-    if (radians < 0).any():
+    if any(value < 0 for value in radians):
         raise RopeError(
             "scaling",
             "must not rotate backwards: rope_freqs holds positive factors",
-            radians.tolist(),
+            list(radians),
         )
-    with np.errstate(divide="ignore"):
-        return np.where(radians == 0, STANDS_STILL, unscaled / radians)
+    return [
+        STANDS_STILL if scaled == 0 else plain / scaled
+        for scaled, plain in zip(radians, unscaled, strict=True)
+    ]
 
 
-def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
+def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     """Return the Llama 3 scaling that divides frequencies by these values; None if there is none.
 
     Its frequencies do not change if `original_length` and both frequency factors are multiplied by
@@ -46,24 +52,38 @@ def llama3(values: np.ndarray, theta: float) -> Llama3 | None:
     two fields follow from the blended pairs: the share of the unscaled frequency in them is
     (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
-    factor = float(values.max())
-    if factor < 1:
+    factor, dim = max(values), 2 * len(values)
+    if not 1 <= factor <= 1e6:
         return None
-    unscaled = np.array(Default().frequencies(2 * len(values), theta).radians)
-    blended = (values > 1 + SAME) & (values < factor * (1 - SAME))
+    unscaled = Default().frequencies(dim, theta).radians
+    # (turns per step, share of the unscaled frequency) of the pairs between both bands
+    blended = [
+        (plain / (2 * math.pi), (1 / value - 1 / factor) / (1 - 1 / factor))
+        for plain, value in zip(unscaled, values, strict=True)
+        if 1 + SAME < value < factor * (1 - SAME)
+    ]
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
-    if blended.sum() >= 2:
-        shares = (1 / values[blended] - 1 / factor) / (1 - 1 / factor)
+    if len(blended) >= 2:
         # a line: its slope is original_length / (high_freq_factor - 1), its intercept -1 /
         # (high_freq_factor - 1)
-        slope, intercept = np.polyfit(unscaled[blended] / (2 * np.pi), shares, 1)
+        slope, intercept = _line(blended)
         if slope > 0 and -1e6 < intercept < -1e-6:
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))
+    read = [plain / value for plain, value in zip(unscaled, values, strict=True)]
     for original_length, high_freq_factor in candidates:
-        if not 1 <= original_length < 2**40 or factor > 1e6:
+        if not 1 <= original_length < 2**40:
             continue
         scaling = Llama3(factor, 1.0, high_freq_factor, original_length)
-        scaled = np.array(scaling.frequencies(2 * len(values), theta).radians)
-        if np.allclose(unscaled / values, scaled, rtol=SAME, atol=0):
+        if all_close(read, scaling.frequencies(dim, theta).radians, rtol=SAME):
             return scaling
     return None
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return slope and intercept of the line with the least squared distance from the points."""
+    middle_x = math.fsum(x for x, _ in points) / len(points)
+    middle_y = math.fsum(y for _, y in points) / len(points)
+    spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
+    joint = math.fsum((x - middle_x) * (y - middle_y) for x, y in points)
+    slope = joint / spread if spread > 0 else 0.0
+    return slope, middle_y - slope * middle_x

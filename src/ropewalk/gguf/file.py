@@ -8,7 +8,8 @@
     data       the tensors, each aligned
 
 Every count, length and offset is checked against the file before anything is allocated or read.
-Entries of arrays are read when they are asked for; arrays of arrays are refused.
+Entries of arrays are read when they are asked for; arrays of arrays are refused. Weights are not
+read here: `ropewalk.interop.gguf` dequantises them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ropewalk.errors import RopeError
-from ropewalk.gguf.quantization import Quantization, quantization_of
+from ropewalk.gguf.tensor_types import TensorType, type_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -35,10 +34,16 @@ MAX_DIMENSIONS = 4
 #: strings in all arrays together; they can only be skipped one by one
 MAX_STRINGS = 1_500_000
 MAX_ALIGNMENT = 1 << 16
+#: of an array of numbers that is read, such as the type of each token
+MAX_ENTRIES = 1 << 22
+#: of a tensor that is read as floats: the factors of a rope, at most one for each pair
+MAX_FLOATS = 1 << 16
 
 #: type id -> struct code of a number
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 BOOL, STRING, ARRAY = 7, 8, 9
+#: tensor type -> struct code; these hold numbers without blocks
+FLOATS = {"F32": "f", "F16": "e", "F64": "d"}
 
 
 @dataclass(frozen=True)
@@ -53,19 +58,17 @@ class Array:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: its shape with the slowest dimension first, how it is quantised, and its bytes in
-    the file.
-    """
+    """One tensor: its shape with the slowest dimension first, its type, and its bytes in the file."""
 
     shape: tuple[int, ...]
-    quantization: Quantization
+    type: TensorType
     begin: int
     end: int
 
 
 class GgufFile:
-    """The metadata and the list of tensors of a GGUF file; `array` and `tensor` read entries and
-    data.
+    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read entries
+    and tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -100,9 +103,11 @@ class GgufFile:
         array = self.metadata.get(key)
         if not isinstance(array, Array):
             raise RopeError(key, "must be an array", array)
+        if array.length > MAX_ENTRIES:
+            raise RopeError(f"length of {key}", f"must be at most {MAX_ENTRIES}", array.length)
         data = self._bytes(key, array.begin, array.end)
         if array.type_id != STRING:
-            return np.frombuffer(data, _dtype(array.type_id)).tolist()
+            return list(struct.unpack(f"<{array.length}{_code(array.type_id)}", data))
         entries, at = [], 0  # each string is its length, 8 bytes, and its bytes
         for _ in range(array.length):
             end = at + 8 + int.from_bytes(data[at : at + 8], "little")
@@ -110,15 +115,27 @@ class GgufFile:
             at = end
         return entries
 
-    def tensor(self, name: str) -> np.ndarray:
-        """Return a tensor as float32, dequantised."""
+    def floats(self, name: str) -> tuple[float, ...]:
+        """Return the numbers of a tensor with one dimension that is not quantised."""
+        entry = self.entry(name)
+        if len(entry.shape) != 1 or entry.shape[0] > MAX_FLOATS:
+            rule = f"must have one dimension and at most {MAX_FLOATS} entries"
+            raise RopeError(name, rule, list(entry.shape))
+        if entry.type.name not in FLOATS:
+            raise RopeError(name, f"must be of type {', '.join(FLOATS)}", entry.type.name)
+        return struct.unpack(f"<{entry.shape[0]}{FLOATS[entry.type.name]}", self.data(name))
+
+    def data(self, name: str) -> bytearray:
+        """Return the bytes of a tensor as they are in the file."""
+        entry = self.entry(name)
+        return self._bytes(name, entry.begin, entry.end)
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return where a tensor is in the file, its shape and its type."""
         entry = self.tensors.get(name)
         if entry is None:
             raise RopeError(name, "must be a tensor of the file", list(self.tensors)[:8])
-        values = entry.quantization.dequantize(
-            name, np.frombuffer(self._bytes(name, entry.begin, entry.end), np.uint8)
-        )
-        return values.reshape(entry.shape)
+        return entry
 
     def _bytes(self, name: str, begin: int, end: int) -> bytearray:
         """Return bytes begin ... end - 1 of the file; `name` is for the error if the file shrinks
@@ -182,7 +199,7 @@ class _Reader:
 
     def _place(
         self,
-        entries: list[tuple[str, tuple[int, ...], Quantization, int]],
+        entries: list[tuple[str, tuple[int, ...], TensorType, int]],
         alignment: int,
         start: int,
     ) -> None:
@@ -192,8 +209,8 @@ class _Reader:
         `start` is the first byte of the data; the offset of an entry counts from there.
         """
         last, last_end = "", start
-        for name, shape, quantization, offset in sorted(entries, key=lambda entry: entry[3]):
-            size = quantization.size(name, shape)
+        for name, shape, tensor_type, offset in sorted(entries, key=lambda entry: entry[3]):
+            size = tensor_type.size(name, shape)
             begin = start + offset
             if offset % alignment:
                 raise RopeError(
@@ -211,11 +228,11 @@ class _Reader:
                 raise RopeError(f"offset of {name}", rule, offset)
             if name in self.file.tensors:
                 raise RopeError(name, "must be stored once", name)
-            self.file.tensors[name] = TensorEntry(shape, quantization, begin, begin + size)
+            self.file.tensors[name] = TensorEntry(shape, tensor_type, begin, begin + size)
             last, last_end = name, begin + size
 
-    def _tensor(self) -> tuple[str, tuple[int, ...], Quantization, int]:
-        """Return (name, shape, quantization, offset) of the next tensor in the header."""
+    def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:
+        """Return (name, shape, type, offset) of the next tensor in the header."""
         name = self._string("name of a tensor", MAX_NAME_BYTES)
         dimensions = self._number("I")
         if not 1 <= dimensions <= MAX_DIMENSIONS:
@@ -227,7 +244,7 @@ class _Reader:
                 f"must be positive and fit in a file of {self.file.size} bytes",
                 list(shape),
             )
-        return name, shape, quantization_of(self._number("I")), self._number("Q")
+        return name, shape, type_of(self._number("I")), self._number("Q")
 
     def _value(self, key: str) -> Any:
         """Return the next value of the header, of the type that precedes it."""
@@ -256,9 +273,8 @@ class _Reader:
             raise RopeError(key, "must not be an array of arrays", f"{length} arrays")
         if type_id not in NUMBERS and type_id not in (BOOL, STRING):
             raise RopeError(key, "must have entries of a type from 0 to 12", type_id)
-        width = (
-            8 if type_id == STRING else _dtype(type_id).itemsize
-        )  # a string takes at least the 8 bytes of its length
+        # a string takes at least the 8 bytes of its length
+        width = 8 if type_id == STRING else struct.calcsize("<" + _code(type_id))
         begin, room = self.at, (len(self.data) - self.at) // width
         most = min(room, MAX_STRINGS - self.strings) if type_id == STRING else room
         if length > most:
@@ -312,8 +328,9 @@ class _Reader:
         return piece
 
 
-def _dtype(type_id: int) -> np.dtype:
-    return np.dtype("?" if type_id == BOOL else "<" + NUMBERS[type_id])
+def _code(type_id: int) -> str:
+    """Return the struct code of a number or a bool."""
+    return "?" if type_id == BOOL else NUMBERS[type_id]
 
 
 def _text(field: str, data: bytes | bytearray) -> str:

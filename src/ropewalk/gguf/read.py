@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
 
 from ropewalk import axes
 from ropewalk.config.hf import Explanation
@@ -25,6 +23,8 @@ FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_fact
 FULL, SLIDING = "full_attention", "sliding_attention"
 #: the key with true for every layer that rotates
 PATTERN = "attention.rope_pattern"
+#: llama.cpp's own limit, LLAMA_MAX_LAYERS, is 512
+MAX_LAYERS = 1 << 16
 #: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores
 #: them
 CONDITIONAL = {
@@ -47,7 +47,7 @@ class Source(Protocol):
     @property
     def architecture(self) -> str: ...
     def array(self, key: str) -> list[Any]: ...
-    def tensor(self, name: str) -> np.ndarray: ...
+    def floats(self, name: str) -> Sequence[float]: ...
 
 
 def read_ropes(
@@ -59,8 +59,8 @@ def read_ropes(
     name = source.architecture
     facts = architecture_of(name)
     full = _Layer(source, name, facts, FULL)
-    layers = [full]  # the layer types, of which the second has a sliding window
-    if facts.has_sliding and full.integer("attention.sliding_window", 0):
+    layers = [full]
+    if has_sliding(source, name):
         layers.append(_Layer(source, name, facts, SLIDING))
     specs: dict[str, RopeSpec | None] = {}
     for layer in layers:
@@ -69,27 +69,51 @@ def read_ropes(
             layer.record("rope", None, "this layer type is not rotated")
         else:
             specs[layer.layer_type] = layer.spec(precision)
-    rotates = rotated_layers(source, name)
+    rotates, origin = _rotated(source, name)
     if not all(rotates):
         specs = {**specs, NO_ROPE: None} if any(rotates) else dict.fromkeys(specs)
-        full.record(
-            "rope",
-            None,
-            f"{name}.{PATTERN}: false for layers "
-            f"{[i for i, each in enumerate(rotates) if not each]}",
-        )
+        still = [i for i, each in enumerate(rotates) if not each]
+        full.record("rope", None, f"{origin} {still}")
     entries = tuple(entry for layer in layers for entry in layer.entries)
     return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
 
 
+def has_sliding(source: Source, name: str) -> bool:
+    """Return whether the file has layers with a sliding window, as llama.cpp understands it."""
+    facts, metadata = architecture_of(name), source.metadata
+    if facts.sliding_block_count:
+        return metadata.get(f"{name}.block_count") == facts.sliding_block_count
+    key = f"{name}.attention.sliding_window"
+    return bool(facts.sliding_theta and integer(key, metadata.get(key, 0), low=0))
+
+
 def rotated_layers(source: Source, name: str) -> list[bool]:
-    """Return for each layer whether it rotates, as the file says; empty if it does not say so."""
-    key = f"{name}.{PATTERN}"
-    pattern = source.array(key) if key in source.metadata else []
-    layers = source.metadata.get(f"{name}.block_count", len(pattern))
-    if pattern and (len(pattern) != layers or not all(isinstance(each, bool) for each in pattern)):
-        raise RopeError(key, f"must be true or false for each of the {layers} layers", pattern)
-    return pattern
+    """Return for each layer whether it rotates; empty if all layers of a type do the same."""
+    return _rotated(source, name)[0]
+
+
+def _rotated(source: Source, name: str) -> tuple[list[bool], str]:
+    """Return for each layer whether it rotates, and the words for where that comes from."""
+    facts, metadata = architecture_of(name), source.metadata
+    key, switch = f"{name}.{PATTERN}", f"{name}.rope.scaling.finetuned"
+    layers = metadata.get(f"{name}.block_count")
+    if facts.has_pattern and key in metadata:
+        pattern = source.array(key)
+        layers = len(pattern) if layers is None else layers
+        if len(pattern) != layers or not all(isinstance(each, bool) for each in pattern):
+            raise RopeError(key, f"must be true or false for each of the {layers} layers", pattern)
+        return pattern, f"{key}: false for layers"
+    if facts.has_switch and metadata.get(switch) is False:
+        count = integer(f"{name}.block_count", layers, low=1, high=MAX_LAYERS)
+        return [False] * count, f"{switch}: no rotation in layers"
+    always = metadata.get(f"{name}.attention.sliding_window") == 0
+    by_type = facts.full_unrotated and has_sliding(source, name)
+    if facts.unrotated_every and layers is not None and not always and not by_type:
+        count = integer(f"{name}.block_count", layers, low=0, high=MAX_LAYERS)
+        every = facts.unrotated_every
+        rotates = [(i + 1) % every != 0 for i in range(count)]
+        return rotates, f"code of llama.cpp for {name}: no rotation in layers"
+    return [], ""
 
 
 def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str]:
@@ -98,6 +122,8 @@ def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str
     """
     keys = {f"{name}.rope.scaling.{key}": getattr(facts, fact) for key, fact in CONDITIONAL.items()}
     keys[f"{name}.rope.dimension_sections"] = facts.axis_order
+    keys[f"{name}.{PATTERN}"] = facts.has_pattern
+    keys[f"{name}.rope.freq_base_swa"] = facts.sliding_theta in ("key", "own")
     unread = [key for key, is_read in keys.items() if key in source.metadata and not is_read]
     tensors = {FREQS: facts.has_freqs, LONG: facts.has_long_factors, SHORT: facts.has_long_factors}
     unread += [
@@ -197,11 +223,12 @@ class _Layer:
     def _theta(self) -> float:
         """Return theta; layers with a sliding window may have one of their own."""
         theta = self.number("rope.freq_base", 10_000.0, above=0)
-        if self.layer_type == FULL:
+        if self.layer_type == FULL or self.facts.sliding_theta == "full":
             return self._record_key("theta", "rope.freq_base", theta)
-        sliding = self.number(
-            "rope.freq_base_swa", 10_000.0 if self.facts.sliding_unscaled else theta, above=0
-        )
+        default = 10_000.0 if self.facts.sliding_theta == "own" else theta
+        if not self._has("rope.freq_base_swa") and default == theta:
+            return self._record_key("theta", "rope.freq_base", theta)
+        sliding = self.number("rope.freq_base_swa", default, above=0)
         return self._record_key("theta", "rope.freq_base_swa", sliding)
 
     def _dimensions(self) -> tuple[int, int]:
@@ -230,6 +257,8 @@ class _Layer:
             rotated, rotated_origin = self._size(
                 "rope.dimension_count_swa", min(rotated, head), rotated_origin
             )
+        elif self.facts.full_rotary_share != 1:
+            rotated = int(rotated * self.facts.full_rotary_share)
         if head > MAX_HEAD_DIM or rotated > head or rotated % 2:
             rule = (
                 f"must be even and at most the head's {head} dimensions, which are at most "
@@ -251,8 +280,11 @@ class _Layer:
         """Return the scaling of `dim` rotated dimensions, from the keys and from the tensors with a
         divisor for each pair.
         """
-        if self.layer_type == SLIDING and self.facts.sliding_unscaled:
+        sliding_scaling = self.facts.sliding_scaling if self.layer_type == SLIDING else "full"
+        if sliding_scaling == "none":
             return Default()
+        if sliding_scaling == "magnitude":
+            return self._with_magnitude(Default(), self._attention_factor(), theta, dim)
         scaling, magnitude = self._scaling_of_keys()
         source, facts = self.source, self.facts
         scaling_type = self._type()
@@ -262,22 +294,29 @@ class _Layer:
             and (scaling_type == "longrope" or not facts.has_freqs)
         ):
             return self._longrope(scaling, magnitude, dim // 2)
-        radians = np.array(scaling.frequencies(dim, theta).radians)
         if facts.has_freqs and FREQS in source.tensors and scaling_type != "longrope":
-            values = divisors(FREQS, source.tensor(FREQS), dim // 2)
-            if (values != 1).any():
-                as_llama3 = (
-                    llama3(values, theta)
-                    if isinstance(scaling, Default) and magnitude == 1
-                    else None
-                )
-                return as_llama3 or Given(tuple((radians / values).tolist()), magnitude)
+            values = divisors(FREQS, source.floats(FREQS), dim // 2)
+            if any(value != 1 for value in values):
+                plain = isinstance(scaling, Default) and magnitude == 1
+                radians = scaling.frequencies(dim, theta).radians
+                divided = tuple(x / y for x, y in zip(radians, values, strict=True))
+                return (llama3(values, theta) if plain else None) or Given(divided, magnitude)
+        return self._with_magnitude(scaling, magnitude, theta, dim)
+
+    def _with_magnitude(
+        self, scaling: Scaling, magnitude: float, theta: float, dim: int
+    ) -> Scaling:
+        """Return a scaling with the frequencies of `scaling` and this magnitude."""
+        frequencies = scaling.frequencies(dim, theta)
         # if the magnitude is the scaling's own, it needs no attention_factor, as in configs
-        if math.isclose(float(scaling.frequencies(dim, theta).magnitude), magnitude, rel_tol=1e-6):
+        if math.isclose(float(frequencies.magnitude), magnitude, rel_tol=1e-6):
             return scaling
         if isinstance(scaling, Yarn):
             return replace(scaling, attention_factor=magnitude)
-        return Given(tuple(radians.tolist()), magnitude)
+        return Given(frequencies.radians, magnitude)
+
+    def _attention_factor(self) -> float:
+        return self.number("rope.scaling.attn_factor", 1.0, above=0)
 
     def _type(self) -> str:
         key = self._key("rope.scaling.type")
@@ -313,7 +352,7 @@ class _Layer:
             self._factor(),
             self._extrapolation(),
         )  # the extrapolation is 1 for YaRN, else 0
-        magnitude = self.number("rope.scaling.attn_factor", 1.0, above=0)
+        magnitude = self._attention_factor()
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
         if extrapolation == 0:
             magnitude *= (
@@ -343,7 +382,7 @@ class _Layer:
                 1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
             )
         else:
-            yarn_magnitude = float(mscale(factor)) / float(mscale(factor, mscale_all_dim))
+            yarn_magnitude = mscale(factor) / mscale(factor, mscale_all_dim)
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)
         return Yarn(original, factor=factor, **betas), magnitude * yarn_magnitude
 
@@ -356,15 +395,13 @@ class _Layer:
             raise RopeError(SHORT, f"must be in the file, because {LONG} is", None)
         linear_factor = getattr(scaling, "factor", 1.0)
         short, long = (
-            divisors(name, self.source.tensor(name), pairs) * linear_factor
+            tuple(x * linear_factor for x in divisors(name, self.source.floats(name), pairs))
             for name in (SHORT, LONG)
         )
         served = self.integer("context_length", low=1)
         trained = self.integer("rope.scaling.original_context_length", served, low=1)
         lengths = {"original_length": trained, "factor": served / trained}
-        return LongRope(
-            tuple(short.tolist()), tuple(long.tolist()), **lengths, attention_factor=magnitude
-        )
+        return LongRope(short, long, **lengths, attention_factor=magnitude)
 
     def _axes(self, pairs: int) -> axes.AxisMap | None:
         """Return the axis of each pair, or None if the file has no sections."""
@@ -386,6 +423,6 @@ class _Layer:
         mscale_all_dim = self._mscale_all_dim()
         if not self.facts.latent or not mscale_all_dim or self._extrapolation() == 0:
             return 1.0
-        extra = float(mscale(self._factor(), mscale_all_dim)) ** 2
+        extra = mscale(self._factor(), mscale_all_dim) ** 2
         self.record("extra_softmax_factor", extra, self._key("rope.scaling.yarn_log_multiplier"))
         return extra

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from ropewalk.axes import AxisMap
 from ropewalk.config.families import family_of
@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Linear, LongRope, Yarn
 from ropewalk.frequencies.formulas import mscale
 from ropewalk.gguf.architectures import Architecture, architecture_of
-from ropewalk.gguf.factors import divisors_for
+from ropewalk.gguf.factors import all_close, divisors_for
 from ropewalk.gguf.read import (
     FREQS,
     FULL,
@@ -23,6 +23,7 @@ from ropewalk.gguf.read import (
     SHORT,
     SLIDING,
     Source,
+    has_sliding,
     read_ropes,
     rotated_layers,
 )
@@ -38,13 +39,13 @@ class GgufMetadata:
 
     keys     key -> int, float or list; write floats as float32, integers as uint32, lists as arrays
              of int32
-    tensors  name -> float32 [pairs]
+    tensors  name -> float32 [pairs], an array of the standard library; numpy.asarray takes it
     layout   the pair layout in which this architecture stores q and k: convert the weights if the
              spec has the other one
     """
 
     keys: dict[str, Any]
-    tensors: dict[str, np.ndarray]
+    tensors: dict[str, array[float]]
     layout: str
 
 
@@ -54,12 +55,12 @@ class _InMemory:
 
     architecture: str
     metadata: dict[str, Any]
-    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    tensors: dict[str, array[float]] = field(default_factory=dict)
 
     def array(self, key: str) -> list[Any]:
         return list(self.metadata[key])
 
-    def tensor(self, name: str) -> np.ndarray:
+    def floats(self, name: str) -> Sequence[float]:
         return self.tensors[name]
 
 
@@ -136,7 +137,7 @@ def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
 
 def _scaling_keys(
     spec: RopeSpec, name: str, facts: Architecture
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[dict[str, Any], dict[str, array[float]]]:
     """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
     scaling, prefix = spec.scaling, "rope.scaling."
     magnitude = float(spec.ladder_frequencies(1).magnitude)
@@ -154,9 +155,8 @@ def _scaling_keys(
         }
         if facts.has_betas:
             keys |= {"yarn_beta_fast": scaling.beta_fast, "yarn_beta_slow": scaling.beta_slow}
-        extra_magnitude = magnitude / float(
-            mscale(scaling.factor)
-        )  # llama.cpp multiplies YaRN's usual magnitude by it
+        # llama.cpp multiplies YaRN's usual magnitude by it
+        extra_magnitude = magnitude / mscale(scaling.factor)
         if abs(extra_magnitude - 1) > SAME:
             keys["attn_factor"] = extra_magnitude
         return {prefix + key: value for key, value in keys.items()}, {}
@@ -167,14 +167,13 @@ def _scaling_keys(
         )
         raise RopeError("scaling", rule, scaling)
     # every other scaling is written as one divisor for each pair
-    unscaled = np.array(Default().frequencies(2 * spec.pairs, spec.theta).radians)
-    values = divisors_for(
-        np.array(spec.with_(precision="exact").ladder_frequencies().radians), unscaled
-    )
+    unscaled = Default().frequencies(2 * spec.pairs, spec.theta).radians
+    scaled = spec.with_(precision="exact").ladder_frequencies().radians
+    values = array("f", divisors_for(scaled, unscaled))
     keys = {prefix + "type": "none"} | (
         {} if magnitude == 1 else {prefix + "attn_factor": magnitude}
     )
-    return keys, {FREQS: values.astype(np.float32)}
+    return keys, {FREQS: values}
 
 
 def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
@@ -187,7 +186,7 @@ def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
 
 def _longrope_keys(
     scaling: LongRope, magnitude: float, name: str, facts: Architecture
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+) -> tuple[dict[str, Any], dict[str, array[float]]]:
     """Return the metadata keys and the tensors of a LongRoPE scaling."""
     if not facts.has_long_factors:
         raise RopeError(
@@ -202,7 +201,7 @@ def _longrope_keys(
         "context_length": round(scaling.original_length * scaling.factor),
     }
     factors = {LONG: scaling.long_factor, SHORT: scaling.short_factor}
-    return keys, {tensor: np.array(values, dtype=np.float32) for tensor, values in factors.items()}
+    return keys, {tensor: array("f", values) for tensor, values in factors.items()}
 
 
 def _check_round_trip(spec: RopeSpec, written: Source) -> None:
@@ -216,7 +215,7 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
         given, read_back = exact.ladder_frequencies(length), read.ladder_frequencies(length)
         # a pair that stands still is written with the divisor 1e30
-        same = np.allclose(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
+        same = all_close(given.radians, read_back.radians, rtol=SAME, atol=1e-25)
         if not same or abs(float(given.magnitude) / float(read_back.magnitude) - 1) > SAME:
             raise RopeError(
                 "scaling", "cannot be written: other frequencies would be read back", spec.scaling
@@ -228,9 +227,15 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
 def hf_config(source: Source) -> dict[str, Any]:
     """Return a Hugging Face config of the same model: its rope and the sizes that a rope depends
     on.
+
+    One rope for all layers is written as the v4 keys `rope_theta` and `rope_scaling`, which every
+    engine reads; a rope for each layer type needs the v5 key `rope_parameters`.
     """
     name = source.architecture
-    model_type = architecture_of(name).model_type
+    facts = architecture_of(name)
+    model_type = (
+        facts.sliding_model_type if has_sliding(source, name) else None
+    ) or facts.model_type
     if model_type is None:
         rule = (
             "must be one with a Hugging Face model_type that is known here, to be compared with "
@@ -238,28 +243,32 @@ def hf_config(source: Source) -> dict[str, Any]:
         )
         raise RopeError("general.architecture", rule, name)
     family = family_of(model_type)
-    ropes: dict[str, dict[str, Any] | None] = {}
-    for layer_type, spec in read_ropes(source)[0].items():
-        # q and k of a file may be stored in the other layout; a config describes the original
-        # weights
-        layouts = {"layout": family.layout, "layout_out": family.layout_out}
-        ropes[layer_type] = (
-            None if spec is None else to_hf(spec.with_(**layouts), model_type=model_type)
-        )
-    first = next((keys for keys in ropes.values() if keys is not None), None)
-    if first is None:
+    # q and k of a file may be stored in the other layout; a config describes the original weights
+    layouts = {"layout": family.layout, "layout_out": family.layout_out}
+    specs = read_ropes(source)[0]
+    rotated = {kind: spec.with_(**layouts) for kind, spec in specs.items() if spec is not None}
+    if not rotated:
         raise RopeError("path", "must have layers that rotate", name)
-    config = {**first, "model_type": model_type}
-    if SLIDING in ropes:
-        rotated = {layer_type: keys for layer_type, keys in ropes.items() if keys is not None}
+    if SLIDING in specs:
+        keys = {kind: to_hf(spec, model_type=model_type) for kind, spec in rotated.items()}
+        ropes = {kind: each["rope_parameters"] for kind, each in keys.items()}
         # a family with a theta for each layer type has a rope for each, too
-        by_type = {layer_type: keys["rope_parameters"] for layer_type, keys in rotated.items()}
-        config["rope_parameters"] = {
-            layer_type: rope.get(layer_type, rope) for layer_type, rope in by_type.items()
-        }
-    if NO_ROPE in ropes:
+        by_type = {kind: rope.get(kind, rope) for kind, rope in ropes.items()}
+        config = next(iter(keys.values())) | {"rope_parameters": by_type}
+    else:
+        config = _keys_of_one_rope(rotated[FULL], model_type)
+    config["model_type"] = model_type
+    if NO_ROPE in specs:
         config["no_rope_layers"] = [int(each) for each in rotated_layers(source, name)]
     return config | sizes_of(source)
+
+
+def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
+    """Return the config keys of a rope that all layers have: v4 keys where they describe it."""
+    try:
+        return to_hf(spec, version=4, model_type=model_type)
+    except RopeError:
+        return to_hf(spec, version=5, model_type=model_type)
 
 
 def sizes_of(source: Source) -> dict[str, int]:

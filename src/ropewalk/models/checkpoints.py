@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from ropewalk.config.families import family_of
 from ropewalk.errors import RopeError
 from ropewalk.gguf import is_gguf
-from ropewalk.gguf.weights import GgufWeights
 from ropewalk.interop.checkpoint.layout_record import stated_layout
 from ropewalk.interop.checkpoint.shards import (
     Folder,
@@ -24,6 +23,7 @@ from ropewalk.interop.checkpoint.shards import (
     open_folder,
     write_folder,
 )
+from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig
@@ -91,6 +91,9 @@ def load(
         for name, hf_names in names_in_file.items()
     }
     model.load_state_dict(state, assign=True)
+    if isinstance(source, GgufWeights):
+        # `save` writes them
+        model.tokenizer_files = source.tokenizer_files  # type: ignore[assignment]
     return model.eval()
 
 
@@ -110,7 +113,8 @@ def save(
 
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
-    rotation of the model that model.config does not describe.
+    rotation of the model that model.config does not describe. The folder of a model from a .gguf
+    file also has its tokenizer and the tokens at which generation ends.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
@@ -131,6 +135,9 @@ def save(
     # without these keys transformers would use its default token ids, which may exceed the
     # vocabulary
     token_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    tokenizer_files = getattr(model, "tokenizer_files", None)
+    if tokenizer_files is not None:
+        token_ids |= tokenizer_files.token_ids()
     written = token_ids | hf_config | extra_config
     if checkpoint_format.config_from_hf(written) != restored:
         raise RopeError(
@@ -139,7 +146,10 @@ def save(
             sorted(extra_config),
         )
     tensors = _named_tensors(state, checkpoint_format, config)
-    write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes)
+    files = {}
+    if tokenizer_files is not None:
+        files = tokenizer_files.files({key: written[key] for key in token_ids})
+    write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes, files=files)
 
 
 def _check_layout(folder: Folder, model_type: str) -> None:

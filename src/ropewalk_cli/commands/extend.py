@@ -1,4 +1,6 @@
-"""`ropewalk extend`: write a config.json for a longer context, without changing the weights."""
+"""`ropewalk extend`: write a config.json for a longer context, or the metadata keys of a GGUF file,
+without changing the weights.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk_cli.commands import Config, Json, model_path, output_path
 from ropewalk_cli.declare import Argument, Option
@@ -56,7 +59,11 @@ def extend(
     if out is not None:
         output_path(out)
     settings = _settings(kind, option or [])
-    new_config = _read(model_path(config))
+    path = model_path(config)
+    if rw.gguf.is_gguf(path):
+        settings |= {"original_length": original_length, "layer_types": layer_type or None}
+        return _extend_gguf(path, kind, out, json, factor=factor, overwrite=overwrite, **settings)
+    new_config = rw.config.file.read(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
@@ -87,12 +94,22 @@ def extend(
         say(report, "nothing written; give --out" if out is None else f"written to {out}")
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Return a config, or the config that the metadata of a GGUF file stands for."""
-    from ropewalk.config import file
-    from ropewalk.gguf import GgufFile, hf_config, is_gguf
+def _extend_gguf(path: Path, kind: str, out: Path | None, json: bool, **options: Any) -> None:
+    """Print the metadata keys of a GGUF file with a longer context, and the flags of llama.cpp;
+    `out` is a JSON file.
+    """
+    from ropewalk.interop.gguf.extend import extend_gguf
 
-    return dict(hf_config(GgufFile(path))) if is_gguf(path) else file.read(path)
+    if out is not None and rw.gguf.is_gguf(out):
+        rule = "must be a .json file: ropewalk changes no GGUF file, it gives the keys to change"
+        raise RopeError("--out", rule, str(out))
+    extension = extend_gguf(path, kind, **options)
+    if out is not None:
+        _write(out, extension.as_dict())
+    if json:
+        print(json_format.dumps({"kind": kind, **extension.as_dict()}, indent=2))
+    else:
+        say(extension, "the file is not changed" if out is None else f"written to {out}")
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
@@ -124,11 +141,9 @@ def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
 
 def _value(text: str, value: str) -> Any:
     """Return `value`, parsed as JSON; `text` is the whole option name=value, for the error message."""
-    from ropewalk.config import file
-
     try:
         # as a JSON object it is read by the strict parser of config.json
-        (parsed,) = file.parse(f'{{"value": {value}}}'.encode()).values()
+        (parsed,) = rw.config.file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
         raise RopeError(
             "--set", "must be name=JSON with finite numbers, such as beta_fast=16", text

@@ -12,8 +12,8 @@ from torch import nn
 
 from ropewalk.errors import MissingExtra, RopeError
 from ropewalk.gguf import hf_config
-from ropewalk.gguf import tokenizer as gguf_tokenizer
-from ropewalk.gguf.weights import GgufWeights
+from ropewalk.interop.gguf import tokenizer as gguf_tokenizer
+from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk_lab.fit.passkeys import Encode
 
 

@@ -177,6 +177,7 @@ def write_folder(
     *,
     max_shard_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
+    files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a checkpoint folder atomically, with one tensor in memory at a time.
 
@@ -185,6 +186,7 @@ def write_folder(
     max_shard_bytes  larger checkpoints become several shards and an index; a shard holds at least
                      one tensor
     metadata         texts in the header of every file; None: {"format": "pt"}
+    files            contents of further files by name, such as tokenizer.json
     """
     integer("max_shard_bytes", max_shard_bytes, low=1)
     makers = {}
@@ -239,16 +241,20 @@ def write_folder(
             write_json(folder / f"model{INDEX_SUFFIX}", index)
         if config is not None:
             write_json(folder / "config.json", config)
+        for name, data in (files or {}).items():
+            _write_bytes(folder / name, data)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as JSON to a new file and sync it to disk."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    _write_bytes(path, text.encode("utf-8"))
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    """Write a new file and sync it to disk."""
     with path.open("xb") as file:
-        file.write(
-            (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode(
-                "utf-8"
-            )
-        )
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.errors import RopeError, choice
+from ropewalk.errors import RopeError, choice, number
 from ropewalk.gguf.architectures import architecture_of
 from ropewalk.gguf.file import GgufFile
-from ropewalk.gguf.read import FREQS, FULL, LONG, PATTERN, SHORT, read_ropes
+from ropewalk.gguf.read import FREQS, FULL, LONG, SHORT, read_ropes
 from ropewalk.gguf.write import sizes_of
+from ropewalk.interop.gguf.tensors import read_tensor
+from ropewalk.interop.gguf.tokenizer_files import GgufTokenizerFiles
 from ropewalk.layout import convert_layout
 from ropewalk.spec import RopeSpec
 
@@ -49,17 +52,21 @@ class GgufWeights:
         file = self.file = GgufFile(path)
         self.path = file.path
         self.architecture = choice("general.architecture", file.architecture, LOADED)
-        specs, _ = read_ropes(file)
+        specs, explanation = read_ropes(file)
+        for text in explanation.warnings:
+            warnings.warn(text, UserWarning, stacklevel=3)
+        # the layers of these architectures are all full ones, and all rotate
         spec = specs[FULL]
-        if spec is None or len(specs) > 1:
-            pattern = f"{self.architecture}.{PATTERN}"
-            raise RopeError(
-                pattern, "must be true for every layer, to be loaded", file.metadata.get(pattern)
-            )
+        assert spec is not None
         self.stored_layout = architecture_of(self.architecture).layout
         self.rope: RopeSpec = spec.with_(layout="half")
         #: Hugging Face's name -> name in the file
         self.files = {_hf_name(name): name for name in file.tensors if name not in ROPE_TENSORS}
+
+    @property
+    def tokenizer_files(self) -> GgufTokenizerFiles:
+        """The tokenizer and the special tokens of the file."""
+        return GgufTokenizerFiles(self.file)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,7 +87,7 @@ class GgufWeights:
             **sizes_of(file),
             "model_type": name,
             "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "rms_norm_eps": file.metadata.get(f"{name}.attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self._epsilon(),
             "head_dim": self.rope.head_dim,
             "rope_theta": self.rope.theta,
             "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -89,6 +96,13 @@ class GgufWeights:
         }
         config.pop("sliding_window", None)  # llama.cpp has none for these architectures
         return config
+
+    def _epsilon(self) -> float:
+        """Return the epsilon of the norms; llama.cpp refuses a file without it, too."""
+        key = f"{self.architecture}.attention.layer_norm_rms_epsilon"
+        if key not in self.file.metadata:
+            raise RopeError(key, "must be in the file: llama.cpp has no default for it", None)
+        return number(key, self.file.metadata[key], low=0)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a weight."""
@@ -100,7 +114,7 @@ class GgufWeights:
 
     def read(self, name: str) -> Tensor:
         """Return a weight, read and dequantised; rows of q and k are permuted to the half layout."""
-        weight = torch.from_numpy(self.file.tensor(self.files[name]))
+        weight = torch.from_numpy(read_tensor(self.file, self.files[name]))
         if re.search(r"\.[qk]_proj\.", name) and self.stored_layout != "half":
             rope = self.rope
             return convert_layout(
