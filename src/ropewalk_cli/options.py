@@ -35,10 +35,20 @@ def target_of(command: Callable[..., None]) -> Callable[..., None]:
     return getattr(importlib.import_module(module), attribute)
 
 
-Config = Annotated[Path, typer.Argument(help="A config.json, or a model folder that contains one.")]
+Config = Annotated[
+    Path,
+    typer.Argument(
+        help="A config.json, a model folder that contains one, or smollm2 after `ropewalk lab fetch`."
+    ),
+]
 OptionalConfig = Annotated[
     Path | None,
-    typer.Argument(help="A config.json, a model folder that contains one, or a GGUF file."),
+    typer.Argument(
+        help=(
+            "A config.json, a model folder that contains one, a GGUF file, or smollm2 after "
+            "`ropewalk lab fetch`."
+        )
+    ),
 ]
 Example = Annotated[
     str | None,

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError, choice
-from ropewalk_lab.corpus import cache_folder
 
 CHUNK = 1 << 20
 #: seconds that pip or npm may take; 93 MB then need 26 kB a second
@@ -142,6 +141,8 @@ def fetch(
 
 def fetched_folder() -> Path:
     """Return the folder of downloaded files."""
+    from ropewalk_lab.corpus import cache_folder  # which imports NumPy, and a path needs none
+
     return cache_folder() / "fetched"
 
 

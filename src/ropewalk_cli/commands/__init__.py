@@ -38,11 +38,12 @@ def device_of(name: str) -> str:
 
 
 def config_or_example(config: Path | None, name: str | None) -> Any:
-    """Return `config`, a path, or the config of the well-known model `name`: exactly one of the two
-    must be given.
+    """Return `config`, a path or the name of a fetched model, or the config of the well-known model
+    `name`: exactly one of the two must be given.
     """
     from ropewalk.config.examples import example
     from ropewalk.errors import RopeError
+    from ropewalk_cli.commands.model_argument import model_path
 
     if config is None and name is None:
         rule = (
@@ -56,7 +57,10 @@ def config_or_example(config: Path | None, name: str | None) -> Any:
             "must not be given together with --example; give one of them",
             [str(config), name],
         )
-    return config if name is None else example(name)
+    if name is not None:
+        return example(name)
+    assert config is not None  # one of the two is given
+    return model_path(config)
 
 
 def picture_path(path: Path) -> Path:

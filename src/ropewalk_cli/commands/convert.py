@@ -20,6 +20,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint import Conversion, convert_checkpoint, which_layout
 from ropewalk.spec import LAYOUTS
 from ropewalk_cli.commands import console
+from ropewalk_cli.commands.model_argument import model_path
 
 
 def convert(
@@ -37,6 +38,7 @@ def convert(
     With `which` only print the layout that the checkpoint has; with `dry_run` only print what a
     conversion would change.
     """
+    source = model_path(source)
     if which:
         evidence = which_layout(source, config=config)
         print(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)

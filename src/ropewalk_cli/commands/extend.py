@@ -15,6 +15,7 @@ from ropewalk.frequencies import Ntk
 from ropewalk.interop.extend import extend as extend_config
 from ropewalk.interop.extend.keys import kinds
 from ropewalk_cli.commands import console, output_path
+from ropewalk_cli.commands.model_argument import model_path
 
 #: settings that have an option of their own
 OWN_OPTIONS = {
@@ -45,7 +46,7 @@ def extend(
     if out is not None:
         output_path(out)
     settings = _settings(kind, option or [])
-    new_config = config_file.read(config)
+    new_config = config_file.read(model_path(config))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(

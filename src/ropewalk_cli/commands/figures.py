@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ropewalk.errors import RopeError, choice
 from ropewalk_cli.commands import console
+from ropewalk_cli.commands.model_argument import model_path
 from ropewalk_lab.plots import FIGURES, FORMATS, MOTION, Look, View, write_all
 
 NO_FONT = (
@@ -55,7 +56,12 @@ def _view_of(config: Path, look: Look) -> View:
     from ropewalk_lab.analysis import read_checkpoint
 
     facts = next(
-        (facts for facts in read_checkpoint(config).layers.values() if facts is not None), None
+        (
+            facts
+            for facts in read_checkpoint(model_path(config)).layers.values()
+            if facts is not None
+        ),
+        None,
     )
     if facts is None:
         raise RopeError("config", "must have a rope in at least one layer type", str(config))
