@@ -45,10 +45,12 @@ class Progress:
         """Whether a bar is shown."""
         return self._bar is not None
 
-    def show(self, done: int, text: str) -> None:
-        """Show the number of finished steps and a text."""
+    def show(self, done: int, text: str, total: int | None = None) -> None:
+        """Show the number of finished steps and a text; `total` replaces the number of steps."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=f"{self.title}: {text}")
+            self._bar.update(
+                self._task, completed=done, total=total, description=f"{self.title}: {text}"
+            )
 
     def close(self) -> None:
         """Stop the bar and restore the terminal."""

@@ -178,7 +178,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
     factors come from a search.
     """
     model, encode = open_real("tiny", CPU)
-    meter, spare = make_meter(
+    meter = make_meter(
         Workspace(tmp_path, CPU),
         model,
         encode,
@@ -190,7 +190,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
         search=16,
     )
     spec = from_hf(model.config)
-    method = real_tune._method(name, meter, spare, 16, spec)
+    method = real_tune._method(name, meter, 16, spec)
     if options is not None:
         wavelengths = [2 * np.pi * spec.theta ** (pair / spec.pairs) for pair in range(spec.pairs)]
         assert method.options == options

@@ -6,8 +6,10 @@ import json as json_format
 from pathlib import Path
 
 from ropewalk_cli.commands import console, device_of, table
-from ropewalk_lab.downloads import find_fetched
+from ropewalk_cli.commands.model_argument import model_path
+from ropewalk_lab.fit import Step
 from ropewalk_lab.fit import fit as fit_model
+from ropewalk_lab.fit.measure import print_step
 from ropewalk_lab.fit.session import CONFIG
 from ropewalk_lab.fit.summary import note
 from ropewalk_lab.fit_page import PAGE, write_page
@@ -35,18 +37,20 @@ def fit(
     windows, passkeys, search, long_ppl, trained and seed are those of `ropewalk.fit`.
     """
     # how many measurements there will be is not known before the model is loaded
-    bar, finished = Progress("fit", total=0, done=0, enabled=not json), []
+    bar = Progress("fit", total=0, done=0, enabled=not json)
 
-    def report(line: str) -> None:
-        """Show that one more measurement, described by `line`, is done."""
-        finished.append(line)
-        bar.show(len(finished), line)
+    def report(step: Step) -> None:
+        """Show the measurement that begins: on the bar of a terminal, as a line in a pipe."""
+        if bar.visible:
+            bar.show(step.number, step.text, step.total)
+        elif not json:
+            print_step(step)
 
     try:
         result = fit_model(
-            find_fetched(model),
+            model_path(model),
             to,
-            text=[find_fetched(each) for each in text] if text else None,
+            text=[model_path(each) for each in text] if text else None,
             methods=method or None,
             windows=windows,
             passkeys=passkeys,
@@ -66,7 +70,9 @@ def fit(
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
         data = {
             "recommended": vars(result.recommendation),
+            "best": vars(result.decision.best),
             "in_config": vars(result.in_config),
+            "gain": result.decision.gain,
             "table": rows,
             "skipped": result.skipped,
             "facts": result.facts,
