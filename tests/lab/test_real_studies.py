@@ -201,7 +201,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
         assert not torch.equal(meter.reader.losses(window), before)
     torch.testing.assert_close(meter.reader.losses(window), before)
     with pytest.raises(RopeError, match="search"):
-        real_tune._method("longrope", meter, None, 0, spec)
+        real_tune._method("longrope", meter, 0, spec)
 
 
 TUNED = sorted({method for preset in real_tune.PRESETS.values() for method in preset["methods"]})

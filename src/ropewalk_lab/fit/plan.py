@@ -26,10 +26,13 @@ from ropewalk_lab.fit.passkeys import (
     wording,
 )
 from ropewalk_lab.fit.text import Band, bands_of, read_text, windows_of
+from ropewalk_lab.machine import versions
 
 #: upper bound for pass keys of one length and candidates of a search; catches typos
 MOST = 100_000
-#: rows of other versions are not resumed; raised when a measurement changes its meaning
+#: packages that compute a loss: rows of other versions are not resumed
+CODE = ("ropewalk", "torch", "transformers")
+#: raised when a measurement changes its meaning, so that older rows are not resumed
 MEASUREMENT = 2
 
 
@@ -128,7 +131,7 @@ def make_plan(subject: Subject, to: int, text: Any, size: Size) -> Plan:
         "seed": size.seed,
         "long_ppl": size.long_ppl,
         "search": size.search,
-        "version": f"{_version()}, measurement {MEASUREMENT}",
+        "code": {"measurement": MEASUREMENT, **versions(CODE)},
     }
     return Plan(samples, facts)
 
@@ -221,9 +224,3 @@ def _text_names(text: Any) -> list[str]:
     if isinstance(text, Tensor):
         return ["tokens"]
     return [Path(each).name for each in ([text] if isinstance(text, str | Path) else text)]
-
-
-def _version() -> str:
-    import ropewalk
-
-    return ropewalk.__version__
