@@ -2,6 +2,7 @@
 program at a time.
 """
 
+import json
 import subprocess
 import sys
 import time
@@ -236,6 +237,16 @@ def test_a_loss_far_above_another_is_no_overflow():
     found = fit(model, windows=3, methods=None)
     assert any(row["loss"] > 710 for row in found.rows)
     assert found.recommendation.method in found.facts["methods"]
+
+
+def test_the_folder_has_the_whole_decision(tmp_path):
+    found = fit(llama(), tmp_path, methods=None)
+    kept = json.loads((tmp_path / "fit.json").read_text())
+    for name in ("recommended", "best", "in_config"):
+        assert kept[name]["method"] == getattr(found.decision, name).method
+    has_config = (tmp_path / "fit-config.json").exists()
+    assert has_config == (found.in_config.method != "none") == (found.config is not None)
+    assert kept["code"]["torch"] == torch.__version__
 
 
 def test_what_is_no_model_is_refused():

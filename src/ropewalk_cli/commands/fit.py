@@ -69,10 +69,7 @@ def fit(
     if json:
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
         data = {
-            "recommended": vars(result.recommendation),
-            "best": vars(result.decision.best),
-            "in_config": vars(result.in_config),
-            "gain": result.decision.gain,
+            **result.decision.as_dict(),
             "table": rows,
             "skipped": result.skipped,
             "facts": result.facts,

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,10 @@ class Decision:
     in_config: Recommendation
     gain: str = ""
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the decision as plain data."""
+        return asdict(self)
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -101,7 +106,7 @@ class Gap:
     def __str__(self) -> str:
         # scores are shares of missed keys, and the text states the difference of the shares found
         if self.measure.endswith("keys"):
-            return with_error(-self.difference, self.error, "+.0%", ".0%")
+            return with_error(0.0 - self.difference, self.error, "+.0%", ".0%")
         return with_error(self.difference, self.error, "+.3f", ".3f")
 
 

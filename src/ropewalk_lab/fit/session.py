@@ -78,7 +78,7 @@ class Fit:
 
     def write(self, folder: Path) -> None:
         """Write the facts and the config into a folder; a config of an earlier fit is removed."""
-        kept = self.facts | {"recommended": vars(self.recommendation), "skipped": self.skipped}
+        kept = self.facts | self.decision.as_dict() | {"skipped": self.skipped}
         for name, data in ((FACTS, kept), (CONFIG, self.config)):
             if data is None:
                 (folder / name).unlink(missing_ok=True)
