@@ -31,7 +31,7 @@ from ropewalk_lab.bench import cpu
 from ropewalk_lab.distributed import Parallel
 from ropewalk_lab.explorer import launch
 from ropewalk_lab.finetuning import Files, finetuning_preset
-from ropewalk_lab.fit import session
+from ropewalk_lab.fit import open_model as opening
 from ropewalk_lab.samples import write_sample
 from ropewalk_lab.settings import Settings
 from ropewalk_lab.studies import STUDIES
@@ -229,11 +229,11 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(
         installed, "run", lambda name, some: {"engine": name, "version": "1", "results": []}
     )
-    opened, cpu_device = session.open_model, torch.device("cpu")
+    opened, cpu_device = opening.open_model, torch.device("cpu")
     tiny = lambda path, *rest: (
         open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
     )
-    monkeypatch.setattr(session, "open_model", tiny)
+    monkeypatch.setattr(opening, "open_model", tiny)
     monkeypatch.setattr("ropewalk_lab.fit_page.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: Table("t", ("a",), []))

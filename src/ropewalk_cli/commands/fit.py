@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ropewalk_cli.commands import Device, Json, device_of, model_path, output_folder
 from ropewalk_cli.declare import Argument, Option
 from ropewalk_cli.output import say, table
+
+if TYPE_CHECKING:
+    from ropewalk_lab.fit import Step
 
 
 def fit(
@@ -54,7 +57,6 @@ def fit(
     It measures the loss by band of positions, and how many pass keys (numbers hidden in a long
     text) the model finds, both also within the trained length. Nothing is trained.
     """
-    from ropewalk_lab.downloads import find_fetched
     from ropewalk_lab.fit import fit as fit_model
     from ropewalk_lab.fit.session import CONFIG
     from ropewalk_lab.fit.summary import note
@@ -63,18 +65,17 @@ def fit(
 
     output_folder(out)
     # how many measurements there will be is not known before the model is loaded
-    bar, finished = Progress("fit", total=0, done=0, enabled=not json), []
+    bar = Progress("fit", total=0, done=0, enabled=not json)
 
-    def report(line: str) -> None:
-        """Show that one more measurement, described by `line`, is done."""
-        finished.append(line)
-        bar.show(len(finished), line, now=True)
+    def report(step: Step) -> None:
+        """Show the measurement that begins."""
+        bar.show(step.number, step.text, step.total, now=True)
 
     try:
         result = fit_model(
             model_path(model),
             to,
-            text=[find_fetched(each) for each in text] if text else None,
+            text=[model_path(each) for each in text] if text else None,
             methods=method or None,
             windows=windows,
             passkeys=passkeys,
@@ -94,7 +95,9 @@ def fit(
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
         data = {
             "recommended": vars(result.recommendation),
+            "best": vars(result.decision.best),
             "in_config": vars(result.in_config),
+            "gain": result.decision.gain,
             "table": rows,
             "skipped": result.skipped,
             "facts": result.facts,
