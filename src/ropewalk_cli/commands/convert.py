@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from ropewalk.errors import RopeError, choice
-from ropewalk_cli.commands import Json
+from ropewalk_cli.commands import Json, model_path
 from ropewalk_cli.declare import Argument, Option
 from ropewalk_cli.output import say
 
@@ -20,7 +20,13 @@ LAYOUT = Literal["half", "interleaved"]
 
 
 def convert(
-    source: Annotated[Path, Argument("The checkpoint folder: safetensors and config.json.")],
+    source: Annotated[
+        Path,
+        Argument(
+            "The checkpoint folder with safetensors and config.json, or the name of a model in the Hugging "
+            "Face cache."
+        ),
+    ],
     target: Annotated[
         Path | None, Argument("The folder to write; it must not exist or be empty.")
     ] = None,
@@ -38,6 +44,7 @@ def convert(
     """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
     from ropewalk.interop.checkpoint import convert_checkpoint, which_layout
 
+    source = model_path(source)
     if which:
         evidence = which_layout(source, config=config)
         say(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
