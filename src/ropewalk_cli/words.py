@@ -65,7 +65,7 @@ def _by_name(
         if word in HELP:
             raise HelpAsked
         if name not in options:
-            raise UsageError(f"no such option: {name}{nearest(name, options)}")
+            raise UsageError(f"no such option: {name}{nearest(name, [*options, *HELP])}")
         option = options[name]
         if option.is_flag:
             if equals:

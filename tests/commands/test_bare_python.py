@@ -101,7 +101,7 @@ def test_it_answers(config, words, says):
     ("words", "says"),
     [
         pytest.param(
-            "inspect missing.json", "config: must be the path of a config.json", marks=not_yet
+            "inspect missing.json", "CONFIG: must be the path of a config.json", marks=not_yet
         ),
         ("inspect --servd 3", "no such option: --servd (did you mean --served?)"),
         ("inspct", "no such command: 'inspct' (did you mean inspect?)"),

@@ -72,6 +72,7 @@ def test_words_become_values(words, values):
         # a wrong word is named before a missing one
         ("--cuont 3", r"no such option: --cuont (did you mean --count?)"),
         ("a -x", "no such option: -x"),
+        ("--hlp", "no such option: --hlp (did you mean --help?)"),
         ("a b c", "one argument too many: 'c'"),
         ("a --count", "--count needs a value"),
         ("a --count --dry-run", "--count needs a value"),
