@@ -79,8 +79,8 @@ test-transformers: setup
 	grep -v -e ^transformers -e ^tokenizers constraints.txt > $(OTHER)/constraints.txt
 	$(OTHER)/bin/python $(PIP) -c $(OTHER)/constraints.txt torch
 	$(OTHER)/bin/python $(PIP) -c $(OTHER)/constraints.txt \
-		transformers==$(TRANSFORMERS) accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
-		rotary-embedding-torch safetensors typer
+		transformers==$(TRANSFORMERS) accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist \
+		rotary-embedding-torch safetensors
 	PYTHONPATH=src OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -p no:cacheprovider" \
 		$(OTHER)/bin/python -m pytest -n $(JOBS) tests/interop
 
@@ -90,8 +90,8 @@ test-torch: setup
 	grep -v -e ^torch= -e ^triton constraints.txt > $(OTHER_TORCH)/constraints.txt
 	$(OTHER_TORCH)/bin/python $(PIP) torch==$(TORCH) "setuptools>=77,<82"
 	$(OTHER_TORCH)/bin/python $(PIP) -c $(OTHER_TORCH)/constraints.txt \
-		transformers accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist rich \
-		rotary-embedding-torch safetensors tensorboard tokenizers typer
+		transformers accelerate beartype hypothesis jaxtyping matplotlib mpmath peft pytest pytest-xdist \
+		rotary-embedding-torch safetensors tensorboard tokenizers
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
 		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py

@@ -15,7 +15,7 @@ from PIL import Image
 
 from ropewalk import RopeSpec
 from ropewalk.attention.remap import REMAPPINGS
-from ropewalk.attention.temperature import FloorLog, LogAbove, LogN, Power
+from ropewalk.temperatures import FloorLog, LogAbove, LogN, Power
 from ropewalk_lab import plots, selfcheck
 from ropewalk_lab.plots import Look, methods
 from ropewalk_lab.studies import read_study

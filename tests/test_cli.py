@@ -2,7 +2,6 @@
 with exit code 2.
 """
 
-import inspect
 import json
 import os
 import re
@@ -14,16 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 
 import ropewalk
 import ropewalk_cli
-from command_line import call
+from command_line import all_functions, call, run_without
 from ropewalk import cli
 from ropewalk.caches import cache_infos
 from ropewalk.kernels import BACKENDS, Backend, available, eager
-from ropewalk_cli import options
 from ropewalk_cli.commands import device_of, info
+from ropewalk_cli.declare import parameters
 from ropewalk_lab import selfcheck
 
 
@@ -52,20 +50,19 @@ def entry(name) -> cli.Command:
     return found
 
 
-def test_help_lists_every_command_under_its_task_with_an_example(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
+def test_help_lists_every_command_under_its_task_with_an_example(capsys):
     code, out, _ = call(capsys, "--help")
     assert code == 0
-    panels = re.split(r"╭─ ", out)
+    groups = {part.splitlines()[0]: part for part in out.split("\n\n")}
     for name in cli.COMMANDS:
-        (panel,) = (panel for panel in panels if panel.startswith(f"{entry(name).group} ─"))
-        line = next(line for line in panel.splitlines() if re.match(rf"│ {name} ", line))
-        assert entry(name).help in line
-        assert entry(name).example.replace('"', "") in line.replace('"', "")
+        lines = groups[entry(name).group].splitlines()
+        place = next(i for i, line in enumerate(lines) if line.split()[0] == name)
+        assert lines[place].split(maxsplit=1)[1] == entry(name).help
+        assert lines[place + 1].strip() == entry(name).example
 
 
 ASKED = """
-import os, sys, ropewalk_cli
+import sys, ropewalk_cli
 
 def ask(*words):
     try:
@@ -78,25 +75,21 @@ ask("--help")
 for name in ropewalk_cli.COMMANDS:
     ask(name, "--help")
 ask("lab", "run", "--help")
-os.environ |= {"_ROPEWALK_COMPLETE": "complete_bash", "COMP_WORDS": "ropewalk inspect --se", "COMP_CWORD": "2"}
-ask()
-print("imported", *sorted({name.split(".")[0] for name in sys.modules} & {"ropewalk", "torch", "numpy", "transformers"}))
-"""  # noqa: E501
+ask("--complete", "bash", "inspect", "--se")
+slow = {"torch", "numpy", "jaxtyping", "transformers", "matplotlib", "typer", "rich"}
+print("imported", *sorted({name.split(".")[0] for name in sys.modules} & slow))
+"""
 
 
-def test_help_version_and_completion_import_neither_torch_nor_the_package():
+def test_help_version_and_completion_import_nothing_that_takes_long():
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == ["--served", "imported"]
 
 
-def test_the_work_of_every_command_takes_the_options_that_it_declares():
-    for name in cli.COMMANDS:
-        for words, leaf in ropewalk_cli.leaves(
-            ropewalk_cli.command_tree(name).commands[name], name
-        ).items():
-            work = options.target_of(leaf.callback)
-            declared = [each.name for each in leaf.params if each.name != "help"]
-            assert list(inspect.signature(work).parameters) == declared, words
+def test_every_option_of_every_command_is_explained():
+    for words, function in all_functions().items():
+        assert (function.__doc__ or "").strip(), words
+        assert [each.shown for each in parameters(function) if not each.help] == [], words
 
 
 def test_the_console_script_and_python_m_are_the_same_command_line():
@@ -117,10 +110,7 @@ def test_no_command_shows_the_help(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself_with_an_example_that_it_understands(
-    capsys, monkeypatch, name
-):
-    monkeypatch.setenv("COLUMNS", "300")
+def test_every_command_explains_itself_with_an_example_that_it_understands(capsys, name):
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
     assert "Usage" in out
@@ -141,18 +131,13 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
     assert re.match(rf"ropewalk: .*--bad.*; see: ropewalk {name} --help", one_line(err))
 
 
-def options_of(name) -> dict[str, list[str]]:
-    """Each command, or subcommand, with its options."""
-    leaves = ropewalk_cli.leaves(ropewalk_cli.command_tree(name).commands[name], name)
-    return {
-        words: [word for one in found.params for word in one.opts]
-        for words, found in leaves.items()
-    }
-
-
-@pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "explore"])
-def test_every_command_that_answers_can_answer_in_json(name):
-    assert [part for part, options in options_of(name).items() if "--json" not in options] == []
+def test_every_command_that_answers_can_answer_in_json():
+    without = [
+        words
+        for words, function in all_functions().items()
+        if "--json" not in [each.shown for each in parameters(function)]
+    ]
+    assert without == ["explore", "completion"]
 
 
 def test_unknown_command_is_refused_with_the_nearest_known(capsys):
@@ -198,36 +183,6 @@ def test_an_interrupt_is_exit_code_130(capsys, monkeypatch):
 def wait() -> None:
     """Wait for what never comes."""
     raise KeyboardInterrupt
-
-
-@pytest.fixture
-def completed(capsys, monkeypatch):
-    """What a shell is told to complete the last of the words with."""
-
-    def ask(words, shell="bash"):
-        line = " ".join(words)
-        asked = {
-            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)},
-            "zsh": {"_TYPER_COMPLETE_ARGS": line},
-            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
-        }[shell]
-        for name, value in {"_ROPEWALK_COMPLETE": f"complete_{shell}", **asked}.items():
-            monkeypatch.setenv(name, value)
-        return call(capsys)[1]
-
-    return ask
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_complete_commands(completed, shell):
-    found = completed(["ropewalk", "in"], shell)
-    assert "inspect" in found
-    assert "info" in found
-    assert "audit" not in found
-
-
-def test_shells_complete_the_options_of_a_command(completed):
-    assert completed(["ropewalk", "inspect", "--se"]).split() == ["--served"]
 
 
 def test_info_json_names_every_backend_with_its_reason(capsys):
@@ -278,21 +233,21 @@ def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
     monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
     found = json.loads(call(capsys, "info", "--json")[1])["extras"]
     assert found == {
-        "cli": [],
+        "small": [],
         "lab": ["no-such-package"],
         "explorer": ["another-one", "no-such-package"],
     } | {"plain": []}
     out = call(capsys, "info")[1]
     assert re.search(r"lab.*needs no-such-package; pip install 'ropewalk\[lab\]'", out)
-    assert re.search(r"cli\W+installed", out)
+    assert re.search(r"small +installed", out)
 
 
 WANTED = [
     "torch>=2",
-    'typer>=0.12; extra == "cli"',
-    'ropewalk[cli]; extra == "lab"',
+    'pytest>=8; extra == "small"',
+    'ropewalk[small]; extra == "lab"',
     ('no-such-package>=3; extra == "lab"'),
-    'ropewalk[lab,cli]; extra == "explorer"',
+    'ropewalk[lab,small]; extra == "explorer"',
     ("another-one; platform_system == 'Linux' and extra == 'explorer'"),
     'numpy; extra == "plain"',
     'not-for-users; extra == "dev"',
@@ -414,13 +369,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, quick):
     assert "taken" in one_line(err)
 
 
-@pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_a_missing_extra_is_named(capsys, monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    code, _, err = call(capsys, "info")
-    assert code == 2
-    assert missing in one_line(err)
-    assert "pip install 'ropewalk[cli]'" in err
+@pytest.mark.parametrize("words", [["demo"], ["bench"], ["train", "smoke"]], ids=" ".join)
+def test_a_command_that_needs_torch_says_how_to_install_it(words):
+    done = run_without(["torch", "numpy", "jaxtyping"], *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    needs = rf"ropewalk: {words[0]}: needs (torch|numpy); run: pip install 'ropewalk\[torch\]'\n"
+    assert re.fullmatch(needs, done.stderr)
 
 
 def test_a_page_without_streamlit_says_what_to_install(capsys, monkeypatch):
@@ -443,9 +397,14 @@ def test_an_entry_in_the_dict_is_a_command(capsys, monkeypatch):
     assert call(capsys, "hello", "--name", "rope")[:2] == (0, "hello rope\n")
 
 
-def test_an_entry_may_be_an_app_of_subcommands(capsys, monkeypatch):
-    monkeypatch.setitem(cli.COMMANDS, "group", f"{__name__}:group")
+def test_an_entry_may_be_a_dict_of_commands(capsys, monkeypatch):
+    monkeypatch.setitem(cli.COMMANDS, "group", f"{__name__}:GROUP")
     assert call(capsys, "group", "twice", "3")[:2] == (0, "6\n")
+    code, out, err = call(capsys, "group", "thrice", "3")
+    assert (code, out) == (2, "")
+    assert err == (
+        "ropewalk: no such command: 'thrice' (did you mean twice?); see: ropewalk group --help\n"
+    )
 
 
 def hello(name: str = "you") -> None:
@@ -453,24 +412,18 @@ def hello(name: str = "you") -> None:
     print(f"hello {name}")
 
 
-group = typer.Typer()
-
-
-@group.callback()
-def _group() -> None:
-    """Two subcommands."""
-
-
-@group.command()
 def twice(number: int) -> None:
     """Print twice the number."""
     print(2 * number)
 
 
+GROUP = {"twice": f"{__name__}:twice"}
+
+
 def test_piped_output_has_no_colour_and_asking_imports_nothing_heavy():
     environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = (
-        "import sys, ropewalk.cli as c; print({'typer', 'rich'} & set(sys.modules)); "
+        "import sys, ropewalk.cli as c; print({'torch', 'numpy'} & set(sys.modules)); "
         "c.main(['info']); c.main(['--help'])"
     )
     done = subprocess.run(

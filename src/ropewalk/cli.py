@@ -1,12 +1,12 @@
 """The command line from Python: `main(["info"])` runs a command, and `COMMANDS` takes commands of
 your own.
 
-It is defined in the package `ropewalk_cli`, which does not import torch.
+It is defined in the package `ropewalk_cli`, which needs the standard library alone.
 """
 
-from ropewalk_cli import COMMANDS, Command, main
+from ropewalk_cli import COMMANDS, Argument, Command, Option, main
 
-__all__ = ["COMMANDS", "Command", "main"]
+__all__ = ["COMMANDS", "Argument", "Command", "Option", "main"]
 
 if __name__ == "__main__":
     main()

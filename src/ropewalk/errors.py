@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from numbers import Integral, Real
 
+from ropewalk.safe_text import shown
+
 
 class RopeError(ValueError):
     """An invalid value: `field` is the argument or config key, `rule` what it must be, `value` what
@@ -13,10 +15,9 @@ class RopeError(ValueError):
     """
 
     def __init__(self, field: str, rule: str, value: object = None) -> None:
-        shown = repr(value)
-        super().__init__(
-            f"{field}: {rule}; got {shown if len(shown) <= 120 else shown[:117] + '...'}"
-        )
+        got = repr(value)
+        got = got if len(got) <= 120 else got[:117] + "..."
+        super().__init__(f"{shown(field)}: {shown(rule)}; got {shown(got)}")
         self.field, self.rule, self.value = field, rule, value
 
     def __reduce__(self):
@@ -31,7 +32,7 @@ class MissingExtra(RopeError):
         self.packages, self.extra = packages, extra
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.rule}"
+        return f"{shown(self.field)}: {shown(self.rule)}"
 
     def __reduce__(self):
         return type(self), (self.field, self.packages, self.extra)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ropewalk.errors import RopeError, choice, integer
+from ropewalk_lab.cache_folder import cache_folder
 from ropewalk_lab.sources import Source, find_source
 from ropewalk_lab.stateless_random import fold, permuted
 from ropewalk_lab.tokenizer import Bytes, Tokenizer
@@ -101,16 +101,6 @@ class Corpus:
         dtype = np.dtype(choice("dtype", self.facts["dtype"], ("uint8", "uint32")))
         tokens = np.memmap(self.folder / f"{name}.tokens", dtype=dtype, mode="r")
         return Split(tokens, np.fromfile(self.folder / f"{name}.starts", dtype="<i8"))
-
-
-def cache_folder() -> Path:
-    """Return the folder of tokenized corpora: ROPEWALK_CACHE, or the user's cache folder."""
-    named = os.environ.get("ROPEWALK_CACHE")
-    return (
-        Path(named)
-        if named
-        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
-    )
 
 
 def open_corpus(

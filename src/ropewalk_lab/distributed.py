@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ropewalk.attention.softmax import Attended, Attention
+from ropewalk.attention.softmax import Attended, SoftmaxAttention
 from ropewalk.distributed.ring import ring_forward
 from ropewalk.distributed.sharding import shard_positions
 from ropewalk.errors import RopeError, choice
@@ -229,7 +229,7 @@ def _fully_shard(model: nn.Module) -> nn.Module:
 
 def _use_ring_attention(model: nn.Module) -> None:
     """Make every softmax attention attend to the keys of all ranks."""
-    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    layers = [module for module in model.modules() if isinstance(module, SoftmaxAttention)]
     if not layers:
         raise RopeError(
             "parallel", "context needs a model with ropewalk's Attention", type(model).__name__
@@ -244,7 +244,7 @@ def _use_ring_attention(model: nn.Module) -> None:
         layer.forward = _ring_forward(layer)  # type: ignore[method-assign]
 
 
-def _ring_forward(layer: Attention):
+def _ring_forward(layer: SoftmaxAttention):
     """Return a `forward` for an attention layer whose tokens are divided among ranks."""
 
     def forward(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.errors import RopeError, choice
-from ropewalk_lab.corpus import cache_folder
+from ropewalk_lab.cache_folder import cache_folder
 
 CHUNK = 1 << 20
 #: seconds that pip or npm may take; 93 MB then need 26 kB a second

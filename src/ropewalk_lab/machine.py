@@ -8,9 +8,10 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 #: packages whose versions are stored with a measured row
 PACKAGES = ("torch", "triton", "transformers", "liger-kernel", "rotary-embedding-torch")
@@ -30,7 +31,9 @@ def machine(device: str | torch.device = "cpu") -> dict[str, Any]:
 
 def device_name(device: str | torch.device = "cpu") -> str:
     """Return the name of a GPU, or the architecture and model of the processor."""
-    if torch.device(device).type == "cuda":
+    if str(device).startswith("cuda"):
+        import torch
+
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     for line in info.read_text().splitlines() if info.exists() else ():
@@ -54,9 +57,11 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 def version(package: str) -> str | None:
     """Return the version of a package, or None if it is not installed."""
-    if package == "torch":
-        return torch.__version__  # with the build, such as +cu130, which the metadata may lack
     try:
+        if package == "torch":
+            import torch
+
+            return torch.__version__  # with the build, such as +cu130, which the metadata may lack
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ImportError):
         return None

@@ -1,56 +1,61 @@
-"""A progress bar on a terminal."""
+"""Progress on stderr: one line that changes on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from typing import Any
+import time
+
+from ropewalk.safe_text import shown
+
+#: seconds between two lines where there is no terminal
+LINES = 10.0
 
 
 class Progress:
-    """A progress bar on stderr with a changing text; does nothing if stderr is not a terminal or
-    rich is not installed.
+    """How far something is, on stderr: a line that changes on a terminal, lines in a pipe or file.
+
+    total  the number of steps; 0: not known
     """
 
     def __init__(self, title: str, total: int, done: int, enabled: bool) -> None:
-        """Start a bar at `done` of `total` steps, if it is enabled and stderr is a terminal."""
-        self.title = title
-        self._bar: Any = None
-        if enabled and sys.stderr.isatty():
-            try:
-                from rich.console import Console
-                from rich.progress import (
-                    BarColumn,
-                    MofNCompleteColumn,
-                    TextColumn,
-                    TimeElapsedColumn,
-                    TimeRemainingColumn,
-                )
-                from rich.progress import Progress as Bar
-            except ImportError:
-                return
-            text = TextColumn("{task.description}", markup=False)
-            columns = (
-                text,
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Bar(*columns, console=Console(stderr=True))
-            self._task = self._bar.add_task(title, total=total, completed=done)
-            self._bar.start()
+        """Start at `done` of `total` steps; nothing is ever shown if it is not enabled."""
+        self.title, self.total, self.done, self.enabled = title, total, done, enabled
+        self.began = self.printed = time.monotonic()
+        # what changes a line is not understood by a file or a dumb terminal
+        self.terminal = enabled and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        if self.terminal:
+            self._change("")
 
-    @property
-    def visible(self) -> bool:
-        """Whether a bar is shown."""
-        return self._bar is not None
+    def is_due(self, seconds: float) -> bool:
+        """Return whether to show something: always on a terminal, elsewhere if nothing was printed
+        for some seconds.
+        """
+        return self.terminal or (self.enabled and time.monotonic() - self.printed >= seconds)
 
-    def show(self, done: int, text: str) -> None:
-        """Show the number of finished steps and a text."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=f"{self.title}: {text}")
+    def show(self, done: int, text: str, total: int | None = None, *, now: bool = False) -> None:
+        """Show the number of finished steps and a text; elsewhere than on a terminal every LINES
+        seconds, unless it is to be shown now. `total` replaces the number of steps.
+        """
+        self.done, self.total = done, self.total if total is None else total
+        if self.terminal:
+            self._change(text)
+        elif self.enabled and (now or self.is_due(LINES)):
+            self.printed = time.monotonic()
+            of = f" ({self.done} of {self.total})" if self.total else ""
+            print(f"{self.title}: {shown(text)}{of}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Stop the bar and restore the terminal."""
-        if self._bar is not None:
-            self._bar.stop()
+        """End the line on a terminal."""
+        if self.terminal:
+            print(file=sys.stderr, flush=True)
+            self.terminal = self.enabled = False
+
+    def _change(self, text: str) -> None:
+        """Write the line on the terminal anew."""
+        seconds = int(time.monotonic() - self.began)
+        of = f"{self.done}/{self.total}" if self.total else str(self.done)
+        line = f"{self.title} {of} {seconds // 60}:{seconds % 60:02d} {shown(text)}"
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{line[:width]}\x1b[K", end="", file=sys.stderr, flush=True)

@@ -113,7 +113,7 @@ def test_a_chunk_cached_elsewhere_is_reused_at_another_position():
     encoding, (k, v) = rotary(), draw()
     elsewhere = filled(encoding, counted(100), k, v)
     cache = filled(encoding, counted(), k, v)
-    cache.extend(elsewhere.seen, counted(SEQ), encoding)
+    cache.extend(elsewhere, counted(SEQ), encoding)
     torch.testing.assert_close(
         cache.seen.k[:, :, SEQ:], encoding.rotate(k, counted(SEQ), key=True), atol=1e-12, rtol=1e-10
     )
@@ -231,8 +231,8 @@ def test_tokens_that_do_not_fit_are_refused_and_the_cache_stays_as_it_was(change
             lambda cache, encoding: cache.move(torch.zeros(3, SEQ, dtype=torch.int64), encoding),
             "positions",
         ),
-        (lambda cache, encoding: cache.extend(cache.seen, counted(seq=3), encoding), "positions"),
-        (lambda cache, encoding: cache.extend(cache.seen, counted() + 0.5, encoding), "positions"),
+        (lambda cache, encoding: cache.extend(cache, counted(seq=3), encoding), "positions"),
+        (lambda cache, encoding: cache.extend(cache, counted() + 0.5, encoding), "positions"),
     ],
 )
 def test_moves_that_do_not_fit_are_refused(change, field):
@@ -251,7 +251,7 @@ def test_one_row_after_two_is_refused_by_the_layer_too():
     assert_refused("k", lambda: layer(x[:1, :1], torch.tensor([3]), cache=cache))
     library = KVCache()
     layer(x[:1], cache=library)
-    assert_refused("k", lambda: cache.extend(library.seen, torch.arange(3, 6), layer.encoding))
+    assert_refused("k", lambda: cache.extend(library, torch.arange(3, 6), layer.encoding))
 
 
 def test_an_emptied_cache_takes_other_rows_and_large_positions():
@@ -418,7 +418,36 @@ def test_a_chunk_with_several_axes_is_reused_at_positions_without_axes(rotated):
         filled(encoding, torch.randint(0, 50, (3, BATCH, SEQ)), k, v, rotated=rotated),
         torch.arange(SEQ) + 50,
     )
-    cache.extend(cache.seen, positions, encoding)
+    cache.extend(cache, positions, encoding)
     expected = encoding.rotate(k, positions.expand(3, BATCH, SEQ), key=True) if rotated else k
     torch.testing.assert_close(cache.seen.k[:, :, SEQ:], expected)
     assert torch.equal(cache.seen.positions[..., SEQ:], positions.expand(3, BATCH, SEQ))
+
+
+@pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [(True, False), (False, True), (True, True), (False, False)]
+)
+def test_rotated_and_unrotated_keys_are_converted_when_a_chunk_is_reused(mine, theirs, changes):
+    encoding, (k, v) = rotary(**changes), draw()
+    at = {True: lambda first: encoding.rotate(k, counted(first), key=True), False: lambda first: k}
+    cache, other = KVCache(rotated=mine), KVCache(rotated=theirs)
+    cache.append(at[mine](0), v, counted())
+    other.append(at[theirs](100), v, counted(100))
+    cache.extend(other, counted(SEQ), encoding)
+    torch.testing.assert_close(cache.seen.k[:, :, SEQ:], at[mine](SEQ), atol=1e-12, rtol=1e-10)
+    assert torch.equal(cache.seen.positions[:, SEQ:], counted(SEQ).expand(BATCH, -1))
+
+
+def test_a_chunk_whose_rotation_depends_on_the_length_is_not_converted():
+    encoding, (k, v) = rotary(scaling=frequencies.Dynamic(factor=4.0, original_length=4)), draw()
+    other = filled(encoding, counted(), k, v, rotated=True)
+    assert_refused("other", lambda: KVCache().extend(other, counted(SEQ), encoding))
+    other = filled(encoding, counted(), k, v, rotated=False)
+    assert_refused("cache", lambda: KVCache(rotated=True).extend(other, counted(SEQ), encoding))
+
+
+def test_tokens_without_their_cache_do_not_say_whether_they_are_rotated():
+    encoding, (k, v) = rotary(), draw()
+    cache = filled(encoding, counted(), k, v)
+    assert_refused("other", lambda: cache.extend(cache.seen, counted(SEQ), encoding))

@@ -161,8 +161,8 @@ def random_step(draw, cache, rows, layer):
         cache.compact(layer.encoding)
         rows.compact()
     elif cache.kind == "growing":  # the cache itself is appended to itself, further on
-        seen, by = cache.seen, draw.randint(0, 9)
-        cache.extend(seen, seen.positions + by, layer.encoding)
+        by = draw.randint(0, 9)
+        cache.extend(cache, cache.seen.positions + by, layer.encoding)
         rows.change(lambda b, row: row + [token.moved(by) for token in row])
     return name
 

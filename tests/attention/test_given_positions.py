@@ -8,9 +8,9 @@ import torch
 from door import assert_refused
 from ropewalk import axes
 from ropewalk.attention import Attention
-from ropewalk.attention.temperature import LogN
 from ropewalk.encodings import ENCODINGS
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import LogN
 
 BATCH, SEQ = 2, 5
 ONE_AXIS = [name for name, encoding in ENCODINGS.items() if encoding.entry in ("input", "scores")]

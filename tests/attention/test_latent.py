@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache, LatentAttention
+from ropewalk.attention.choices import HeadNorm, LearnedSinks, RotatedValues
 from ropewalk.attention.remap import SelfExtend
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.plus import RotaryPlus
@@ -49,7 +50,7 @@ def derotated_by_definition(layer, x, positions):
     spec, groups = layer.encoding.rope.spec, layer.num_heads // layer.num_kv_heads
     batch, seq, _ = x.shape
     q, k, v = layer.project(x)
-    v = k if layer.shared_kv else v
+    v = k if layer.shares_values else v
     out = torch.zeros(batch, seq, layer.num_heads, layer.head_dim, dtype=x.dtype)
     for b in range(batch):
         for h in range(layer.num_heads):
@@ -69,21 +70,21 @@ def derotated_by_definition(layer, x, positions):
 
 
 VALUES = [
-    ("own values", rw.RopeSpec(10), {"num_kv_heads": 2}),
+    ("own values", rw.RopeSpec(10), {"num_kv_heads": 2, "values": RotatedValues()}),
     (
         "own, partial",
         rw.RopeSpec(10, rotary_dim=6, rotary_start=3, layout="interleaved"),
-        {"window": 3},
+        {"window": 3, "values": RotatedValues()},
     ),
     (
         "shared",
         rw.RopeSpec(10, rotary_start=6, layout="interleaved"),
-        {"num_kv_heads": 1, "shared_kv": True},
+        {"num_kv_heads": 1, "values": RotatedValues(shared=True)},
     ),
     (
         "shared, normed",
         rw.RopeSpec(10, theta=50.0),
-        {"num_kv_heads": 2, "shared_kv": True, "qk_norm": True},
+        {"num_kv_heads": 2, "values": RotatedValues(shared=True), "qk_norm": HeadNorm()},
     ),
 ]
 values = pytest.mark.parametrize(
@@ -93,7 +94,7 @@ values = pytest.mark.parametrize(
 
 @values
 def test_rotated_values_give_the_definition(spec, options):
-    layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, rotate_values=True, **options))
+    layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, **options))
     x, positions = torch.randn(2, SEQ, DIM, dtype=torch.float64), torch.randint(0, 400, (2, SEQ))
     expected = derotated_by_definition(layer, x, positions)
     for backend in ("sdpa", "math"):
@@ -104,18 +105,20 @@ def test_rotated_values_give_the_definition(spec, options):
 @values
 @pytest.mark.parametrize("rotated", [True, False])
 def test_decoding_and_moving_a_cache_of_rotated_values(spec, options, rotated):
-    layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, rotate_values=True, **options))
+    layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, **options))
     x, cache = torch.randn(2, SEQ, DIM, dtype=torch.float64), KVCache(rotated=rotated)
     whole = layer(x).out
     first = layer(x[:, :3], cache=cache).out
     cache.shift(100, layer.encoding)  # all tokens, so no distance changes
     rest = [layer(x[:, i : i + 1], cache=cache).out for i in range(3, SEQ)]
     assert_close(torch.cat([first, *rest], dim=1), whole, rtol=0, atol=1e-10)
-    assert (cache.seen.v.shape[-1] == 0) is layer.shared_kv  # shared values are not stored twice
+    assert (
+        cache.seen.v.shape[-1] == 0
+    ) is layer.shares_values  # shared values are not stored twice
 
 
 def test_padding_packing_and_gradients_of_rotated_values():
-    layer = drawn(Attention(DIM, HEADS, 2, 10, rotate_values=True))
+    layer = drawn(Attention(DIM, HEADS, 2, 10, values=RotatedValues()))
     x = torch.randn(1, 5, DIM, dtype=torch.float64, requires_grad=True)
     padded = torch.cat([torch.zeros(1, 2, DIM, dtype=torch.float64), x], dim=1)
     alone = layer(x).out
@@ -140,7 +143,7 @@ def test_the_published_number_of_deepseek_v4():
             return q[None, None], k[None, None], k[None, None, :, :0]
 
     spec = rw.RopeSpec(8, rotary_start=4, layout="interleaved")
-    layer = Fixed(8, 1, encoding=spec, rotate_values=True, shared_kv=True).double()
+    layer = Fixed(8, 1, encoding=spec, values=RotatedValues(shared=True)).double()
     with torch.no_grad():
         layer.o_proj.weight.copy_(torch.eye(8))
     out, weights = layer(torch.zeros(1, 4, 8, dtype=torch.float64), return_weights=True)
@@ -194,10 +197,9 @@ def test_equals_deepseek_v4_of_transformers():
         1,
         16,
         encoding=spec,
-        rotate_values=True,
-        shared_kv=True,
+        values=RotatedValues(shared=True),
         window=config.sliding_window,
-        learned_sinks=True,
+        sinks=LearnedSinks(),
     ).double()
     assert theirs.sinks.abs().min() > 0
     ours.sinks = theirs.sinks
@@ -339,23 +341,28 @@ def test_equals_deepseek_v3_of_transformers(interleaved, rope):
 
 def scaled(scaling):
     return lambda: Attention(
-        DIM, HEADS, encoding=rw.RopeSpec(6, scaling=scaling), rotate_values=True
+        DIM, HEADS, encoding=rw.RopeSpec(6, scaling=scaling), values=RotatedValues()
     )
 
 
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: Attention(DIM, HEADS, shared_kv=True), "shared_kv"),
-        (lambda: Attention(DIM, HEADS, encoding="alibi", rotate_values=True), "rotate_values"),
-        (scaled(Yarn(factor=4.0, original_length=64)), "rotate_values"),
-        (scaled(XPos()), "rotate_values"),
-        (scaled(Dynamic(factor=2.0)), "rotate_values"),
+        (lambda: Attention(DIM, HEADS, values=True), "values"),
+        (lambda: Attention(DIM, HEADS, encoding="alibi", values=RotatedValues()), "values"),
+        (scaled(Yarn(factor=4.0, original_length=64)), "values"),
+        (scaled(XPos()), "values"),
+        (scaled(Dynamic(factor=2.0)), "values"),
         (lambda: latent(encoding="alibi"), "encoding"),
         (lambda: latent(encoding=rw.RopeSpec(6)), "encoding"),
         (lambda: latent(encoding=RotaryPlus(Sizes(HEADS, 4, DIM, 64))), "encoding"),
         (lambda: latent(remapping=SelfExtend(2, 4)), "remapping"),
-        (lambda: latent(qk_norm=True), "qk_norm"),
+        (lambda: latent(qk_norm=HeadNorm()), "qk_norm"),
+        (lambda: latent(num_kv_heads=1), "num_kv_heads"),
+        (lambda: latent(values=RotatedValues()), "values"),
+        (lambda: Attention(DIM, HEADS, qk_norm=True), "qk_norm"),
+        (lambda: Attention(DIM, HEADS, rotate_values=True), "rotate_values"),
+        (lambda: RotatedValues(shared=1), "shared"),
         (lambda: latent(kv_rank=0), "kv_rank"),
         (lambda: latent(q_rank=0), "q_rank"),
     ],
@@ -366,6 +373,6 @@ def test_names_the_bad_field(make, field):
 
 def test_a_magnitude_may_be_in_the_softmax_scale():
     spec = rw.RopeSpec(6, scaling=Yarn(factor=4.0, original_length=64), magnitude_on="scale")
-    layer = drawn(Attention(DIM, HEADS, encoding=spec, rotate_values=True))
+    layer = drawn(Attention(DIM, HEADS, encoding=spec, values=RotatedValues()))
     x, positions = torch.randn(1, SEQ, DIM, dtype=torch.float64), torch.arange(SEQ)[None]
     assert_close(layer(x).out, derotated_by_definition(layer, x, positions), rtol=0, atol=1e-11)

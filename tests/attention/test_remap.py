@@ -13,6 +13,7 @@ from remap_definition import RULES, attend, log_n, score
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache, flex, lse
 from ropewalk.attention.backends import Call
+from ropewalk.attention.choices import RotatedValues
 from ropewalk.attention.masks import Band, Visibility
 from ropewalk.attention.remap import REMAPPINGS, DualChunk, LeakyReRope, ReRope, SelfExtend
 from ropewalk.attention.remapped import attend_remapped, slowed_spec
@@ -363,10 +364,10 @@ def test_a_scaled_rope_can_be_remapped():
 def test_encodings_that_do_more_than_rotate_are_refused(encoding):
     with pytest.raises(RopeError, match="remapping: needs an encoding that only rotates"):
         Attention(16, 2, encoding=encoding, remapping=SelfExtend(2, 4))
-    with pytest.raises(RopeError, match="rotate_values: needs an encoding that only rotates"):
-        Attention(16, 2, encoding=encoding, rotate_values=True)
+    with pytest.raises(RopeError, match="values: needs an encoding that only rotates"):
+        Attention(16, 2, encoding=encoding, values=RotatedValues())
 
 
 def test_rotated_values_are_refused():
-    with pytest.raises(RopeError, match="rotate_values"):
-        Attention(16, 2, remapping=SelfExtend(2, 4), rotate_values=True)
+    with pytest.raises(RopeError, match="values: must be None with a remapping"):
+        Attention(16, 2, remapping=SelfExtend(2, 4), values=RotatedValues())

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from ropewalk.attention import Attention, KVCache, lse
+from ropewalk.attention.choices import LearnedSinks
 from ropewalk.attention.remap import DualChunk
 from ropewalk.errors import RopeError
 
@@ -18,7 +19,7 @@ SINKS = [0.7, -1.5, 30.0, -40.0]
 
 def layer(**options) -> Attention:
     torch.manual_seed(0)
-    made = Attention(24, 4, 2, 8, learned_sinks=True, **options).double()
+    made = Attention(24, 4, 2, 8, sinks=LearnedSinks(), **options).double()
     with torch.no_grad():
         made.sinks.copy_(torch.tensor(SINKS, dtype=torch.float64))
     return made
@@ -92,10 +93,10 @@ def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, mon
 
 
 def test_what_sinks_refuse():
-    with pytest.raises(RopeError, match="learned_sinks: must be False with a remapping"):
-        Attention(24, 4, learned_sinks=True, remapping=DualChunk(8, 2))
-    made = Attention(24, 4, learned_sinks=True, dropout=0.1)
-    with pytest.raises(RopeError, match="dropout: must be 0 with learned_sinks"):
+    with pytest.raises(RopeError, match="sinks: must be None with a remapping"):
+        Attention(24, 4, sinks=LearnedSinks(), remapping=DualChunk(8, 2))
+    made = Attention(24, 4, sinks=LearnedSinks(), dropout=0.1)
+    with pytest.raises(RopeError, match="dropout: must be 0 with learned sinks"):
         made(torch.randn(1, 4, 24))
     made.eval()(torch.randn(1, 4, 24))
 

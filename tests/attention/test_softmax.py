@@ -11,6 +11,7 @@ from door import assert_refused
 from ropewalk import frequencies
 from ropewalk.attention import Attention, KVCache, LatentAttention
 from ropewalk.attention.backends import ATTENTION_BACKENDS
+from ropewalk.attention.choices import HeadNorm, LearnedSinks
 from ropewalk.attention.lse import LSE_BACKENDS
 from ropewalk.attention.remap import ReRope
 from ropewalk.encodings import ENCODINGS
@@ -107,7 +108,7 @@ def test_a_subclass_of_rotary_rotates_by_its_own_function():
 )  # torch tells that this CPU lacks the instructions, then goes on
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_stays_within_rounding(dtype):
-    layer, x = make(qk_norm=True), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
+    layer, x = make(qk_norm=HeadNorm()), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
     expected, _ = attention_by_definition(layer, x, positions_for(layer))
     got = layer.to(dtype)(x.to(dtype)).out
     assert got.dtype == dtype
@@ -257,7 +258,7 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"learned_sinks": True}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"]
+    "options", [{"sinks": LearnedSinks()}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"]
 )
 @pytest.mark.parametrize("backend", [None, "math"])
 def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, backend, monkeypatch):
@@ -282,7 +283,7 @@ def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, back
         ({}, ("sdpa", "flex", "math")),
         *(
             ({name: value}, ("triton", "flex", "math"))
-            for name, value in (("learned_sinks", True), ("remapping", ReRope(4)))
+            for name, value in (("sinks", LearnedSinks()), ("remapping", ReRope(4)))
         ),
     ],
     ids=["plain", "sinks", "remapping"],

@@ -10,15 +10,8 @@ from torch import nn
 
 from door import assert_refused
 from ropewalk.attention import Attention, KVCache
-from ropewalk.attention.temperature import (
-    TEMPERATURES,
-    FloorLog,
-    LearnedLog,
-    LogAbove,
-    LogN,
-    Power,
-    QueryTemperature,
-)
+from ropewalk.attention.temperature import FACTORS, QueryTemperature, factor
+from ropewalk.temperatures import TEMPERATURES, FloorLog, LearnedLog, LogAbove, LogN, Power
 
 # (temperature, {position: factor})
 PINS = [
@@ -34,7 +27,7 @@ PINS = [
     ("temperature", "factors"), PINS, ids=lambda value: getattr(value, "name", "")
 )
 def test_factors_are_the_published_ones(temperature, factors):
-    got = temperature.factor(torch.tensor([*factors]))
+    got = factor(temperature, torch.tensor([*factors]))
     assert got.dtype == torch.float64
     assert got.tolist() == pytest.approx([*factors.values()], abs=1e-6)
 
@@ -50,7 +43,7 @@ def test_learned_factors_start_from_the_published_ones():
     assert torch.equal(large(q, torch.arange(8)), q)  # Mistral Large 4 starts without effect
     numbers = tuple(torch.rand(2, 3, 1).double().requires_grad_())
     assert torch.autograd.gradcheck(
-        lambda s, b: LearnedLog(bias=1.0).factor(torch.arange(4), scale=s, bias=b), numbers
+        lambda s, b: factor(LearnedLog(bias=1.0), torch.arange(4), scale=s, bias=b), numbers
     )
 
 
@@ -102,11 +95,13 @@ def test_attention_multiplies_its_queries(name):
     plain.load_state_dict(layer.state_dict(), strict=False)
     x, positions = torch.randn(2, 7, 12).double(), torch.arange(7) + 2
     learned = dict(layer.temperature.named_parameters()) if name == "learned_log" else {}
-    factor = layer.temperature.temperature.factor(
-        positions, **{key: value[:1] for key, value in learned.items()}
+    factors = factor(
+        layer.temperature.temperature,
+        positions,
+        **{key: value[:1] for key, value in learned.items()},
     )
     project = plain.project
-    plain.project = lambda x: (project(x)[0] * factor[:, None], *project(x)[1:])
+    plain.project = lambda x: (project(x)[0] * factors[:, None], *project(x)[1:])
     torch.testing.assert_close(
         layer(x, positions).out, plain(x, positions).out, atol=1e-12, rtol=1e-10
     )
@@ -162,3 +157,7 @@ def test_positions_on_several_axes_are_refused():
     error = assert_refused("positions", lambda: layer(x, torch.zeros(2, 3, 7, dtype=torch.int64)))
     assert "with a temperature" in error.rule
     assert layer(x, torch.arange(7)).out.shape == x.shape  # text: the same position on both axes
+
+
+def test_every_temperature_has_a_formula():
+    assert set(FACTORS) == set(TEMPERATURES.values())

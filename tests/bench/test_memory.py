@@ -80,9 +80,9 @@ def test_rows_and_table_have_the_peak(monkeypatch, capsys):
     assert found["forward"]["peak_bytes"] >= case.bytes
     # the results, and the gradients of both
     assert found["forward+backward"]["peak_bytes"] >= 2 * case.bytes
-    from ropewalk_cli.commands import bench, console
+    from ropewalk_cli.commands import bench
 
-    console().print(bench._table(list(found.values())))
+    bench._show_times(list(found.values()))
     printed = capsys.readouterr().out
     assert "peak MB" in printed
     assert f"{found['forward']['peak_bytes'] / 1e6:.2f}" in printed

@@ -4,7 +4,6 @@ import json
 
 import command_line
 from ropewalk.engines.readers import TITLES
-from ropewalk_cli.commands import engines
 
 
 def call(capsys, *args):
@@ -12,7 +11,9 @@ def call(capsys, *args):
 
 
 def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monkeypatch):
-    monkeypatch.setattr(engines, "why_not", lambda name: f"{name} is not installed")
+    monkeypatch.setattr(
+        "ropewalk.engines.installed.why_not", lambda name: f"{name} is not installed"
+    )
     code, out, err = call(capsys, "--only", "vllm")
     assert (code, out) == (2, "")
     assert "--only: must name an engine that can run here: vllm is not installed" in err
@@ -31,11 +32,12 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
 
 def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
     """The runs themselves are tested with the runners."""
-    monkeypatch.setattr(engines, "why_not", lambda name: "not here" if name == "vllm" else None)
-    monkeypatch.setattr(engines, "run", lambda name, rows: (name, len(rows)))
     monkeypatch.setattr(
-        engines,
-        "verdict_rows",
+        "ropewalk.engines.installed.why_not", lambda name: "not here" if name == "vllm" else None
+    )
+    monkeypatch.setattr("ropewalk.engines.installed.run", lambda name, rows: (name, len(rows)))
+    monkeypatch.setattr(
+        "ropewalk.engines.record.verdict_rows",
         lambda ran, by_id, date: [{"engine": ran[0], "same": ran[1] == len(by_id) > 0}],
     )
     code, out, _ = call(capsys, "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")
@@ -48,9 +50,9 @@ def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
 
 def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
     ran = []
-    monkeypatch.setattr(engines, "why_not", lambda name: None)
-    monkeypatch.setattr(engines, "run", lambda name, rows: ran.append(name))
-    monkeypatch.setattr(engines, "verdict_rows", lambda *_, **__: [])
+    monkeypatch.setattr("ropewalk.engines.installed.why_not", lambda name: None)
+    monkeypatch.setattr("ropewalk.engines.installed.run", lambda name, rows: ran.append(name))
+    monkeypatch.setattr("ropewalk.engines.record.verdict_rows", lambda *_, **__: [])
     assert (
         call(
             capsys,
@@ -69,7 +71,6 @@ def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
     assert ran == ["hf", "vllm"]
 
 
-def test_the_help_names_every_engine(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    out = call(capsys, "--help")[1]
-    assert [name for name in TITLES if name not in out] == []
+def test_the_help_names_every_engine(capsys):
+    out = " ".join(call(capsys, "--help")[1].split())
+    assert f"[one of {', '.join(TITLES)}; may be repeated]" in out

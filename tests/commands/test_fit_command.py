@@ -10,7 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import ropewalk as rw
+from gguf_samples import llama_weights, sizes, write
 from ropewalk.cli import main
+from ropewalk_lab.downloads import DOWNLOADS
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,13 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
         "cpu",
     ]
     main(options)
-    out = " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr()
+    out, lines = " ".join(printed.out.split()), printed.err.splitlines()
+    # a pipe gets a line for each step: four windows, their key tokens, and the pass keys
+    assert lines[0] == f"fit: key tokens of window 1 (1 of {len(lines)})"
+    assert [line.rpartition("(")[2] for line in lines] == [
+        f"{number} of {len(lines)})" for number in range(1, len(lines) + 1)
+    ]
     assert "Recommended for 512:" in out
     assert "text text.txt" in out
     assert "4 windows of 512 tokens" in out
@@ -75,7 +83,9 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     assert "Pass keys by depth" in page
     rows = (tmp_path / "out" / "rows.jsonl").read_text()
     main([*options, "--json"])
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
     assert (tmp_path / "out" / "rows.jsonl").read_text() == rows
     assert [each["method"] for each in found["table"]] == ["none", "yarn", "linear"]
     if (tmp_path / "out" / "fit-config.json").exists():
@@ -85,9 +95,40 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
         )
 
 
-def test_a_model_that_was_not_fetched_is_refused(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "smollm2", "--to", "32768"],
+        ["inspect", "smollm2"],
+        ["audit", "smollm2"],
+        ["extend", "smollm2", "yarn", "--factor", "4"],
+        ["figures", "pictures", "--only", "decay", "--config", "smollm2"],
+        ["convert", "smollm2", "--which"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_model_that_was_not_fetched_is_refused_by_every_command(
+    command, capsys, monkeypatch, tmp_path
+):
     monkeypatch.setenv("ROPEWALK_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
-        main(["fit", "smollm2", "--to", "32768"])
+        main(command)
     assert stopped.value.code == 2
     assert "ropewalk lab fetch smollm2" in capsys.readouterr().err
+
+
+def test_a_fetched_model_is_inspected_by_its_name(folder, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("ROPEWALK_CACHE", str(tmp_path))
+    fetched = tmp_path / "fetched" / DOWNLOADS["smollm2"].file
+    fetched.parent.mkdir()
+    write(fetched, sizes(), llama_weights(vocab=64))
+    main(["inspect", str(fetched), "--json"])
+    by_path = capsys.readouterr().out
+    main(["inspect", "smollm2", "--json"])
+    assert capsys.readouterr().out == by_path
+    # what is in the current folder comes first
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "smollm2").symlink_to(folder)
+    main(["inspect", "smollm2", "--json"])
+    assert capsys.readouterr().out != by_path

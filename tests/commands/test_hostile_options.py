@@ -12,7 +12,6 @@ import random
 import re
 import shutil
 import types
-import typing
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,22 +20,22 @@ import torch
 from safetensors.torch import save_file
 
 import command_line
-import ropewalk_cli
 from door import as_users_call
 from finetune_tiny import write_checkpoint
-from ropewalk import cli
+from ropewalk.engines import installed
 from ropewalk.models import DecoderConfig
-from ropewalk_cli.commands import demo, engines, figures
+from ropewalk_cli.commands import demo
+from ropewalk_cli.declare import Parameter, parameters
 from ropewalk_lab import runs, selfcheck
 from ropewalk_lab.bench import cpu
 from ropewalk_lab.distributed import Parallel
 from ropewalk_lab.explorer import launch
 from ropewalk_lab.finetuning import Files, finetuning_preset
-from ropewalk_lab.fit import session
+from ropewalk_lab.fit import open_model as opening
 from ropewalk_lab.samples import write_sample
 from ropewalk_lab.settings import Settings
 from ropewalk_lab.studies import STUDIES
-from ropewalk_lab.studies.findings import Findings
+from ropewalk_lab.studies.findings import Findings, Table
 from ropewalk_lab.studies.real import open_real
 from ropewalk_lab.trainer import Outcome
 
@@ -180,6 +179,7 @@ def valid(files) -> dict[str, list[str]]:
         "audit": [config],
         "engines": ["--match", "llama-2"],
         "figures": ["pictures"],
+        "completion": ["bash"],
         "explore": ["--port", "8599", "--no-browser"],
         "convert": [str(files / "model"), "--from", "half", "--to", "interleaved", "--dry-run"],
         "fit": ["tiny", "--to", "80", "--windows", "2", "--passkeys", "0", "--method", "linear"],
@@ -227,18 +227,18 @@ def quick(monkeypatch, tmp_path, files):
     )
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
     monkeypatch.setattr(
-        engines, "run", lambda name, some: {"engine": name, "version": "1", "results": []}
+        installed, "run", lambda name, some: {"engine": name, "version": "1", "results": []}
     )
-    opened, cpu_device = session.open_model, torch.device("cpu")
+    opened, cpu_device = opening.open_model, torch.device("cpu")
     tiny = lambda path, *rest: (
         open_real("tiny", cpu_device) if Path(path).name == "tiny" else opened(path, *rest)
     )
-    monkeypatch.setattr(session, "open_model", tiny)
-    monkeypatch.setattr("ropewalk_cli.commands.fit.write_page", lambda *_: None)
+    monkeypatch.setattr(opening, "open_model", tiny)
+    monkeypatch.setattr("ropewalk_lab.fit_page.write_page", lambda *_: None)
     monkeypatch.setattr(demo, "_pictures", lambda out: ([], None))
-    monkeypatch.setattr(demo, "_benchmark", lambda rounds: demo.Table("t", ("a",), []))
+    monkeypatch.setattr(demo, "_benchmark", lambda rounds: Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_run_studies", lambda out, *_: ({}, out / "report.html"))
-    monkeypatch.setattr(figures, "write_all", write_all)
+    monkeypatch.setattr("ropewalk_lab.plots.write_all", write_all)
     monkeypatch.setattr(launch, "launch", lambda *_: None)
     outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
     monkeypatch.setattr(
@@ -257,37 +257,16 @@ def write_all(folder: Path, view, names, suffix) -> list[Path]:
     return [folder / f"{name}.{suffix}" for name in names] + [folder / "contact-sheet.png"]
 
 
-def all_commands() -> dict[str, typing.Any]:
-    """Every command and subcommand by the words that call it."""
-    found = {}
-    for name in cli.COMMANDS:
-        leaves = ropewalk_cli.leaves(ropewalk_cli.command_tree(name))
-        found |= {words: leaf for words, leaf in leaves.items() if words.split()[0] == name}
-    return found
+COMMANDS = {words: parameters(function) for words, function in command_line.all_functions().items()}
 
 
-COMMANDS = all_commands()
-
-
-def plain_types(hint) -> list[type]:
-    """The types in an annotation such as `list[str] | None`."""
-    parts = [part for each in typing.get_args(hint) for part in plain_types(each)]
-    return parts or [hint]
-
-
-def hostile(command: str, parameter, files: Path) -> list[str]:
+def hostile(command: str, parameter: Parameter, files: Path) -> list[str]:
     """Hostile values for one option or argument, by its type."""
-    kinds = set(plain_types(typing.get_type_hints(COMMANDS[command].callback)[parameter.name])) - {
-        list,
-        types.NoneType,
-    }
     simple = {int: INTEGERS, float: NUMBERS, Path: paths(files)}
-    assert kinds <= {str, *simple}, f"{command} {parameter.name}: no hostile values for {kinds}"
-    (kind,) = kinds
-    if kind is not str:
-        return simple[kind]
-    if "--set" not in parameter.opts:
-        return [*TEXTS, *paths(files)] if parameter.param_type_name == "argument" else TEXTS
+    if parameter.kind is not str:
+        return simple[parameter.kind]
+    if parameter.shown != "--set":
+        return [*TEXTS, *paths(files)] if parameter.is_argument else TEXTS
     tables = {"train": Settings, "data": runs.Data, "model": DecoderConfig}
     names = [f"{table}.{field.name}" for table, kind in tables.items() for field in fields(kind)]
     names = (
@@ -298,33 +277,30 @@ def hostile(command: str, parameter, files: Path) -> list[str]:
     return [*TEXTS, *(f"{name}={value}" for name in names for value in SETTINGS)]
 
 
-def changed(arguments: list[str], parameter, place: int, value: str | None) -> list[str]:
+def changed(arguments: list[str], parameter: Parameter, place: int, value: str | None) -> list[str]:
     """The arguments with the value in the place of what they say; None for an option that is a
     flag.
     """
-    option = max(parameter.opts, key=len)
+    option = parameter.names[-1] if parameter.names else parameter.shown
     if value is None:
         return [*arguments, option]
-    if parameter.param_type_name == "argument":
+    if parameter.is_argument:
         return [*arguments[:place], value, *arguments[place + 1 :]]
     kept = [
         word
         for i, word in enumerate(arguments)
         if option not in (word, arguments[i - 1] if i else "")
     ]
-    return [*kept, f"{option}={value}"] if option.startswith("--") else [*kept, option, value]
+    return [*kept, f"{option}={value}"]
 
 
 def draws(command: str, arguments: list[str], files: Path) -> list[list[str]]:
     """One run for each option and each hostile value of it."""
     found, place = [], 0
-    for parameter in COMMANDS[command].params:
-        values = (
-            [None] if getattr(parameter, "is_flag", False) else hostile(command, parameter, files)
-        )
-        if parameter.name != "help":
-            found += [changed(arguments, parameter, place, value) for value in values]
-        place += parameter.param_type_name == "argument"
+    for parameter in COMMANDS[command]:
+        values = [None] if parameter.is_flag else hostile(command, parameter, files)
+        found += [changed(arguments, parameter, place, value) for value in values]
+        place += parameter.is_argument
     return found
 
 
@@ -365,11 +341,7 @@ def test_every_hostile_value_is_answered(capsys, valid, files, full, command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_several_hostile_values_at_once_are_answered(capsys, valid, files, full, command):
     drawn = random.Random(command)
-    options = [
-        each
-        for each in COMMANDS[command].params
-        if each.param_type_name == "option" and each.name != "help"
-    ]
+    options = [each for each in COMMANDS[command] if not each.is_argument]
     if all(each.is_flag for each in options):
         return
     for _ in range(100 if full else 4):

@@ -7,7 +7,7 @@ import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
-from ropewalk_cli.commands import finetune, lab
+from ropewalk_cli.commands import lab
 from ropewalk_lab.studies import STUDIES
 
 EXAMPLE = {
@@ -23,7 +23,9 @@ EXAMPLE = {
 def test_a_setting_that_one_study_lacks_is_refused_before_any_study_runs(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(lab, "run_study", lambda *_, **__: pytest.fail("a study ran"))
+    monkeypatch.setattr(
+        "ropewalk_lab.studies.run_study", lambda *_, **__: pytest.fail("a study ran")
+    )
     given = [
         "lab",
         "run",
@@ -91,7 +93,8 @@ def test_extend_refuses_a_path_that_is_no_file_in_a_folder(tmp_path, capsys, pla
 
 def test_a_folder_for_predictions_is_refused_before_the_evaluation(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
-        finetune, "evaluate_file", lambda *_, **__: pytest.fail("the model was evaluated")
+        "ropewalk_lab.finetuning.evaluate_file",
+        lambda *_, **__: pytest.fail("the model was evaluated"),
     )
     code, _, err = call(
         capsys, "lab", "evaluate", tmp_path, tmp_path / "x.tsv", "--predictions", tmp_path
@@ -105,7 +108,9 @@ def test_a_folder_for_predictions_is_refused_before_the_evaluation(tmp_path, cap
 @pytest.mark.parametrize("names", [["all"], ["encodings", "all"]])
 def test_all_beside_other_names_is_every_study(tmp_path, capsys, monkeypatch, names):
     ran = []
-    monkeypatch.setattr(lab, "run_study", lambda study, *_, **__: ran.append(study.name))
+    monkeypatch.setattr(
+        "ropewalk_lab.studies.run_study", lambda study, *_, **__: ran.append(study.name)
+    )
     monkeypatch.setattr(lab, "_write_report", lambda *_: None)
     code, _, err = call(
         capsys,

@@ -11,6 +11,7 @@ from ranks import each
 import ropewalk as rw
 from ropewalk import frequencies
 from ropewalk.attention import Attention, linear_attention
+from ropewalk.attention.choices import HeadNorm
 from ropewalk.distributed.ring import ring_attention, ring_forward
 from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.distributed.sharding import shard, unshard
@@ -123,7 +124,14 @@ def layer_case(
     weight.
     """
     layer = Attention(
-        MODEL, HEADS, kv_heads, HEAD_DIM, encoding=encoding, length=64, qk_norm=True, **options
+        MODEL,
+        HEADS,
+        kv_heads,
+        HEAD_DIM,
+        encoding=encoding,
+        length=64,
+        qk_norm=HeadNorm(),
+        **options,
     ).to(dtype)
     x, towards = (
         torch.randn(BATCH, SEQ, MODEL, dtype=dtype),

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 import ropewalk as rw
 from ropewalk.attention import Attention, LatentAttention, remap, temperature
+from ropewalk.attention.choices import LearnedSinks, RotatedValues
 from ropewalk.distributed.ring import ring_forward
 from ropewalk.distributed.ring_linear import ring_linear_attention
 from ropewalk.errors import RopeError
@@ -51,9 +52,9 @@ def test_the_queries_of_a_ring_have_their_temperature(alone, factor):
 @pytest.mark.parametrize(
     ("field", "options"),
     [
-        ("learned_sinks", {"learned_sinks": True}),
-        ("rotate_values", {"rotate_values": True}),
-        ("rotate_values", {"rotate_values": True, "shared_kv": True, "num_kv_heads": 1}),
+        ("sinks", {"sinks": LearnedSinks()}),
+        ("values", {"values": RotatedValues()}),
+        ("values", {"values": RotatedValues(shared=True), "num_kv_heads": 1}),
         ("remapping", {"remapping": remap.SelfExtend(2, 4)}),
     ],
     ids=str,

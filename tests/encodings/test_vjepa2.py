@@ -72,7 +72,7 @@ def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():
     assert "no inverse" in layer.encoding.why_not("rerotate")
     assert layer.encoding.why_not("linear") is None
     assert_refused(
-        "encoding", lambda: KVCache().extend(cache.seen, cache.seen.positions + 1, layer.encoding)
+        "encoding", lambda: KVCache().extend(cache, cache.seen.positions + 1, layer.encoding)
     )
     unrotated = KVCache(rotated=False)
     layer(x, rw.positions.grid(1, 2, 3), cache=unrotated)

@@ -15,7 +15,7 @@ testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
 )
 markdown = pytest.importorskip(
-    "markdown_it", reason="needs markdown-it-py, which rich brings along"
+    "markdown_it", reason="needs markdown-it-py, which myst-parser brings along"
 )
 from ropewalk_lab.explorer.widgets import literal  # noqa: E402 - it imports streamlit
 

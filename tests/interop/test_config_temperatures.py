@@ -8,9 +8,10 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import ropewalk as rw
-from ropewalk.attention.temperature import FloorLog, LearnedLog, LogAbove, LogN, Power
+from ropewalk.attention.temperature import factor
 from ropewalk.config import layer_specs, temperatures_from_hf
 from ropewalk.errors import RopeError
+from ropewalk.temperatures import FloorLog, LearnedLog, LogAbove, LogN, Power
 
 POSITIONS = torch.tensor([[0, 1, 7, 8, 15, 16, 31, 47]])
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -77,7 +78,7 @@ def test_factors_are_those_of_the_model(family, keys, without):
         expected = (
             before
             if temperature is None
-            else before * temperature.factor(positions)[:, None, :, None]
+            else before * factor(temperature, positions)[:, None, :, None]
         )
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 

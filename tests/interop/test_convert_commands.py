@@ -77,7 +77,7 @@ def test_which_tells_the_layout_with_evidence(call, folder):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (LAYOUTS, "target: must be given"),
+        (LAYOUTS, "TARGET: must be given"),
         (("{tmp}/b",), "--from: must be one of half, interleaved; got nothing"),
         (
             ("{tmp}/b", "--from", "half", "--to", "x"),
@@ -137,7 +137,7 @@ def test_extend_prints_json(call, folder):
         (("yarn", "--factor", "0.5"), "ropewalk: --factor: must be >= 1"),
         (
             ("dynamic_yarn", "--factor", "2"),
-            "kind: must be one of linear, ntk, dynamic, yarn, longrope, llama3; got",
+            "KIND: must be one of linear, ntk, dynamic, yarn, longrope, llama3; got",
         ),
         (
             ("longrope", "--factor", "2"),
@@ -167,7 +167,7 @@ def test_extend_prints_json(call, folder):
             ("yarn", "--factor", "2", "--layer-type", "nope"),
             "--layer-type: must be one of full_attention; got 'nope'",
         ),
-        (("xpos", "--factor", "2"), "kind: must be one of"),
+        (("xpos", "--factor", "2"), "KIND: must be one of"),
         (("yarn", "--factor", "2", "--set", "beta_fast"), "--set: must be name=JSON"),
         (
             ("yarn", "--factor", "2", "--out", "{tmp}/half/config.json"),
@@ -211,6 +211,6 @@ def test_a_config_that_its_family_would_not_load_is_refused(call, tmp_path):
         "extend", tmp_path, "yarn", "--factor", "4", "--out", tmp_path / "new.json"
     )
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "kind: must be ntk for ernie4_5_vl_moe_text" in err
+    assert "KIND: must be ntk for ernie4_5_vl_moe_text" in err
     assert not (tmp_path / "new.json").exists()
     assert call("extend", tmp_path, "ntk", "--factor", "4")[0] == 0

@@ -239,6 +239,23 @@ def test_more_arguments_without_effect_are_refused():
         rw.extend(tiny("llama"), "linear", factor=4, search_options={"rounds": 1})
 
 
+@pytest.mark.parametrize("method", ["longrope", "longrope2"])
+def test_options_that_a_search_does_not_have_are_refused(method):
+    search = lambda **options: rw.extend(
+        tiny("llama"), "longrope", factor=4, search=sum, search_options=options
+    )
+    with pytest.raises(RopeError, match=r"search_options: must be one of method, .*; got 'round'"):
+        search(method=method, round=3)
+    with pytest.raises(RopeError, match=r"search_options: must be one of method, .*; got 'loss'"):
+        search(method=method, loss=3)
+    with pytest.raises(RopeError, match="search_options: must be a dict"):
+        rw.extend(tiny("llama"), "longrope", factor=4, search=sum, search_options=["rounds"])
+    with pytest.raises(RopeError, match="search_options: must be left out without a search="):
+        rw.extend(
+            tiny("llama"), "longrope", factor=4, long_factor=[2.0] * 4, search_options={"rounds": 3}
+        )
+
+
 def test_a_decoder_without_rope_is_told_what_it_lacks():
     with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
         rw.extend(

@@ -19,7 +19,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.extend.keys import kinds
 from ropewalk_lab.fit import reader as reader_module
 from ropewalk_lab.fit import session
-from ropewalk_lab.fit.decide import Recommendation, beats, decide, scores_of
+from ropewalk_lab.fit.decide import Decision, Recommendation, beats, choose, scores_of
 from ropewalk_lab.fit.passkeys import make_passkey
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.text import bands_of, key_tokens, limited_losses, windows_of
@@ -247,7 +247,7 @@ def test_the_choice_is_judged_by_both_loss_and_pass_keys():
         "dynamic_yarn": (1.0, 0.9),
         "dynamic": (1.0, 0.9),
     }
-    found = decide(scores_of(rows_for(losses, keys), 100, 400), prefer=["ntk", "yarn", "dynamic"])
+    found = choose(scores_of(rows_for(losses, keys), 100, 400), ["ntk", "yarn", "dynamic"])
     assert found.method == "dynamic_yarn"
     assert not found.equal
     assert set(found.beats) == {"ntk", "yarn", "dynamic", "none"}
@@ -257,7 +257,7 @@ def test_the_choice_is_judged_by_both_loss_and_pass_keys():
 
 def test_noise_is_no_difference():
     losses = {"none": (3.500, 3.5), "yarn": (3.4999, 3.5), "ntk": (3.5001, 3.5)}
-    found = decide(scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400))
+    found = choose(scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400))
     assert found.method == "none"
     assert set(found.equal) == {"yarn", "ntk"}
     assert not found.beats
@@ -266,13 +266,13 @@ def test_noise_is_no_difference():
 def test_a_method_that_is_no_better_than_none_is_not_recommended_though_a_config_can_express_it():
     losses = {"none": (3.500, 3.5), "yarn": (3.4999, 3.5)}
     scores = scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400)
-    assert decide(scores, prefer=["yarn"]).method == "none"
+    assert choose(scores, ["yarn"]).method == "none"
 
 
 def test_a_config_that_can_be_saved_is_preferred_among_equals():
     losses = {"none": (5.0, 3.5), "dynamic_yarn": (3.49999, 3.5), "yarn": (3.5, 3.5)}
     keys = {"none": (1.0, 0.0), "dynamic_yarn": (1.0, 1.0), "yarn": (1.0, 1.0)}
-    assert decide(scores_of(rows_for(losses, keys), 100, 400), prefer=["yarn"]).method == "yarn"
+    assert choose(scores_of(rows_for(losses, keys), 100, 400), ["yarn"]).method == "yarn"
 
 
 def test_no_other_method_beats_the_choice_on_random_rows():
@@ -282,7 +282,7 @@ def test_no_other_method_beats_the_choice_on_random_rows():
         losses = {name: tuple(random.choice([3.5, 3.6, 3.9], 2)) for name in names}
         keys = {name: tuple(random.choice([0.0, 0.5, 1.0], 2)) for name in names}
         scores = scores_of(rows_for(losses, keys), 100, 400)
-        best = decide(scores).method
+        best = choose(scores).method
         assert not any(beats(scores[name], scores[best]) for name in names)
 
 
@@ -297,13 +297,14 @@ def test_a_method_that_was_not_measured_in_full_is_not_chosen():
 def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_path, monkeypatch):
     expected = model.config.to_dict()
     rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
-    choice = Recommendation("by_parts", "", (), ())
-    monkeypatch.setattr(session, "decide", lambda scores, **_: choice)
+    by_parts = Recommendation("by_parts", "", (), ())
+    decision = Decision(by_parts, by_parts, by_parts)
+    monkeypatch.setattr(session, "decide", lambda scores, in_config: decision)
     found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
     assert (tmp_path / "fit-config.json").read_text() == json.dumps(found.config, indent=2) + "\n"
     assert found.config["rope_parameters"] == expected["rope_parameters"]
     assert found.config["max_position_embeddings"] == 128
-    monkeypatch.setattr(session, "decide", lambda scores, **_: replace(choice, method="none"))
+    decision = replace(decision, in_config=replace(by_parts, method="none"))
     rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)
     assert not (tmp_path / "fit-config.json").exists()
 

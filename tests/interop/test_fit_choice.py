@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk_lab.fit.decide import Recommendation, decide, scores_of
+from ropewalk_lab.fit.decide import Decision, Recommendation, choose, decide, scores_of
 from ropewalk_lab.fit.ledger import Ledger
 from ropewalk_lab.fit.summary import sentences, short_length, table
 from ropewalk_lab.scores import Score
@@ -43,16 +43,16 @@ def scores(far_loss, missed_far, near_loss):
     ],
 )
 def test_the_choice_is_nowhere_far_behind_the_best(one, other):
-    for found in (decide({"one": one, "other": other}), decide({"other": other, "one": one})):
+    for found in (choose({"one": one, "other": other}), choose({"other": other, "one": one})):
         assert found.method == "one"
 
 
 def test_of_equal_largest_shortfalls_the_smaller_sum_decides():
     best_far, best_near = scores(3.5, 9, 4.0), scores(4.0, 9, 3.5)
     both, one = scores(3.6, 0, 3.6), scores(3.6, 0, 3.55)
-    assert decide({"both": both, "far": best_far, "near": best_near, "one": one}).method == "one"
+    assert choose({"both": both, "far": best_far, "near": best_near, "one": one}).method == "one"
     behind_twice, behind_once = scores(3.6, 0, 3.6), scores(3.5, 0, 3.6)
-    assert decide({"twice": behind_twice, "near": best_near, "once": behind_once}).method == "once"
+    assert choose({"twice": behind_twice, "near": best_near, "once": behind_once}).method == "once"
 
 
 def missed(count):
@@ -64,14 +64,14 @@ def test_methods_that_beat_each_other_in_a_circle_are_not_equal():
     a = {"far_loss": missed(4), "far_keys": missed(0), "near_keys": missed(2)}
     b = {"far_loss": missed(2), "far_keys": missed(4), "near_keys": missed(0)}
     c = {"far_loss": missed(0), "far_keys": missed(2), "near_keys": missed(4)}
-    found = decide({"a": a, "b": b, "c": c})
+    found = choose({"a": a, "b": b, "c": c})
     # each is behind in one measure: a by exp(0.4) - 1 = 49 %, b and c by 40 %, of which c finds
     # more far keys
     assert (found.method, found.equal, found.beats) == ("c", (), ("a",))
 
 
 def test_the_reason_has_the_value_and_the_difference_of_each_measure():
-    found = decide({"one": scores(3.5, 5, 3.5), "other": scores(4.0, 0, 3.5)})
+    found = choose({"one": scores(3.5, 5, 3.5), "other": scores(4.0, 0, 3.5)})
     loss, keys, near, _ = found.reason.split("; ")
     assert (
         loss == "loss in the last band 3.500 ± 0.158 (better than other, the next: -0.500 ± 0.000)"
@@ -89,10 +89,10 @@ def test_the_reason_has_the_value_and_the_difference_of_each_measure():
         for name, far in (("one", 3.0), ("other", 3.5))
     }
     assert (
-        decide(two_windows).reason
+        choose(two_windows).reason
         == "loss in the last band 3.500 ± 0.500 (better than other, the next: -0.500 ± 0.000)"
     )
-    assert decide({"none": scores(3.5, 5, 3.5)}).reason.startswith(
+    assert choose({"none": scores(3.5, 5, 3.5)}).reason.startswith(
         "loss in the last band 3.500 ± 0.158; pass keys"
     )
 
@@ -111,11 +111,20 @@ def test_the_last_band_counts_of_methods_that_read_most_windows():
     assert found["b"]["far_loss"].values.tolist() == [[7.0, 8.0]]
 
 
-def test_one_window_tells_no_methods_apart():
-    found = decide(
-        {"yarn": {"far_loss": Score(np.array([2.5]))}, "none": {"far_loss": Score(np.array([3.5]))}}
-    )
-    assert (found.method, found.equal, found.beats) == ("none", ("yarn",), ())
+def one_window(**losses):
+    return {name: {"far_loss": Score(np.array([loss]))} for name, loss in losses.items()}
+
+
+def test_one_window_tells_methods_apart_only_by_a_material_difference_and_has_no_error_bar():
+    found = choose(one_window(yarn=2.5, none=3.5, ntk=2.51))
+    assert (found.method, found.equal, found.beats) == ("yarn", ("ntk",), ("none",))
+    assert found.reason == "loss in the last band 2.500 (no difference to ntk: -0.010)"
+    assert choose(one_window(yarn=3.49, none=3.5)).method == "none"
+
+
+def test_a_loss_far_above_another_is_no_overflow():
+    found = choose({"a": scores(3.5, 5, 3.5), "b": scores(3000.0, 0, 3.5)})
+    assert found.method == "a"
 
 
 def test_rows_of_one_setting_are_found_again_by_the_same_id():
@@ -211,7 +220,7 @@ def test_the_table_of_rows_worked_out_by_hand():
 
 def said(rows, skipped):
     choice = Recommendation("yarn", "it is", (), ())
-    return sentences(choice, choice, FACTS, skipped, rows)
+    return sentences(Decision(choice, choice, choice), FACTS, skipped, rows)
 
 
 def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
@@ -235,25 +244,70 @@ def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
     assert said(same, {}) == first
 
 
-def test_one_window_alone_is_said_to_decide_nothing():
+def test_one_window_is_said_to_have_no_error_bar():
     choice = Recommendation("none", "it is", (), ())
-    said_of = lambda **facts: sentences(choice, choice, {**FACTS, **facts}, {}, [])
-    line = "One window shows no difference beyond the noise: measure two or more, or pass keys."
+    said_of = lambda **facts: sentences(
+        Decision(choice, choice, choice), {**FACTS, **facts}, {}, []
+    )
+    line = (
+        "One window has no error bar: its losses are taken to differ from 0.02 nats on; measure "
+        "two windows or more to know."
+    )
     assert line in said_of(windows=1, passkeys=0)
+    assert line in said_of(windows=1, passkeys=8)
     assert line not in said_of(windows=2, passkeys=0)
-    assert line not in said_of(windows=1, passkeys=8)
+
+
+def test_a_method_without_a_config_is_recommended_for_a_material_gain_only():
+    """DCA is better beyond the noise everywhere; 0.02 nats or one key in ten are material."""
+    by_parts = scores(3.6, 5, 3.55)
+    for dca, recommended in (
+        (scores(3.59, 5, 3.54), "by_parts"),  # 0.01 nats
+        (scores(3.603, 5, 3.54), "by_parts"),  # worse in the last band, better within
+        (scores(3.57, 5, 3.55), "dca"),  # 0.03 nats
+        (scores(3.6, 0, 3.55), "dca"),  # half of the pass keys
+        (scores(3.57, 5, 3.6), "by_parts"),  # 0.05 nats worse within
+    ):
+        found = decide(
+            {"none": scores(7.0, 9, 3.9), "by_parts": by_parts, "dca": dca}, ["by_parts"]
+        )
+        assert found.recommended.method == recommended, dca
+        assert found.in_config.method == "by_parts"
+
+
+def test_the_sentences_name_the_other_method_its_gain_and_what_serving_it_takes():
+    rows = {"none": scores(7.0, 9, 3.9), "by_parts": scores(3.6, 5, 3.5)}
+    found = decide({**rows, "dca": scores(3.59, 5, 3.5)}, ["by_parts"])
+    text = " ".join(sentences(found, FACTS, {}, []))
+    assert "Recommended for 4k: by_parts." in text
+    assert "dca is better by measure, but not materially: loss in the last band -0.010" in text
+    assert "ropewalk.extend(model, 'dca', factor=4)" in text
+    found = decide({**rows, "dca": scores(3.5, 5, 3.5)}, ["by_parts"])
+    text = " ".join(sentences(found, FACTS, {}, []))
+    assert "Recommended for 4k: dca." in text
+    assert "The best method that a config can express: by_parts" in text
+    assert "dca against by_parts: loss in the last band -0.100 ± 0.000 (material" in text
+    assert "ropewalk.extend(model, 'dca', factor=4)" in text
+
+
+def test_the_best_method_that_a_config_can_express_is_the_recommended_one_if_it_can_be():
+    """DCA beats none, so that linear is taken; without DCA nothing tells linear from none."""
+    none, linear, dca = ({"far_keys": missed(count)} for count in (4, 2, 0))
+    found = decide({"none": none, "linear": linear, "dca": dca}, ["linear"])
+    assert (found.recommended.method, found.in_config.method) == ("linear", "linear")
+    assert choose({"none": none, "linear": linear}).method == "none"
 
 
 def test_the_equal_methods_are_those_of_the_choice_and_a_beaten_method_is_none():
     """No two of 0 and 2, or of 2 and 4 misses are told apart, but 4 are more than none."""
     few, some, many = ({"far_keys": missed(count)} for count in (0, 2, 4))
-    found = decide({"few": few, "config": some, "many": many}, prefer=["config"])
+    found = choose({"few": few, "config": some, "many": many}, ["config"])
     assert (found.method, found.equal, found.beats) == ("config", ("few", "many"), ())
     # b is not told from a by any measure, but c beats it
     a = {"far_keys": missed(0), "near_keys": missed(2)}
     b = {"far_keys": missed(2), "near_keys": missed(4)}
     c = {"far_keys": missed(1), "near_keys": missed(0)}
-    found = decide({"a": a, "none": b, "c": c})
+    found = choose({"a": a, "none": b, "c": c})
     assert (found.method, found.equal, found.beats) == ("a", ("none", "c"), ())
 
 
@@ -279,7 +333,7 @@ def test_the_memory_is_that_of_the_rows_that_have_one():
 
 def test_a_last_row_without_its_end_of_line_is_kept_apart_from_the_next(tmp_path):
     path, setting = tmp_path / "rows.jsonl", {"seed": 0}
-    Ledger(path, setting).add(window=0)
+    Ledger(path, setting).add({"window": 0})
     path.write_text(path.read_text().rstrip("\n"))
-    Ledger(path, setting).add(window=1)
+    Ledger(path, setting).add({"window": 1})
     assert [json.loads(line)["window"] for line in path.read_text().splitlines()] == [0, 1]

@@ -15,8 +15,8 @@ from transformers import (
 
 import ropewalk as rw
 from ropewalk.kernels.cpu import attention
-from ropewalk_lab.fit import native_attention as native
-from ropewalk_lab.fit.native_attention import NATIVE_ATTENTION, native_attention
+from ropewalk_lab.fit import cpu as native
+from ropewalk_lab.fit.cpu import NATIVE_ATTENTION, native_attention
 from ropewalk_lab.fit.reader import Reader
 
 needs_library = pytest.mark.skipif(

@@ -1,6 +1,7 @@
 """The samples of `fit`: texts in their order, pass keys, and LongPPL."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropewalk.errors import RopeError
 from ropewalk_lab.fit.passkeys import depths, make_passkey, passkey_lengths, plant_passkey
+from ropewalk_lab.fit.plan import Size, make_samples
 from ropewalk_lab.fit.reader import Reader
-from ropewalk_lab.fit.session import _samples
 from ropewalk_lab.fit.text import key_tokens, limited_losses, long_ppl, read_text
 
 
@@ -175,13 +176,14 @@ def test_depths_are_spread_from_the_start_to_the_end():
 
 def test_windows_are_shared_out_among_texts_and_the_search_gets_one_of_its_own():
     texts = [torch.arange(start, start + 100) for start in (0, 1000, 2000)]
-    samples, window = _samples(texts, None, 8, 20, 5, 10, 0, spare=False)
+    size = Size(windows=5, passkeys=10, search=0, long_ppl=True, seed=0)
+    samples = make_samples(texts, None, 8, 20, size)
     assert samples.windows[:, 0].tolist() == [0, 50, 1000, 1050, 2000]
-    assert window is None
-    samples, window = _samples(texts, None, 8, 20, 5, 10, 0, spare=True)
+    assert samples.spare is None
+    samples = make_samples(texts, None, 8, 20, replace(size, search=16))
     # three windows of the first text, of which the last is for the search
     assert samples.windows[:, 0].tolist() == [0, 33, 1000, 1050, 2000]
-    assert window.tolist() == list(range(66, 86))
+    assert samples.spare.tolist() == list(range(66, 86))
 
 
 def test_numbers_count_at_their_place_in_a_name(tmp_path):

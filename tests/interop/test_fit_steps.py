@@ -123,7 +123,7 @@ def test_a_decoder_searches_longrope_with_as_many_candidates_as_it_says(monkeypa
         report=told.append,
     )
     # two rounds of 16 after the first candidates
-    assert told[0] == "longrope: search with up to 48 candidates"
+    assert told[0].text == "longrope: search with up to 48 candidates"
     measured = (
         2 * 1 + 2 * 2
     )  # windows of the unchanged model, whose short text is part of the long one, and of longrope

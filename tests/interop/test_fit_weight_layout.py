@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from ropewalk.kernels.cpu import attention
-from ropewalk_lab.fit.weight_layout import weights_by_columns
+from ropewalk_lab.fit.cpu import weights_by_columns
 
 
 class Model(nn.Module):

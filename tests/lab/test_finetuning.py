@@ -63,12 +63,7 @@ def test_the_command_learns_and_shows_the_published_columns(cail, capsys):
     folder, _ = cail
     code, out, err = finetune(capsys, folder, "--epochs", 8)
     assert (code, err) == (0, "")
-    rows = {
-        row[0]: row[1:]
-        for line in out.splitlines()
-        if "│" in line
-        for row in [[c.strip() for c in line.split("│")[1:-1]]]
-    }
+    rows = {row[0]: row[1:] for line in out.splitlines() for row in [re.split(" {2,}", line)]}
     assert rows["RoFormer-1024 (published)"] == ["66.07 %", "69.79 %"]
     (own,) = (cells for name, cells in rows.items() if "this run, 16 tokens" in name)
     assert own == ["100.00 % ± 0.00 % of 20", "100.00 % ± 0.00 % of 24"]
@@ -646,7 +641,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, capsys, command):
     code, _, err = call(capsys, "lab", command, *given)
     assert code == 2
     assert (
-        f"{'start' if command == 'finetune' else 'model'}: must be the folder of a checkpoint"
+        f"{'START' if command == 'finetune' else 'MODEL'}: must be the folder of a checkpoint"
         in err
     )
 

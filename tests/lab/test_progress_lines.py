@@ -91,6 +91,38 @@ def test_a_bar_begins_with_what_is_done(monkeypatch):
     assert "4/10" in shown.getvalue()
 
 
+def test_a_pipe_gets_a_line_every_few_seconds(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("ropewalk_lab.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
+    progress = Progress("train", 40, 0, enabled=True)
+    for step in range(1, 41):
+        now[0] = step  # one step a second
+        progress.show(step, f"loss\x1b {step}")
+    progress.show(40, "the end", 41, now=True)
+    progress.close()
+    lines = [f"train: loss\\x1b {step} ({step} of 40)\n" for step in (10, 20, 30, 40)]
+    assert capsys.readouterr().err == "".join(lines) + "train: the end (40 of 41)\n"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_terminal_has_one_line_that_changes(monkeypatch, enabled):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "30")
+    progress = Progress("fit", 0, 0, enabled=enabled)
+    progress.show(1, "window 1 " + "x" * 90)
+    progress.show(2, "window 2")
+    progress.close()
+    if not enabled:
+        assert shown.getvalue() == ""
+        return
+    written = shown.getvalue().removesuffix("\n").split("\r")[1:]
+    assert "\n" not in "".join(written)
+    assert all(each.endswith("\x1b[K") and len(each) < 30 + 3 for each in written)
+    assert written[-1].startswith("fit 2 0:00 window 2")
+
+
 def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatch):
     told = []
     board = SimpleNamespace(add_scalar=lambda *values: told.append(values))

@@ -178,7 +178,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
     factors come from a search.
     """
     model, encode = open_real("tiny", CPU)
-    meter, spare = make_meter(
+    meter = make_meter(
         Workspace(tmp_path, CPU),
         model,
         encode,
@@ -190,7 +190,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
         search=16,
     )
     spec = from_hf(model.config)
-    method = real_tune._method(name, meter, spare, 16, spec)
+    method = real_tune._method(name, meter, 16, spec)
     if options is not None:
         wavelengths = [2 * np.pi * spec.theta ** (pair / spec.pairs) for pair in range(spec.pairs)]
         assert method.options == options
@@ -201,7 +201,7 @@ def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
         assert not torch.equal(meter.reader.losses(window), before)
     torch.testing.assert_close(meter.reader.losses(window), before)
     with pytest.raises(RopeError, match="search"):
-        real_tune._method("longrope", meter, None, 0, spec)
+        real_tune._method("longrope", meter, 0, spec)
 
 
 TUNED = sorted({method for preset in real_tune.PRESETS.values() for method in preset["methods"]})

@@ -16,11 +16,11 @@ from transformers.utils import logging
 import ropewalk as rw
 from ropewalk import frequencies
 from ropewalk.attention.remap import SelfExtend
-from ropewalk.attention.temperature import FloorLog, LogN
 from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError
 from ropewalk.models import HEADS, Decoder, DecoderConfig, RoFormer, RoFormerConfig
 from ropewalk.models.activations import ACTIVATIONS
+from ropewalk.temperatures import FloorLog, LogN
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -11,7 +11,7 @@ from ropewalk.attention import Attention, LatentAttention
 from ropewalk.attention.path import PathAttention
 from ropewalk.attention.remap import DualChunk, LeakyReRope, ReRope, SelfExtend
 from ropewalk.attention.selective import SelectivePhases
-from ropewalk.attention.temperature import LogAbove, Power
+from ropewalk.attention.temperature import factor
 from ropewalk.distributed import unshard
 from ropewalk.encodings import Polar, RotaryPlus, Sizes
 from ropewalk.models.activations import gelu_tanh
@@ -19,6 +19,7 @@ from ropewalk.models.decoder_checkpoint import config_from_hf, config_to_hf
 from ropewalk.models.decoder_loss import token_loss
 from ropewalk.models.generation import generate
 from ropewalk.models.migrate import Migration
+from ropewalk.temperatures import LogAbove, Power
 from tensor_forms import tensors
 
 HEADS, HEAD_DIM, SEQ = 3, 6, 5
@@ -115,7 +116,7 @@ def test_a_head_may_have_one_dimension():
 
 
 def test_positions_before_the_first_have_its_temperature():
-    factors = Power().factor(torch.tensor([-7, -1, 0]))
+    factors = factor(Power(), torch.tensor([-7, -1, 0]))
     assert factors.tolist() == [factors[2].item()] * 3
 
 

@@ -9,6 +9,7 @@ from tiny_decoder import VOCAB, make, tokens
 from transformers.generation import logits_process as hf
 
 from door import assert_refused
+from ropewalk.attention import KVCache
 from ropewalk.errors import RopeError
 from ropewalk.models.generation import Sampling
 
@@ -257,3 +258,52 @@ def test_a_running_state_is_reordered_as_beam_search_does():
         cache.reorder(order)
     whole = model(torch.cat((given[order], then), dim=1))[:, -1]
     torch.testing.assert_close(model(then, caches=caches)[:, -1], whole, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"temperature": 1e-300}, "temperature"),
+        ({"temperature": 1e-9}, "temperature"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": 1.0, "repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"temperature": 1.0, "repetition_penalty": 1e300}, "repetition_penalty"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": float("nan")}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_k": 2.0}, "top_k"),
+        ({"cache": 5}, "cache"),
+        ({"cache": {}}, "cache"),
+        ({"cache": "grow"}, "cache"),
+        ({"cache": "grow", "graph": True}, "cache"),
+        ({"cache": KVCache()}, "cache"),
+        ({"cache": [5, 5]}, "caches"),
+        ({"cache": ["growing", "growing"]}, "caches"),
+        ({"cache": []}, "caches"),
+        ({"cache": "static", "capacity": "9"}, "capacity"),
+        ({"cache": "static", "capacity": "9", "graph": True}, "capacity"),
+        ({"cache": "static", "capacity": 9.5}, "capacity"),
+        ({"cache": "growing", "capacity": 40}, "capacity"),
+        ({"stream": 5}, "stream"),
+        ({"padding": 5}, "padding"),
+        ({"seed": 2**70, "temperature": 1.0}, "seed"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(model, options, field):
+    assert len(model.layers) == 2
+    assert_refused(field, lambda: model.generate(tokens(), 2, **options))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-6}, {"temperature": 1.0, "top_p": 1e-300}])
+def test_the_least_values_draw_the_most_likely_token(model, options):
+    given = tokens()
+    assert torch.equal(model.generate(given, 5, seed=0, **options), model.generate(given, 5))
+
+
+def test_the_highest_temperature_draws_every_token_equally():
+    logits = torch.tensor([[0.0, 50.0, -50.0, 9.0]]).expand(20_000, -1)
+    drawn = Sampling(temperature=1e300).pick(logits, None, torch.Generator().manual_seed(0))
+    share = drawn.bincount(minlength=4) / len(drawn)
+    torch.testing.assert_close(share, torch.full((4,), 0.25), atol=0.012, rtol=0)

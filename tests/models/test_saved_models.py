@@ -10,9 +10,9 @@ from saved_draws import CONFIGS, alone, answer, build, peer_of, together, tokens
 
 import ropewalk as rw
 from door import assert_refused
-from ropewalk.attention.temperature import FloorLog
 from ropewalk.errors import RopeError
 from ropewalk.models import DecoderConfig, RoFormerConfig
+from ropewalk.temperatures import FloorLog
 
 kinds = pytest.mark.parametrize("kind", CONFIGS, ids=lambda kind: kind.__name__)
 

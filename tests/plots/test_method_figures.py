@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from ropewalk.attention.remap import ReRope, SelfExtend
-from ropewalk.attention.temperature import LogN
 from ropewalk.frequencies import Clipped, Given, Yarn
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import LogN
 from ropewalk_lab.plots import look as looks
 from ropewalk_lab.plots.further import Band, loss_by_position
 from ropewalk_lab.plots.look import Look

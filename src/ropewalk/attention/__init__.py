@@ -4,10 +4,10 @@
 (MLA), `LinearAttention` and `linear_attention` are O(n), `KVCache` holds keys and values.
 `SelectiveAttention` and `PathAttention` have position encodings that follow from the tokens
 themselves. `remap` replaces the distances of RoPE for longer contexts, `temperature` multiplies
-queries by a factor of their position.
+queries by a factor of their position, `choices` holds what a layer may do between its projections.
 """
 
-from ropewalk.attention import remap, temperature
+from ropewalk.attention import choices, remap, temperature
 from ropewalk.attention.cache import KVCache
 from ropewalk.attention.latent import LatentAttention
 from ropewalk.attention.linear import LinearAttention, linear_attention
@@ -22,6 +22,7 @@ __all__ = [
     "LinearAttention",
     "PathAttention",
     "SelectiveAttention",
+    "choices",
     "linear_attention",
     "remap",
     "temperature",

@@ -68,6 +68,9 @@ class KVCache:
         self.kind = choice("kind", kind, ("growing", "static", "sliding"))
         if kind != "growing" and capacity is None:
             raise RopeError("capacity", f"must be given for a {kind} cache", capacity)
+        if kind == "growing" and capacity is not None:
+            rule = "must be None for a growing cache, which has no limit; use 'static' or 'sliding'"
+            raise RopeError("capacity", rule, capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
         self.sinks = integer(
             "sinks", sinks, low=0
@@ -384,15 +387,35 @@ class KVCache:
         """
         self.move(self.seen.positions, encoding, to, **lengths)
 
-    def extend(self, other: CachedTokens, positions: Tensor, encoding: Encoding) -> None:
-        """Append the contents of another cache at new positions, without running the model again."""
+    def extend(self, other: KVCache, positions: Tensor, encoding: Encoding) -> None:
+        """Append the tokens of another cache at new positions, without running the model again.
+
+        Either cache may hold its keys rotated or not.
+        """
+        if not isinstance(other, KVCache):
+            rule = "must be a KVCache, which knows whether its keys are rotated; pass the cache"
+            raise RopeError("other", rule, type(other).__name__)
         self._refuse_rerotation(encoding)
-        positions = self._checked_positions(positions, len(other.valid), other.valid.shape[-1])
-        k, positions = other.k, positions.expand_as(other.positions).contiguous()
-        if self._holds_rotations(encoding):
-            rope = encoding.rope  # type: ignore[union-attr]  # an encoding with rotations has one
-            k = rope.rerotate(k, other.positions, positions)  # type: ignore[operator]
-        self.append(k, other.v, positions, other.valid)
+        other._refuse_rerotation(encoding)
+        seen = other.seen
+        positions = self._checked_positions(positions, len(seen.valid), len(other))
+        positions = positions.expand_as(seen.positions).contiguous()
+        k = self._keys_from(other, positions, encoding)
+        self.append(k, seen.v, positions, seen.valid)
+
+    def _keys_from(self, other: KVCache, positions: Tensor, encoding: Encoding) -> Tensor:
+        """Return the keys of another cache as this one stores them, at new positions."""
+        k, before = other.seen.k, other.seen.positions
+        rotated, wanted = other._holds_rotations(encoding), self._holds_rotations(encoding)
+        if rotated == wanted:
+            # encodings with rotations have a rope
+            return encoding.rope.rerotate(k, before, positions) if wanted else k  # type: ignore
+        if isinstance(encoding, Rotary) and encoding.rope.spec.needs_length:
+            rule = "must hold keys that are not rotated for a scaling that depends on the length"
+            raise RopeError("other" if rotated else "cache", rule, encoding.rope.spec.scaling)
+        if wanted:
+            return encoding.rotate(k, positions, key=True)
+        return encoding.rope.unrotate(k, before, key=True)  # type: ignore[union-attr, operator]
 
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
         """Raise an error if the cached keys have positions that the encoding cannot change."""

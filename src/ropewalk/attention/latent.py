@@ -4,18 +4,22 @@ rotated key for each token.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from ropewalk.attention.choices import Choices
+from ropewalk.attention.head_sizes import head_sizes
 from ropewalk.attention.masks import Visibility
-from ropewalk.attention.softmax import Attention, as_encoding
+from ropewalk.attention.softmax import SoftmaxAttention, as_encoding
 from ropewalk.encodings import Encoding, Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, integer
 from ropewalk.spec import RopeSpec
 
 
-class LatentAttention(Attention):
+class LatentAttention(SoftmaxAttention):
     """MLA of DeepSeek-V2 and V3: keys and values are projected up from a latent, positions are in
     `rope_dim` dims beside it.
 
@@ -29,6 +33,7 @@ class LatentAttention(Attention):
     absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
                      values are never formed (fewer operations in a decode step); None = when there
                      are more cached tokens than queries
+    options          as in `Choices`, without a remapping and rotated values
     """
 
     def __init__(
@@ -46,7 +51,7 @@ class LatentAttention(Attention):
         norm_eps: float = 1e-6,
         absorbed: bool | None = None,
         length: int = 2048,
-        **options,
+        **options: Any,
     ) -> None:
         sizes = {
             "kv_rank": kv_rank,
@@ -67,34 +72,14 @@ class LatentAttention(Attention):
                 "'rope'"
             )
             raise RopeError("encoding", rule, type(rotary).__name__)
-        for name in ("num_kv_heads", "head_dim", "rotate_values", "shared_kv", "qk_norm", "o_bias"):
-            if name in options:
-                raise RopeError(
-                    name, "is not an option of LatentAttention; leave it out", options[name]
-                )
-        if options.get("remapping") is not None:
-            rule = (
-                "must be None: LatentAttention rotates a part of each query, and a remapping "
-                "rotates whole queries"
-            )
-            raise RopeError("remapping", rule, options["remapping"])
+        choices = Choices.given(type(self).__name__, options)
+        for name in ("remapping", "values"):
+            if getattr(choices, name) is not None:
+                rule = "must be None: LatentAttention rotates only a part of each query and key"
+                raise RopeError(name, rule, getattr(choices, name))
         head_dim = nope_dim + rope_dim
-        super().__init__(
-            model_dim,
-            num_heads,
-            head_dim=head_dim,
-            encoding=rotary,
-            bias=bias,
-            length=length,
-            **options,
-        )
-        del (
-            self.q_proj,
-            self.k_proj,
-            self.v_proj,
-            self.q_norm,
-            self.k_norm,
-        )  # of `Attention`; MLA has its own, below
+        heads = head_sizes(model_dim, num_heads, None, head_dim)
+        super().__init__(heads, rotary, choices)
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = (
             kv_rank,
             nope_dim,

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.masks import Band
-from ropewalk.attention.temperature import LogAbove, LogN
+from ropewalk.attention.temperature import factor
 from ropewalk.errors import integer
+from ropewalk.temperatures import LogAbove, LogN
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +118,7 @@ class ReRope(Remapping):
         return _near_and_far(q_positions, k_positions, self.window, far_q, far_k)
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
-        return None if self.log_n_length is None else LogN(self.log_n_length).factor(positions)
+        return None if self.log_n_length is None else factor(LogN(self.log_n_length), positions)
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> ReRope:
@@ -149,7 +150,7 @@ class LeakyReRope(Remapping):
         )
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
-        return None if self.log_n_length is None else LogN(self.log_n_length).factor(positions)
+        return None if self.log_n_length is None else factor(LogN(self.log_n_length), positions)
 
     @classmethod
     def for_length(cls, trained: int, served: int) -> LeakyReRope:
@@ -234,7 +235,7 @@ class DualChunk(Remapping):
 
     def query_factor(self, positions: Tensor) -> Tensor | None:
         return (
-            None if self.length is None else LogAbove(0.1, self.length).factor(positions).square()
+            None if self.length is None else factor(LogAbove(0.1, self.length), positions).square()
         )
 
     @classmethod

@@ -19,7 +19,7 @@ def attend_with_sinks(
     """
     if call.dropout:
         raise RopeError(
-            "dropout", "must be 0 with learned_sinks, or the model in eval mode", call.dropout
+            "dropout", "must be 0 with learned sinks, or the model in eval mode", call.dropout
         )
     part = attend_with_lse(call, backend)
     # the share of the softmax that belongs to keys, exp(lse) / (exp(lse) + exp(sink)); without keys

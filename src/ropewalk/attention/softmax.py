@@ -4,28 +4,26 @@ and a KV cache.
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention.backends import ATTENTION_BACKENDS, Call, attend, pick, trimmed
+from ropewalk.attention.backends import Call, attend, pick, trimmed
 from ropewalk.attention.cache import KVCache
+from ropewalk.attention.choices import Choices, FurtherChoices, HeadNorm, ProjectionBias
 from ropewalk.attention.documents import positions_in_documents
 from ropewalk.attention.head_sizes import head_sizes
-from ropewalk.attention.lse import LSE_BACKENDS, pick_with_lse
+from ropewalk.attention.lse import pick_with_lse
 from ropewalk.attention.masks import Visibility, check_token_masks, checked_positions
-from ropewalk.attention.remap import Remapping
-from ropewalk.attention.remapped import check_remapped_call, check_remapping, remapped_attention
+from ropewalk.attention.remapped import check_remapped_call, remapped_attention
 from ropewalk.attention.sinks import attend_with_sinks
-from ropewalk.attention.temperature import QueryTemperature, Temperature
+from ropewalk.attention.temperature import QueryTemperature
 from ropewalk.encodings import ENCODINGS, Encoding, Sizes
-from ropewalk.encodings.bias import RelativeVectors
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.errors import RopeError, choice, flag, integer, number
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.positions import left_padded
 from ropewalk.spec import RopeSpec
 
@@ -46,117 +44,37 @@ def as_encoding(encoding: Encoding | RopeSpec | str, sizes: Sizes) -> Encoding:
     return ENCODINGS[choice("encoding", encoding, ENCODINGS)](sizes)
 
 
-class Attention(nn.Module):
-    """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
-
-    num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
-    window         how many keys a query attends to, padding and other documents counted too
-    o_bias         overrides `bias` for the output projection
-    norm_eps       the epsilon of the norms that `qk_norm` adds
-    scale          of the softmax; by default 1/sqrt(head_dim), times the spec's softmax factor
-    temperature    multiplies queries by a factor of their position
-    remapping      changes the distances that RoPE scores by
-    rotate_values  rotate values by their positions like keys, and the output back by the position
-                   of its query, so that what a token contributes depends on its distance too
-    shared_kv      keys are also the values, and there is no v_proj (DeepSeek-V4: rotate_values too,
-                   with num_kv_heads=1)
-    learned_sinks  each head has one more score in its softmax, which is learned and belongs to no
-                   token, so that the weights add up to less than one (gpt-oss, DeepSeek-V4)
+class SoftmaxAttention(nn.Module):
+    """Softmax attention between projections: a subclass has `project`, which returns q, k and v,
+    and `o_proj`, which takes the output of all heads.
     """
 
-    def __init__(
-        self,
-        model_dim: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        *,
-        encoding: Encoding | RopeSpec | str = "rope",
-        causal: bool = True,
-        window: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = False,
-        o_bias: bool | None = None,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-6,
-        scale: float | None = None,
-        length: int = 2048,
-        backend: str | None = None,
-        temperature: Temperature | None = None,
-        remapping: Remapping | None = None,
-        rotate_values: bool = False,
-        shared_kv: bool = False,
-        learned_sinks: bool = False,
-    ) -> None:
+    o_proj: nn.Linear
+
+    def __init__(self, heads: tuple[int, int, int], encoding: Encoding, choices: Choices) -> None:
+        """Create the part that needs no projection; `heads` holds the numbers of query heads and of
+        key heads, and the size of a head.
+        """
         super().__init__()
-        self.num_heads, self.num_kv_heads, self.head_dim = head_sizes(
-            model_dim, num_heads, num_kv_heads, head_dim
-        )
-        self.causal, self.backend = causal, backend
-        self.window = None if window is None else integer("window", window, low=1)
-        self.dropout = number("dropout", dropout, low=0, high=1)
-        self.encoding = as_encoding(
-            encoding,
-            Sizes(self.num_heads, self.head_dim, model_dim, integer("length", length, low=1)),
-        )
-        if self.encoding.causal_only and not causal:
-            raise RopeError(
-                "encoding",
-                "is defined for causal attention only; pass causal=True",
-                type(self.encoding).__name__,
-            )
-        self.q_proj = nn.Linear(model_dim, self.num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        self.rotate_values, self.shared_kv = (
-            flag("rotate_values", rotate_values),
-            flag("shared_kv", shared_kv),
-        )
-        self._check_values()
-        if not shared_kv:
-            self.v_proj = nn.Linear(model_dim, self.num_kv_heads * self.head_dim, bias=bias)
-        width = self.encoding.query_copies * self.num_heads * self.head_dim
-        self.o_proj = nn.Linear(width, model_dim, bias=bias if o_bias is None else o_bias)
-        self.q_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(self.head_dim, eps=norm_eps) if qk_norm else nn.Identity()
-        if scale is None:
-            factor = (
-                self.encoding.rope.spec.softmax_factor if isinstance(self.encoding, Rotary) else 1.0
-            )
-            scale = factor / math.sqrt(self.head_dim)
-        elif isinstance(self.encoding, RelativeVectors) and scale != 1 / math.sqrt(self.head_dim):
-            raise RopeError(
-                "scale",
-                "must be None for 'nezha', whose bias is scaled by 1 / sqrt(head_dim)",
-                scale,
-            )
-        self.scale = number("scale", scale, above=0)
+        self.num_heads, self.num_kv_heads, self.head_dim = heads
+        choices.check(encoding)
+        self.encoding = encoding
+        self.causal, self.window, self.backend = choices.causal, choices.window, choices.backend
+        self.dropout = float(choices.dropout)
+        self.scale = choices.softmax_scale(encoding, self.head_dim)
+        self.remapping, self.values = choices.remapping, choices.values
         self.temperature = (
-            None if temperature is None else QueryTemperature(temperature, self.num_heads)
+            None
+            if choices.temperature is None
+            else QueryTemperature(choices.temperature, self.num_heads)
         )
-        self.remapping = check_remapping(remapping, self.encoding, causal)
-        if rotate_values and remapping is not None:
-            raise RopeError(
-                "rotate_values",
-                "must be False with a remapping, which rotates a query at several positions",
-                True,
-            )
-        self.sinks = (
-            nn.Parameter(torch.zeros(self.num_heads))
-            if flag("learned_sinks", learned_sinks)
-            else None
-        )
-        if backend is not None:
-            choice(
-                "backend",
-                backend,
-                ATTENTION_BACKENDS if self.sinks is None and remapping is None else LSE_BACKENDS,
-            )
-        if learned_sinks and (remapping is not None or self.encoding.query_copies > 1):
-            raise RopeError(
-                "learned_sinks",
-                "must be False with a remapping, or with RoPE++, whose queries attend twice",
-                True,
-            )
+        self.sinks = None if choices.sinks is None else nn.Parameter(torch.zeros(self.num_heads))
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the
+        keys are the values.
+        """
+        raise NotImplementedError
 
     def forward(
         self,
@@ -217,8 +135,8 @@ class Attention(nn.Module):
                 out, weights = self._attend(
                     q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights
                 )
-                if self.rotate_values:
-                    # see _check_values
+                if self.values is not None:
+                    # RotatedValues checks the encoding
                     out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]
                 if weights is not None:
                     value_term = self.encoding.value_bias(weights, positions, k_positions)
@@ -227,18 +145,6 @@ class Attention(nn.Module):
             out = out.masked_fill(~padding[:, None, :, None], 0.0)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))
         return Attended(out, weights if return_weights else None)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the
-        keys are the values.
-        """
-        q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
-        k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
-        return (
-            q,
-            k,
-            k[..., :0] if self.shared_kv else self._heads(self.v_proj(x), self.num_kv_heads),
-        )
 
     def project_rotated(
         self, x: Tensor, positions: Tensor, cache: KVCache | None
@@ -283,31 +189,6 @@ class Attention(nn.Module):
             return pick_with_lse(replace(call, visible=replace(visible, band=band)), self.backend)
         return pick(call, self.backend) if self.sinks is None else pick_with_lse(call, self.backend)
 
-    def _check_values(self) -> None:
-        """Raise a RopeError unless the encoding can rotate values and undo it on the output."""
-        if self.shared_kv and not self.rotate_values:
-            raise RopeError(
-                "shared_kv",
-                "needs rotate_values=True: keys and values are one rotated tensor",
-                True,
-            )
-        if not self.rotate_values:
-            return
-        if not (isinstance(self.encoding, Rotary) and self.encoding.only_rotates):
-            raise RopeError(
-                "rotate_values",
-                "needs an encoding that only rotates, such as 'rope'",
-                type(self.encoding).__name__,
-            )
-        spec = self.encoding.rope.spec
-        pure = spec.magnitude_on == "scale" or spec.magnitude() == 1
-        if spec.needs_length or not pure or spec.has_growth:
-            rule = (
-                "needs fixed frequencies without a magnitude, which would scale the values; pass "
-                "magnitude_on='scale'"
-            )
-            raise RopeError("rotate_values", rule, spec.scaling)
-
     def _attend(
         self,
         q: Tensor,
@@ -318,7 +199,7 @@ class Attention(nn.Module):
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of every head [B, H, Sq, D] and, if the backend has them, the weights."""
-        call = self._call(q, k, k if self.shared_kv else v, visible, bias, return_weights)
+        call = self._call(q, k, k if self.shares_values else v, visible, bias, return_weights)
         if self.sinks is None:
             return attend(call, self.backend)
         return attend_with_sinks(call, self.sinks, self.backend)
@@ -444,12 +325,83 @@ class Attention(nn.Module):
 
     def _rotated_values(self, v: Tensor, positions: Tensor) -> Tensor:
         """Return the values rotated like keys if the layer rotates values, otherwise v itself."""
-        # a cache holds values unrotated, so that its tokens can be moved; with shared_kv the keys
-        # are the values, and v is empty
-        if not self.rotate_values or self.shared_kv:
+        # a cache holds values unrotated, so that its tokens can be moved; where the keys are
+        # the values, v is empty
+        if self.values is None or self.values.shared:
             return v
-        # checked when the layer was made
+        # RotatedValues checks the encoding
         return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]
+
+    @property
+    def shares_values(self) -> bool:
+        """Whether keys are also the values."""
+        return self.values is not None and self.values.shared
 
     def _heads(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, H, S, D]
+
+
+class Attention(SoftmaxAttention):
+    """Softmax attention with one `encoding`: a name from ENCODINGS, a RopeSpec or an Encoding.
+
+    num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
+    causal, window, dropout  as in `Choices`, which also has the further choices: scale, backend,
+                   temperature, remapping, values (RotatedValues) and sinks (LearnedSinks)
+    bias           of the four projections; ProjectionBias for those of q, k and v and of the output
+                   separately
+    qk_norm        HeadNorm(): RMSNorm of every head of q and k
+    length         the longest trained sequence, for encodings that depend on it
+    """
+
+    def __init__(
+        self,
+        model_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        encoding: Encoding | RopeSpec | str = "rope",
+        causal: bool = True,
+        window: int | None = None,
+        dropout: float = 0.0,
+        bias: bool | ProjectionBias = False,
+        qk_norm: HeadNorm | None = None,
+        length: int = 2048,
+        **further: Unpack[FurtherChoices],
+    ) -> None:
+        heads = head_sizes(model_dim, num_heads, num_kv_heads, head_dim)
+        choices = Choices.given(
+            type(self).__name__, further, causal=causal, window=window, dropout=dropout
+        )
+        sizes = Sizes(heads[0], heads[2], model_dim, integer("length", length, low=1))
+        super().__init__(heads, as_encoding(encoding, sizes), choices)
+        if isinstance(bias, bool):
+            bias = ProjectionBias(bias, bias)
+        self._add_projections(model_dim, bias)
+        self.q_norm, self.k_norm = (head_norm(self.head_dim, qk_norm) for _ in "qk")
+
+    def _add_projections(self, model_dim: int, bias: ProjectionBias) -> None:
+        """Add the projections of q, k, v and of the output."""
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(model_dim, width, bias=bias.qkv)
+        self.k_proj = nn.Linear(model_dim, kv_width, bias=bias.qkv)
+        if not self.shares_values:
+            self.v_proj = nn.Linear(model_dim, kv_width, bias=bias.qkv)
+        copies = self.encoding.query_copies
+        self.o_proj = nn.Linear(copies * width, model_dim, bias=bias.out)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = self.q_norm(self._heads(self.q_proj(x), self.num_heads))
+        k = self.k_norm(self._heads(self.k_proj(x), self.num_kv_heads))
+        if self.shares_values:
+            return q, k, k[..., :0]
+        return q, k, self._heads(self.v_proj(x), self.num_kv_heads)
+
+
+def head_norm(head_dim: int, norm: HeadNorm | None) -> nn.Module:
+    """Return the norm of the heads of q or of k, or the identity if there is none."""
+    if norm is None:
+        return nn.Identity()
+    if not isinstance(norm, HeadNorm):
+        raise RopeError("qk_norm", "must be HeadNorm() or None", norm)
+    return nn.RMSNorm(head_dim, eps=norm.eps)

@@ -1,38 +1,23 @@
-"""Temperatures by position: each query is multiplied by a factor s(p) of its position p, so that
-long contexts stay sharp.
-
-Without it, the attention weights flatten as the number of keys grows. The factor multiplies q
-alone; it is not the magnitude of a rotation, which multiplies q and k.
-"""
+"""The factors of temperatures by position, and the module that multiplies queries by them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.errors import RopeError, integer, number
-
-
-class Temperature:
-    """Base class of all temperatures: frozen dataclasses with one formula each."""
-
-    name: ClassVar[str]
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        """Return s(p) in float64 for integer positions of any shape; learned numbers must broadcast
-        with them.
-        """
-        raise NotImplementedError
-
-    def start(self) -> dict[str, float]:
-        """Return the learned numbers of each head, by name, and the values they start from; empty
-        if nothing is learned.
-        """
-        return {}
+from ropewalk.errors import RopeError
+from ropewalk.temperatures import (
+    TEMPERATURES,
+    FloorLog,
+    LearnedLog,
+    LogAbove,
+    LogN,
+    Power,
+    Temperature,
+)
 
 
 def _log_of_count(positions: Tensor) -> Tensor:
@@ -42,108 +27,47 @@ def _log_of_count(positions: Tensor) -> Tensor:
     return (positions.clamp(min=0).to(torch.float64) + 1).log()
 
 
-@dataclass(frozen=True)
-class LogN(Temperature):
-    """max(1, log(p + 1) / log(length)): 1 up to the trained length (Su; Qwen's `use_logn_attn`)."""
-
-    name: ClassVar[str] = "log_n"
-    length: int = 2048
-
-    def __post_init__(self) -> None:
-        integer("length", self.length, low=2)
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        return (_log_of_count(positions) / math.log(self.length)).clamp(min=1)
+def _log_n(temperature: LogN, positions: Tensor) -> Tensor:
+    return (_log_of_count(positions) / math.log(temperature.length)).clamp(min=1)
 
 
-@dataclass(frozen=True)
-class LearnedLog(Temperature):
-    """scale log(p + 1), with one learned scale for each head (SSMax); with `bias`, a learned bias
-    is added (Mistral Large 4).
-
-    `scale` and `bias` are the values that training starts from; a bias of None is no bias.
-    """
-
-    name: ClassVar[str] = "learned_log"
-    scale: float = 0.43
-    bias: float | None = None
-
-    def __post_init__(self) -> None:
-        number("scale", self.scale)
-        if self.bias is not None:
-            number("bias", self.bias)
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        factor = learned["scale"].to(torch.float64) * _log_of_count(positions)
-        return factor if self.bias is None else factor + learned["bias"].to(torch.float64)
-
-    def start(self) -> dict[str, float]:
-        return (
-            {"scale": self.scale} if self.bias is None else {"scale": self.scale, "bias": self.bias}
-        )
+def _learned_log(
+    temperature: LearnedLog, positions: Tensor, *, scale: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    result = scale.to(torch.float64) * _log_of_count(positions)
+    return result if bias is None else result + bias.to(torch.float64)
 
 
-@dataclass(frozen=True)
-class FloorLog(Temperature):
-    """1 + scale log(1 + floor((p + shift) / length)): a step at every multiple of `length`.
-
-    Llama 4 has shift 1, length 8192, and it in layers without positions only; Ministral 3 and
-    Mistral 4 have shift 0.
-    """
-
-    name: ClassVar[str] = "floor_log"
-    scale: float = 0.1
-    length: int = 8192
-    shift: int = 0
-
-    def __post_init__(self) -> None:
-        number("scale", self.scale, low=0)
-        integer("length", self.length, low=1)
-        integer("shift", self.shift, low=0, high=1)
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        steps = (positions.clamp(min=0) + self.shift) // self.length
-        return 1 + self.scale * steps.to(torch.float64).log1p()
+def _floor_log(temperature: FloorLog, positions: Tensor) -> Tensor:
+    steps = (positions.clamp(min=0) + temperature.shift) // temperature.length
+    return 1 + temperature.scale * steps.to(torch.float64).log1p()
 
 
-@dataclass(frozen=True)
-class Power(Temperature):
-    """(1 + (p + 1) / length) ^ power (Beam, in layers without positions)."""
-
-    name: ClassVar[str] = "power"
-    length: int = 2048
-    power: float = 0.1
-
-    def __post_init__(self) -> None:
-        integer("length", self.length, low=1)
-        number("power", self.power, low=0)
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        return (1 + (positions.clamp(min=0).to(torch.float64) + 1) / self.length) ** self.power
+def _power(temperature: Power, positions: Tensor) -> Tensor:
+    count = positions.clamp(min=0).to(torch.float64) + 1
+    return (1 + count / temperature.length) ** temperature.power
 
 
-@dataclass(frozen=True)
-class LogAbove(Temperature):
-    """1 + scale log(max(1, (p + 1) / length)): 1 up to `length`, without steps after it (Inkling,
-    in full layers).
-    """
-
-    name: ClassVar[str] = "log_above"
-    scale: float = 0.1
-    length: int = 8192
-
-    def __post_init__(self) -> None:
-        number("scale", self.scale, low=0)
-        integer("length", self.length, low=1)
-
-    def factor(self, positions: Tensor, **learned: Tensor) -> Tensor:
-        return 1 + self.scale * (_log_of_count(positions) - math.log(self.length)).clamp(min=0)
+def _log_above(temperature: LogAbove, positions: Tensor) -> Tensor:
+    excess = (_log_of_count(positions) - math.log(temperature.length)).clamp(min=0)
+    return 1 + temperature.scale * excess
 
 
-#: every temperature by name
-TEMPERATURES: dict[str, type[Temperature]] = {
-    each.name: each for each in (LogN, LearnedLog, FloorLog, Power, LogAbove)
+#: the formula of each temperature
+FACTORS: dict[type[Temperature], Callable[..., Tensor]] = {
+    LogN: _log_n,
+    LearnedLog: _learned_log,
+    FloorLog: _floor_log,
+    Power: _power,
+    LogAbove: _log_above,
 }
+
+
+def factor(temperature: Temperature, positions: Tensor, **learned: Tensor) -> Tensor:
+    """Return s(p) in float64 for integer positions of any shape; learned numbers must broadcast
+    with them.
+    """
+    return FACTORS[type(temperature)](temperature, positions, **learned)
 
 
 class QueryTemperature(nn.Module):
@@ -153,7 +77,7 @@ class QueryTemperature(nn.Module):
 
     def __init__(self, temperature: Temperature, num_heads: int) -> None:
         super().__init__()
-        if not isinstance(temperature, Temperature):
+        if type(temperature) not in FACTORS:
             raise RopeError(
                 "temperature", f"must be one of {', '.join(TEMPERATURES)}, or None", temperature
             )
@@ -185,13 +109,13 @@ class QueryTemperature(nn.Module):
             for name, parameter in self.named_parameters(recurse=False)
         }
         positions = positions if positions.ndim == 1 else positions.unsqueeze(-2)
-        return multiply(q, self.temperature.factor(positions, **learned))
+        return multiply(q, factor(self.temperature, positions, **learned))
 
     def extra_repr(self) -> str:
         return repr(self.temperature)
 
 
-def multiply(q: Tensor, factor: Tensor) -> Tensor:
-    """Return q [B, H, S, D] times a factor [S], [B, 1, S] or [B, H, S], rounded once."""
+def multiply(q: Tensor, by: Tensor) -> Tensor:
+    """Return q [B, H, S, D] times factors `by` [S], [B, 1, S] or [B, H, S], rounded once."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    return (q.to(dtype) * factor.to(dtype).unsqueeze(-1)).to(q.dtype)
+    return (q.to(dtype) * by.to(dtype).unsqueeze(-1)).to(q.dtype)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ropewalk.attention.temperature import Temperature
 from ropewalk.config import diffusion
 from ropewalk.config import file as config_file
 from ropewalk.config.checks import check_values
@@ -26,6 +25,7 @@ from ropewalk.config.values import Entry, Layer
 from ropewalk.config.write import config_keys
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import Temperature
 
 
 @dataclass(frozen=True)

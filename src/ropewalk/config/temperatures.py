@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ropewalk.attention.temperature import FloorLog, LearnedLog, LogAbove, LogN, Power, Temperature
 from ropewalk.config.keys import TEMPERATURE_KEY
 from ropewalk.errors import RopeError, flag, integer, number
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.temperatures import FloorLog, LearnedLog, LogAbove, LogN, Power, Temperature
 
 #: config -> (the temperature or None, the layers that have it: "all", "unrotated" or "full")
 Reader = Callable[[Mapping[str, Any]], tuple[Temperature | None, str]]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ropewalk.attention.softmax import Attention
+from ropewalk.attention.softmax import SoftmaxAttention
 from ropewalk.errors import RopeError
 
 
-def check_layer(layer: Attention) -> None:
+def check_layer(layer: SoftmaxAttention) -> None:
     """Raise an error if ring attention cannot compute what `layer` does."""
     # linear attention has a `forward` of its own; latent attention projects its keys and values up
     # in `_attend`
     if any(
-        getattr(type(layer), name) is not getattr(Attention, name)
+        getattr(type(layer), name) is not getattr(SoftmaxAttention, name)
         for name in ("forward", "_attend")
     ):
         rule = (
@@ -27,11 +27,11 @@ def check_layer(layer: Attention) -> None:
         )
     options = {
         "remapping": layer.remapping,
-        "rotate_values": layer.rotate_values,
-        "learned_sinks": layer.sinks is not None,
+        "values": layer.values,
+        "sinks": layer.sinks is not None,
         "rotary_value": getattr(layer, "rotary_value", False),  # of a RoFormer
     }
-    for name, value in options.items():  # shared_kv comes with rotate_values
+    for name, value in options.items():
         if value:
             raise RopeError(
                 name,

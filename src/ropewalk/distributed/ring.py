@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ropewalk.attention.masks import check_token_masks
-from ropewalk.attention.softmax import Attention
+from ropewalk.attention.softmax import SoftmaxAttention
 from ropewalk.distributed.checked_layer import check_layer
 from ropewalk.distributed.context_parallel import run_torch, torch_why_not
 from ropewalk.distributed.sharding import (
@@ -210,7 +210,7 @@ def pick_engine(
 
 
 def ring_forward(
-    layer: Attention,
+    layer: SoftmaxAttention,
     x: Tensor,
     positions: Tensor,
     *,

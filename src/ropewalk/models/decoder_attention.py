@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention import Attention, KVCache, linear_attention
+from ropewalk.attention import KVCache, linear_attention
+from ropewalk.attention.choices import Choices, HeadNorm
+from ropewalk.attention.head_sizes import head_sizes
 from ropewalk.attention.linear import identity_rope
-from ropewalk.attention.softmax import Attended
+from ropewalk.attention.softmax import Attended, SoftmaxAttention, as_encoding, head_norm
+from ropewalk.encodings import Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
 from ropewalk.kernels.fused.config import why_not_spec
@@ -24,31 +27,32 @@ from ropewalk.rope import Rope
 FEWEST_TOKENS = 256
 
 
-class PackedAttention(Attention):
+class PackedAttention(SoftmaxAttention):
     """Softmax attention whose q, k and v projections are one matrix, so one matrix product computes
     all three.
     """
 
     def __init__(self, config: DecoderConfig, layer_type: str) -> None:
         """Create the attention of a layer of type `layer_type` (`DecoderConfig.layer_types`)."""
-        super().__init__(
-            config.hidden_size,
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_dim,
-            encoding="none" if config.input_encoding else config.layer_encoding(layer_type),
+        hidden, norm = config.hidden_size, HeadNorm(config.norm_eps) if config.qk_norm else None
+        heads = head_sizes(hidden, config.num_heads, config.num_kv_heads, config.head_dim)
+        named = "none" if config.input_encoding else config.layer_encoding(layer_type)
+        choices = Choices(
             window=config.window if layer_type in WINDOWED else None,
             dropout=config.attention_dropout or 0.0,
-            o_bias=config.o_bias,
-            qk_norm=config.qk_norm,
-            norm_eps=config.norm_eps,
-            length=config.length,
             temperature=config.layer_temperature(layer_type),
             remapping=config.layer_remapping(layer_type),
         )
-        del self.q_proj, self.k_proj, self.v_proj
-        width = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim  # q, k and v
-        self.qkv_proj = nn.Linear(config.hidden_size, width, bias=config.qkv_bias)
+        sizes = Sizes(heads[0], heads[2], hidden, config.length)
+        super().__init__(heads, as_encoding(named, sizes), choices)
+        width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        # drawn and dropped, so that a seed gives the weights that models were trained from
+        for out in (width, kv_width, kv_width):
+            nn.Linear(hidden, out, bias=False)
+        copies = self.encoding.query_copies
+        self.o_proj = nn.Linear(copies * width, hidden, bias=bool(config.o_bias))
+        self.q_norm, self.k_norm = (head_norm(self.head_dim, norm) for _ in "qk")
+        self.qkv_proj = nn.Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         heads = (

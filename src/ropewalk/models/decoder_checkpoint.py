@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropewalk.attention.temperature import FloorLog
 from ropewalk.config.hf import from_hf, layer_specs, temperatures_from_hf, to_hf
 from ropewalk.config.keys import TEMPERATURE_KEY
 from ropewalk.errors import RopeError, choice, flag, integer
@@ -17,6 +16,7 @@ from ropewalk.models.checkpoint_formats import CheckpointFormat, is_legacy
 from ropewalk.models.decoder import Decoder
 from ropewalk.models.decoder_config import MAX_LAYERS, WINDOWED, DecoderConfig
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import FloorLog
 
 
 @dataclass(frozen=True)

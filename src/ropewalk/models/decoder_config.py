@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from ropewalk.attention.remap import Remapping
-from ropewalk.attention.temperature import Temperature
 from ropewalk.encodings import ENCODINGS
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.models.activations import ACTIVATIONS
 from ropewalk.spec import RopeSpec
+from ropewalk.temperatures import Temperature
 
 LAYER_TYPES = ("full", "sliding", "nope", "nope_sliding")
 #: layer types that attend to the latest tokens only

@@ -17,6 +17,8 @@ from ropewalk.kernels.support import why_no_triton
 
 #: "none" runs the whole sequence again for every token
 CACHES = ("growing", "static", "sliding", "none")
+#: the smallest number by which logits are divided, so that they do not overflow
+LEAST = 1e-6
 
 
 class Model(Protocol):
@@ -45,8 +47,10 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        number("temperature", self.temperature, low=0)
-        number("repetition_penalty", self.repetition_penalty, above=0)
+        if 0 < number("temperature", self.temperature, low=0) < LEAST:
+            rule = f"must be 0, which picks the most likely token, or at least {LEAST:g}"
+            raise RopeError("temperature", rule, self.temperature)
+        number("repetition_penalty", self.repetition_penalty, low=LEAST, high=1 / LEAST)
         if self.top_k is not None:
             integer("top_k", self.top_k, low=1)
         if self.top_p is not None:
@@ -84,9 +88,9 @@ class Sampling:
         if self.top_p is not None and self.top_p < 1:
             sorted_logits, order = logits.sort(dim=-1, descending=True)
             probabilities = sorted_logits.softmax(dim=-1)
-            # a token is excluded if the tokens before it already reach top_p, so the most likely
-            # one always stays
+            # a token is excluded if the tokens before it already reach top_p
             excluded = probabilities.cumsum(dim=-1) - probabilities >= self.top_p
+            excluded[..., 0] = False  # the most likely token stays, however small top_p is
             logits = logits.masked_fill(
                 torch.empty_like(excluded).scatter_(-1, order, excluded), float("-inf")
             )
@@ -105,6 +109,8 @@ def generate(
 
     stream  called with the new tokens [B] of every step; `steps` is the same as an iterator
     """
+    if stream is not None and not callable(stream):
+        raise RopeError("stream", "must be a function of the new tokens [B], or None", stream)
     generated = []
     with ExitStack() as contexts:
         for new_tokens in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
@@ -169,8 +175,6 @@ def steps(
         if seed is None
         else torch.Generator(tokens.device).manual_seed(integer("seed", seed, low=0))
     )
-    open_step = _graph_opener(model, tokens, cache, max_new_tokens, capacity, graph)
-    caches = cache
     for name, value in (("capacity", capacity), ("sinks", sinks or None)):
         if value is not None and (not isinstance(cache, str) or cache == "none"):
             raise RopeError(
@@ -178,10 +182,8 @@ def steps(
                 "must be left out with cache='none' or given caches, which do not use it",
                 value,
             )
-    if isinstance(cache, str):
-        if choice("cache", cache, CACHES) == "static" and capacity is None:
-            capacity = tokens.shape[1] + max_new_tokens
-        caches = None if cache == "none" else model.caches(cache, capacity, sinks)
+    caches = _caches_of(model, cache, tokens.shape[1] + max_new_tokens, capacity, sinks)
+    open_step = _graph_opener(model, tokens, cache, max_new_tokens, capacity, graph)
 
     @torch.no_grad()
     def run(inputs: Tensor, padding: Tensor | None, contexts: ExitStack) -> Iterator[Tensor]:
@@ -239,6 +241,22 @@ def steps(
 
     # an inner generator, because the checks above must run at the call and not at the first `next`
     return run_and_close() if contexts is None else run(tokens, padding, contexts)
+
+
+def _caches_of(model: Model, cache: Any, tokens: int, capacity: int | None, sinks: int) -> Any:
+    """Return the caches that `cache` names or holds, None for no cache; a static one holds `tokens`
+    tokens if its capacity is not given.
+    """
+    if cache is None or cache == "none":
+        return None
+    if not isinstance(cache, str):
+        if not isinstance(cache, list | tuple):
+            rule = f"must be one of {', '.join(CACHES)}, or a list of caches, one for each layer"
+            raise RopeError("cache", rule, cache)
+        return cache
+    if choice("cache", cache, CACHES) == "static" and capacity is None:
+        capacity = tokens
+    return model.caches(cache, capacity, sinks)
 
 
 def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
@@ -316,12 +334,11 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> No
         )
     if padding is None:
         return
+    rule = f"must be boolean {list(tokens.shape)}, True for real tokens"
+    if not isinstance(padding, Tensor):
+        raise RopeError("padding", rule, padding)
     if padding.dtype != torch.bool or padding.shape != tokens.shape:
-        raise RopeError(
-            "padding",
-            f"must be boolean {list(tokens.shape)}, True for real tokens",
-            [padding.dtype, list(padding.shape)],
-        )
+        raise RopeError("padding", rule, [padding.dtype, list(padding.shape)])
     # no padding may follow a real token, and the last token of each row must be real
     if not bool((padding[:, 1:] >= padding[:, :-1]).all() & padding[:, -1].all()):
         raise RopeError(

@@ -49,11 +49,19 @@ def empty_caches(
 
 
 def check_caches(caches: Sequence | None, num_layers: int) -> Sequence:
-    """Return the caches, or a list of None if there are none; raise an error if their number is
-    wrong.
+    """Return the caches, or a list of None if there are none; raise an error if their number or
+    their type is wrong.
     """
-    if caches is not None and len(caches) != num_layers:
+    if caches is None:
+        return [None] * num_layers
+    if not isinstance(caches, list | tuple):
+        rule = "must be a list of caches, one for each layer, as `model.caches()` returns it"
+        raise RopeError("caches", rule, caches)
+    if len(caches) != num_layers:
         raise RopeError(
             "caches", f"must have one entry for each of the {num_layers} layers", len(caches)
         )
-    return caches or [None] * num_layers
+    for cache in caches:
+        if not (cache is None or hasattr(cache, "next_positions")):
+            raise RopeError("caches", "must hold caches, as `model.caches()` returns them", cache)
+    return caches

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention import Attention, LinearAttention
+from ropewalk.attention import LinearAttention
+from ropewalk.attention.softmax import SoftmaxAttention
 from ropewalk.encodings import Encoding
 from ropewalk.errors import RopeError, choice
 from ropewalk.models.checkpoints import load
@@ -177,7 +178,7 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
         for name, _ in module.named_parameters(prefix=path):
             if name not in roles:
                 continue  # the second name of a shared weight
-            if isinstance(module, Attention | LinearAttention):
+            if isinstance(module, SoftmaxAttention | LinearAttention):
                 is_query_key = name.removeprefix(path + ".").startswith(("q_", "k_", "qk"))
                 roles[name] = {"query_key", "attention"} if is_query_key else {"attention"}
             elif isinstance(module, Encoding | Rope):

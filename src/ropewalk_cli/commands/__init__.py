@@ -1,49 +1,71 @@
-"""The commands of `ropewalk`, one module each. They call the library and print the results.
+"""The commands of `ropewalk`, one module each: a function with its options in its signature.
 
-`ropewalk_cli` lists the commands, declares their options, and imports a module only when its
-command runs.
+A module imports what takes long, such as torch and the lab, inside the function that needs it: help
+and completion import the module alone.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+from ropewalk.errors import RopeError
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.hub_cache import NAME, snapshot
 
-
-def console() -> Console:
-    """Return a rich console: coloured on a terminal; without colours and 120 columns wide if the
-    output is piped.
-    """
-    from rich.console import Console
-
-    # no markup: "[lab]" in a message is text, not a style
-    return Console(width=None if sys.stdout.isatty() else 120, markup=False, highlight=False)
+MODEL = "A config.json, a model folder, a GGUF file, or a model in the Hugging Face cache"
+Config = Annotated[Path, Argument(f"{MODEL}, such as Qwen/Qwen3-8B.")]
+OptionalConfig = Annotated[Path | None, Argument(f"{MODEL}, such as Qwen/Qwen3-8B.")]
+Example = Annotated[
+    str | None,
+    Option("Instead of CONFIG: the config of a well-known model, such as Llama-3.1-8B."),
+]
+Json = Annotated[bool, Option("Print one JSON object instead of text.")]
+Details = Annotated[bool, Option("Also print all other tables.")]
+DEVICES = Literal["auto", "cpu", "cuda"]
+Device = Annotated[DEVICES, Option("Where to compute; auto is cuda if there is a GPU.")]
 
 
 def device_of(name: str) -> str:
     """Return the device named by a command-line option; "auto" is cuda if there is a GPU."""
     import torch
 
-    from ropewalk.errors import RopeError, choice
-
     has_gpu = torch.cuda.is_available()
-    if choice("device", name, ("auto", "cpu", "cuda")) == "cuda" and not has_gpu:
+    if name == "cuda" and not has_gpu:
         raise RopeError("device", "must be auto or cpu: CUDA is not available here", name)
     return name if name != "auto" else "cuda" if has_gpu else "cpu"
 
 
-def config_or_example(config: Path | None, name: str | None) -> Any:
-    """Return `config`, a path, or the config of the well-known model `name`: exactly one of the two
-    must be given.
+def model_path(given: str | Path) -> Path:
+    """Return the path of a config, a model folder or a GGUF file; a name such as Qwen/Qwen3-8B is
+    that of a model in the Hugging Face cache, and smollm2 that of `ropewalk lab fetch`.
     """
-    from ropewalk.config.examples import example
-    from ropewalk.errors import RopeError
+    path, name = Path(given), Path(given).as_posix()
+    try:
+        if path.exists():
+            return path
+    except OSError:  # a name that no file may have
+        return path
+    if path.suffix in (".json", ".gguf"):
+        return path
+    if not NAME.fullmatch(name):
+        from ropewalk_lab.downloads import find_fetched
 
+        return find_fetched(name)
+    found = snapshot(name)
+    if found is None:
+        rule = (
+            "must be a file or a folder, or a model in the Hugging Face cache of this machine; to "
+            f"download it run: hf download {name}"
+        )
+        raise RopeError("CONFIG", rule, name)
+    return found
+
+
+def config_or_example(config: Path | None, name: str | None) -> Any:
+    """Return the path of a config, or the config of the well-known model `name`: exactly one of the
+    two must be given.
+    """
     if config is None and name is None:
         rule = (
             "must be the path of a config.json or its folder; or give --example with a well-known "
@@ -56,14 +78,18 @@ def config_or_example(config: Path | None, name: str | None) -> Any:
             "must not be given together with --example; give one of them",
             [str(config), name],
         )
-    return config if name is None else example(name)
+    if name is None:
+        assert config is not None
+        return model_path(config)
+    from ropewalk.config.examples import example
+
+    return example(name)
 
 
 def picture_path(path: Path) -> Path:
     """Return the path of a picture to write, given as --plot; refuse a format that cannot be
     written, and a folder.
     """
-    from ropewalk.errors import RopeError
     from ropewalk_lab.plots.look import FORMATS
 
     if path.suffix.lower().lstrip(".") not in FORMATS:
@@ -75,28 +101,15 @@ def picture_path(path: Path) -> Path:
 
 def output_path(path: Path, option: str = "--out") -> Path:
     """Return the path of a file to write; refuse a folder, and a path below a file."""
-    from ropewalk.errors import RopeError
-
     nearest_existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if path.is_dir() or (nearest_existing is not None and not nearest_existing.is_dir()):
         raise RopeError(option, "must be the path of a file in a folder", str(path))
     return path
 
 
-def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = ""
-) -> RenderableType:
-    """Return a rich table with `note` below it; columns whose cells are all empty are left out."""
-    from rich.console import Group
-    from rich.table import Table
-
-    rows = list(rows)
-    shown = [column for column in range(len(columns)) if any(row[column] for row in rows)]
-    headers = [columns[column] for column in shown]
-    rich_table = Table(
-        *headers, title=title or None, title_justify="left", show_header=any(headers)
-    )
-    for row in rows:
-        rich_table.add_row(*(row[column] or "-" for column in shown))
-    # not rich's caption, which would be wrapped to the width of the table
-    return Group(rich_table, note) if note else rich_table
+def output_folder(path: Path, option: str = "--out") -> Path:
+    """Return the path of a folder to write to; refuse a file, and a path below a file."""
+    nearest_existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    if not nearest_existing.is_dir():
+        raise RopeError(option, "must be a folder, which may be new", str(path))
+    return path

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Callable
-from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import RenderableType
+import ropewalk as rw
+from ropewalk_cli.commands import Details, Example, Json, OptionalConfig, config_or_example
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say, table
 
-from ropewalk.engines import ENGINES, REFERENCE, Audit, Finding
-from ropewalk.engines import audit as run_audit
-from ropewalk_cli.commands import config_or_example, console, table
+if TYPE_CHECKING:
+    from ropewalk.engines import Audit, Finding
 
 LEGEND = (
     "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "  # noqa: E501
@@ -26,41 +28,49 @@ DETAILS_LEGEND = (
 
 
 def audit(
-    config: Path | None,
-    example: str | None,
-    length: int | None,
-    max_model_len: int | None,
-    details: bool,
-    json: bool,
+    config: OptionalConfig = None,
+    example: Example = None,
+    length: Annotated[
+        int | None,
+        Option(
+            "Tokens of the longest sequence of a batch; by default the trained and the served length."
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        Option(
+            "The longest sequence that engines are started for; by default each engine's own limit."
+        ),
+    ] = None,
+    details: Details = False,
+    json: Json = False,
 ) -> None:
-    """Print a verdict, and what each engine computes from the config, or from the config of the
-    well-known model `example`.
+    """Compare the rope that transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from the same
+    config.
 
-    `length` and `max_model_len` are those of `ropewalk.audit`.
+    With --details also the other measures of each difference, and the source of every engine's
+    rule.
     """
-    result = run_audit(
+    result = rw.audit(
         config_or_example(config, example), length=length, max_model_len=max_model_len
     )
     if json:
         print(json_format.dumps(result.as_dict(), indent=2))
         return
-    out = console()
-    out.print(verdict(result), style="bold", soft_wrap=True)
+    say(verdict(result), style="bold")
     for text in result.warnings:
-        out.print(f"warning: {text}", soft_wrap=True)
+        say(f"warning: {text}", style="yellow")
     columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off", "known by")
-    out.print(_table(columns, result, _cells, LEGEND if result.disagreements else ""))
+    _table(columns, result, _cells, LEGEND if result.disagreements else "")
     if not details:
-        out.print(
+        say(
             "--details shows the engines' rules with their sources, and more measures of each "
-            "difference",
-            soft_wrap=True,
+            "difference"
         )
         return
     columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ", "evidence")
-    out.print(_table(columns, result, _more_cells, DETAILS_LEGEND))
-    for line in _rules(result):
-        out.print(line, soft_wrap=True)
+    _table(columns, result, _more_cells, DETAILS_LEGEND)
+    say(*_rules(result))
 
 
 def verdict(result: Audit) -> str:
@@ -82,13 +92,13 @@ def verdict(result: Audit) -> str:
         else f"All {agree} engines agree"
     ]
     parts += [_differs(name, first_disagreements[name]) for name in different]
-    titles = ", ".join(ENGINES[name].title for name in unknown)
+    titles = ", ".join(rw.engines.ENGINES[name].title for name in unknown)
     return "; ".join(parts) + "." + (f" Not known for {titles}." if unknown else "")
 
 
 def _differs(engine: str, finding: Finding) -> str:
     """Return a clause such as "vLLM ignores rope_theta: 12 of 64 pairs differ"."""
-    title, difference = ENGINES[engine].title, finding.difference
+    title, difference = rw.engines.ENGINES[engine].title, finding.difference
     if difference is None:
         return f"{title} refuses the config: {(finding.problem or '').removeprefix('refused: ')}"
     # these two rules are true of the engine, but do not explain a difference of angles or magnitude
@@ -108,8 +118,8 @@ def _differs(engine: str, finding: Finding) -> str:
 
 def _table(
     columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str
-) -> RenderableType:
-    """Return a table with a line for each finding: layer type (if there are several), tokens,
+) -> None:
+    """Print a table with a line for each finding: layer type (if there are several), tokens,
     engine, then `cells`.
     """
     several = len({finding.layer_type for finding in result.findings}) > 1
@@ -117,12 +127,12 @@ def _table(
         (
             finding.layer_type if several else "",
             f"{finding.length:,}",
-            ENGINES[finding.engine].title,
+            rw.engines.ENGINES[finding.engine].title,
             *cells(finding),
         )
         for finding in result.findings
     ]
-    return table("", ("layer type", "tokens", "engine", *columns), lines, note)
+    table("", ("layer type", "tokens", "engine", *columns), lines, note)
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:
@@ -134,7 +144,9 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         0
     ]  # whether it was run or only read; --details shows the rest: release and date
     if difference is None:
-        result = finding.problem or ("reference" if finding.engine == REFERENCE else "the same")
+        result = finding.problem or (
+            "reference" if finding.engine == rw.engines.REFERENCE else "the same"
+        )
         return result, "", "", "", "", "", known_by
     return (
         "differs",
@@ -171,7 +183,7 @@ def _rules(result: Audit) -> list[str]:
     """Return a line for each rule of an engine, with its source and the date it was read."""
     lines = set()
     for finding in result.findings:
-        title = ENGINES[finding.engine].title
+        title = rw.engines.ENGINES[finding.engine].title
         lines |= {
             f"{title}, {rule.about}: {rule.does} ({rule.reference}; read {rule.read})"
             for rule in finding.rules

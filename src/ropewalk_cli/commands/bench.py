@@ -5,18 +5,17 @@ a chart.
 from __future__ import annotations
 
 import json as json_format
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.console import Console, RenderableType
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from ropewalk_cli.commands import Device, device_of, output_path, picture_path
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say, table
 
-from ropewalk_cli.commands import console, device_of, output_path, picture_path, table
-from ropewalk_lab.bench import chart, cpu, gpu, rows
-from ropewalk_lab.bench.cases import GROUPS, SHAPES, shape_names
-from ropewalk_lab.bench.contenders import CONTENDERS, contender_names
-from ropewalk_lab.machine import machine
+if TYPE_CHECKING:
+    from ropewalk_lab.bench.rows import Row
 
 COLUMNS = (
     "shape",
@@ -37,24 +36,34 @@ LEGEND = (
 
 
 def bench(
-    device: str,
-    shape: list[str] | None,
-    contender: list[str] | None,
-    names: bool,
-    out: Path | None,
-    plot: Path | None,
-    json: bool,
+    device: Device = "auto",
+    shape: Annotated[
+        list[str] | None, Option("Name of a shape or of a group of shapes; see --list.")
+    ] = None,
+    contender: Annotated[
+        list[str] | None, Option("Time only this implementation (contender); see --list.")
+    ] = None,
+    names: Annotated[
+        bool, Option("Only print the names of all shapes and contenders.", "--list")
+    ] = False,
+    out: Annotated[Path | None, Option("Write the rows to this file, as JSON lines.")] = None,
+    plot: Annotated[
+        Path | None, Option("Write a chart of the rows to this .png, .svg or .pdf file.")
+    ] = None,
+    json: Annotated[bool, Option("Print JSON lines instead of a table.")] = False,
 ) -> None:
-    """Time the rotation, a copy, and other installed libraries; a library whose results are wrong
-    is not timed.
+    """Time the rotation, a copy, and other installed libraries, and measure the memory that each
+    call needs.
 
-    With `names` only print the names that --shape and --contender take.
+    A library whose results are wrong is not timed.
     """
-    device = device_of(device)
+    from ropewalk_lab.bench import chart, cpu, gpu, rows
+    from ropewalk_lab.bench.cases import SHAPES, shape_names
+    from ropewalk_lab.bench.contenders import CONTENDERS, contender_names
+
+    on = device_of(device)
     default_shapes = (
-        cpu.CPU_SHAPES
-        if device == "cpu"
-        else [name for name in SHAPES if name not in cpu.CPU_SHAPES]
+        cpu.CPU_SHAPES if on == "cpu" else [name for name in SHAPES if name not in cpu.CPU_SHAPES]
     )
     shapes, contenders = (
         shape_names(shape or default_shapes),
@@ -67,22 +76,24 @@ def bench(
     if names:
         _print_names(json)
         return
-    measure = cpu.measure if device == "cpu" else gpu.measure
-    results = _collect(measure(shapes, contenders), device, json)
-    screen = Console(stderr=True, markup=False, highlight=False)
+    measure = cpu.measure if on == "cpu" else gpu.measure
+    results = _collect(measure(shapes, contenders), on, json)
     if not json:
         _show(results)
     if out is not None:
         rows.write(out, results)
-        screen.print(f"rows: {out}", soft_wrap=True)
+        say(f"rows: {out}", file=sys.stderr)
     if plot is not None:
-        draw = chart.cpu_chart if device == "cpu" else chart.gpu_chart
+        draw = chart.cpu_chart if on == "cpu" else chart.gpu_chart
         draw(results, plot)
-        screen.print(f"chart: {plot}", soft_wrap=True)
+        say(f"chart: {plot}", file=sys.stderr)
 
 
 def _print_names(json: bool) -> None:
     """Print the names that --shape and --contender take."""
+    from ropewalk_lab.bench.cases import GROUPS, SHAPES
+    from ropewalk_lab.bench.contenders import CONTENDERS
+
     if json:
         print(
             json_format.dumps({"shapes": [*SHAPES], "groups": GROUPS, "contenders": [*CONTENDERS]})
@@ -95,46 +106,44 @@ def _print_names(json: bool) -> None:
         )
     sizes |= {name: ", ".join(shapes) for name, shapes in GROUPS.items()}
     columns = ("--shape", "batch x tokens, query/key heads x head_dim, dtype")
-    console().print(
-        table("", columns, sizes.items()),
-        table("", ("--contender",), ([name] for name in CONTENDERS)),
-    )
+    table("", columns, sizes.items())
+    table("", ("--contender",), ([name] for name in CONTENDERS))
 
 
-def _collect(measured: Iterable[rows.Row], device: str, json: bool) -> list[rows.Row]:
+def _collect(measured: Iterable[Row], device: str, json: bool) -> list[Row]:
     """Return the rows, measured one by one, with the machine's name and versions; with `json` print
     each as it comes.
     """
-    results: list[rows.Row] = []
-    facts, screen = machine(device), Console(stderr=True)
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(
-        *columns, console=screen, transient=True, disable=not screen.is_terminal
-    ) as progress:
-        task = progress.add_task("measuring", total=None)
+    from ropewalk_lab.machine import machine
+    from ropewalk_lab.progress import Progress
+
+    results: list[Row] = []
+    facts, progress = machine(device), Progress("bench", total=0, done=0, enabled=True)
+    try:
         for row in measured:
             results.append({**row, **facts})
-            progress.update(task, description=f"{row['shape']} {row['contender']}")
+            progress.show(len(results), f"{row['shape']} {row['contender']}")
             if json:
                 print(json_format.dumps(results[-1]), flush=True)
+    finally:
+        progress.close()
     return results
 
 
-def _show(results: list[rows.Row]) -> None:
+def _show(results: list[Row]) -> None:
     """Print a table of the rows that were timed, then why the others were not."""
-    out = console()
     timed = [row for row in results if "skipped" not in row]
     if timed:
-        out.print(_table(timed))
+        _show_times(timed)
     # a contender is skipped for the same reason with many shapes; each reason is printed once
     for reason in dict.fromkeys(
         f"not timed: {row['contender']}: {row['skipped']}" for row in results if "skipped" in row
     ):
-        out.print(reason, soft_wrap=True)
+        say(reason)
 
 
-def _table(timed: list[dict[str, Any]]) -> RenderableType:
-    """Return a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU
+def _show_times(timed: list[dict[str, Any]]) -> None:
+    """Print a table of timed rows; rows of a GPU have `percent_of_copy`, those of a CPU
     `times_copy`.
     """
     lines = []
@@ -149,4 +158,4 @@ def _table(timed: list[dict[str, Any]]) -> RenderableType:
         lines.append(
             (row["shape"], row["order"], row["dtype"], row["contender"], row["pass"], *numbers)
         )
-    return table("", COLUMNS, lines, LEGEND)
+    table("", COLUMNS, lines, LEGEND)

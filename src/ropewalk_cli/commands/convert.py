@@ -6,49 +6,59 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.interop.checkpoint import Conversion, convert_checkpoint, which_layout
-from ropewalk.spec import LAYOUTS
-from ropewalk_cli.commands import console
+from ropewalk_cli.commands import Json, model_path
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say
+
+if TYPE_CHECKING:
+    from ropewalk.interop.checkpoint import Conversion
+
+LAYOUT = Literal["half", "interleaved"]
 
 
 def convert(
-    source: Path,
-    target: Path | None,
-    from_layout: str | None,
-    to_layout: str | None,
-    config: Path | None,
-    which: bool,
-    dry_run: bool,
-    json: bool,
+    source: Annotated[
+        Path,
+        Argument(
+            "The checkpoint folder with safetensors and config.json, or the name of a model in the Hugging "
+            "Face cache."
+        ),
+    ],
+    target: Annotated[
+        Path | None, Argument("The folder to write; it must not exist or be empty.")
+    ] = None,
+    from_layout: Annotated[
+        LAYOUT | None, Option("Current layout of the checkpoint.", "--from")
+    ] = None,
+    to_layout: Annotated[LAYOUT | None, Option("Layout to convert to.", "--to")] = None,
+    config: Annotated[Path | None, Option("Path of config.json, if the folder has none.")] = None,
+    which: Annotated[
+        bool, Option("Only detect and print the layout of the folder, with the evidence.")
+    ] = False,
+    dry_run: Annotated[bool, Option("Print what would change; write nothing.")] = False,
+    json: Json = False,
 ) -> None:
-    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout.
+    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
+    from ropewalk.interop.checkpoint import convert_checkpoint, which_layout
 
-    With `which` only print the layout that the checkpoint has; with `dry_run` only print what a
-    conversion would change.
-    """
+    source = model_path(source)
     if which:
         evidence = which_layout(source, config=config)
-        print(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
+        say(json_format.dumps(evidence.as_dict(), indent=2) if json else evidence)
         return
     if target is None and not dry_run:
         raise RopeError("target", "must be given unless --dry-run or --which is used", None)
-    layouts = choice("--from", from_layout, LAYOUTS), choice("--to", to_layout, LAYOUTS)
+    layouts = [
+        choice(option, layout, get_args(LAYOUT))
+        for option, layout in {"--from": from_layout, "--to": to_layout}.items()
+    ]
     if from_layout == to_layout:
         raise RopeError("--to", "must differ from --from", to_layout)
-    conversion = convert_checkpoint(
-        source, None, *layouts, config=config
-    )  # without a target nothing is written
+    # without a target nothing is written
+    conversion = convert_checkpoint(source, None, *layouts, config=config)
     if target is not None and not dry_run:
         _run(source, target, conversion, config)
     if json:
@@ -62,34 +72,35 @@ def convert(
 
 
 def _run(source: Path, target: Path, conversion: Conversion, config: Path | None) -> None:
-    """Convert the checkpoint and show a progress bar on stderr."""
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    out = Console(stderr=True)  # stdout has only the result, which may be piped
+    """Convert the checkpoint and show progress on stderr; stdout has only the result."""
+    from ropewalk.interop.checkpoint import convert_checkpoint
+    from ropewalk_lab.progress import Progress
+
     layouts = conversion.source_layout, conversion.target_layout
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
-        task = bar.add_task("", total=conversion.bytes)
-        convert_checkpoint(
-            source,
-            target,
-            *layouts,
-            config=config,
-            progress=lambda new_bytes: bar.advance(task, new_bytes),
-        )
+    progress, done = Progress("convert", conversion.bytes, 0, enabled=True), 0
+
+    def count(new_bytes: int) -> None:
+        """Show that more bytes were written."""
+        nonlocal done
+        done += new_bytes
+        progress.show(done, f"{done / 1e6:,.0f} MB")
+
+    try:
+        convert_checkpoint(source, target, *layouts, config=config, progress=count)
+    finally:
+        progress.close()
 
 
 def _show(conversion: Conversion, target: Path | None) -> None:
     """Print how many tensors change, which files are not copied, the warnings, and where the result
     is.
     """
-    out = console()
     roles = [*conversion.converted.values()]
     counts = ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
     layouts = f"{conversion.source_layout} -> {conversion.target_layout}"
-    out.print(f"{layouts}: {counts} tensors change, {len(conversion.copied)} stay", soft_wrap=True)
+    say(f"{layouts}: {counts} tensors change, {len(conversion.copied)} stay")
     if conversion.left_out:
-        out.print(f"not copied: {', '.join(conversion.left_out)}", soft_wrap=True)
+        say(f"not copied: {', '.join(conversion.left_out)}")
     for text in conversion.warnings:
-        out.print(f"warning: {text}", soft_wrap=True)
-    out.print(
-        "nothing written (--dry-run)" if target is None else f"written to {target}", soft_wrap=True
-    )
+        say(f"warning: {text}")
+    say("nothing written (--dry-run)" if target is None else f"written to {target}")

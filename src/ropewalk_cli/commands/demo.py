@@ -5,22 +5,21 @@ one page of results.
 from __future__ import annotations
 
 import json as json_format
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as RichTable
+import ropewalk as rw
+from ropewalk.errors import integer
+from ropewalk_cli.commands import Device, Json, device_of
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say, table
 
-from ropewalk import Rope, RopeSpec, __version__
-from ropewalk.errors import choice, integer
-from ropewalk_cli.commands import console, device_of
-from ropewalk_lab import selfcheck
-from ropewalk_lab.machine import machine
-from ropewalk_lab.studies.findings import Table, concluded
+if TYPE_CHECKING:
+    from ropewalk_lab.selfcheck import Report
+    from ropewalk_lab.studies.findings import Table
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,20 @@ NEXT = """Next:
 
 
 def demo(
-    out: Path, tokens: int, device: str, preset: str, check_only: bool, full: bool, json: bool
+    out: Annotated[Path, Option("Folder for the reports, pictures and rows.")] = Path("demo"),
+    tokens: Annotated[int, Option("Length of the sequence that is timed.")] = 1024,
+    device: Device = "auto",
+    preset: Annotated[
+        Literal["smoke", "cpu", "gpu"],
+        Option("Size of the studies: smoke takes seconds, cpu and gpu minutes."),
+    ] = "cpu",
+    check_only: Annotated[
+        bool, Option("Run only the self-check, which takes seconds; train nothing.")
+    ] = False,
+    full: Annotated[
+        bool, Option("Train more and longer models: eight minutes on two cores.")
+    ] = False,
+    json: Json = False,
 ) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with
     the results.
@@ -73,19 +85,20 @@ def demo(
     An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its
     bound.
     """
+    from ropewalk_lab.machine import machine
+
     start = time.perf_counter()
     integer("tokens", tokens, low=1, high=MOST_TOKENS)
-    choice("preset", preset, ("smoke", "cpu", "gpu"))
-    device = device_of(device)
+    on = device_of(device)
     out.mkdir(parents=True, exist_ok=True)
-    report = _run_checks(tokens, device, json)
-    sections = [_precision(report), _laws(report), _speed(report, tokens, device)]
+    report = _run_checks(tokens, on, json)
+    sections = [_precision(report), _laws(report), _speed(report, tokens, on)]
     pictures, no_pictures = _pictures(out)
     paths = [out / "report.md", *pictures]
-    paths[0].write_text(markdown(report, sections, pictures, device), encoding="utf-8")
+    paths[0].write_text(markdown(report, sections, pictures, on), encoding="utf-8")
     if not json:
         _show_tables(sections)
-        console().print(_outcome(report.ok), style="green" if report.ok else "red")
+        say(_outcome(report.ok), style="green" if report.ok else "red")
     claims: dict[str, Any] = {}
     # results of models trained with a wrong kernel would be meaningless
     if report.ok and not check_only:
@@ -93,7 +106,7 @@ def demo(
         benchmark = _benchmark(size.rounds)
         if not json:
             _show_tables([benchmark])
-        claims, page = _run_studies(out, size, preset, device, [*sections, benchmark], json)
+        claims, page = _run_studies(out, size, preset, on, [*sections, benchmark], json)
         paths.append(page)
     if json:
         # the fields of the report, `precision`, `laws` and `speed`, are lists of rows
@@ -101,7 +114,7 @@ def demo(
             name: [asdict(row) | {"ok": row.ok} for row in part]
             for name, part in vars(report).items()
         }
-        result = {"ok": report.ok, "machine": machine(device), "report": str(paths[0]), **rows}
+        result = {"ok": report.ok, "machine": machine(on), "report": str(paths[0]), **rows}
         print(
             json_format.dumps(
                 result | ({"page": str(paths[-1]), "studies": claims} if claims else {}), indent=2
@@ -109,7 +122,8 @@ def demo(
         )
     else:
         _print_end(out, paths, no_pictures, time.perf_counter() - start)
-    raise typer.Exit(0 if report.ok else 1)
+    if not report.ok:
+        raise SystemExit(1)
 
 
 def _benchmark(rounds: int) -> Table:
@@ -117,6 +131,7 @@ def _benchmark(rounds: int) -> Table:
     fastest first.
     """
     from ropewalk_lab.bench import cpu
+    from ropewalk_lab.studies.findings import Table
 
     rows = [
         (
@@ -146,6 +161,7 @@ def _run_studies(
     from ropewalk_cli.commands.lab import show
     from ropewalk_lab import report
     from ropewalk_lab import studies as lab
+    from ropewalk_lab.studies.findings import concluded
 
     claims = {}
     for name, changes in size.studies.items():
@@ -167,28 +183,23 @@ def _run_studies(
     return claims, report.write_report(out, sections)
 
 
-def _run_checks(tokens: int, device: str, quiet: bool) -> selfcheck.Report:
+def _run_checks(tokens: int, device: str, quiet: bool) -> Report:
     """Run all self-checks, with progress on stderr, and return their report."""
-    steps = list(selfcheck.steps(tokens, device))
+    from ropewalk_lab import selfcheck
+
     rows: list = []
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    # progress goes to stderr, because stdout may be piped
-    screen = Console(stderr=True)
-    with Progress(
-        *columns, console=screen, transient=True, disable=not screen.is_terminal
-    ) as progress:
-        task = progress.add_task("", total=len(steps))
-        for name, measure in steps:
-            progress.update(task, description=name)
-            if not (quiet or screen.is_terminal):
-                screen.print(f"self-check: {name}", markup=False, soft_wrap=True)
-            rows += measure()
-            progress.advance(task)
+    for name, measure in selfcheck.steps(tokens, device):
+        if not quiet:
+            # progress goes to stderr, because stdout may be piped
+            say(f"self-check: {name}", file=sys.stderr)
+        rows += measure()
     return selfcheck.gather(rows)
 
 
-def _precision(report: selfcheck.Report) -> Table:
+def _precision(report: Report) -> Table:
     """Return the table of the errors of cos and sin."""
+    from ropewalk_lab.studies.findings import Table
+
     rows = [
         (
             row.policy,
@@ -209,14 +220,17 @@ def _precision(report: selfcheck.Report) -> Table:
     )
 
 
-def _laws(report: selfcheck.Report) -> Table:
+def _laws(report: Report) -> Table:
     """Return the table of the laws of RoPE, such as scores that depend only on distances, and their
     errors.
     """
+    from ropewalk_lab import selfcheck
+    from ropewalk_lab.studies.findings import Table
+
     rows = [
         (law.name, f"{law.error:.1e}", f"{law.bound:.1e}", _verdict(law.ok)) for law in report.laws
     ]
-    difference = selfcheck.order_difference(Rope(RopeSpec(selfcheck.HEAD_DIM)))
+    difference = selfcheck.order_difference(rw.Rope(rw.RopeSpec(selfcheck.HEAD_DIM)))
     note = (
         "Measured on the default backend. With RoPE the outputs of the two sentences differ by up "
         f"to {difference:.1e}."
@@ -224,8 +238,10 @@ def _laws(report: selfcheck.Report) -> Table:
     return Table("Laws", ("law", "error", "bound", "verdict"), rows, note)
 
 
-def _speed(report: selfcheck.Report, tokens: int, device: str) -> Table:
+def _speed(report: Report, tokens: int, device: str) -> Table:
     """Return the table of the times and errors of all backends."""
+    from ropewalk_lab.studies.findings import Table
+
     milliseconds = {(row.name, row.dtype): row.milliseconds for row in report.speed}
     rows = []
     for row in report.speed:
@@ -278,26 +294,26 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
         import matplotlib  # noqa: F401 - only to see whether it is installed
     except ImportError:
         return [], "no pictures: matplotlib is missing; run: pip install 'ropewalk[lab]'"
-    from ropewalk_lab import plots
+    from ropewalk_lab import plots, selfcheck
 
     figures = {
         "precision": plots.precision_lines(selfcheck.precision_curves(points=25, width=4)),
-        "clocks": plots.clock_faces(RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),
+        "clocks": plots.clock_faces(rw.RopeSpec(12).frequencies().radians, (0, 1, 4, 64)),
     }
     return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
 
 
-def markdown(
-    report: selfcheck.Report, sections: list[Table], pictures: list[Path], device: str
-) -> str:
+def markdown(report: Report, sections: list[Table], pictures: list[Path], device: str) -> str:
     """Return the self-check report as Markdown; `pictures` are shown at its end."""
+    from ropewalk_lab.machine import machine
+
     info = machine(device)
     environment = (
         f"{info['machine']}, Python {info['python']}, torch {info['versions']['torch']}, "
         f"{info['date']}."
     )
     outcome = _outcome(report.ok) if report.ok else f"**{_outcome(report.ok)}**"
-    parts = [f"# ropewalk {__version__} self-check", environment, outcome]
+    parts = [f"# ropewalk {rw.__version__} self-check", environment, outcome]
     for section in sections:
         head = [section.columns, tuple("---" for _ in section.columns)]
         parts += [
@@ -311,28 +327,13 @@ def markdown(
 
 def _show_tables(sections: list[Table]) -> None:
     """Print the tables; rows beyond their bound are red."""
-    out = console()
     for section in sections:
-        table = RichTable(
-            *section.columns,
-            title=section.title,
-            caption=section.note,
-            title_justify="left",
-            caption_justify="left",
-        )
-        for row in section.rows:
-            table.add_row(*row, style="red" if row[-1].startswith("BEYOND") else None)
-        out.print(table)
-        out.print()
+        table(section.title, section.columns, section.rows, section.note, red="BEYOND")
 
 
 def _print_end(out: Path, paths: list[Path], no_pictures: str | None, seconds: float) -> None:
     """Print why there are no pictures (if so), commands to try next, the time and the written
     files.
     """
-    screen = console()
-    if no_pictures:
-        screen.print(no_pictures)
-    screen.print(NEXT.format(out=out), soft_wrap=True)
     # the page with everything comes last
-    screen.print(f"{seconds:.0f} s; written:", *map(str, paths), sep="\n", soft_wrap=True)
+    say(*filter(None, [no_pictures]), NEXT.format(out=out), f"{seconds:.0f} s; written:", *paths)

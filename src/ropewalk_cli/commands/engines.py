@@ -6,22 +6,39 @@ from __future__ import annotations
 
 import json as json_format
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ropewalk.engines.installed import run, why_not
-from ropewalk.engines.matrix import Row
-from ropewalk.engines.matrix_rows import REAL, rows
-from ropewalk.engines.readers import TITLES
-from ropewalk.engines.record import verdict_rows
-from ropewalk.errors import RopeError, choice
-from ropewalk_cli.commands import console, table
+from ropewalk.errors import RopeError
+from ropewalk_cli.commands import Json
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say, table
+
+if TYPE_CHECKING:
+    from ropewalk.engines.matrix import Row
 
 
-def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> None:
-    """Print a verdict for each engine of `only` (by default all) that is installed, and the configs
-    in which it differs.
+def engines(
+    only: Annotated[
+        list[Literal["hf", "vllm", "sglang", "mlx-lm", "llama.cpp", "onnxruntime"]] | None,
+        Option("Run only this engine; hf is transformers."),
+    ] = None,
+    match: Annotated[str, Option("Run only the configs whose name contains this.")] = "",
+    all_rows: Annotated[
+        bool, Option("Also run configs of no real checkpoint, which engines may read differently.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run the inference engines that are installed here on small models, and compare their ropes
+    with each config's spec.
+
+    Each engine builds its own model from the config and rotates unit vectors. Engines that are not
+    installed are listed with the reason.
     """
-    names = list(dict.fromkeys(choice("only", name, TITLES) for name in only or TITLES))
+    from ropewalk.engines.installed import run, why_not
+    from ropewalk.engines.readers import TITLES
+    from ropewalk.engines.record import verdict_rows
+
+    names: list[str] = list(dict.fromkeys(only or TITLES))
     selected = _rows(match, all_rows)
     not_run = {name: reason for name in names if (reason := why_not(name)) is not None}
     if only and len(not_run) == len(names):
@@ -35,11 +52,9 @@ def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> N
     if json:
         print(json_format.dumps({"rows": results, "not_run": not_run}, indent=2))
         return
-    out = console()
-    for line in verdicts(results):
-        out.print(line, style="bold", soft_wrap=True)
+    say(*verdicts(results), style="bold")
     for name, reason in not_run.items():
-        out.print(f"{TITLES[name]}: not run, because {reason}", soft_wrap=True)
+        say(f"{TITLES[name]}: not run, because {reason}")
     different = [row for row in results if row["verdict"] not in ("same", "no spec")]
     lines = [
         (
@@ -55,14 +70,8 @@ def engines(only: list[str] | None, match: str, all_rows: bool, json: bool) -> N
     ]
     if lines:
         columns = ("engine", "config", "tokens", "differs in", "first pair", "magnitude", "error")
-        out.print(
-            table(
-                "",
-                columns,
-                lines,
-                "first pair: the first that rotates otherwise than the spec of the config says.",
-            )
-        )
+        note = "first pair: the first that rotates otherwise than the spec of the config says."
+        table("", columns, lines, note)
 
 
 def verdicts(results: list[dict[str, Any]]) -> list[str]:
@@ -90,6 +99,8 @@ def _rows(match: str, all_rows: bool) -> list[Row]:
     """Return the rows to run, whose name contains `match`: those of real checkpoints, or with
     `all_rows` also the others.
     """
+    from ropewalk.engines.matrix_rows import REAL, rows
+
     # the name of a row is that of its model, a comma, and the spelling of its config keys (v4 or v5
     # of transformers)
     selected = [

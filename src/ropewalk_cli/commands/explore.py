@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from ropewalk_cli.commands import console
-from ropewalk_lab.explorer import launch
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say
 
 
-def explore(port: int, report: Path | None, browser: bool, model: str | None) -> None:
-    """Print the address of the page and serve it until interrupted; nothing is printed if it cannot
-    be served.
+def explore(
+    port: Annotated[int, Option("The port of the page on this machine.")] = 8501,
+    report: Annotated[
+        Path | None, Option("A report of `ropewalk lab` to show on the page: .html or .md.")
+    ] = None,
+    browser: Annotated[bool, Option("Open the page in a browser.")] = True,
+    model: Annotated[
+        str | None,
+        Option(
+            "A model to read with: a .gguf file, a Hugging Face folder, or smollm2 once fetched."
+        ),
+    ] = None,
+) -> None:
+    """Open an interactive page on which rope settings can be changed; in English and Chinese, works
+    offline.
+
+    The page is served on 127.0.0.1 only. An uploaded config.json may have at most 1 MB. Ctrl-C
+    stops the server.
     """
-    launch.check(port, report, model)
-    console().print(f"http://{launch.HOME}:{port}  (Ctrl-C stops it)", soft_wrap=True)
+    from ropewalk_lab.explorer import launch
+
+    launch.check(port, report, model)  # nothing is printed if the page cannot be served
+    say(f"http://{launch.HOME}:{port}  (Ctrl-C stops it)")
     launch.launch(port, browser, report, model)

@@ -9,16 +9,13 @@ import os
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ropewalk.config import file as config_file
-from ropewalk.errors import RopeError, choice
-from ropewalk.frequencies import Ntk
-from ropewalk.gguf import is_gguf
-from ropewalk.interop.extend import extend as extend_config
-from ropewalk.interop.extend.keys import kinds
-from ropewalk.interop.gguf.extend import extend_gguf
-from ropewalk_cli.commands import console, output_path
+import ropewalk as rw
+from ropewalk.errors import RopeError
+from ropewalk_cli.commands import Config, Json, model_path, output_path
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say
 
 #: settings that have an option of their own
 OWN_OPTIONS = {
@@ -30,29 +27,43 @@ OWN_OPTIONS = {
 
 
 def extend(
-    config: Path,
-    kind: str,
-    factor: float,
-    option: list[str] | None,
-    original_length: int | None,
-    layer_type: list[str] | None,
-    overwrite: bool,
-    out: Path | None,
-    json: bool,
+    config: Config,
+    kind: Annotated[
+        Literal["linear", "ntk", "dynamic", "yarn", "longrope", "llama3"],
+        Argument("The scaling."),
+    ],
+    factor: Annotated[float, Option("How many times longer the context becomes.")],
+    option: Annotated[
+        list[str] | None,
+        Option("Option of the scaling as name=JSON, such as beta_fast=16.", "--set"),
+    ] = None,
+    original_length: Annotated[
+        int | None, Option("Context length in training, in tokens; by default from the config.")
+    ] = None,
+    layer_type: Annotated[
+        list[str] | None,
+        Option("Layer type to extend, if each has a rope of its own; by default full_attention."),
+    ] = None,
+    overwrite: Annotated[bool, Option("Replace the existing scaling of the config.")] = False,
+    out: Annotated[
+        Path | None,
+        Option("The config.json to write, which must not exist; without it nothing is written."),
+    ] = None,
+    json: Json = False,
 ) -> None:
     """Write a config for a longer context; print the changes and which engines interpret the config
     differently.
-
-    `kind` is the scaling, such as "yarn"; `option` are texts name=JSON, the fields of the scaling
-    that --set gives.
     """
+    from ropewalk.interop.extend import extend as extend_config
+
     if out is not None:
         output_path(out)
     settings = _settings(kind, option or [])
-    if is_gguf(config):
+    path = model_path(config)
+    if rw.gguf.is_gguf(path):
         settings |= {"original_length": original_length, "layer_types": layer_type or None}
-        return _extend_gguf(config, kind, out, json, factor=factor, overwrite=overwrite, **settings)
-    new_config = config_file.read(config)
+        return _extend_gguf(path, kind, out, json, factor=factor, overwrite=overwrite, **settings)
+    new_config = rw.config.file.read(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the report below contains them
         report = extend_config(
@@ -80,17 +91,16 @@ def extend(
             )
         )
     else:
-        console().print(
-            f"{report}\n{'nothing written; give --out' if out is None else f'written to {out}'}",
-            soft_wrap=True,
-        )
+        say(report, "nothing written; give --out" if out is None else f"written to {out}")
 
 
 def _extend_gguf(path: Path, kind: str, out: Path | None, json: bool, **options: Any) -> None:
     """Print the metadata keys of a GGUF file with a longer context, and the flags of llama.cpp;
     `out` is a JSON file.
     """
-    if out is not None and is_gguf(out):
+    from ropewalk.interop.gguf.extend import extend_gguf
+
+    if out is not None and rw.gguf.is_gguf(out):
         rule = "must be a .json file: ropewalk changes no GGUF file, it gives the keys to change"
         raise RopeError("--out", rule, str(out))
     extension = extend_gguf(path, kind, **options)
@@ -99,20 +109,15 @@ def _extend_gguf(path: Path, kind: str, out: Path | None, json: bool, **options:
     if json:
         print(json_format.dumps({"kind": kind, **extension.as_dict()}, indent=2))
     else:
-        written = "the file is not changed" if out is None else f"written to {out}"
-        console().print(f"{extension}\n{written}", soft_wrap=True, markup=False)
+        say(extension, "the file is not changed" if out is None else f"written to {out}")
 
 
 def _settings(kind: str, texts: list[str]) -> dict[str, Any]:
     """Return the values of --set by name; a name must be a field of the scaling that has no option
     of its own.
     """
-    # configs have no name for NTK: it is written as a larger theta
-    choice(
-        "kind",
-        kind,
-        [name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk],
-    )
+    from ropewalk.interop.extend.keys import kinds
+
     known = sorted({field.name for field in fields(kinds()[kind])} - OWN_OPTIONS.keys())
     settings = {}
     for text in texts:
@@ -138,7 +143,7 @@ def _value(text: str, value: str) -> Any:
     """Return `value`, parsed as JSON; `text` is the whole option name=value, for the error message."""
     try:
         # as a JSON object it is read by the strict parser of config.json
-        (parsed,) = config_file.parse(f'{{"value": {value}}}'.encode()).values()
+        (parsed,) = rw.config.file.parse(f'{{"value": {value}}}'.encode()).values()
     except ValueError:  # not JSON, more than one value, or not UTF-8
         raise RopeError(
             "--set", "must be name=JSON with finite numbers, such as beta_fast=16", text

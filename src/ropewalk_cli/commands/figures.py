@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from ropewalk.errors import RopeError, choice
-from ropewalk_cli.commands import console
-from ropewalk_lab.plots import FIGURES, FORMATS, MOTION, Look, View, write_all
+from ropewalk_cli.commands import MODEL, Json, model_path
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say
+
+if TYPE_CHECKING:
+    from ropewalk_lab.plots import Look, View
 
 NO_FONT = (
     "labels are in English, because no font with Chinese glyphs was found; install one, such as "
@@ -16,18 +21,24 @@ NO_FONT = (
 
 
 def figures(
-    folder: Path,
-    format: str,
-    dark: bool,
-    language: str,
-    only: list[str] | None,
-    config: Path | None,
-    json: bool,
+    folder: Annotated[Path, Argument("The folder to write to.")],
+    format: Annotated[
+        Literal["png", "svg", "pdf"],
+        Option("Format of the figures; the contact sheet is always PNG."),
+    ] = "png",
+    dark: Annotated[bool, Option("Use a dark background.")] = False,
+    language: Annotated[
+        Literal["en", "zh"], Option("Language of the labels; zh needs a font with Chinese glyphs.")
+    ] = "en",
+    only: Annotated[list[str] | None, Option("Write only this figure.")] = None,
+    config: Annotated[Path | None, Option(f"Draw the rope of this config. {MODEL}.")] = None,
+    json: Json = False,
 ) -> None:
-    """Write every figure about rotary encodings (or `only` those) and a contact sheet into a
-    folder, and print their paths.
+    """Write every figure about rotary encodings, and a contact sheet: one picture that shows all of
+    them.
     """
-    choice("format", format, FORMATS)
+    from ropewalk_lab.plots import FIGURES, MOTION, Look, View, write_all
+
     every = [*FIGURES, MOTION]
     names = [choice("only", name, every) for name in only or every]
     look = Look(dark, language)
@@ -42,10 +53,7 @@ def figures(
             )
         )
         return
-    out = console()
-    out.print(*map(str, paths), sep="\n", soft_wrap=True)
-    if note:
-        out.print(note)
+    say(*paths, *filter(None, [note]))
 
 
 def _view_of(config: Path, look: Look) -> View:
@@ -53,10 +61,10 @@ def _view_of(config: Path, look: Look) -> View:
     layer type with a rope.
     """
     from ropewalk_lab.analysis import read_checkpoint
+    from ropewalk_lab.plots import View
 
-    facts = next(
-        (facts for facts in read_checkpoint(config).layers.values() if facts is not None), None
-    )
+    layers = read_checkpoint(model_path(config)).layers
+    facts = next((facts for facts in layers.values() if facts is not None), None)
     if facts is None:
         raise RopeError("config", "must have a rope in at least one layer type", str(config))
     return View(facts.spec, facts.trained, facts.served, look)

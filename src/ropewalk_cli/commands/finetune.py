@@ -6,60 +6,91 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.table import Table
+from ropewalk_cli.commands import Device, Json, device_of, output_path
+from ropewalk_cli.commands.train import (
+    Change,
+    Folder,
+    Parallel,
+    Tensorboard,
+    Threads,
+    TrainingDevice,
+    accuracy,
+    as_json,
+    exit_if_stopped,
+    run_training,
+    show,
+)
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say, table
 
-from ropewalk_cli.commands import console, device_of, output_path
-from ropewalk_cli.commands.train import accuracy, as_json, exit_if_stopped, run_training, show
-from ropewalk_lab.finetuning import PUBLISHED_FOR, Files, evaluate_file, finetuning_preset
-from ropewalk_lab.held_out import Measured
-from ropewalk_lab.json_lines import write_atomically
-from ropewalk_lab.published import PUBLISHED
-from ropewalk_lab.samples import write_sample
+if TYPE_CHECKING:
+    from ropewalk_lab.held_out import Measured
 
 
-def sample(folder: Path, form: str, count: int, characters: int, seed: int, json: bool) -> None:
-    """Write a small generated sample into a folder, and print its paths: labelled files, a
-    vocabulary, texts for pretraining.
-
-    form        cail (triplets of Chinese cases) or glue (pairs of English sentences)
-    count       lines of the three labelled files together
-    characters  the least size of a text
+def sample(
+    folder: Annotated[Path, Argument("A new folder for the files.")],
+    form: Annotated[
+        Literal["cail", "glue"],
+        Option("cail: triplets of Chinese cases. glue: pairs of English sentences.", "--format"),
+    ] = "cail",
+    count: Annotated[int, Option("Lines of the train, valid and test files together.")] = 200,
+    characters: Annotated[int, Option("The least number of characters of a text.")] = 60,
+    seed: Annotated[int, Option("Another seed gives other texts.")] = 0,
+    json: Json = False,
+) -> None:
+    """Write a small generated sample of labelled files, with a vocabulary and texts for
+    pretraining.
     """
+    from ropewalk_lab.samples import write_sample
+
     files = write_sample(folder, form, count=count, characters=characters, seed=seed)
     if json:
         print(json_format.dumps({"files": [str(path) for path in files]}))
         return
-    for path in files:
-        console().print(str(path), soft_wrap=True)
+    say(*files)
 
 
 def finetune(
-    start: Path,
-    train_file: Path,
-    valid: Path | None,
-    test: Path | None,
-    tokenizer: str | None,
-    columns: str | None,
-    folder: Path,
-    length: int,
-    batch: int,
-    epochs: float,
-    learning_rate: float,
-    change: list[str] | None,
-    device: str | None,
-    parallel: str | None,
-    threads: int | None,
-    tensorboard: bool,
-    json: bool,
+    start: Annotated[
+        Path,
+        Argument("The checkpoint: a Hugging Face folder, or the folder of a finished training."),
+    ],
+    train_file: Annotated[
+        Path, Option("Labelled lines: CAIL2019-SCM triplets, GLUE tsv or JSON lines.", "--train")
+    ],
+    valid: Annotated[
+        Path | None, Option("File to evaluate on; by default a tenth of --train is held out.")
+    ] = None,
+    test: Annotated[
+        Path | None, Option("A second file to evaluate on, after the training.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            "vocab.txt, tokenizer.json or bytes; by default the tokenizer beside the checkpoint."
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        Option('Columns of the texts and the label, as in "sentence1,sentence2,label" or "4,2".'),
+    ] = None,
+    folder: Folder = Path("run"),
+    length: Annotated[int, Option("Rows are truncated to this number of tokens.")] = 512,
+    batch: Annotated[int, Option("Lines in one step.")] = 16,
+    epochs: Annotated[float, Option("Passes over the training file.")] = 3.0,
+    learning_rate: Annotated[float, Option("The highest learning rate.")] = 2e-5,
+    change: Change = None,
+    device: TrainingDevice = None,
+    parallel: Parallel = None,
+    threads: Threads = None,
+    tensorboard: Tensorboard = False,
+    json: Json = False,
 ) -> None:
-    """Fine-tune the checkpoint `start` on labelled files, and print its accuracy beside published
-    ones.
+    """Fine-tune a checkpoint on labelled files, and print its accuracy beside published ones."""
+    from ropewalk_lab.finetuning import Files, finetuning_preset
 
-    `change` are texts name=value, further settings to change; the other arguments are the options
-    of the command.
-    """
     files = Files(train_file, valid, test, tuple(columns.split(",")) if columns else ())
     preset = finetuning_preset(
         start,
@@ -85,13 +116,27 @@ def finetune(
 
 
 def evaluate(
-    model: Path, file: Path, predictions: Path | None, length: int | None, device: str, json: bool
+    model: Annotated[
+        Path, Argument("The folder of a finished fine-tuning, or its folder `model`.")
+    ],
+    file: Annotated[
+        Path, Argument("A file in the format of the training file; labels may be missing.")
+    ],
+    predictions: Annotated[
+        Path | None, Option("Write the predicted label of each line to this file.")
+    ] = None,
+    length: Annotated[
+        int | None, Option("Truncate rows to this length; by default that of the training.")
+    ] = None,
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
-    """Print the accuracy of a fine-tuned model on a file; `predictions` is the path of a file to
-    write its answers to.
-    """
+    """Print the accuracy of a fine-tuned model on a file."""
     if predictions is not None:
         output_path(predictions, "--predictions")
+    from ropewalk_lab.finetuning import evaluate_file
+    from ropewalk_lab.json_lines import write_atomically
+
     result, predicted = evaluate_file(
         model, file, length=length, device=device_of(device), progress=not json
     )
@@ -103,43 +148,35 @@ def evaluate(
         return
     unlabelled = len(predicted) - result.count  # lines without a right answer to compare with
     note = f"; {unlabelled:,} of {len(predicted):,} lines have no label" if unlabelled else ""
-    console().print(f"accuracy {accuracy(result)}{note}")
+    say(f"accuracy {accuracy(result)}{note}")
     if predictions is not None:
-        console().print(f"predictions: {predictions}", soft_wrap=True)
+        say(f"predictions: {predictions}")
 
 
 def _published(objective: str) -> dict[str, Any] | None:
     """Return the published table to compare an objective with, as plain data; None if there is
     none.
     """
+    from ropewalk_lab.finetuning import PUBLISHED_FOR
+    from ropewalk_lab.published import PUBLISHED
+
     if objective not in PUBLISHED_FOR:
         return None
-    table = PUBLISHED[PUBLISHED_FOR[objective]]
+    found = PUBLISHED[PUBLISHED_FOR[objective]]
     return {
-        "source": table.source,
-        "columns": list(table.columns),
-        "rows": [list(row) for row in table.rows],
+        "source": found.source,
+        "columns": list(found.columns),
+        "rows": [list(row) for row in found.rows],
     }
 
 
 def _show_accuracy(name: str, held_out: dict[str, Measured], objective: str) -> None:
     """Print a table of the accuracy on the valid and test files, with the published ones below."""
     published = _published(objective)
-    caption = (
-        f"Published: {published['source']}. Compare only runs on the same files."
-        if published
-        else None
-    )
-    table = Table(
-        "model",
-        "valid",
-        "test",
-        title="accuracy",
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-    )
-    table.add_row(name, accuracy(held_out.get("valid")), accuracy(held_out.get("test")))
+    note = ""
+    if published:
+        note = f"Published: {published['source']}. Compare only runs on the same files."
+    rows = [(name, accuracy(held_out.get("valid")), accuracy(held_out.get("test")))]
     for row in published["rows"] if published else ():
-        table.add_row(f"{row[0]} (published)", *row[1:])
-    console().print(table)
+        rows.append((f"{row[0]} (published)", *row[1:]))
+    table("accuracy", ("model", "valid", "test"), rows, note)

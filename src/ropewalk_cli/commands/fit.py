@@ -4,49 +4,78 @@ from __future__ import annotations
 
 import json as json_format
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from ropewalk_cli.commands import console, device_of, table
-from ropewalk_lab.downloads import find_fetched
-from ropewalk_lab.fit import fit as fit_model
-from ropewalk_lab.fit.session import CONFIG
-from ropewalk_lab.fit.summary import note
-from ropewalk_lab.fit_page import PAGE, write_page
-from ropewalk_lab.progress import Progress
+from ropewalk_cli.commands import Device, Json, device_of, model_path, output_folder
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say, table
+
+if TYPE_CHECKING:
+    from ropewalk_lab.fit import Step
 
 
 def fit(
-    model: str,
-    to: int,
-    text: list[str] | None,
-    method: list[str] | None,
-    windows: int,
-    passkeys: int,
-    search: int,
-    long_ppl: bool,
-    trained: int | None,
-    seed: int,
-    out: Path,
-    device: str,
-    json: bool,
+    model: Annotated[
+        str,
+        Argument(
+            "A Hugging Face folder or the name of a model in its cache, a .gguf file, or smollm2 "
+            "after `ropewalk lab fetch`."
+        ),
+    ],
+    to: Annotated[int, Option("The context length that is wanted, in tokens.")],
+    text: Annotated[
+        list[str] | None,
+        Option("Text file, folder of .txt files, or a fetched text; else Python's documentation."),
+    ] = None,
+    method: Annotated[
+        list[str] | None, Option("Measure only these methods; by default all.")
+    ] = None,
+    windows: Annotated[int, Option("Number of windows of text that every method reads.")] = 6,
+    passkeys: Annotated[int, Option("Number of pass keys for each length; 0 asks for none.")] = 10,
+    search: Annotated[
+        int,
+        Option("Number of candidates in the search for LongRoPE's factors; 0 leaves longrope out."),
+    ] = 0,
+    long_ppl: Annotated[
+        bool,
+        Option(
+            "Measure LongPPL; finding its tokens takes as long as reading every window four times."
+        ),
+    ] = True,
+    trained: Annotated[
+        int | None, Option("Context length in training; by default from the config.")
+    ] = None,
+    seed: Annotated[int, Option("Another seed gives other pass keys.")] = 0,
+    out: Annotated[
+        Path, Option("Folder for rows, config, picture and report; a second run resumes.")
+    ] = Path("fit"),
+    device: Device = "auto",
+    json: Json = False,
 ) -> None:
-    """Measure every method of reading `to` tokens, print the table and the recommendation, and
-    write everything into a folder.
+    """Measure every method of extending a model's context on a text, and recommend one.
 
-    windows, passkeys, search, long_ppl, trained and seed are those of `ropewalk.fit`.
+    It measures the loss by band of positions, and how many pass keys (numbers hidden in a long
+    text) the model finds, both also within the trained length. Nothing is trained.
     """
-    # how many measurements there will be is not known before the model is loaded
-    bar, finished = Progress("fit", total=0, done=0, enabled=not json), []
+    from ropewalk_lab.fit import fit as fit_model
+    from ropewalk_lab.fit.session import CONFIG
+    from ropewalk_lab.fit.summary import note
+    from ropewalk_lab.fit_page import PAGE, write_page
+    from ropewalk_lab.progress import Progress
 
-    def report(line: str) -> None:
-        """Show that one more measurement, described by `line`, is done."""
-        finished.append(line)
-        bar.show(len(finished), line)
+    output_folder(out)
+    # how many measurements there will be is not known before the model is loaded
+    bar = Progress("fit", total=0, done=0, enabled=not json)
+
+    def report(step: Step) -> None:
+        """Show the measurement that begins."""
+        bar.show(step.number, step.text, step.total, now=True)
 
     try:
         result = fit_model(
-            find_fetched(model),
+            model_path(model),
             to,
-            text=[find_fetched(each) for each in text] if text else None,
+            text=[model_path(each) for each in text] if text else None,
             methods=method or None,
             windows=windows,
             passkeys=passkeys,
@@ -66,17 +95,16 @@ def fit(
         rows = [dict(zip(columns, each, strict=True)) for each in cells]
         data = {
             "recommended": vars(result.recommendation),
+            "best": vars(result.decision.best),
             "in_config": vars(result.in_config),
+            "gain": result.decision.gain,
             "table": rows,
             "skipped": result.skipped,
             "facts": result.facts,
         }
         print(json_format.dumps(data, indent=2, default=str))
         return
-    console().print(
-        table(f"{result.facts['model']} at {to:,} tokens", columns, cells, note(result.facts))
-    )
-    for line in result.sentences():
-        console().print(line, soft_wrap=True)
+    table(f"{result.facts['model']} at {to:,} tokens", columns, cells, note(result.facts))
+    say(*result.sentences())
     written = [name for name in (CONFIG, "fit.png", PAGE) if (out / name).exists()]
-    console().print(f"written to {out}: rows.jsonl, fit.json, {', '.join(written)}", soft_wrap=True)
+    say(f"written to {out}: rows.jsonl, fit.json, {', '.join(written)}")

@@ -9,17 +9,15 @@ import os
 import platform
 import re
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.table import Table
-
-from ropewalk import RopeSpec, __version__
-from ropewalk.caches import CacheInfo, cache_infos
-from ropewalk.kernels import available
-from ropewalk.strategies import memory
-from ropewalk_cli.commands import console
+import ropewalk as rw
+from ropewalk_cli.commands import Json
+from ropewalk_cli.output import table
 from ropewalk_lab.machine import device_name, version
+
+if TYPE_CHECKING:
+    from ropewalk.caches import CacheInfo
 
 #: packages whose versions are shown besides ropewalk and Python
 PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
@@ -34,15 +32,14 @@ _NOT_SHOWN = ("dev",)
 MEMORY_LENGTH = 131_072
 
 
-def info(json: bool) -> None:
+def info(json: Json = False) -> None:
     """Print versions, the machine, caches, backends and extras, with the reason if one is missing."""
     report = gather()
     if json:
         print(json_format.dumps(report, indent=2))
         return
-    out = console()
     versions = {name: number or "not installed" for name, number in report["versions"].items()}
-    caches = {cache.name: _size(cache) for cache in cache_infos()}
+    caches = {cache.name: _size(cache) for cache in rw.caches.cache_infos()}
     table_bytes = (
         f"Bytes of cos and sin that Rope(tables=...) keeps for {MEMORY_LENGTH:,} tokens of 128 "
         "dimensions"
@@ -61,33 +58,44 @@ def info(json: bool) -> None:
         ("Extras", extras),
         ("Plug-ins of inference engines", report["plugins"]),
     ):
-        out.print(_pairs(title, rows))
+        if rows:
+            _pairs(title, rows)
     for device, backends in report["backends"].items():
-        out.print(
-            _pairs(
-                f"Backends on {device}",
-                {name: reason or "runs" for name, reason in backends.items()},
-            )
-        )
+        states = {name: reason or "runs" for name, reason in backends.items()}
+        _pairs(f"Backends on {device}", states)
 
 
 def gather() -> dict[str, Any]:
-    """Return everything that `info` prints, as plain data."""
-    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    return {
-        "versions": {"ropewalk": __version__, "python": platform.python_version()}
+    """Return everything that `info` prints, as plain data; without torch what needs none."""
+    found = {
+        "versions": {"ropewalk": rw.__version__, "python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},
-        "machine": {
-            "system": f"{platform.system()} {platform.machine()}",
-            "cpu": f"{device_name()}, {torch.backends.cpu.get_cpu_capability()}",
-            "threads": torch.get_num_threads(),
-            "gpu": device_name("cuda") if torch.cuda.is_available() else None,
-        },
+        "machine": {"system": f"{platform.system()} {platform.machine()}", "cpu": device_name()},
         "extras": {name: missing for name, missing in extras().items() if name not in _NOT_SHOWN},
-        "backends": {device: available(device) for device in devices},
+        "backends": {},
         "plugins": plugins(),
-        "caches": [cache._asdict() for cache in cache_infos()],
-        "table_bytes": memory(RopeSpec(128), MEMORY_LENGTH),
+        "caches": [cache._asdict() for cache in rw.caches.cache_infos()],
+        "table_bytes": rw.strategies.memory(rw.RopeSpec(128), MEMORY_LENGTH),
+    }
+    return found | (_with_torch(found["machine"]) if found["versions"]["torch"] else {})
+
+
+def _with_torch(machine: dict[str, Any]) -> dict[str, Any]:
+    """Return what only torch can say: more of the machine, and the backends."""
+    import torch
+
+    has_gpu = torch.cuda.is_available()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {
+        "machine": machine
+        | {
+            "cpu": f"{machine['cpu']}, {capability}",
+            "threads": torch.get_num_threads(),
+            "gpu": device_name("cuda") if has_gpu else None,
+        },
+        "backends": {
+            device: rw.kernels.available(device) for device in ("cpu", *(["cuda"] * has_gpu))
+        },
     }
 
 
@@ -116,7 +124,7 @@ def extras() -> dict[str, list[str]]:
         str, list[str]
     ] = {}  # extra -> its packages, and in brackets the extras that it includes
     for line in required:
-        # such as: typer>=0.12; extra == "cli", or: ropewalk[cli]; extra == "lab"
+        # such as: streamlit>=1.67; extra == "explorer", or: ropewalk[lab]; extra == "explorer"
         match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
         if match is not None:
             package, others, extra = match.groups()
@@ -149,10 +157,10 @@ def _size(cache: CacheInfo) -> str:
     )
 
 
-def _pairs(title: str, rows: dict[str, Any]) -> Table:
-    """Return a table of names and values without a header."""
-    table = Table("", "", title=title, title_justify="left", show_header=False)
-    for name, value in rows.items():
-        text = f"{value:,}" if isinstance(value, int) else str(value)
-        table.add_row(name, "none" if value is None else text)
-    return table
+def _pairs(title: str, rows: dict[str, Any]) -> None:
+    """Print a table of names and values without a header."""
+    texts = {
+        name: f"{value:,}" if isinstance(value, int) else "none" if value is None else str(value)
+        for name, value in rows.items()
+    }
+    table(title, ("", ""), texts.items())

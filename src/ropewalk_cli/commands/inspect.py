@@ -9,16 +9,23 @@ import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-from rich.console import Console, RenderableType
-
-from ropewalk import analysis
-from ropewalk.analysis import Checkpoint, Facts
+import ropewalk as rw
 from ropewalk.errors import RopeError
-from ropewalk_cli.commands import config_or_example, console, picture_path, table
-from ropewalk_lab.plots import View, contact_sheet, draw, save
+from ropewalk_cli.commands import (
+    Details,
+    Example,
+    Json,
+    OptionalConfig,
+    config_or_example,
+    picture_path,
+)
+from ropewalk_cli.declare import Option
+from ropewalk_cli.output import say, table
+
+if TYPE_CHECKING:
+    from ropewalk.analysis import Checkpoint, Facts
 
 #: the figures that `--plot` draws for every layer type
 PLOTTED = ("spectrum", "coverage", "similarity", "precision")
@@ -48,42 +55,52 @@ LABELS = {
 
 
 def inspect(
-    config: Path | None,
-    example: str | None,
-    trained: int | None,
-    served: int | None,
-    plot: Path | None,
-    guide: bool,
-    details: bool,
-    json: bool,
+    config: OptionalConfig = None,
+    example: Example = None,
+    trained: Annotated[
+        int | None, Option("Context length in training, in tokens; by default from the config.")
+    ] = None,
+    served: Annotated[
+        int | None, Option("Context length in use, in tokens; by default the config's maximum.")
+    ] = None,
+    plot: Annotated[
+        Path | None, Option("Also write figures to this .png, .svg or .pdf file.")
+    ] = None,
+    guide: Annotated[
+        bool, Option("Also print a table of recommended scalings by use case.")
+    ] = False,
+    details: Details = False,
+    json: Json = False,
 ) -> None:
-    """Print a verdict on each rope of a checkpoint and its main numbers; with `details` every
-    table.
+    """Print the trained and the served length of a checkpoint's rope, and the most important
+    advice.
 
-    `config` or `example` names the checkpoint; `guide` adds a table of scalings by use, `plot` is a
-    picture to write.
+    With --details also every value and its source, wavelengths, coverage, precision, memory, and
+    advice.
     """
     if plot is not None:
         picture_path(plot)  # raise an error for a wrong suffix before the analysis
-    checkpoint = analysis.read_checkpoint(config_or_example(config, example), trained, served)
-    report = gather(checkpoint)
+    checkpoint = rw.analysis.read_checkpoint(config_or_example(config, example), trained, served)
+    report = gather(checkpoint, whole=details or json)
     if guide:
-        report["guide"] = [asdict(use) for use in analysis.GUIDE]
+        report["guide"] = [asdict(use) for use in rw.analysis.GUIDE]
     if plot is not None:
         _plot(checkpoint, plot)
         report["plot"] = str(plot)
     if json:
         print(json_format.dumps(report, indent=2, allow_nan=False, default=_plain))
         return
-    _show(console(), report, details)
+    _show(report, details)
 
 
-def gather(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return everything that `inspect` prints, as plain data."""
+def gather(checkpoint: Checkpoint, whole: bool = True) -> dict[str, Any]:
+    """Return everything that `inspect` prints, as plain data; not `whole`: without what takes half
+    of the time and only --details and --json show.
+    """
     explanation = checkpoint.explanation
     values = explanation.as_dict()
     layers = {
-        name: _layer(checkpoint, name, facts, values.get(name, {}))
+        name: _layer(checkpoint, name, facts, values.get(name, {}), whole)
         for name, facts in checkpoint.layers.items()
     }
     return {
@@ -94,7 +111,7 @@ def gather(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _layer(
-    checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any]
+    checkpoint: Checkpoint, name: str, facts: Facts | None, values: dict[str, Any], whole: bool
 ) -> dict[str, Any]:
     """Return everything about the layers of type `name` as plain data; `values` is {setting: its
     value and its source}.
@@ -109,25 +126,25 @@ def _layer(
         "served_from": served_from,
     }
     errors = {
-        method: {"error": error, "used_by": analysis.USED_BY[method]}
+        method: {"error": error, "used_by": rw.analysis.USED_BY[method]}
         for method, error in facts.errors.items()
     }
     return {
         "values": values,
         "rotates": True,
-        "summary": lengths | _summary(facts),
+        "summary": lengths | _summary(facts) | (_slow_summary(facts) if whole else {}),
         "pairs": _pairs(facts),
         "precision": errors,
         "memory_bytes": facts.memory,
-        "advice": [asdict(advice) for advice in analysis.advise(facts)],
+        "advice": [asdict(advice) for advice in rw.analysis.advise(facts)],
     }
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
     """Return the main numbers of a layer type by name."""
     aliasing = facts.aliasing
-    critical = analysis.critical_dimension(
-        analysis.plain_radians(facts.spec), facts.trained_distance
+    critical = rw.analysis.critical_dimension(
+        rw.analysis.plain_radians(facts.spec), facts.trained_distance
     )
     return {
         "window": facts.window,
@@ -142,8 +159,12 @@ def _summary(facts: Facts) -> dict[str, Any]:
         "bands": dict(Counter(facts.bands)),
         "magnitude": facts.spec.magnitude(facts.served),
         "softmax_factor": facts.spec.extra_softmax_factor,
-        "first_negative_cosine_sum": facts.first_negative,
     }
+
+
+def _slow_summary(facts: Facts) -> dict[str, Any]:
+    """Return the numbers of a layer type that need a sum over all pairs at many distances."""
+    return {"first_negative_cosine_sum": facts.first_negative}
 
 
 def _pairs(facts: Facts) -> list[dict[str, Any]]:
@@ -151,8 +172,8 @@ def _pairs(facts: Facts) -> list[dict[str, Any]]:
     coverage = facts.coverage
     has_new_angles = coverage.new_angles(coverage.scaled)
     plain_waves, scaled_waves = (
-        analysis.wavelengths(analysis.plain_radians(facts.spec)),
-        analysis.wavelengths(facts.radians),
+        rw.analysis.wavelengths(rw.analysis.plain_radians(facts.spec)),
+        rw.analysis.wavelengths(facts.radians),
     )
     return [
         {
@@ -185,6 +206,8 @@ def _finite(value: float) -> float | None:
 
 def _plot(checkpoint: Checkpoint, path: Path) -> None:
     """Write a picture with the figures PLOTTED of every layer type."""
+    from ropewalk_lab.plots import View, contact_sheet, draw, save
+
     layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}
     if not layers:
         raise RopeError(
@@ -199,38 +222,33 @@ def _plot(checkpoint: Checkpoint, path: Path) -> None:
     save(contact_sheet(figures, across=2), path)
 
 
-def _show(out: Console, report: dict[str, Any], details: bool) -> None:
+def _show(report: dict[str, Any], details: bool) -> None:
     """Print the report: a verdict per layer type, warnings, main numbers and, with `details`, all
     tables.
     """
     rotated = {name: layer for name, layer in report["layers"].items() if layer["rotates"]}
     for name, layer in report["layers"].items():
         about = ", ".join(filter(None, (report["model_type"], name)))
-        out.print(f"{about}: {verdict(layer)}", style="bold", soft_wrap=True)
+        say(f"{about}: {verdict(layer)}", style="bold")
     for text in report["warnings"]:
-        out.print(f"warning: {text}", style="yellow", soft_wrap=True)
+        say(f"warning: {text}", style="yellow")
     if rotated:
-        out.print(_numbers(rotated))
+        _show_numbers(rotated)
     for name, layer in rotated.items() if details else ():
-        out.print()
-        out.print(name, style="bold")
-        for layer_table in _tables(layer):
-            out.print(layer_table)
+        say(name, style="bold")
+        _show_tables(layer)
     if "guide" in report:
         rows = [
             (use["use"], use["choose"], use["because"], use["figure"]) for use in report["guide"]
         ]
-        out.print(
-            table("Which scaling for which use", ("use", "choose", "because", "figure"), rows)
-        )
+        table("Which scaling for which use", ("use", "choose", "because", "figure"), rows)
     if not details:
-        out.print(
+        say(
             "--details shows every value with its source, the pairs, precision, memory and all "
-            "advice",
-            soft_wrap=True,
+            "advice"
         )
     if "plot" in report:
-        out.print(f"written: {report['plot']}", soft_wrap=True)
+        say(f"written: {report['plot']}")
 
 
 def verdict(layer: dict[str, Any]) -> str:
@@ -243,12 +261,12 @@ def verdict(layer: dict[str, Any]) -> str:
     return f"{first['because']}. {first['advice']}"
 
 
-def _numbers(layers: dict[str, dict[str, Any]]) -> RenderableType:
-    """Return the table of the main numbers, one column for each layer type."""
+def _show_numbers(layers: dict[str, dict[str, Any]]) -> None:
+    """Print the table of the main numbers, one column for each layer type."""
     columns = {name: _main_numbers(layer) for name, layer in layers.items()}
     labels = next(iter(columns.values()))  # every layer type has the same ones
     rows = [(label, *(column[label] for column in columns.values())) for label in labels]
-    return table("", ("", *columns), [row for row in rows if any(row[1:])])
+    table("", ("", *columns), [row for row in rows if any(row[1:])])
 
 
 def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
@@ -271,13 +289,13 @@ def _main_numbers(layer: dict[str, Any]) -> dict[str, str]:
             f"{summary['pairs_with_new_angles']} of {len(layer['pairs'])}"
         ),
         "longest wavelength (tokens)": _cell(summary["longest_wavelength"]),
-        f"error of float32 angles (bfloat16 rounds by {analysis.BFLOAT16_ROUNDING:.1e})": f"{error:.1e}",
+        f"error of float32 angles (bfloat16 rounds by {rw.analysis.BFLOAT16_ROUNDING:.1e})": f"{error:.1e}",
         "memory of cos and sin, one full table (bytes)": "" if full is None else _cell(full),
     }
 
 
-def _tables(layer: dict[str, Any]) -> list[RenderableType]:
-    """Return all tables of a layer type: values, lengths, some of its pairs, precision, memory and
+def _show_tables(layer: dict[str, Any]) -> None:
+    """Print all tables of a layer type: values, lengths, some of its pairs, precision, memory and
     advice.
     """
     values = [
@@ -288,9 +306,8 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
         for name, value in layer["summary"].items()
     ]
     all_pairs, served = layer["pairs"], layer["summary"]["served"]
-    shown = np.unique(
-        np.linspace(0, len(all_pairs) - 1, SHOWN_PAIRS).round().astype(int)
-    )  # from the first to the last
+    last, steps = len(all_pairs) - 1, SHOWN_PAIRS - 1
+    shown = dict.fromkeys(round(last * i / steps) for i in range(SHOWN_PAIRS))
     pairs = [tuple(map(_cell, all_pairs[i].values())) for i in shown]
     headers = (
         "pair",
@@ -308,28 +325,14 @@ def _tables(layer: dict[str, Any]) -> list[RenderableType]:
     ]
     memory = [(strategy, f"{size:,}") for strategy, size in layer["memory_bytes"].items()]
     advice = [(item["advice"], item["because"], item["figure"]) for item in layer["advice"]]
-    tables = [
-        table("Values", ("field of the spec", "value", "from"), values),
-        table("Length", ("", ""), summary),
-        table(f"Pairs ({len(pairs)} of {len(all_pairs)})", headers, pairs, PAIRS_LEGEND),
-        table(
-            f"Error of cos and sin near token {served:,}",
-            ("angle", "error", "used by"),
-            errors,
-            ERROR_NOTE,
-        ),
-        table(
-            f"Memory of cos and sin for {served:,} tokens",
-            ("Rope(tables=...)", "bytes kept"),
-            memory,
-            MEMORY_LEGEND,
-        ),
-    ]
-    return (
-        [*tables, table("Advice", ("do", "because", "figure"), advice, FIGURE_LEGEND)]
-        if advice
-        else tables
-    )
+    near, of = f"near token {served:,}", f"for {served:,} tokens"
+    table("Values", ("field of the spec", "value", "from"), values)
+    table("Length", ("", ""), summary)
+    table(f"Pairs ({len(pairs)} of {len(all_pairs)})", headers, pairs, PAIRS_LEGEND)
+    table(f"Error of cos and sin {near}", ("angle", "error", "used by"), errors, ERROR_NOTE)
+    table(f"Memory of cos and sin {of}", ("Rope(tables=...)", "bytes kept"), memory, MEMORY_LEGEND)
+    if advice:
+        table("Advice", ("do", "because", "figure"), advice, FIGURE_LEGEND)
 
 
 def _cell(value: Any) -> str:

@@ -7,35 +7,48 @@ from __future__ import annotations
 import json as json_format
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import torch
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ropewalk.errors import integer
-from ropewalk_cli.commands import console
-from ropewalk_lab.distributed import launched
-from ropewalk_lab.held_out import Measured
-from ropewalk_lab.runs import Report, run_preset
-from ropewalk_lab.settings import Preset, read_preset
+from ropewalk_cli.declare import Argument, Option
+from ropewalk_cli.output import say
 
+if TYPE_CHECKING:
+    from ropewalk_lab.held_out import Measured
+    from ropewalk_lab.runs import Report
+    from ropewalk_lab.settings import Preset
+
+Folder = Annotated[
+    Path, Option("Folder for the log and checkpoints; an interrupted run in it is resumed.")
+]
+Change = Annotated[
+    list[str] | None, Option('Change one value, as in "train.learning_rate=1e-3".', "--set")
+]
+TrainingDevice = Annotated[str | None, Option("cpu or cuda; by default cuda if there is a GPU.")]
+Parallel = Annotated[
+    str | None, Option("Under torchrun: ddp, fsdp, or context (sequences divided over ranks).")
+]
+Threads = Annotated[int | None, Option("Number of CPU threads of this process.")]
+Tensorboard = Annotated[bool, Option("Also write TensorBoard files.")]
 #: more would be a typing error
 MOST_THREADS = 1024
 
 
 def train(
-    preset: str,
-    folder: Path,
-    change: list[str] | None,
-    device: str | None,
-    parallel: str | None,
-    threads: int | None,
-    tensorboard: bool,
-    json: bool,
+    preset: Annotated[
+        str, Argument("A preset's name (smoke, cpu, gpu, ...) or the path of a TOML file.")
+    ],
+    folder: Folder = Path("run"),
+    change: Change = None,
+    device: TrainingDevice = None,
+    parallel: Parallel = None,
+    threads: Threads = None,
+    tensorboard: Tensorboard = False,
+    json: Annotated[bool, Option("Print one JSON object at the end.")] = False,
 ) -> None:
-    """Train a model from a preset with changed settings, evaluate it on held-out data, and print
-    the outcome.
-    """
+    """Train a model from a preset with changed settings, and evaluate it on held-out data."""
+    from ropewalk_lab.settings import read_preset
+
     settings = read_preset(preset, change or ())
     report = run_training(settings, folder, device, parallel, threads, tensorboard, quiet=json)
     if report is None:  # the first rank prints
@@ -45,7 +58,7 @@ def train(
     else:
         show(report, folder)
         for name, result in report.held_out.items():
-            console().print(
+            say(
                 f"{name}: loss {loss_text(result.loss)}, accuracy {percent(result.accuracy)} "
                 f"of {result.count:,} targets"
             )
@@ -66,6 +79,11 @@ def run_training(
     `parallel` is how several processes share the work, if torchrun started them; `quiet` shows no
     progress.
     """
+    import torch
+
+    from ropewalk_lab.distributed import launched
+    from ropewalk_lab.runs import run_preset
+
     if threads is not None:
         torch.set_num_threads(integer("threads", threads, low=1, high=MOST_THREADS))
     with launched(parallel, device) as group:
@@ -82,23 +100,20 @@ def as_json(report: Report, folder: Path) -> dict[str, Any]:
 
 def show(report: Report, folder: Path) -> None:
     """Print how a run ended and where its files are."""
-    outcome, out = report.outcome, console()
+    outcome = report.outcome
     status = "stopped" if outcome.stopped else "done"
     text = (
         f"{status} at step {outcome.step}, loss {loss_text(outcome.loss)}, {outcome.seconds:.0f} "
         f"s; log: {folder}/log.jsonl"
     )
-    out.print(text, soft_wrap=True)
-    out.print(
-        f"model: {report.model}" if report.model else f"no model was written: {report.reason}",
-        soft_wrap=True,
-    )
+    model = f"model: {report.model}" if report.model else f"no model was written: {report.reason}"
+    say(text, model)
 
 
 def exit_if_stopped(report: Report) -> None:
     """End the command with the exit code of an interrupt if Ctrl-C or SIGTERM stopped the run."""
     if report.outcome.stopped:
-        raise typer.Exit(130)
+        raise SystemExit(130)
 
 
 def loss_text(loss: float | None) -> str:

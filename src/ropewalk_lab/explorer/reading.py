@@ -24,8 +24,8 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk_lab.downloads import find_fetched
 from ropewalk_lab.explorer.controls import MAX_TOKENS, TEXTS, offered_methods
 from ropewalk_lab.fit.methods import extended, methods
+from ropewalk_lab.fit.open_model import trained_length
 from ropewalk_lab.fit.passkeys import Encode, PassKey, make_passkey, plant_passkey
-from ropewalk_lab.fit.reader import trained_length
 from ropewalk_lab.studies.real import TINY, open_real, real_text
 
 #: bytes of weights on disk; a larger model would not fit into the memory of a laptop in float32

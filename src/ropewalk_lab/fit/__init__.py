@@ -1,12 +1,13 @@
-"""Find the method that lets a loaded model read further: `fit` measures all of them on a text and
-recommends one.
+"""Find the method that lets a loaded model read further: `fit` measures all of them on a text,
+trains nothing, and recommends one.
 
-`session` is the public API; `reader` computes losses, `text` and `passkeys` make the samples,
-`measure` stores a row for each, `decide` compares the rows, `summary` puts them into a table and
-words, `methods` is the list of methods.
+`session` is the public API. It goes one way: `open_model` opens the model, `plan` takes the samples
+(`text`, `passkeys`), `measure` reads them with every method (`methods`, `reader`) and stores rows in
+a `ledger`, `decide` compares the rows, and `summary` puts them into a table and words.
 """
 
+from ropewalk_lab.fit.measure import Step
 from ropewalk_lab.fit.methods import METHODS, Method
 from ropewalk_lab.fit.session import Fit, fit
 
-__all__ = ["METHODS", "Fit", "Method", "fit"]
+__all__ = ["METHODS", "Fit", "Method", "Step", "fit"]

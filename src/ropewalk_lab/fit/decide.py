@@ -1,18 +1,19 @@
-"""Choose a method from measured rows by paired differences; a difference within two standard errors
-is none.
+"""Choose a method from measured rows: differences are paired, count beyond two standard errors, and
+a method that cannot be served is chosen for a material gain only.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from ropewalk_lab.fit.ledger import Row
 from ropewalk_lab.fit.methods import NONE
-from ropewalk_lab.scores import Comparison, Score, compare
+from ropewalk_lab.scores import SIGMAS, Score, standard_error
 
 #: measure -> its name in sentences; lower is better in all of them
 MEASURES = {
@@ -21,6 +22,15 @@ MEASURES = {
     "near_loss": "loss within the trained length",
     "near_keys": "pass keys within the trained length",
 }
+#: nats per token: a smaller gain does not pay for a method that no engine serves. 0.02 nats are 2 %
+#: of the perplexity, as much as 4-bit weights cost (1.2 to 3.6 % in llama.cpp's table of Llama 2
+#: 70B), which people give for easier serving.
+MATERIAL_LOSS = 0.02
+#: share of the pass keys: one in ten. With the default of ten keys for each length, a smaller gain
+#: is less than one key of a length.
+MATERIAL_KEYS = 0.1
+#: nats: `exp` of more is no float
+MOST_NATS = 700.0
 #: measure -> score, of one method
 Scores = dict[str, Score]
 
@@ -38,15 +48,81 @@ class Recommendation:
     beats: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The recommended method, the best of all, and the best that a config can express; two or all
+    three may be the same.
+
+    gain  how the best of all differs from the best that a config can express, in words; "" if they
+          are the same
+    """
+
+    recommended: Recommendation
+    best: Recommendation
+    in_config: Recommendation
+    gain: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the decision as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """The paired difference a - b of two methods in one measure, and its standard error; NaN for a
+    single sample, whose noise is unknown.
+    """
+
+    measure: str
+    difference: float
+    error: float
+
+    @property
+    def material(self) -> float:
+        """The smallest difference that is material in this measure."""
+        return MATERIAL_KEYS if self.measure.endswith("keys") else MATERIAL_LOSS
+
+    @property
+    def sign(self) -> int:
+        """-1 if a is better, 1 if b is, 0 if the difference is within the noise.
+
+        A single sample has no error bar: there a difference counts if it is material.
+        """
+        noise = self.material if math.isnan(self.error) else SIGMAS * self.error
+        return 0 if abs(self.difference) <= noise else 1 if self.difference > 0 else -1
+
+    @property
+    def is_material(self) -> bool:
+        """Whether the difference is beyond the noise and large enough to matter."""
+        return self.sign != 0 and abs(self.difference) >= self.material
+
+    @property
+    def share(self) -> float:
+        """The difference as a share of the pass keys, or of the perplexity: 0.1 nats are 11 %."""
+        if self.measure.endswith("keys"):
+            return self.difference
+        return math.expm1(min(self.difference, MOST_NATS))
+
+    def __str__(self) -> str:
+        # scores are shares of missed keys, and the text states the difference of the shares found
+        if self.measure.endswith("keys"):
+            return with_error(0.0 - self.difference, self.error, "+.0%", ".0%")
+        return with_error(self.difference, self.error, "+.3f", ".3f")
+
+
+def with_error(value: float, error: float, form: str, error_form: str) -> str:
+    """Return a value with its standard error; of a single sample, whose error is NaN, without."""
+    return f"{value:{form}}" + ("" if math.isnan(error) else f" ± {error:{error_form}}")
+
+
 def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
     """Return {method: {measure: score}} of the methods that were measured in full, all on the same
     windows and pass keys.
 
     Methods with a loss that is not finite are left out.
     """
-    measured: dict[
-        str, dict[str, dict[tuple, float]]
-    ] = {}  # method -> measure -> window or pass key -> value
+    # method -> measure -> window or pass key -> value
+    measured: dict[str, dict[str, dict[tuple, float]]] = {}
     for row in rows:
         values = measured.setdefault(row["method"], {measure: {} for measure in MEASURES})
         if row["metric"] == "text" and row["length"] == to:
@@ -75,54 +151,81 @@ def scores_of(rows: Sequence[Row], trained: int, to: int) -> dict[str, Scores]:
     return scores
 
 
-def better(one: Scores, other: Scores) -> dict[str, Comparison]:
-    """Return the measures in which one method is better than another beyond the noise."""
-    compared = {
-        name: compare(one[name], other[name])
-        for name in one
-        if name in other and one[name].values.size > 1
-    }
+def gaps(one: Scores, other: Scores) -> dict[str, Gap]:
+    """Return the difference of two methods in every measure that both have."""
     return {
-        name: each for name, each in compared.items() if each.verdict == "a"
-    }  # "a": the first is better
+        name: _gap(name, one[name], other[name])
+        for name in MEASURES
+        if name in one and name in other
+    }
+
+
+def _gap(measure: str, one: Score, other: Score) -> Gap:
+    paired = one.values - other.values
+    error = standard_error(paired) if paired.size > 1 else math.nan
+    return Gap(measure, float(paired.mean()), error)
 
 
 def beats(one: Scores, other: Scores) -> bool:
     """Return whether a method is better than another in some measure and worse in none."""
-    return bool(better(one, other)) and not better(other, one)
+    signs = {gap.sign for gap in gaps(one, other).values()}
+    return -1 in signs and 1 not in signs
 
 
 def _alike(one: Scores, other: Scores) -> bool:
     """Return whether no measure tells two methods apart."""
-    return not better(one, other) and not better(other, one)
+    return not any(gap.sign for gap in gaps(one, other).values())
 
 
 def _shortfalls(scores: Scores, rivals: Sequence[Scores]) -> list[float]:
     """Return for each measure how far a method is behind the best of its rivals beyond the noise,
     as a share; 0 if it is not.
-
-    A share of the pass keys, or of the perplexity: a loss of 0.1 nats more is a perplexity 11 %
-    higher.
     """
     shortfalls = dict.fromkeys(scores, 0.0)
     for rival in rivals:
-        for name in better(rival, scores):
-            gap = scores[name].mean - rival[name].mean
-            shortfalls[name] = max(
-                shortfalls[name], gap if name.endswith("keys") else math.expm1(gap)
-            )
+        for name, gap in gaps(scores, rival).items():
+            if gap.sign > 0:
+                shortfalls[name] = max(shortfalls[name], gap.share)
     return list(shortfalls.values())
 
 
-def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recommendation:
-    """Return the recommended method.
+def decide(scores: Mapping[str, Scores], in_config: Sequence[str]) -> Decision:
+    """Return the recommended method and the best ones.
+
+    in_config  the methods that a config can express, so that engines serve them; the unchanged
+               model is always one
+
+    A method of `in_config` is recommended, unless the best of all is materially better than it in
+    some measure and materially worse in none.
+    """
+    served = {name: scores[name] for name in scores if name in (NONE, *in_config)}
+    best = choose(scores, list(served))
+    if not served or best.method in served:
+        return Decision(best, best, best)
+    best_served = choose(served, others=scores)
+    between = gaps(scores[best.method], scores[best_served.method])
+    material = {gap.sign for gap in between.values() if gap.is_material}
+    gain = "; ".join(
+        f"{MEASURES[name]} {gap}{'' if gap.is_material else ', not material'}"
+        for name, gap in between.items()
+        if gap.sign
+    )
+    return Decision(best if material == {-1} else best_served, best, best_served, gain)
+
+
+def choose(
+    scores: Mapping[str, Scores],
+    prefer: Sequence[str] = (),
+    others: Mapping[str, Scores] | None = None,
+) -> Recommendation:
+    """Return the best method of `scores`.
 
     First come methods that no other beats. Of these, the one whose largest shortfall in any measure
     is smallest: it is nowhere far behind the best. Then the one with the smallest sum of them, with
     most pass keys beyond the trained length, and with the smallest loss there.
 
-    prefer  methods taken first if no measurement tells them from the best, such as those that a
-            config can express
+    prefer  methods taken first if no measurement tells them from the best
+    others  the methods that the reason compares it with; None: those of `scores`
     """
     unbeaten = [
         name
@@ -143,56 +246,47 @@ def decide(scores: Mapping[str, Scores], *, prefer: Sequence[str] = ()) -> Recom
         return (max(shortfalls), sum(shortfalls), *means)
 
     best = min(unbeaten, key=order)
-    # the unchanged model, or else a preferred method, is recommended instead if nothing tells it
-    # from the best
+    # the unchanged model, or else a preferred method, is taken instead if nothing tells it from the
+    # best
     candidates = [NONE] if best in prefer else [NONE, *prefer]
     best = next(
         (name for name in candidates if name in unbeaten and _alike(scores[best], scores[name])),
         best,
     )
-    equal = [name for name in scores if name != best and _alike(scores[best], scores[name])]
-    beaten = tuple(name for name, each in scores.items() if beats(scores[best], each))
-    return Recommendation(best, _reason(best, scores), tuple(equal), beaten)
+    rivals = {name: each for name, each in (others or scores).items() if name != best}
+    equal = tuple(name for name, each in rivals.items() if _alike(scores[best], each))
+    beaten = tuple(name for name, each in rivals.items() if beats(scores[best], each))
+    return Recommendation(best, _reason(scores[best], rivals), equal, beaten)
 
 
-def _reason(best: str, scores: Mapping[str, Scores]) -> str:
+def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:
     """Return a sentence for each measure: the value, and how the best of the other methods
     compares.
     """
     sentences = []
     for measure, words in MEASURES.items():
-        if measure not in scores[best]:
+        if measure not in scores:
             continue
-        score, is_share = scores[best][measure], measure.endswith("keys")
-        value = (
-            f"{1 - score.mean:.0%} ± {score.error:.0%}"
-            if is_share
-            else f"{score.mean:.3f} ± {score.error:.3f}"
-        )
-        others = {
-            name: each[measure] for name, each in scores.items() if name != best and measure in each
-        }
-        sentences.append(f"{words} {value}{_comparison_text(score, others, is_share)}")
+        score = scores[measure]
+        error = score.error if score.values.size > 1 else math.nan
+        if measure.endswith("keys"):
+            value = with_error(1 - score.mean, error, ".0%", ".0%")
+        else:
+            value = with_error(score.mean, error, ".3f", ".3f")
+        rivals = {name: each[measure] for name, each in others.items() if measure in each}
+        sentences.append(f"{words} {value}{_comparison_text(measure, score, rivals)}")
     return "; ".join(sentences)
 
 
-def _comparison_text(score: Score, others: Mapping[str, Score], is_share: bool) -> str:
-    """Return how a score compares with the best of the others, in words; `is_share`: scores are
-    shares of missed pass keys.
-    """
-    if not others or score.values.size < 2:
+def _comparison_text(measure: str, score: Score, rivals: Mapping[str, Score]) -> str:
+    """Return how a score compares with the best of the rivals, in words."""
+    if not rivals:
         return ""
-    rival = min(others, key=lambda name: others[name].mean)
-    step = compare(score, others[rival])
-    # scores are shares of missed keys, and the text states the difference of the shares found
-    gap = (
-        f"{-step.difference:+.0%} ± {step.error:.0%}"
-        if is_share
-        else f"{step.difference:+.3f} ± {step.error:.3f}"
-    )
+    rival = min(rivals, key=lambda name: rivals[name].mean)
+    gap = _gap(measure, score, rivals[rival])
     words = {
-        "a": f"better than {rival}, the next",
-        "b": f"worse than {rival}, the best",
-        "tied": f"no difference to {rival}",
+        -1: f"better than {rival}, the next",
+        1: f"worse than {rival}, the best",
+        0: f"no difference to {rival}",
     }
-    return f" ({words[step.verdict]}: {gap})"
+    return f" ({words[gap.sign]}: {gap})"

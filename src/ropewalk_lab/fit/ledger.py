@@ -7,16 +7,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ropewalk.errors import RopeError
 
 Row = dict[str, Any]
 
 
+def digest(data: Any, digits: int = 12) -> str:
+    """Return a short name of plain data: the first hex digits of the SHA-256 of its JSON."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:digits]
+
+
 class Ledger:
     """Rows of one setting; a file may hold rows of several settings, which `setting` tells apart.
+
+    A row is known by what was measured: the setting and the fields given to `find`. A file that
+    holds a row twice, because two programs wrote it at once, gives it once.
 
     path     the file; None keeps the rows in memory only
     setting  plain data that identifies model, text and seeds
@@ -24,29 +33,70 @@ class Ledger:
 
     def __init__(self, path: Path | None, setting: Mapping[str, Any]) -> None:
         self.path = path
-        self.id = hashlib.sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:12]
-        stored = [] if path is None or not path.exists() else _read(path)
-        self.rows: list[Row] = [row for row in stored if row.get("run") == self.id]
+        self.id = digest(setting)
+        self._by_id: dict[str, Row] = {}
+        for row in () if path is None or not path.exists() else _read(path):
+            if row.get("run") == self.id and "id" in row:
+                self._by_id.setdefault(row["id"], row)
 
-    def find(self, **fields: Any) -> Row | None:
-        """Return the row with these fields, or None if it has not been measured yet."""
-        return next(
-            (
-                row
-                for row in self.rows
-                if all(row.get(name) == value for name, value in fields.items())
-            ),
-            None,
-        )
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, in the order in which they were measured."""
+        return list(self._by_id.values())
 
-    def add(self, **fields: Any) -> None:
-        """Store a row, at once in the file."""
-        row: Row = {"run": self.id, **fields}
-        self.rows.append(row)
+    def find(self, **measured: Any) -> Row | None:
+        """Return the row of what was measured, or None if it has not been measured yet."""
+        return self._by_id.get(self._row_id(measured))
+
+    def add(self, measured: Mapping[str, Any], **values: Any) -> None:
+        """Store a row, at once in the file: what was measured, as given to `find`, and the values."""
+        row: Row = {"run": self.id, "id": self._row_id(measured), **measured, **values}
+        self._by_id[row["id"]] = row
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
+
+    def _row_id(self, measured: Mapping[str, Any]) -> str:
+        return digest([self.id, measured])
+
+
+@contextmanager
+def only_writer(path: Path | None) -> Iterator[None]:
+    """Context manager: this is the only program that measures into a file; another one is refused.
+
+    The operating system gives the lock back when a program ends, however it ends. Where files
+    cannot be locked, as on some network drives, nothing is refused.
+    """
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            rule = (
+                "must be a folder in which no other fit runs; wait until it has ended, or give "
+                "another folder"
+            )
+            raise RopeError("out", rule, str(path.parent)) from None
+        except OSError:
+            pass
+        yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock a file until it is closed; raise an OSError if another program has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows locks bytes: one far beyond the end, so that all can be read
+        import msvcrt
+
+        file.seek(0x7FFFFFFF)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        return
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _read(path: Path) -> Iterator[Row]:

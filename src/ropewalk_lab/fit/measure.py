@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.errors import integer
+from ropewalk.errors import RopeError, integer
 from ropewalk_lab.fit.ledger import Ledger, Row
-from ropewalk_lab.fit.methods import LONGROPE, Method, extended, is_fixed, search_longrope
-from ropewalk_lab.fit.passkeys import Encode, make_passkey
+from ropewalk_lab.fit.methods import LONGROPE, Method, extended, rope_specs, search_longrope
+from ropewalk_lab.fit.passkeys import make_passkey
+from ropewalk_lab.fit.plan import Samples
 from ropewalk_lab.fit.reader import Reader
-from ropewalk_lab.fit.text import Band, KeyTokens, band_means, key_tokens
+from ropewalk_lab.fit.text import KeyTokens, band_means, key_tokens
 
 #: tokens in one forward pass over pass keys
 BATCH_TOKENS = 1 << 16
@@ -22,115 +25,192 @@ BATCH_TOKENS = 1 << 16
 POPULATION = 16
 
 
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """What every method is measured on.
-
-    windows       tokens [count, to]
-    bands         of positions, the last ends at `to`
-    passkeys      (length, depth) of every pass key
-    encode        text -> tokens, for pass keys; None leaves them out
+@dataclass(frozen=True)
+class Step:
+    """One measurement that is about to begin: its number from 1, how many there are in all, and
+    what it measures.
     """
 
-    trained: int
-    to: int
-    windows: Tensor
-    bands: tuple[Band, ...]
-    passkeys: tuple[tuple[int, float], ...] = ()
-    encode: Encode | None = None
-    seed: int = 0
+    number: int
+    total: int
+    text: str
 
-    @property
-    def factor(self) -> float:
-        """How many times longer the context becomes."""
-        return self.to / self.trained
+    def __str__(self) -> str:
+        return f"{self.number}/{self.total} {self.text}"
+
+
+Report = Callable[[Step], None]
+
+
+def print_step(step: Step) -> None:
+    """Print a step to stderr: a terminal shows the last one, a pipe gets a line for each."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{step}", end="", file=sys.stderr, flush=True)
+    else:
+        print(step, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What of a method is not yet measured.
+
+    texts     (window, length) of texts that must be read
+    passkeys  (length, depths) of pass keys that are read in one pass
+    """
+
+    texts: tuple[tuple[int, int], ...]
+    passkeys: tuple[tuple[int, tuple[float, ...]], ...]
+
+    def __len__(self) -> int:
+        return len(self.texts) + len(self.passkeys)
 
 
 @dataclass
 class Meter:
     """Measures methods and stores a row for each window, each pass key and each length.
 
-    report    called with a text before each measurement
+    report    called with a step before each measurement
     long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as four readings
     """
 
     reader: Reader
     samples: Samples
     ledger: Ledger
-    report: Callable[[str], None] = lambda text: None
+    report: Report = lambda step: None
     long_ppl: bool = True
     _keys: dict[int, KeyTokens] = field(default_factory=dict)
+    _done: int = 0
+    _total: int = 0
+
+    def __post_init__(self) -> None:
+        """Read the model's own ropes, before it is extended; None if its family cannot be read."""
+        try:
+            self._ropes = rope_specs(self.reader.model)
+        except RopeError:
+            self._ropes = None
+
+    def expect(self, methods: Mapping[str, Method], *, search: bool = False) -> None:
+        """Count the measurements that are still missing, for the numbers of the steps.
+
+        search  whether LongRoPE's factors are searched first, and then measured
+        """
+        if search and self._ropes == []:
+            rule = "must be 0 for a model without RoPE, which has no frequencies to search"
+            raise RopeError("search", rule, search)
+        missing = [self.missing(name, method) for name, method in methods.items()]
+        count = sum(map(len, missing)) + search
+        if search:
+            count += len(self.missing(LONGROPE, Method(LONGROPE)))
+        if self.long_ppl:
+            windows = {window for each in missing for window in self._far_windows(each)}
+            count += len(range(len(self.samples.windows)) if search else windows - set(self._keys))
+        self._total = self._done + count
 
     def measure(self, name: str, method: Method) -> None:
         """Measure the texts and pass keys of a method that are not in the ledger yet, and add them."""
-        texts, batches = list(self._missing_texts(name)), list(self._missing_passkeys(name))
+        missing = self.missing(name, method)
         if self.long_ppl:
-            for window in {window for window, length in texts if length == self.samples.to}:
+            for window in self._far_windows(missing):
                 self._key_tokens(window)  # before the model is extended
-        if texts or batches:
-            fixed = is_fixed(self.reader.model, method)
-            with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
-                for window, length in texts:
-                    if self._text_row(name, window, length) is None:
-                        self.report(
-                            f"{name}: window {window + 1} of {len(self.samples.windows)}, "
-                            f"{length:,} tokens"
-                        )
-                        self._measure_text(name, window, length, fixed)
-                for length, depths in batches:
-                    self.report(f"{name}: pass keys in {length:,} tokens")
-                    self._measure_passkeys(name, length, depths)
+        end = self._done + len(missing)
+        try:
+            if missing:
+                with extended(self.reader.model, method, self.samples.factor, self.samples.trained):
+                    self._measure(name, method, missing)
+        finally:
+            self._done = end  # a method that cannot be measured is passed over
 
-    def _missing_texts(self, name: str) -> Iterator[tuple[int, int]]:
-        """Yield (window, length) of the texts that are not yet measured."""
-        for length in dict.fromkeys((self.samples.to, self.samples.trained)):
-            for window in range(len(self.samples.windows)):
-                if self._text_row(name, window, length) is None:
-                    yield window, length
+    def rows_of(self, methods: Mapping[str, Method]) -> list[Row]:
+        """Return the rows of methods with these options, in the order of measurement."""
+        variants = {name: method.variant() for name, method in methods.items()}
+        return [
+            row
+            for row in self.ledger.rows
+            if row["method"] in variants
+            and row.get("variant", variants[row["method"]]) == variants[row["method"]]
+        ]
 
-    def _text_row(self, name: str, window: int, length: int) -> Row | None:
-        """Return the row of a text, or None if it was not measured."""
-        return self.ledger.find(metric="text", method=name, window=window, length=length)
-
-    def _missing_passkeys(self, name: str) -> Iterator[tuple[int, list[float]]]:
-        """Yield (length, depths) of the pass keys that are not yet measured, in batches."""
-        missing: dict[int, list[float]] = {}
+    def missing(self, name: str, method: Method) -> Missing:
+        """Return what of a method is not in the ledger yet and must be read."""
+        to, trained = self.samples.to, self.samples.trained
+        windows = range(len(self.samples.windows))
+        far = [
+            (window, to) for window in windows if not self._stored(_text(name, method, window, to))
+        ]
+        near = [
+            (window, trained)
+            for window in windows
+            if trained != to and not self._stored(_text(name, method, window, trained))
+        ]
+        if self._is_fixed(method):  # the long text gives the loss of the short one too
+            near = [(window, length) for window, length in near if (window, to) not in far]
+        depths: dict[int, list[float]] = {}
         for length, depth in self.samples.passkeys:
-            if self.ledger.find(metric="passkey", method=name, length=length, depth=depth) is None:
-                missing.setdefault(length, []).append(depth)
-        for length, depths in missing.items():
+            if not self._stored(_passkey(name, method, length, depth)):
+                depths.setdefault(length, []).append(depth)
+        batches = []
+        for length, each in depths.items():
             size = max(1, BATCH_TOKENS // length)
-            for start in range(0, len(depths), size):
-                yield length, depths[start : start + size]
+            batches += [(length, tuple(each[at : at + size])) for at in range(0, len(each), size)]
+        return Missing((*far, *near), tuple(batches))
 
-    def _measure_text(self, name: str, window: int, length: int, fixed: bool) -> None:
-        """Measure the loss of one window of text and add it to the ledger.
+    def _is_fixed(self, method: Method) -> bool:
+        """Return whether the model with a method rotates a token alike in texts of every length.
 
-        fixed  whether the text cut at the trained length would have the same losses, so that it
-               need not be read
+        Then the loss of a short text is part of the loss of a longer one that begins with it.
+        """
+        ropes = self._ropes
+        return method.is_fixed and ropes is not None and not any(r.needs_length for r in ropes)
+
+    def _far_windows(self, missing: Missing) -> list[int]:
+        """Return the windows whose text of the full length must be read."""
+        return [window for window, length in missing.texts if length == self.samples.to]
+
+    def _stored(self, measured: Mapping[str, Any]) -> bool:
+        return self.ledger.find(**measured) is not None
+
+    def _step(self, text: str) -> None:
+        """Report the measurement that begins now."""
+        self._done += 1
+        self.report(Step(self._done, max(self._total, self._done), text))
+
+    def _measure(self, name: str, method: Method, missing: Missing) -> None:
+        """Measure texts and pass keys on the extended model."""
+        for window, length in missing.texts:
+            count = len(self.samples.windows)
+            self._step(f"{name}: window {window + 1} of {count}, {length:,} tokens")
+            self._measure_text(name, method, window, length)
+        for length, depths in missing.passkeys:
+            self._step(f"{name}: pass keys in {length:,} tokens")
+            self._measure_passkeys(name, method, length, depths)
+
+    def _measure_text(self, name: str, method: Method, window: int, length: int) -> None:
+        """Measure the loss of one window of text and add it to the ledger; also that of the text
+        cut at the trained length, if the method gives it the same losses.
         """
         samples = self.samples
         tokens = samples.windows[window, :length]
         began = self._start_clock()
         losses = self.reader.losses(tokens[None])[0]
         seconds, memory = time.perf_counter() - began, self._memory()
-        fields = {"metric": "text", "method": name, "window": window}
-        row = {**fields, "length": length, "loss": _mean(losses)}
+        values: dict[str, Any] = {"loss": _mean(losses)}
         if length == samples.to:
-            row["bands"] = band_means(losses, samples.bands)
+            values["bands"] = band_means(losses, samples.bands)
             if self.long_ppl:
-                row["key_sum"], row["key_count"] = self._key_tokens(window).total(losses)
-        self.ledger.add(**row, seconds=round(seconds, 4), memory=memory)
+                values["key_sum"], values["key_count"] = self._key_tokens(window).total(losses)
+        text = _text(name, method, window, length)
+        self.ledger.add(text, **values, seconds=round(seconds, 4), memory=memory)
+        near = _text(name, method, window, samples.trained)
         if (
-            fixed
-            and length == samples.to > samples.trained
-            and self._text_row(name, window, samples.trained) is None
+            length == samples.to > samples.trained
+            and not self._stored(near)
+            and self._is_fixed(method)
         ):
-            self.ledger.add(
-                **fields, length=samples.trained, loss=_mean(losses[: samples.trained - 1])
-            )
+            self.ledger.add(near, loss=_mean(losses[: samples.trained - 1]))
 
-    def _measure_passkeys(self, name: str, length: int, depths: Sequence[float]) -> None:
+    def _measure_passkeys(
+        self, name: str, method: Method, length: int, depths: Sequence[float]
+    ) -> None:
         """Measure which pass keys are found and add them to the ledger; as one batch if their token
         counts are equal.
         """
@@ -146,42 +226,42 @@ class Meter:
         else:
             found = [bool(self.reader.says(each.tokens[None], each.answer)) for each in prompts]
         for depth, is_found in zip(depths, found, strict=True):
-            self.ledger.add(
-                metric="passkey", method=name, length=length, depth=depth, found=int(is_found)
-            )
+            self.ledger.add(_passkey(name, method, length, depth), found=int(is_found))
 
     def _key_tokens(self, window: int) -> KeyTokens:
         """Return the key tokens of a window, which the unextended model finds once."""
         if window not in self._keys:
-            self.report(f"key tokens of window {window + 1}")
+            self._step(f"key tokens of window {window + 1}")
             self._keys[window] = key_tokens(
                 self.reader, self.samples.windows[window], self.samples.trained
             )
         return self._keys[window]
 
-    def find_longrope(self, window: Tensor, candidates: int, pairs: int) -> tuple[float, ...]:
-        """Return LongRoPE factors with a small loss in the last band of a window that is not among
-        the samples.
-        """
-        stored = self.ledger.find(metric="factors", candidates=candidates)
+    def stored_longrope(self, candidates: int) -> tuple[float, ...] | None:
+        """Return the LongRoPE factors of an earlier search; None if there was none."""
+        stored = self.ledger.find(**_search(candidates))
+        return None if stored is None else tuple(stored["values"])
+
+    def find_longrope(self, candidates: int) -> tuple[float, ...]:
+        """Return LongRoPE factors with a small loss in the last band of the spare window."""
+        stored = self.stored_longrope(candidates)
         if stored is not None:
-            return tuple(stored["values"])
+            return stored
         samples, last = self.samples, self.samples.bands[-1:]  # the last band alone
+        window = samples.spare
+        assert window is not None  # a search has one
         rounds = max(1, integer("search", candidates, low=1) // POPULATION)
-        self.report(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
+        self._step(f"longrope: search with up to {POPULATION * (rounds + 1)} candidates")
         factors = search_longrope(
             self.reader.model,
             lambda: band_means(self.reader.losses(window[None])[0], last)[0],
             samples.factor,
             samples.trained,
-            pairs,
             population=POPULATION,
             rounds=rounds,
             seed=samples.seed,
         )
-        self.ledger.add(
-            metric="factors", method=LONGROPE, candidates=candidates, values=list(factors)
-        )
+        self.ledger.add(_search(candidates), values=list(factors))
         return factors
 
     def _start_clock(self) -> float:
@@ -200,6 +280,23 @@ class Meter:
             if self.reader.device.type == "cuda"
             else None
         )
+
+
+def _text(name: str, method: Method, window: int, length: int) -> Row:
+    """Return what identifies the row of a text."""
+    fields = {"metric": "text", "method": name, "variant": method.variant()}
+    return {**fields, "window": window, "length": length}
+
+
+def _passkey(name: str, method: Method, length: int, depth: float) -> Row:
+    """Return what identifies the row of a pass key."""
+    fields = {"metric": "passkey", "method": name, "variant": method.variant()}
+    return {**fields, "length": length, "depth": depth}
+
+
+def _search(candidates: int) -> Row:
+    """Return what identifies the row of a search for LongRoPE's factors."""
+    return {"metric": "factors", "method": LONGROPE, "candidates": candidates}
 
 
 def _mean(losses: Tensor) -> float:

@@ -26,6 +26,8 @@ from ropewalk.interop.extend.search import search_factors
 from ropewalk.models.decoder import Decoder
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.fit.fingerprint import plain
+from ropewalk_lab.fit.ledger import digest
 
 NONE, LONGROPE = "none", "longrope"
 
@@ -42,6 +44,17 @@ class Method:
     kind: str | None
     factor: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def variant(self) -> str:
+        """Return a short name of the kind and all options: rows of other options are not its own."""
+        return digest([self.kind, self.factor, plain(self.options)], 8)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the method itself rotates a token alike in texts of every length."""
+        return self.kind is None or (
+            self.kind not in REMAPPINGS and not all_kinds()[self.kind].needs_length
+        )
 
 
 #: methods that are no scaling of their own: name -> the kind and options of `extend`; add a line
@@ -71,21 +84,6 @@ def arguments(method: Method, factor: float, trained: int) -> dict[str, Any]:
     """Return the keyword arguments of `extend` for a method."""
     given: dict[str, Any] = {"original_length": trained, **method.options}
     return given | ({"factor": factor} if method.factor else {})
-
-
-def is_fixed(model: nn.Module, method: Method) -> bool:
-    """Return whether a model with this method rotates a token alike in texts of every length.
-
-    Then the loss of a short text is part of the loss of a longer one that begins with it.
-    """
-    if method.kind in REMAPPINGS or (
-        method.kind is not None and all_kinds()[method.kind].needs_length
-    ):
-        return False
-    try:
-        return not any(spec.needs_length for spec in rope_specs(model))
-    except RopeError:  # a family that cannot be read
-        return False
 
 
 def rope_specs(model: nn.Module) -> list[RopeSpec]:
@@ -166,7 +164,6 @@ def search_longrope(
     loss: Callable[[], float],
     factor: float,
     trained: int,
-    pairs: int,
     **options: int,
 ) -> tuple[float, ...]:
     """Return the LongRoPE factors with the smallest loss; `loss` measures the model, which has the
@@ -180,6 +177,7 @@ def search_longrope(
             ):
                 return loss()
 
+        pairs = rope_specs(model)[0].pairs
         return search_factors(decoder_loss, pairs, factor, **options)
     with quiet():
         extension = extend(

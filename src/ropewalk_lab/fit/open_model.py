@@ -1,20 +1,101 @@
-"""Open a causal language model and its tokenizer from a folder or a GGUF file."""
+"""Open a causal language model for a measurement: a loaded one, a folder or a GGUF file, with its
+tokenizer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ropewalk.errors import MissingExtra, RopeError
+from ropewalk.config import file as config_file
+from ropewalk.config.values import find, served_length
+from ropewalk.errors import MissingExtra, RopeError, integer
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.gguf import hf_config
 from ropewalk.interop.gguf import tokenizer as gguf_tokenizer
 from ropewalk.interop.gguf.weights import GgufWeights
+from ropewalk.interop.patch.length_hook import EXTENSION
+from ropewalk.models.decoder import Decoder
 from ropewalk_lab.fit.passkeys import Encode
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A loaded model that is measured.
+
+    name     in rows and tables
+    encode   text -> tokens without special tokens; None without a tokenizer
+    trained  the trained length
+    """
+
+    name: str
+    model: nn.Module
+    encode: Encode | None
+    trained: int
+
+
+def open_subject(
+    source: Any, tokenizer: Any, device: str | torch.device | None, trained: int | None
+) -> Subject:
+    """Return the model of `source`, a loaded model or a path, as it is measured.
+
+    tokenizer  of a loaded model, or a function from text to tokens; a path has its own
+    device     None: that of a loaded model; for a path a GPU if there is one
+    trained    the trained length; None reads it from the config
+    """
+    name = _name(source)
+    if isinstance(source, str | Path):
+        model, encode = open_model(
+            source, device or ("cuda" if torch.cuda.is_available() else "cpu")
+        )
+    else:
+        if not isinstance(source, nn.Module):
+            rule = "must be a causal language model of transformers, a Decoder, or a path of one"
+            raise RopeError("model", rule, type(source).__name__)
+        model = source if device is None else source.to(device)
+        encode = encoder(tokenizer) if hasattr(tokenizer, "add_special_tokens") else tokenizer
+    length = trained_length(model) if trained is None else integer("trained", trained, low=8)
+    _refuse_extended(model)
+    return Subject(name, model, encode, length)
+
+
+def _name(source: Any) -> str:
+    """Return the name that rows and tables have for a model."""
+    config = getattr(source, "config", None)
+    path = source if isinstance(source, str | Path) else getattr(config, "_name_or_path", "")
+    return Path(path or type(source).__name__).name
+
+
+def trained_length(model: Any) -> int:
+    """Return the length that a model's config says it was trained with."""
+    config = getattr(model, "config", model)
+    if isinstance(model, Decoder):
+        return config.length
+    text = config_file.load(config_file.text_owner(config))
+    length = find(text, TRAINED_LENGTH_KEY) or served_length(text)
+    if length is None:
+        raise RopeError("trained", "must be given: the config has no max_position_embeddings", None)
+    return integer("trained", length.value, low=1)
+
+
+def _refuse_extended(model: Any) -> None:
+    """Raise an error if the model has an extension, which would be undone by the first method that
+    is measured.
+    """
+    for module in model.modules():
+        extension = vars(module).get(EXTENSION)
+        if extension is not None and extension._installed:
+            raise RopeError(
+                "model",
+                "must not be extended to be measured; call extend(model, None) first",
+                extension.kind,
+            )
 
 
 def open_model(
@@ -39,7 +120,7 @@ def open_model(
         raise RopeError(
             "model", "must be a Hugging Face folder or a .gguf file on this machine", str(path)
         )
-    model, encode = _from_gguf(path, dtype) if path.is_file() else _from_folder(path, dtype)
+    model, encode = _from_folder(path, dtype) if path.is_dir() else _from_gguf(path, dtype)
     return model.to(device).eval(), encode
 
 

@@ -5,18 +5,17 @@ in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ropewalk.config import file as config_file
-from ropewalk.config.values import find, served_length
-from ropewalk.errors import RopeError, integer
-from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.errors import RopeError
+from ropewalk.interop.patch import patched
 from ropewalk.models.decoder import Decoder
+from ropewalk_lab.fit.cpu import faster_on_cpu
 
 #: float32 logits in memory at a time: 256 MB
 MAX_LOGITS = 1 << 26
@@ -26,25 +25,29 @@ class Reader:
     """A causal language model of transformers, or a `Decoder`, as functions of tokens.
 
     The logits must be one linear function of the last hidden state, which a few tokens check.
+
+    kernels, attention  whose kernels rotate, and whose compute attention: "ropewalk", or "the
+                        model's own"
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(
+        self, model: Any, kernels: str = "the model's own", attention: str = "the model's own"
+    ) -> None:
         if isinstance(model, Decoder):
             self.hidden: Callable[[Tensor], Tensor] = model.features
             self.head: Callable[[Tensor], Tensor] = lambda x: F.linear(x, model.head_weight)
-        elif (
-            isinstance(model, nn.Module)
-            and callable(getattr(model, "get_decoder", None))
-            and _head(model) is not None
-        ):
-            decoder, self.head = model.get_decoder(), _head(model)  # type: ignore[assignment]
+            #: the number of tokens of the vocabulary
+            self.vocab_size = model.head_weight.shape[0]
+        elif (head := _head(model)) is not None:
+            decoder, self.head = model.get_decoder(), head
+            self.vocab_size = head.weight.shape[0]
             self.hidden = lambda tokens: (
                 decoder(input_ids=tokens, use_cache=False).last_hidden_state
             )
         else:
             rule = "must be a causal language model of transformers or a Decoder"
             raise RopeError("model", rule, type(model).__name__)
-        self.model = model
+        self.model, self.kernels, self.attention = model, kernels, attention
         self.device = next(model.parameters()).device
         self._check_head()
 
@@ -56,6 +59,9 @@ class Reader:
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)
         logits = getattr(logits, "logits", logits)
+        if not bool(torch.isfinite(logits).all()):
+            rule = "must have finite logits; its weights or its dtype give NaN or infinity"
+            raise RopeError("model", rule, type(self.model).__name__)
         mine = self.head(self.hidden(tokens))
         if not torch.allclose(
             mine.float(), logits.float(), rtol=1e-2, atol=1e-2 * float(logits.float().abs().max())
@@ -65,15 +71,6 @@ class Reader:
                 "model changes them after it"
             )
             raise RopeError("model", rule, type(self.model).__name__)
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens of the vocabulary."""
-        return (
-            self.model.head_weight.shape[0]
-            if isinstance(self.model, Decoder)
-            else _head(self.model).weight.shape[0]
-        )  # type: ignore[union-attr, return-value]
 
     @torch.no_grad()
     def losses(self, tokens: Tensor, first: int = 1) -> Tensor:
@@ -101,10 +98,12 @@ class Reader:
         return (logits.argmax(-1) == tokens[:, -answer:]).all(1).cpu()
 
 
-def _head(model: nn.Module) -> nn.Module | None:
-    find_head = getattr(model, "get_output_embeddings", None)
-    # a module in every release
-    return find_head() if callable(find_head) else None  # type: ignore[return-value]
+def _head(model: Any) -> Any:
+    """Return the module of a transformers model that gives the logits; None if it has none."""
+    has_both = all(
+        callable(getattr(model, name, None)) for name in ("get_decoder", "get_output_embeddings")
+    )
+    return model.get_output_embeddings() if has_both else None
 
 
 def _parts(length: int, size: int) -> Iterator[slice]:
@@ -112,16 +111,21 @@ def _parts(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def trained_length(model: Any) -> int:
-    """Return the length that a model's config says it was trained with."""
-    config = getattr(model, "config", model)
-    if isinstance(model, Decoder):
-        return config.length
-    text = config_file.load(config_file.text_owner(config))
-    length = find(text, TRAINED_LENGTH_KEY) or served_length(text)
-    if length is None:
-        raise RopeError("trained", "must be given: the config has no max_position_embeddings", None)
-    return integer("trained", length.value, low=1)
+@contextmanager
+def reading(model: nn.Module) -> Iterator[Reader]:
+    """Context manager: a model in evaluation mode on the fastest kernels that it can run; yields its
+    reader. Afterwards the model is as before.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        kernels = "ropewalk"
+        if not isinstance(model, Decoder):  # a Decoder has our kernels already
+            try:
+                stack.enter_context(patched(model))
+            except RopeError:  # a model that cannot be patched is measured as it is
+                kernels = "the model's own"
+        attention = stack.enter_context(faster_on_cpu(model))
+        yield Reader(model, kernels, attention)
 
 
 @contextmanager

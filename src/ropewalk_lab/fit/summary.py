@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ropewalk_lab.fit.decide import Recommendation
+from ropewalk_lab.fit.decide import MATERIAL_KEYS, MATERIAL_LOSS, Decision
 from ropewalk_lab.fit.ledger import Row
-from ropewalk_lab.fit.methods import NONE
+from ropewalk_lab.fit.methods import NONE, methods
 from ropewalk_lab.fit.text import long_ppl
 from ropewalk_lab.scores import Score
 
@@ -65,7 +65,7 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
         cells.append(score_text([row["bands"][band] for row in far]) if far else "-")
     if with_ppl:
         ppl = long_ppl([row["key_sum"] for row in far], [row["key_count"] for row in far])
-        cells.append("-" if ppl is None else format(ppl, ".2f" if ppl < 1e4 else ".1e"))
+        cells.append(_ppl_text(ppl))
     cells.append(score_text([row["loss"] for row in near]) if near else "-")
     near_keys = [row["found"] for row in asked if row["length"] <= trained]
     far_keys = [row["found"] for row in asked if row["length"] > trained]
@@ -76,6 +76,12 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     ]  # rows that were measured on a CPU have none
     cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
     return cells
+
+
+def _ppl_text(ppl: float | None) -> str:
+    if ppl is None:
+        return "-"
+    return format(ppl, ".2f" if ppl < 1e4 else ".1e") if np.isfinite(ppl) else "not finite"
 
 
 def note(facts: dict[str, Any]) -> str:
@@ -91,37 +97,30 @@ def note(facts: dict[str, Any]) -> str:
 
 
 def sentences(
-    best: Recommendation,
-    in_config: Recommendation,
-    facts: dict[str, Any],
-    skipped: dict[str, str],
-    rows: Sequence[Row],
+    decision: Decision, facts: dict[str, Any], skipped: dict[str, str], rows: Sequence[Row]
 ) -> list[str]:
     """Return the recommendation, its reason and what the user should know beside it."""
-    to = short_length(facts["to"])
-    if best.method == NONE:
-        lines = [f"Recommended for {to}: leave the model as it is."]
-    else:
-        lines = [f"Recommended for {to}: {best.method}."]
-    lines.append(f"Why: {best.reason}.")
-    if facts["windows"] == 1 and not facts["passkeys"]:
+    to, best = short_length(facts["to"]), decision.recommended
+    lines = [
+        f"Recommended for {to}: "
+        + ("leave the model as it is." if best.method == NONE else f"{best.method}."),
+        f"Why: {best.reason}.",
+    ]
+    if facts["windows"] == 1:
         lines.append(
-            "One window shows no difference beyond the noise: measure two or more, or pass keys."
+            "One window has no error bar: its losses are taken to differ from "
+            f"{MATERIAL_LOSS} nats on; measure two windows or more to know."
         )
     if best.equal:
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
-    if in_config.method != best.method:
-        lines.append(
-            f"The best method that a config can express: {in_config.method} ({in_config.reason})."
-        )
-    texts = [row for row in rows if row["method"] == best.method and row["metric"] == "text"]
+    lines += _beside(decision, facts)
     trained_band = [high for _, high in facts["bands"]].index(
         facts["trained"]
     )  # the band that ends at the trained length
     gaps = [
         row["bands"][-1] - row["bands"][trained_band]
-        for row in texts
-        if row["length"] == facts["to"]
+        for row in rows
+        if (row["method"], row["metric"]) == (best.method, "text") and row["length"] == facts["to"]
     ]
     if len(gaps) > 1:
         score = Score(np.array([gaps]))
@@ -132,3 +131,36 @@ def sentences(
             )
     lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
     return lines
+
+
+def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
+    """Return the sentences on the best method that is not the recommended one, or cannot be served
+    from a config.
+    """
+    best, in_config = decision.best.method, decision.in_config.method
+    if best == in_config:
+        return []
+    serving = (
+        f"No config expresses {best}: serving it takes a loaded transformers model and "
+        f"ropewalk.extend(model, {best!r}{_factor(best, facts)}), not an engine that reads a config."
+    )
+    material = f"(material: {MATERIAL_LOSS} nats, or {MATERIAL_KEYS:.0%} of the pass keys)"
+    if decision.recommended.method == best:
+        instead = decision.in_config
+        return [
+            serving,
+            f"The best method that a config can express: {in_config} ({instead.reason}).",
+            f"{best} against {in_config}: {decision.gain} {material}.",
+        ]
+    return [
+        f"{best} is better by measure, but not materially: {decision.gain} {material}.",
+        serving,
+    ]
+
+
+def _factor(name: str, facts: dict[str, Any]) -> str:
+    """Return the argument `factor` of `extend` for a method, if it takes one."""
+    known = methods().get(name)
+    return (
+        "" if known is None or not known.factor else f", factor={facts['to'] / facts['trained']:g}"
+    )

@@ -132,5 +132,11 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
 
 
 def long_ppl(sums: Sequence[float], counts: Sequence[int]) -> float | None:
-    """Return LongPPL: the exponential of the mean loss of all key tokens; None if there are none."""
-    return math.exp(min(sum(sums) / sum(counts), 700.0)) if sum(counts) else None
+    """Return LongPPL: the exponential of the mean loss of all key tokens; None if there are none.
+
+    A mean beyond 700 nats gives infinity.
+    """
+    if not sum(counts):
+        return None
+    mean = sum(sums) / sum(counts)
+    return math.inf if mean > 700.0 else math.exp(mean)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ropewalk.attention.remap import Remapping
-from ropewalk.attention.temperature import Temperature
+from ropewalk.attention.temperature import factor
+from ropewalk.temperatures import Temperature
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, heat, label_axes, legend
 
 
@@ -57,7 +58,7 @@ def temperature_lines(
     for number, (name, temperature) in enumerate(temperatures.items()):
         ax.plot(
             positions.tolist(),
-            temperature.factor(positions).tolist(),
+            factor(temperature, positions).tolist(),
             color=look.colour(number),
             linewidth=2,
             label=name,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -218,34 +217,22 @@ def _start_worker(parent: int) -> None:
 
 
 class _Status:
-    """Shows finished jobs as a progress bar on a terminal or as lines elsewhere; shows nothing if
-    quiet.
-    """
+    """Shows finished jobs and running trainings on stderr; shows nothing if quiet."""
 
     def __init__(self, title: str, total: int, done: int, quiet: bool) -> None:
-        self.title, self.total, self.done, self.quiet = title, total, done, quiet
+        self.done = done
         self.bar = Progress(title, total, done, not quiet)
-        self.printed = time.monotonic()
 
     def job_done(self, text: str) -> None:
         """Count a finished job and show it."""
         self.done += 1
-        self.bar.show(self.done, text)
-        self._print(text)
-
-    def _print(self, text: str) -> None:
-        """Print a line if there is no terminal for a bar."""
-        if not (self.quiet or self.bar.visible):
-            self.printed = time.monotonic()
-            print(
-                f"{self.title}: {text} ({self.done} of {self.total})", file=sys.stderr, flush=True
-            )
+        self.bar.show(self.done, text, now=True)
 
     def show_trainings(self, models: Path) -> None:
-        """Show the step and loss of trainings that wrote to their logs in the last 15 s: in the
-        bar, or a line every LINES s.
+        """Show the step and loss of trainings that wrote to their logs in the last 15 s; where
+        there is no terminal, every LINES s.
         """
-        if not self.bar.visible and (self.quiet or time.monotonic() - self.printed < LINES):
+        if not self.bar.is_due(LINES):
             return
         recent = [
             path
@@ -263,5 +250,4 @@ class _Status:
             for name, row in last_rows
             if "loss" in row
         )
-        self.bar.show(self.done, text or "running")
-        self._print(text or "running")
+        self.bar.show(self.done, text or "running", now=True)

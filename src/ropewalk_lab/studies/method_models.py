@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from ropewalk.attention import PathAttention, SelectiveAttention
 from ropewalk.attention.remap import REMAPPINGS
-from ropewalk.attention.temperature import LearnedLog, LogN
 from ropewalk.encodings import RotaryPlus, Sizes
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Clipped, Default, LongRope
 from ropewalk.interop.extend import search_longrope2
 from ropewalk.models.migrate import migrate
 from ropewalk.rope import Rope
+from ropewalk.temperatures import LearnedLog, LogN
 from ropewalk_lab.needle import answer_loss
 from ropewalk_lab.settings import Preset
 from ropewalk_lab.studies import training

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 from ropewalk.errors import RopeError, choice
 from ropewalk_lab.downloads import find_fetched
+from ropewalk_lab.fit.fingerprint import model_fingerprint
 from ropewalk_lab.fit.ledger import Ledger
-from ropewalk_lab.fit.measure import Meter, Samples
+from ropewalk_lab.fit.measure import Meter
 from ropewalk_lab.fit.methods import LONGROPE, methods
 from ropewalk_lab.fit.open_model import cast_weights, import_transformers, open_model
 from ropewalk_lab.fit.passkeys import Encode, depths, wording
+from ropewalk_lab.fit.plan import Samples
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.text import bands_of, read_text, windows_of
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
@@ -122,9 +124,8 @@ def make_meter(
     num_depths: int = 10,
     search: int = 0,
     seed: int = 0,
-) -> tuple[Meter, Tensor | None]:
-    """Return a meter of `fit` whose rows are kept in the workspace, and a window for the search,
-    None without one.
+) -> Meter:
+    """Return a meter of `fit` whose rows are kept in the workspace.
 
     trained, factor      the trained length, and how many times longer the measured windows are
     windows              their number
@@ -146,10 +147,12 @@ def make_meter(
         passkeys,
         encode,
         seed,
+        tokens[-1] if spare else None,
     )
     dtype = str(next(model.parameters()).dtype)
     setting = {
         "model": name,
+        "fingerprint": model_fingerprint(model),
         "dtype": dtype,
         "text": list(texts),
         "to": to,
@@ -162,7 +165,7 @@ def make_meter(
     ledger = Ledger(
         workspace.models / "real" / f"{Path(name).name}-{digest(setting)}.jsonl", setting
     )
-    return Meter(Reader(model), samples, ledger), tokens[-1] if spare else None
+    return Meter(Reader(model), samples, ledger)
 
 
 def known_methods(

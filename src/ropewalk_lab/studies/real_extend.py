@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ropewalk.attention.remap import REMAPPINGS
-from ropewalk.config.hf import from_hf
 from ropewalk.errors import RopeError
 from ropewalk.interop.patch import patched
-from ropewalk_lab.fit.reader import trained_length
+from ropewalk_lab.fit.methods import Method
+from ropewalk_lab.fit.open_model import trained_length
 from ropewalk_lab.fit.summary import short_length
 from ropewalk_lab.fit.text import long_ppl
 from ropewalk_lab.scores import Score
@@ -111,7 +111,7 @@ def measure(
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
     with patched(loaded):
-        meter, spare = make_meter(
+        meter = make_meter(
             workspace,
             loaded,
             encode,
@@ -123,8 +123,8 @@ def measure(
             search=search,
         )
         factors = None
-        if spare is not None and "longrope" in methods:
-            factors = meter.find_longrope(spare, search, from_hf(loaded.config).pairs)  # type: ignore[union-attr]
+        if search and "longrope" in methods:
+            factors = meter.find_longrope(search)
         rows: list[Row] = []
         refused = RopeError(
             "search", "must be at least 1 to measure longrope, whose factors are searched", search
@@ -135,20 +135,18 @@ def measure(
             except RopeError as error:  # a family may not have every scaling
                 refused = error
                 continue
-            rows += _rows(meter, name, factor)
+            rows += _rows(meter, name, method, factor)
     if not rows:
         raise refused
     return rows
 
 
-def _rows(meter: Any, name: str, factor: float) -> list[Row]:
+def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
     """Return the rows of one method: loss by band, loss within the trained length, long perplexity
     and seconds.
     """
     samples = meter.samples
-    measured = [
-        each for each in meter.ledger.rows if each["method"] == name and each["metric"] == "text"
-    ]
+    measured = [each for each in meter.rows_of({name: method}) if each["metric"] == "text"]
     far = sorted(
         (each for each in measured if each["length"] == samples.to), key=lambda each: each["window"]
     )

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from ropewalk.config.hf import from_hf
 from ropewalk.interop.patch import patched
 from ropewalk.rope import Rope
+from ropewalk_lab.fit.fingerprint import model_fingerprint
 from ropewalk_lab.fit.ledger import Ledger
-from ropewalk_lab.fit.open_model import import_transformers
-from ropewalk_lab.fit.reader import trained_length
+from ropewalk_lab.fit.open_model import import_transformers, trained_length
 from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_within
@@ -96,6 +96,7 @@ def measure(
     tokens = real_windows(text, encode, length + next, windows).to(workspace.device)
     setting = {
         "model": model,
+        "fingerprint": model_fingerprint(loaded),
         "dtype": str(loaded.dtype),
         "text": text,
         "length": length,
@@ -109,7 +110,8 @@ def measure(
         reader = Continuation(loaded)
         for place in range(len(tokens)):  # a short text has fewer than `windows`
             if ledger.find(window=place) is None:
-                ledger.add(window=place, losses=reader.losses(tokens[place], next, sinks, shift))
+                losses = reader.losses(tokens[place], next, sinks, shift)
+                ledger.add({"window": place}, losses=losses)
     by_window = [ledger.find(window=place)["losses"] for place in range(len(tokens))]  # type: ignore[index]
     fields = {"trained": trained_length(loaded), "length": length}
     return [

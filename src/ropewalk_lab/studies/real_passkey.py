@@ -11,8 +11,8 @@ import numpy as np
 
 from ropewalk.errors import RopeError
 from ropewalk.interop.patch import patched
+from ropewalk_lab.fit.open_model import trained_length
 from ropewalk_lab.fit.passkeys import passkey_lengths, shortest_passkey
-from ropewalk_lab.fit.reader import trained_length
 from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order
@@ -107,7 +107,7 @@ def measure(
             each for each in passkey_lengths(trained, round(factor * trained)) if each >= shortest
         ]
     with patched(loaded):
-        meter, _ = make_meter(
+        meter = make_meter(
             workspace,
             loaded,
             encode,
@@ -128,7 +128,7 @@ def measure(
             except RopeError as error:  # a family may not have every scaling
                 refused = error
                 continue
-            of_method = [each for each in meter.ledger.rows if each["method"] == name]
+            of_method = meter.rows_of({name: method})
             fields = {"method": name, "factor": factor, "trained": trained}
             rows += [
                 row("found", each["found"], length=each["length"], depth=each["depth"], **fields)

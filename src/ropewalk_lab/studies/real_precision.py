@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.interop.patch import patched
+from ropewalk_lab.fit.fingerprint import model_fingerprint
 from ropewalk_lab.fit.ledger import Ledger
-from ropewalk_lab.fit.reader import MAX_LOGITS, Reader, trained_length
+from ropewalk_lab.fit.open_model import trained_length
+from ropewalk_lab.fit.reader import MAX_LOGITS, Reader
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
@@ -93,7 +95,13 @@ def measure(
     """
     reference, encode = open_real(model, workspace.device, torch.float32)
     trained = trained_length(reference)
-    setting = {"model": model, "text": text, "lengths": lengths, "windows": windows}
+    setting = {
+        "model": model,
+        "fingerprint": model_fingerprint(reference),
+        "text": text,
+        "lengths": lengths,
+        "windows": windows,
+    }
     ledger = Ledger(workspace.models / "real" / f"precision-{digest(setting)}.jsonl", setting)
     texts = {
         length: real_windows(text, encode, length, windows) for length in lengths
@@ -119,7 +127,7 @@ def measure(
                             if (length, place) not in hidden:
                                 hidden[length, place] = hidden_states(reference, tokens)
                             ledger.add(
-                                **fields,
+                                fields,
                                 kl=mean_kl(
                                     reference, rounded, tokens, offset, hidden[length, place]
                                 ),

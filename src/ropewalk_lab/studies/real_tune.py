@@ -23,8 +23,9 @@ from ropewalk_lab.codes import with_codes
 from ropewalk_lab.fit.ledger import Ledger
 from ropewalk_lab.fit.measure import Meter
 from ropewalk_lab.fit.methods import LONGROPE, Method, extended
+from ropewalk_lab.fit.open_model import trained_length
 from ropewalk_lab.fit.passkeys import Encode, shortest_passkey
-from ropewalk_lab.fit.reader import Reader, trained_length
+from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.summary import short_length
 from ropewalk_lab.fit.text import limited_losses, windows_of
 from ropewalk_lab.long_ce import chunked_loss
@@ -191,7 +192,7 @@ def measure(
         if depths and n >= shortest_passkey(encode)
     ]
     with patched(loaded), mixed_precision(workspace.device), cudnn_first():
-        meter, spare = make_meter(
+        meter = make_meter(
             workspace,
             loaded,
             encode,
@@ -204,7 +205,7 @@ def measure(
             num_depths=depths,
             search=search,
         )
-        chosen = _method(method, meter, spare, search, from_hf(loaded.config))  # type: ignore[arg-type]
+        chosen = _method(method, meter, search, from_hf(loaded.config))  # type: ignore[arg-type]
         curve = train(
             loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes
         )
@@ -243,7 +244,7 @@ def cudnn_first() -> AbstractContextManager[Any]:
     return sdpa_kernel(order, set_priority=True)
 
 
-def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: RopeSpec) -> Method:
+def _method(name: str, meter: Meter, search: int, spec: RopeSpec) -> Method:
     """Return a method by name: longrope has searched factors, clipped the number of pairs with less
     than one turn in training.
     """
@@ -252,11 +253,11 @@ def _method(name: str, meter: Meter, spare: Tensor | None, search: int, spec: Ro
         slow = sum(angle < 2 * math.pi for angle in turns)
         return Method(name, factor=False, options={"pairs": slow})
     if name == LONGROPE:
-        if spare is None:
+        if not search:
             raise RopeError(
                 "search", "must be at least 1 to tune longrope, whose factors are searched", search
             )
-        return known_methods([name], meter.find_longrope(spare, search, spec.pairs))[name]
+        return known_methods([name], meter.find_longrope(search))[name]
     return known_methods([name])[name]
 
 

@@ -5,6 +5,7 @@ computes it.
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
@@ -126,6 +127,11 @@ def _refuse_unused(
     for name, value in {"search": search, "search_options": search_options}.items():
         if value is not None and kind != "longrope":
             raise RopeError(name, "must be left out: it finds the factors of longrope only", kind)
+    if search_options is not None and search is None:
+        raise RopeError("search_options", "must be left out without a search=", search_options)
+    if not isinstance(search_options, Mapping | None):
+        rule = "must be a dict, such as {'rounds': 20}"
+        raise RopeError("search_options", rule, search_options)
     if overwrite and kind in REMAPPINGS:
         raise RopeError("overwrite", "must be left out: a remapping replaces no scaling", kind)
     if layer_types is not None and is_ours(model):
@@ -190,6 +196,13 @@ def _longrope_options(
             **search_options,
         }
     run_search = search_factors if method == "longrope" else search_longrope2
+    known = [
+        name
+        for name, each in inspect.signature(run_search).parameters.items()
+        if each.kind is each.KEYWORD_ONLY
+    ]
+    for option in search_options:
+        choice("search_options", option, ("method", *known))
     return {
         **options,
         "long_factor": run_search(loss, pairs, arguments["factor"], **search_options),

@@ -2,26 +2,29 @@
 of config or weights.
 
 A transformers model gets a registered attention function. It receives q and k as the model has
-rotated them, at positions that a hook on the rotary module records, and re-rotates them for each
-piece of the remapping. Caches stay as they are.
+rotated them, and re-rotates them for each piece of the remapping. The positions travel with each
+call, as an argument that a hook on the attention module adds, and those of cached keys are in the
+cache: nothing about a call is kept in the model.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ropewalk.attention import Attention
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import REMAPPINGS, Remapping
 from ropewalk.attention.remapped import attend_remapped, slowed_spec
+from ropewalk.attention.softmax import SoftmaxAttention
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError, choice, number
+from ropewalk.interop.extend.cached_positions import keep_positions, positions_of_keys
 from ropewalk.rotation import rerotate
 from ropewalk.spec import RopeSpec
 
@@ -29,6 +32,12 @@ from ropewalk.spec import RopeSpec
 ATTENTION_NAME = "ropewalk_remapped"
 #: the attribute of a module that holds its remapping
 REMAPPED = "_ropewalk_remapped"
+#: the keyword argument by which the positions of a call reach the attention function
+POSITIONS_ARGUMENT = "ropewalk_positions"
+#: the attribute of a rotary module's result that holds the positions of the call
+ROTATED_AT = "_ropewalk_positions"
+#: the names under which attention modules take a cache
+CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past")
 #: options of an attention function that change the scores in other ways
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
 UNSAVED = (
@@ -57,28 +66,84 @@ def make_remapping(
     return replace(chosen, **options)  # type: ignore[type-var]
 
 
+@dataclass(frozen=True, eq=False)
+class TokenPositions:
+    """The positions [B, S] of the tokens of one call of an attention module, and its cache."""
+
+    positions: Tensor
+    cache: Any = None
+
+
 @dataclass(eq=False)
-class Recorded:
-    """The positions of the current forward pass, recorded by a hook on the rotary modules."""
+class PassPositions:
+    """A pre-hook of an attention module: hands the positions of each call on to our attention
+    function, as one of its keyword arguments.
 
-    positions: Tensor | None = None
+    Nothing is kept between calls, so that threads may share a model and a layer may be computed
+    again in backward. `order` holds the names of the positional arguments of the module's forward.
+    """
 
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Keep `position_ids`, the second argument of a rotary module's forward."""
-        self.positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    order: tuple[str, ...]
+
+    def __call__(
+        self, module: nn.Module, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[tuple, dict[str, Any]]:
+        """Return the arguments of the call with `POSITIONS_ARGUMENT` added to them."""
+        given = dict(zip(self.order, args, strict=False)) | kwargs
+        positions = given.get("position_ids")
+        if positions is None:  # some layers are given no more than the result of the rotary module
+            tables = given.get("position_embeddings")
+            first = tables[0] if isinstance(tables, tuple) else tables
+            positions = getattr(first, ROTATED_AT, None)
+        if positions is None:  # not an attention module; our attention function checks this
+            return args, kwargs
+        cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
+        if cache is not None:
+            keep_positions(cache, module.layer_idx, positions)  # type: ignore[arg-type]
+        return args, {**kwargs, POSITIONS_ARGUMENT: TokenPositions(positions, cache)}
+
+
+def mark_positions(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    """A hook of a rotary module: notes the positions of a call on its result, which travels with
+    the call.
+    """
+    positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    setattr(output[0] if isinstance(output, tuple) else output, ROTATED_AT, positions)
+
+
+def attention_modules(model: nn.Module, layers: Container[int]) -> dict[nn.Module, PassPositions]:
+    """Return the modules of the given layers that may be attention modules, each with its hook.
+
+    They have one of the `layers` as layer_idx, and take a mask and further keyword arguments, which
+    attention modules pass on to the attention function.
+    """
+    found = {}
+    for module in model.modules():
+        layer: Any = getattr(module, "layer_idx", None)
+        if layer not in layers:
+            continue
+        parameters = inspect.signature(type(module).forward).parameters
+        if "attention_mask" in parameters and any(
+            each.kind is each.VAR_KEYWORD for each in parameters.values()
+        ):
+            found[module] = PassPositions(tuple(parameters)[1:])  # without self
+    return {
+        module: hook
+        for module, hook in found.items()
+        if not any(part in found for part in module.modules() if part is not module)
+    }
 
 
 @dataclass(eq=False)
 class RemappedLayers:
-    """What the attention function needs to know about one model; `called` collects the layers of a
-    trial call.
+    """What the attention function needs to know about one model; `called` collects the positions
+    of each layer in a trial call.
     """
 
     remapping: Remapping
     specs: dict[int, RopeSpec]
-    recorded: Recorded
     backend: str | None = None
-    called: set[int] | None = None
+    called: dict[int, Tensor] | None = None
 
     def attend(
         self,
@@ -88,9 +153,9 @@ class RemappedLayers:
         v: Tensor,
         mask: Tensor | None,
         scale: float,
-        positions: Tensor,
+        tokens: TokenPositions,
     ) -> Tensor:
-        """Return the attention output [B, H, S, D] of one layer; q, at `positions`, and k are
+        """Return the attention output [B, H, S, D] of one layer; q, of these `tokens`, and k are
         already rotated.
         """
         spec = self.specs[layer]
@@ -100,8 +165,10 @@ class RemappedLayers:
                 "be remapped"
             )
             raise RopeError("model", rule, list(q.shape))
-        positions = positions.to(q.device).expand(len(q), -1)
-        k_positions = _key_positions(positions, mask, k.shape[-2])
+        positions = tokens.positions.to(q.device).expand(len(q), -1)
+        k_positions = positions
+        if tokens.cache is not None:
+            k_positions = positions_of_keys(tokens.cache, layer, positions, k.shape[-2])
 
         def rotate(key: bool, at: Tensor, slowdown: int) -> Tensor:
             """Return the keys or queries, rotated at the positions `at` with frequencies divided by
@@ -120,26 +187,6 @@ class RemappedLayers:
         return attend_remapped(
             self.remapping, rotate, v, positions, k_positions, scale, visible, self.backend
         )
-
-
-def _key_positions(positions: Tensor, mask: Tensor | None, keys: int) -> Tensor:
-    """Return the positions [B, keys] of the keys, given those of the queries [B, S].
-
-    Keys of a cache have consecutive positions. The last key that any query sees is that of the
-    first query that sees it; queries after it are padding.
-    """
-    seq = positions.shape[-1]
-    if seq == keys or (mask is None and seq > 1):
-        return torch.nn.functional.pad(
-            positions, (0, keys - seq)
-        )  # a static cache has empty slots at its end
-    index = torch.arange(keys, device=positions.device)
-    if mask is None:
-        return positions[:, -1:] - (keys - 1) + index
-    # [B, Sq, Sk], the same in all heads
-    seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
-    last, query = (seen * index).amax(dim=-1).max(dim=-1, keepdim=True)
-    return positions.gather(-1, query.expand(len(positions), -1)) - last + index
 
 
 def remapped_attention_forward(
@@ -176,17 +223,17 @@ def remapped_attention_forward(
     is_causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise RopeError("model", "must have causal attention to be remapped", type(module).__name__)
-    if layers.called is not None:
-        layers.called.add(layer)
-    positions = layers.recorded.positions
-    if positions is None:
-        raise RopeError(
-            "model",
-            "must call its rotary module before its attention to be remapped",
-            type(module).__name__,
+    tokens: TokenPositions | None = kwargs.get(POSITIONS_ARGUMENT)
+    if tokens is None:
+        rule = (
+            "must give position_ids to its attention modules, and these pass keyword arguments on "
+            "to the attention function, to be remapped"
         )
+        raise RopeError("model", rule, type(module).__name__)
+    if layers.called is not None:
+        layers.called[layer] = tokens.positions
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = layers.attend(layer, query, key, value, attention_mask, scale, positions)
+    out = layers.attend(layer, query, key, value, attention_mask, scale, tokens)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -229,9 +276,9 @@ class AttentionSwap:
                 setattr(module, REMAPPED, self.layers)
         for module in self.rotary:
             setattr(module, *self.mark)
-            self.handles.append(
-                module.register_forward_pre_hook(self.layers.recorded, with_kwargs=True)
-            )
+            self.handles.append(module.register_forward_hook(mark_positions, with_kwargs=True))
+        for module, hook in attention_modules(self.model, self.layers.specs).items():
+            self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def remove(self) -> None:
         """Restore the model's own attention."""
@@ -277,35 +324,48 @@ class DecoderSwap:
 def is_ours(model: Any) -> bool:
     """Return whether a model has this package's `Attention`, with or without RoPE."""
     return isinstance(model, nn.Module) and any(
-        isinstance(module, Attention) for module in model.modules()
+        isinstance(module, SoftmaxAttention) for module in model.modules()
     )
 
 
-def remappable(model: nn.Module) -> list[Attention]:
+def remappable(model: nn.Module) -> list[SoftmaxAttention]:
     """Return the modules of this package's `Attention` with RoPE; empty for a transformers model."""
     return [
         module
         for module in model.modules()
-        if isinstance(module, Attention) and isinstance(module.encoding, Rotary)
+        if isinstance(module, SoftmaxAttention) and isinstance(module.encoding, Rotary)
     ]
 
 
-def check_effect(model: Any, layers: RemappedLayers) -> None:
+def check_effect(model: Any, layers: RemappedLayers, rotary: list[nn.Module]) -> None:
     """Run three tokens through the model and raise an error unless every layer to be remapped
-    called our function.
+    called our function, with the positions that it rotates at.
     """
-    layers.called = set()
     device = next(model.parameters()).device
+    if device.type == "meta":
+        return
+    rotated_at: list[Tensor] = []
+
+    def note(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        rotated_at.append(kwargs["position_ids"] if "position_ids" in kwargs else args[1])
+
+    layers.called = {}
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in rotary]
     try:
-        if device.type != "meta":
-            with torch.no_grad(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                model(torch.zeros(1, 3, dtype=torch.long, device=device), use_cache=False)
-            if missing := sorted(layers.specs.keys() - layers.called):
-                rule = (
-                    "must call the attention function of its config in every layer to be remapped; "
-                    "these layers do not"
-                )
-                raise RopeError("model", rule, missing)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(torch.zeros(1, 3, dtype=torch.long, device=device), use_cache=False)
+        if missing := sorted(layers.specs.keys() - layers.called):
+            rule = (
+                "must call the attention function of its config in every layer to be remapped; "
+                "these layers do not"
+            )
+            raise RopeError("model", rule, missing)
+        for positions in layers.called.values():
+            if not any(torch.equal(positions, each) for each in rotated_at):
+                rule = "must rotate at the position_ids of its attention modules to be remapped"
+                raise RopeError("model", rule, positions.tolist())
     finally:
+        for handle in handles:
+            handle.remove()
         layers.called = None

@@ -20,7 +20,6 @@ from ropewalk.interop.extend.remap import (
     UNSAVED,
     AttentionSwap,
     DecoderSwap,
-    Recorded,
     RemappedLayers,
     check_effect,
     make_remapping,
@@ -132,7 +131,7 @@ def remap_transformers(
             {}, specs, (), target.config, served=None, trained=trained, before=specs, after=specs
         )
     )
-    layers = RemappedLayers(remapping, by_layer, Recorded(), backend)
+    layers = RemappedLayers(remapping, by_layer, backend)
     extension = Extension(
         kind,
         factor,
@@ -149,7 +148,7 @@ def remap_transformers(
     )
     try:
         extension._install()
-        check_effect(target.model, layers)
+        check_effect(target.model, layers, list(target.rotary.values()))
     except BaseException:
         extension._remove()
         raise

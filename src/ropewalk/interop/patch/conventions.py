@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ropewalk.interop.patch.angles import FORMS
 from ropewalk.kernels.reference import split_pairs
@@ -127,12 +127,19 @@ class Convention:
         return width - rotated if self.at_end else 0
 
 
+def signature_of(function: Callable) -> inspect.Signature:
+    """Return the signature of a rotation function; the package `kernels` makes modules of them,
+    whose forward has it.
+    """
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+
+
 def parameters_of(function: Callable) -> tuple[str, ...]:
     """Return the names of a function's parameters, without *args and **kwargs."""
     collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return tuple(
         name
-        for name, each in inspect.signature(function).parameters.items()
+        for name, each in signature_of(function).parameters.items()
         if each.kind not in collected
     )
 

@@ -4,7 +4,6 @@ this library's kernels.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from ropewalk.interop.patch.conventions import (
     UNROTATED,
     Convention,
     parameters_of,
+    signature_of,
     table_names_of,
 )
 from ropewalk.kernels.request import TableRequest
@@ -42,7 +42,7 @@ class RotationFunction:
         self, function: Callable, convention: Convention, backend: str | None = None
     ) -> None:
         """Find out which parameters of the original function hold tables, and which are rotated."""
-        parameters = inspect.signature(function).parameters
+        parameters = signature_of(function).parameters
         self.names = parameters_of(function)
         self.table_names = table_names_of(self.names)
         self.rotated_names = tuple(

@@ -171,14 +171,14 @@ class _Search:
             if isinstance(function, staticmethod):
                 if ROTATION_NAME.match(name):
                     yield FunctionReplacement(
-                        module, name, self._rotation_function(function.__func__, cls)
+                        module, name, self._rotation_function(function.__func__, cls, name)
                     )
                 continue
             rotations = rotations_called_by(function)
             if rotations:
                 if (cls, name) not in self.redirected:
                     substitutes = {
-                        each: self._rotation_function(target, cls)
+                        each: self._rotation_function(target, cls, each)
                         for each, target in rotations.items()
                     }
                     self.redirected[cls, name] = RedirectedMethod(cls, name, substitutes)
@@ -188,12 +188,13 @@ class _Search:
                     module, name, self._rotation_method(module, name, function)
                 )
 
-    def _rotation_function(self, function: Callable, cls: type) -> RotationFunction:
-        """Return the replacement of a rotation function that methods of `cls` call; each function
-        is tried once.
+    def _rotation_function(self, function: Callable, cls: type, name: str) -> RotationFunction:
+        """Return the replacement of a rotation function that methods of `cls` call by `name`; each
+        function is tried once.
         """
         if function not in self.functions:
-            self.functions[function] = self._recognised(cls, function, convention_of(function))
+            convention = convention_of(function)
+            self.functions[function] = self._recognised(cls, function, convention, name)
         return self.functions[function]
 
     def _rotation_method(
@@ -209,12 +210,12 @@ class _Search:
                 getattr(module, "head_size", 2 * PAIRS) // 2,
             )
             self.functions[function] = self._recognised(
-                type(module), method, convention_of(method, heads, pairs)
+                type(module), method, convention_of(method, heads, pairs), name
             )
         return self.functions[function]
 
     def _recognised(
-        self, cls: type, function: Callable, convention: Convention | None
+        self, cls: type, function: Callable, convention: Convention | None, name: str
     ) -> RotationFunction:
         """Return the replacement of a function whose convention was found; raise an error if none
         was.
@@ -224,7 +225,7 @@ class _Search:
                 "calls a function that is no rotation this library supports, so the model is left "
                 "unchanged"
             )
-            raise RopeError(cls.__name__, rule, getattr(function, "__name__", repr(function)))
+            raise RopeError(cls.__name__, rule, name)
         return RotationFunction(function, convention, self.backend)
 
 

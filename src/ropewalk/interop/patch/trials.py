@@ -22,6 +22,7 @@ from ropewalk.interop.patch.conventions import (
     UNROTATED,
     Convention,
     parameters_of,
+    signature_of,
     table_names_of,
 )
 from ropewalk.interop.patch.functions import RotationFunction
@@ -88,7 +89,7 @@ class _Trials:
         "row head token".
         """
         forms = JOINT.get(self.table_names[0], (*LAYOUTS, "pairs"))
-        parameter = inspect.signature(self.function).parameters.get(POSITIONS)
+        parameter = signature_of(self.function).parameters.get(POSITIONS)
         needs_positions = parameter is not None and parameter.default is inspect.Parameter.empty
         for (axes, tokens, by_row), form, layout, layout_out, reverse in product(
             SHAPES, forms, LAYOUTS, LAYOUTS, BOTH

@@ -1,5 +1,5 @@
-"""Attention of a transformers model on the CPU by the native library, which reads long texts faster
-than torch's own.
+"""What makes a CPU read long texts faster: attention of the native library in a transformers model,
+and the layout of weights in memory.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ropewalk.interop.extend.remap import OTHER_SCORES
@@ -45,6 +46,15 @@ def native_attention_forward(
 
 
 @contextmanager
+def faster_on_cpu(model: nn.Module) -> Iterator[str]:
+    """Context manager: the native attention and the layout of weights with which a CPU reads long
+    texts fastest; yields whose attention runs.
+    """
+    with weights_by_columns(model), native_attention(model) as attention_of:
+        yield attention_of
+
+
+@contextmanager
 def native_attention(model: nn.Module) -> Iterator[str]:
     """Context manager: a model whose attention is torch's runs the native one where it can; yields
     the name of the one in use.
@@ -75,3 +85,34 @@ def native_attention(model: nn.Module) -> Iterator[str]:
         yield "ropewalk"
     finally:
         model.set_attn_implementation("sdpa")  # type: ignore[operator]
+
+
+@contextmanager
+def weights_by_columns(model: nn.Module) -> Iterator[None]:
+    """Context manager: store the float32 matrices of linear layers column by column on a 64-bit ARM
+    CPU.
+
+    Shapes and values stay. OpenBLAS, which torch uses there, multiplies many rows by such a matrix
+    about a tenth faster, because it need not transpose it. A matrix that is also an embedding stays
+    as it is: tokens are looked up in its rows.
+    """
+    embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
+    weights = {each.weight for each in model.modules() if type(each) is nn.Linear} - embeddings
+    changed = [each for each in weights if attention.available() and _is_plain(each)]
+    for weight in changed:
+        weight.data = weight.data.t().contiguous().t()
+    try:
+        yield
+    finally:
+        for weight in changed:
+            weight.data = weight.data.contiguous()
+
+
+def _is_plain(weight: torch.Tensor) -> bool:
+    """Return whether a weight is a float32 parameter on the CPU, stored row by row."""
+    return (
+        isinstance(weight, nn.Parameter)
+        and weight.is_cpu
+        and weight.dtype == torch.float32
+        and weight.is_contiguous()
+    )

@@ -1,0 +1,16 @@
+"""Where files are kept that can be made or downloaded again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Return the folder of tokenized corpora and downloads: ROPEWALK_CACHE, or the user's cache folder."""
+    named = os.environ.get("ROPEWALK_CACHE")
+    return (
+        Path(named)
+        if named
+        else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "ropewalk"
+    )
