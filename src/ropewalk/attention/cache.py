@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -213,11 +213,8 @@ class KVCache:
         ):
             rule = f"must be [{tokens}], [{batch}, {tokens}] or [axes, {batch}, {tokens}]"
             raise RopeError("positions", rule, list(positions.shape))
-        if (
-            positions.is_floating_point()
-            and self.size
-            and not self._buffers.positions.is_floating_point()
-        ):  # type: ignore[union-attr]
+        has_integers = self.size and not self.seen.positions.is_floating_point()
+        if has_integers and positions.is_floating_point():
             raise RopeError(
                 "positions", "must be integers, as the cached ones are", positions.dtype
             )
@@ -356,9 +353,8 @@ class KVCache:
         if holds_rotations:
             # encodings with rotations have one
             rope, target = encoding.rope, to.rope  # type: ignore[union-attr]
-            k = rope.rerotate(
-                seen.k, seen.positions, positions, target, match_magnitude=True, **lengths
-            )  # type: ignore[operator]
+            options: Any = {"match_magnitude": True, **lengths}
+            k = rope.rerotate(seen.k, seen.positions, positions, target, **options)  # type: ignore
         else:
             k = seen.k
         self._buffers = CachedTokens(k, seen.v, positions, seen.valid)

@@ -77,7 +77,7 @@ def _class_with_positions(base: Any) -> type:
 def _restored(base: type, state: dict[str, Any]) -> Any:
     """Return a copy of a cache layer with positions, from what `copy` or a pickle holds of it."""
     new_class = _class_with_positions(base)
-    layer = new_class.__new__(new_class)
+    layer = object.__new__(new_class)
     vars(layer).update(state)
     return layer
 
