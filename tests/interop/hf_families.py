@@ -192,6 +192,23 @@ CASES = {
     "qwen2.5-vl": Case(
         "qwen2_5_vl_text", {"rope_parameters": SECTIONS}, module="qwen2_5_vl", axes=3
     ),
+    "qwen2.5-vl, all pairs time": Case(
+        "qwen2_5_vl_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [8, 0, 0]}},
+        module="qwen2_5_vl",
+        axes=3,
+    ),
+    "qwen2.5-vl, no pair time": Case(
+        "qwen2_5_vl_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [0, 4, 4]}},
+        module="qwen2_5_vl",
+        axes=3,
+    ),
+    "qwen3-vl, all pairs time": Case(
+        "qwen3_vl_text",
+        {"rope_parameters": {**SECTIONS, "mrope_section": [8, 0, 0]}, "head_dim": 16},
+        axes=3,
+    ),
     "qwen3-vl": Case("qwen3_vl_text", {"rope_parameters": SECTIONS, "head_dim": 16}, axes=3),
     "qwen3.5": Case(
         "qwen3_5_text",

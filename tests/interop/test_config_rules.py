@@ -10,10 +10,10 @@ import pytest
 from config_samples import LLAMA, YARN, refused
 
 from ropewalk import RopeError, RopeSpec
+from ropewalk.config.checks import section_sizes
 from ropewalk.config.file import text_owner
 from ropewalk.config.hf import explain, from_hf, layer_specs, to_hf
 from ropewalk.config.keys import FRACTION_KEYS
-from ropewalk.config.values import section_sizes
 from ropewalk.frequencies import Yarn
 from ropewalk.interop.extend.model import extend
 
@@ -34,7 +34,7 @@ def test_an_impossible_fraction_is_refused_where_no_fraction_is_read(key, value)
 
 def test_a_huge_section_is_refused_before_it_is_counted_out():
     with pytest.raises(
-        RopeError, match=r"mrope_section\[1\]: must be an integer from 1 to \d{3,6};"
+        RopeError, match=r"mrope_section\[1\]: must be an integer from 0 to \d{3,6};"
     ):
         section_sizes("mrope_section", [4, 2**40])
 

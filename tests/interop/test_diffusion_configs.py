@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 import ropewalk as rw
 from door import assert_refused
-from ropewalk.config.diffusion import MODELS
+from ropewalk.config.diffusion import models
 from ropewalk.tensor_frequencies import ladder
 
 #: class -> (config, dims of the axes, theta): the defaults, and other values
@@ -58,7 +58,7 @@ def test_reads_dims_and_theta(name, config, dims, theta, tmp_path):
 
 
 def test_every_class_is_covered():
-    assert {name for name, *_ in CASES} == set(MODELS)
+    assert {name for name, *_ in CASES} == set(models())
 
 
 def tables(spec, positions):
@@ -163,6 +163,6 @@ def test_names_the_bad_field(config, field):
     assert_refused(field, lambda: rw.from_hf(config))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", models())
 def test_an_unknown_precision_is_refused(name):
     assert_refused("precision", lambda: rw.from_hf({"_class_name": name}, precision="bogus"))

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pytest
 
 import ropewalk.engines.record as record
-from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.config.layers import NO_ROPE
 from ropewalk.engines.matrix import FAMILIES, VISION
 from ropewalk.engines.matrix_rows import rows
 from ropewalk.engines.measured import LayerRope, layer_of_type, verdict

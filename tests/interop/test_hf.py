@@ -142,7 +142,9 @@ def test_hunyuan_alpha_is_static_ntk():
             {**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 5.0}}
         ).scaling == Dynamic(2.0, 4096)
     # a model type that is not known may be such a model
-    assert from_hf({**LLAMA, "model_type": "tomorrow", "rope_scaling": rope}).scaling == Ntk(50.0)
+    with pytest.warns(UserWarning, match="'tomorrow' is not known"):
+        found = from_hf({**LLAMA, "model_type": "tomorrow", "rope_scaling": rope})
+    assert found.scaling == Ntk(50.0)
 
 
 def test_the_callers_dict_is_left_alone():
@@ -321,17 +323,17 @@ def test_gemma4_heads_differ_by_layer_type():
 @pytest.mark.parametrize(
     ("rope", "model_type", "wanted"),
     [
-        ({"mrope_section": [4, 2, 2]}, "unknown", axes.chunked([4, 2, 2])),
+        ({"mrope_section": [4, 2, 2]}, None, axes.chunked([4, 2, 2])),
         (
             {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
-            "unknown",
+            None,
             axes.interleaved([4, 2, 2]),
         ),
         ({"mrope_section": [4, 2, 2]}, "qwen3_vl_text", axes.interleaved([4, 2, 2])),
         ({"mrope_section": [3, 3, 2]}, "ernie4_5_vl_moe_text", axes.ernie([3, 3, 2])),
         (
             {"type": "xdrope", "factor": 1.0, "xdrope_section": [2.0, 2.0, 4.0]},
-            "unknown",
+            None,
             axes.chunked([2, 2, 4]),
         ),
     ],
@@ -397,9 +399,52 @@ def test_explain_admits_what_it_assumes():
     )
 
 
+@pytest.mark.filterwarnings("ignore:model_type. 'tomorrow' is not known:UserWarning")
 def test_an_unknown_family_reads_the_standard_keys():
     found = from_hf(
         {"model_type": "tomorrow", "head_dim": 16, "rope_theta": 1e4, "rope_interleave": True}
     )
     assert (found.layout, found.layout_out, found.scaling) == ("interleaved", "half", Default())
     assert from_hf({"model_type": "tomorrow", "head_dim": 16, "rope_theta": 1e4}).layout == "half"
+
+
+@pytest.mark.parametrize(
+    ("keys", "assumed", "not_assumed"),
+    [
+        (
+            {"head_dim": 16, "rope_theta": 1e4},
+            ("the layout half", "the whole head rotates", "every layer rotates"),
+            ("rope_theta", "head_dim"),
+        ),
+        (
+            {"head_dim": 16, "partial_rotary_factor": 0.5},
+            ("the layout half", "every layer rotates", "rope_theta = 10000.0"),
+            ("whole head",),
+        ),
+        (
+            {
+                "head_dim": 16,
+                "rope_theta": 1e4,
+                "rope_interleave": True,
+                "layer_types": ["mamba", "full_attention"],
+            },
+            ("the whole head rotates",),
+            ("layout", "every layer"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("model_type", ["internlm3", "nemotron_h", "jamba"])
+def test_an_unknown_family_is_read_with_a_warning_that_lists_what_was_assumed(
+    model_type, keys, assumed, not_assumed
+):
+    config = {"model_type": model_type, **keys}
+    with pytest.warns(UserWarning, match=f"model_type: '{model_type}' is not known") as caught:
+        from_hf(config)
+    text = str(caught[0].message).partition("assumed: ")[2].partition(". Compare")[0]
+    assert all(each in text for each in assumed)
+    assert not any(each in text for each in not_assumed)
+    found = explain(config)
+    assert not found.known
+    assert found.warnings == (str(caught[0].message),)
+    assert f"model_type {model_type} (not known)" in str(found)
+    assert explain(LLAMA).known

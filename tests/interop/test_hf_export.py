@@ -167,7 +167,12 @@ LATENT = [
 def test_transformers_reads_the_width_of_latent_attention(model_type, width):
     """Config classes with latent attention overwrite a `head_dim` by their own `qk_rope_head_dim`."""
     family = FAMILIES[model_type]
-    spec = RopeSpec(width, theta=family.theta, layout=family.layout, layout_out=family.layout_out)
+    spec = RopeSpec(
+        width,
+        theta=family.default("rope_theta"),
+        layout=family.layout,
+        layout_out=family.layout_out,
+    )
     config = AutoConfig.for_model(**to_hf(spec, model_type=model_type))
     assert config.qk_rope_head_dim == width
     assert from_hf(config, precision="exact") == spec

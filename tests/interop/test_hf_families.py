@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hf_families import CASES, NEAR, POSITIONS, Case
+from hf_families import CASES, NEAR, POSITIONS, SECTIONS, Case
 from installed import HERE, V5, code_of, config_of, rope_of, skip_old_yarn
 from torch.testing import assert_close
 
@@ -124,6 +124,19 @@ def test_a_saved_config_reads_as_the_object_does(case, tmp_path):
     )
 
 
+@pytest.mark.parametrize("sections", [[0, 4, 4], [1, 7, 0], [0, 8, 0], [2, 2, 4]])
+def test_interleaved_sections_that_do_not_fit_are_read_as_the_code_reads_them(sections):
+    """Height and width get every third pair at most, and time the rest."""
+    keys = {"rope_parameters": {**SECTIONS, "mrope_section": sections}, "head_dim": 16}
+    case = Case("qwen3_vl_text", keys, axes=3)
+    with pytest.warns(UserWarning, match="every third pair"):
+        spec = from_hf(case.config, precision="hf")
+    for ours, theirs in zip(
+        Rope(spec).cos_sin(positions_of(case, spec, NEAR)), case.table(NEAR), strict=True
+    ):
+        assert torch.equal(ours.expand(theirs[..., : spec.pairs].shape), theirs[..., : spec.pairs])
+
+
 def test_at_least_thirty_families_are_compared():
     assert len({case.model_type for case in CASES.values()}) >= 45
     assert {case.model_type for case in CASES.values()} <= FAMILIES.keys()
@@ -221,7 +234,7 @@ def test_the_defaults_of_every_row_are_those_of_its_config_class(name):
         pytest.skip(f"{HERE} has another rope_theta for a {name} whose config names none")
     whole = {**config_of(name, **ROTATING.get(name, {})).to_dict(), "model_type": name}
     bare = {key: value for key, value in whole.items() if key not in LEFT_TO_THE_CLASS}
-    if FAMILIES[name].must_be_given:
+    if FAMILIES[name].rope_required:
         with pytest.raises(RopeError, match="must be given") as error:
             from_hf(bare)
         assert error.value.field == "rope_parameters"

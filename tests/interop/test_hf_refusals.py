@@ -112,7 +112,7 @@ def test_llama3_needs_its_three_numbers(key):
         ),
         ({"model_type": "falcon", "alibi": True}, "alibi"),
         ({"model_type": "esm", "position_embedding_type": "absolute"}, "position_embedding_type"),
-        ({"model_type": "bert"}, "rope_parameters"),
+        ({"model_type": "bert"}, "rope_parameters or rope_theta"),
         ({"model_type": "minimind", "inference_rope_scaling": True}, "rope_scaling"),
         ({"text_config": "x"}, "text_config"),
         ({"model_type": "smollm3", "no_rope_layers": 3}, "no_rope_layers"),

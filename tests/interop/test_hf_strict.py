@@ -60,7 +60,8 @@ def both(key, value, **rope):
         ({"rope_interleave": 1}, "rope_interleave"),
         ({"layer_rope_theta": [1e4, -1]}, "layer_rope_theta[1]"),
         ({"layer_rope_theta": 1e4}, "layer_rope_theta"),
-        ({"rope_scaling": {**SECTIONS, "mrope_section": [4, 0, 4]}}, "mrope_section[1]"),
+        ({"rope_scaling": {**SECTIONS, "mrope_section": [4, -1, 4]}}, "mrope_section[1]"),
+        ({"rope_scaling": {**SECTIONS, "mrope_section": [0, 0, 0]}}, "mrope_section"),
         ({"rope_scaling": {**SECTIONS, "mrope_section": []}}, "mrope_section"),
         ({"rope_scaling": {**SECTIONS, "xdrope_section": [2, 2, 4]}}, "xdrope_section"),
         ({"rope_scaling": {**YARN, "beta_slow": 1e-308}}, "beta_slow"),
@@ -194,7 +195,7 @@ def config_classes(full):
 #: rules about the model as a whole, not about a value that is given
 LACKING = (
     "must be given",
-    "or rope_theta must be given",
+    "required for an unknown model_type",
     "this model does not rotate",
     "must be false: this model",
 )

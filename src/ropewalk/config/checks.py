@@ -1,4 +1,4 @@
-"""Check every rotary value that a config gives, also those that its rope does not use.
+"""Check the structure and every rotary value of a config, also values that its rope does not use.
 
 A wrong value that is ignored today is used tomorrow, by another release or another engine, so it is
 refused by its name.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ropewalk.config import keys
-from ropewalk.config.layers import is_layer, is_nested, layer_types
-from ropewalk.config.scalings import CLIP_KEYS, inner_keys, rope_types
-from ropewalk.config.values import MAX_LENGTH, section_sizes
+from ropewalk.config.families import Family
 from ropewalk.errors import RopeError, flag, integer, number
 from ropewalk.frequencies import Ntk
 from ropewalk.frequencies.scaling import (
@@ -26,16 +25,139 @@ from ropewalk.frequencies.scaling import (
 )
 from ropewalk.spec import MAX_HEAD_DIM, THETA_RANGE
 
-#: two names of the same value
-SECTION_KEYS = ("mrope_section", "xdrope_section")
 Check = Callable[[str, Any], Any]
+#: the longest length that a config may give: with any factor it still fits in 64 bits
+MAX_LENGTH = 2**40
+MAX_LAYERS = 1 << 16
 
-_count: Check = partial(integer, low=1)
-_length: Check = partial(integer, low=1, high=MAX_LENGTH)
-_head: Check = partial(integer, low=1, high=MAX_HEAD_DIM)
-_theta: Check = partial(number, **THETA_RANGE)
-_fraction: Check = partial(number, above=0, high=1)
-_magnitude: Check = partial(number, **MAGNITUDE_RANGE)
+
+@dataclass(frozen=True)
+class RopeObjects:
+    """The rope objects of a config as it writes them.
+
+    v5             `rope_parameters`, as transformers 5 writes ropes; {} if absent
+    v4             `rope_scaling`, as transformers 4 writes them; {} if absent
+    by_layer_type  {layer type: its object, or None if it is not rotated} if `rope_parameters` holds
+                   one for each layer type, else None
+    stray          keys of `rope_parameters` beside layer types; no model reads them
+    """
+
+    v5: Mapping[str, Any]
+    v4: Mapping[str, Any]
+    by_layer_type: Mapping[str, Mapping[str, Any] | None] | None
+    stray: tuple[str, ...]
+
+
+def rope_objects(config: Mapping[str, Any]) -> RopeObjects:
+    """Return the rope objects of a text config; raise an error if one is not an object or null."""
+    for key in ("rope_parameters", "rope_scaling"):
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise RopeError(key, "must be an object or null", config[key])
+    v5, v4 = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    layers = {key: value for key, value in v5.items() if is_layer(key, value)}
+    # a null is the rope of a layer type only if other keys are layer types too
+    is_nested = any(isinstance(value, Mapping) for value in layers.values()) or (
+        bool(v5) and v5.keys() <= set(layer_types(config))
+    )
+    if not is_nested:
+        return RopeObjects(v5, v4, None, ())
+    return RopeObjects(v5, v4, layers, tuple(key for key in v5 if key not in layers))
+
+
+def is_layer(name: str, value: Any) -> bool:
+    """Return whether an entry of nested `rope_parameters` is the rope of a layer type; null: it is
+    not rotated.
+    """
+    return name not in keys.inner_keys() and (value is None or isinstance(value, Mapping))
+
+
+def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the distinct layer types a config declares, in order."""
+    declared = config.get("layer_types")
+    if declared is None:
+        return ()
+    if not isinstance(declared, list | tuple) or not all(
+        isinstance(name, str) for name in declared
+    ):
+        raise RopeError("layer_types", "must be a list of names", declared)
+    return tuple(dict.fromkeys(declared))
+
+
+def check_config(config: Mapping[str, Any], family: Family) -> RopeObjects:
+    """Return the rope objects of a text config whose every rotary value is possible.
+
+    Raise a RopeError about a model that does not rotate, the first rotary key with an impossible
+    value, or the first unknown key of a rope.
+    """
+    _refuse_without_rotation(config, family)
+    layer_types(config)  # raises an error if they are not names
+    objects = rope_objects(config)
+    for key, check in CONFIG_CHECKS.items():
+        if key in config:
+            _check(key, config[key], check)
+    by_type = objects.by_layer_type
+    ropes = {"rope_parameters": objects.v5, "rope_scaling": objects.v4}
+    if by_type is not None:
+        ropes["rope_parameters"] = {key: objects.v5[key] for key in objects.stray}
+        ropes |= {f"rope_parameters.{name}": value or {} for name, value in by_type.items()}
+    settings = _settings()
+    for where, rope in ropes.items():
+        _refuse_unknown(rope, where, beside_layers=where == "rope_parameters" and bool(by_type))
+        if family.unrotated == "null_rope_theta" and rope.get("rope_theta", 0) is None:
+            rope = {key: value for key, value in rope.items() if key != "rope_theta"}
+        _check_rope(rope, where, settings)
+    return objects
+
+
+def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
+    """Refuse a config of a model that does not rotate, or whose rope the config leaves open."""
+    model_type = config.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise RopeError("model_type", "must be a name", model_type)
+    if family.refused is not None:
+        raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
+    if config.get("alibi") is True:
+        raise RopeError(
+            "alibi", "must be false: this model adds a bias to its scores and does not rotate", True
+        )
+    for key, values in family.rotates_if.items():
+        given = config.get(key)
+        if given not in values and not (given is None and family.rotates_if_absent):
+            rule = f"must be {' or '.join(map(repr, values))}: this model does not rotate"
+            raise RopeError(key, rule, given)
+    has_rope = bool(config.get("rope_scaling") or config.get("rope_parameters"))
+    if config.get("inference_rope_scaling") is True and not has_rope:
+        raise RopeError("rope_scaling", "must be given if inference_rope_scaling is true", None)
+    if not family.known and all(config.get(key) is None for key in keys.ROPE_KEYS):
+        raise RopeError(
+            "rope_parameters or rope_theta",
+            "required for an unknown model_type, whose code may not rotate",
+            model_type,
+        )
+    if family.rope_required and not has_rope:
+        raise RopeError(
+            "rope_parameters",
+            f"must be given: without it {model_type} falls back to a scaled rope",
+            None,
+        )
+
+
+def section_sizes(key: str, sections: Any) -> list[int]:
+    """Return the number of pairs of each axis as integers; an axis may have none."""
+    if not isinstance(sections, list | tuple) or not sections:
+        raise RopeError(key, "must be a list with the number of pairs of each axis", sections)
+    # HunYuan's sections were written as floats
+    counts = (
+        int(count) if isinstance(count, float) and count.is_integer() else count
+        for count in sections
+    )
+    sizes = [
+        integer(f"{key}[{axis}]", count, low=0, high=MAX_HEAD_DIM)
+        for axis, count in enumerate(counts)
+    ]
+    if not any(sizes):
+        raise RopeError(key, "must give at least one axis a pair", sections)
+    return sizes
 
 
 def _layer_thetas(key: str, value: object) -> None:
@@ -53,23 +175,50 @@ def _layer_thetas(key: str, value: object) -> None:
             _theta(f"{key}[{index}]", theta)
 
 
+def _no_rope_layers(key: str, value: object) -> None:
+    """Raise an error if the value is not a list of 0 and 1, or of false and true."""
+    if not isinstance(value, list | tuple):
+        raise RopeError(
+            key, "must be a list with 1 for each layer that rotates and 0 for the others", value
+        )
+    for each in value:
+        if not isinstance(each, bool):
+            integer(key, each, low=0, high=1)
+
+
+def _per_layer_config(key: str, value: object) -> None:
+    """Raise an error about the first head_dim that is given for one layer and is no width."""
+    if isinstance(value, Mapping):
+        for index, each in value.items():
+            if isinstance(each, Mapping) and each.get("head_dim") is not None:
+                try:
+                    _head("head_dim", each["head_dim"])
+                except RopeError as error:
+                    rule = f"{error.rule} ({key}.{index}.head_dim)"
+                    raise RopeError("head_dim", rule, error.value) from None
+
+
+_count: Check = partial(integer, low=1)
+_length: Check = partial(integer, low=1, high=MAX_LENGTH)
+_head: Check = partial(integer, low=1, high=MAX_HEAD_DIM)
+_theta: Check = partial(number, **THETA_RANGE)
+_fraction: Check = partial(number, above=0, high=1)
+_magnitude: Check = partial(number, **MAGNITUDE_RANGE)
+
 #: keys of a config
 CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys(
-        (
-            *keys.HIDDEN_SIZE_KEYS,
-            *keys.HEAD_COUNT_KEYS,
-            *keys.LAYER_COUNT_KEYS,
-            "no_rope_layer_interval",
-        ),
-        _count,
+        (*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, "no_rope_layer_interval"), _count
     ),
+    **dict.fromkeys(keys.LAYER_COUNT_KEYS, partial(integer, low=1, high=MAX_LAYERS)),
     **dict.fromkeys((*keys.HEAD_DIM_KEYS, keys.LATENT_KEY, "global_head_dim", "rotary_dim"), _head),
     **dict.fromkeys((*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY), _length),
     **dict.fromkeys((*keys.THETA_KEYS, *keys.LAYER_TYPE_THETA_KEYS), _theta),
     **dict.fromkeys(keys.FRACTION_KEYS, _fraction),
-    **dict.fromkeys(("rope_interleave", "inference_rope_scaling", *CLIP_KEYS), flag),
+    **dict.fromkeys(("alibi", "rope_interleave", "inference_rope_scaling", *keys.CLIP_KEYS), flag),
     keys.LAYER_THETA_KEY: _layer_thetas,
+    "no_rope_layers": _no_rope_layers,
+    "per_layer_config": _per_layer_config,
 }
 #: keys of a rope object; those of scalings are checked by their settings
 ROPE_CHECKS: dict[str, Check] = {
@@ -77,55 +226,16 @@ ROPE_CHECKS: dict[str, Check] = {
     keys.FRACTION_KEYS[0]: _fraction,
     SERVED_LENGTH_KEY: _length,
     TRAINED_LENGTH_KEY: _length,
-    **dict.fromkeys(SECTION_KEYS, section_sizes),
+    **dict.fromkeys(keys.SECTION_KEYS, section_sizes),
     **dict.fromkeys(("mrope_interleaved", "interleaved", "apply_yarn_scaling", "finetuned"), flag),
     **dict.fromkeys(
         ("attn_factor", "extrapolation_factor", "llama_4_scaling_beta"), partial(number, low=0)
     ),
     "alpha": settings_of(Ntk)["factor"].check,
-    **dict.fromkeys(("short_mscale", "long_mscale"), _magnitude),
+    **dict.fromkeys(keys.MSCALE_KEYS, _magnitude),
 }
 #: keys that must not be null: a config without a theta has no such key
 NEVER_NULL = frozenset(keys.THETA_KEYS)
-
-
-def check_values(config: Mapping[str, Any], *, null_theta: bool) -> None:
-    """Raise a RopeError about the first rotary key of a text config with an impossible value, or
-    the first unknown key of a rope.
-
-    null_theta  the theta may be null: the family's code then rotates no layer
-    """
-    layer_types(config)  # raises an error if they are not names
-    for key, check in CONFIG_CHECKS.items():
-        if key in config:
-            _check(key, config[key], check)
-    settings = _settings()
-    for where, rope in _ropes(config).items():
-        _refuse_unknown(rope, where, beside_layers=where == "rope_parameters" and is_nested(config))
-        if null_theta and rope.get("rope_theta", 0) is None:
-            rope = {key: value for key, value in rope.items() if key != "rope_theta"}
-        _check_rope(rope, where, settings)
-
-
-def _ropes(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the rope objects of a config by name.
-
-    If `rope_parameters` holds one object per layer type, each becomes an entry
-    "rope_parameters.LAYER_TYPE", and the entry "rope_parameters" keeps only the keys beside them.
-    """
-    ropes = {
-        name: config[name]
-        for name in ("rope_parameters", "rope_scaling")
-        if isinstance(config.get(name), Mapping)
-    }
-    if is_nested(config):
-        given = ropes["rope_parameters"]
-        layers = {key: value for key, value in given.items() if is_layer(key, value)}
-        ropes["rope_parameters"] = {key: value for key, value in given.items() if key not in layers}
-        ropes |= {
-            f"rope_parameters.{layer_type}": value or {} for layer_type, value in layers.items()
-        }
-    return ropes
 
 
 def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) -> None:
@@ -135,7 +245,7 @@ def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) ->
     `where` names the object; with `beside_layers` it has layer types as keys, so an unknown key may
     be meant as one, and the error says so.
     """
-    known = sorted(inner_keys())
+    known = sorted(keys.inner_keys())
     for key in rope:
         if key in known:
             continue
@@ -161,11 +271,11 @@ def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list
                 _check(key, value, partial(_check_any, settings[key]))
         except RopeError as error:
             raise RopeError(error.field, f"{error.rule} ({where}.{key})", error.value) from None
-    sections = [rope[key] for key in SECTION_KEYS if rope.get(key) is not None]
+    sections = [rope[key] for key in keys.SECTION_KEYS if rope.get(key) is not None]
     if len(sections) == 2 and list(sections[0]) != list(sections[1]):
         raise RopeError(
-            SECTION_KEYS[1],
-            f"must equal {SECTION_KEYS[0]}; remove one ({where}.{SECTION_KEYS[1]})",
+            keys.SECTION_KEYS[1],
+            f"must equal {keys.SECTION_KEYS[0]}; remove one ({where}.{keys.SECTION_KEYS[1]})",
             sections[1],
         )
 
@@ -181,7 +291,7 @@ def _settings() -> dict[str, list[Setting]]:
     key.
     """
     settings: dict[str, list[Setting]] = {}
-    for scaling in rope_types().values():
+    for scaling in keys.rope_types().values():
         for name, setting in settings_of(scaling).items():
             settings.setdefault(setting.key or name, []).append(setting)
     return settings

@@ -4,48 +4,50 @@ diffusers writes.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ropewalk.axes import axial
 from ropewalk.config.values import Entry
-from ropewalk.errors import RopeError, choice, integer, number
+from ropewalk.errors import RopeError, choice
 from ropewalk.spec import MAX_HEAD_DIM, PRECISIONS, RopeSpec
 
+TABLE = Path(__file__).with_name("diffusion.toml")
 #: the config key that names the class of a model in diffusers
 CLASS_KEY = "_class_name"
 LAYER_TYPE = "full_attention"
-#: the config key of the head's width, from which Wan computes the dims of its axes
-WAN_KEY = "attention_head_dim"
+DIMS = "dims of each axis"
+#: the config key of the head's width
+HEAD_KEY = "attention_head_dim"
 
 
 @dataclass(frozen=True)
 class Model:
     """How one class of diffusers rotates.
 
-    dims      dimensions per axis if the config has no `dims_key`; if that is None, dims[0] is the
-              default width of a head, from which they follow, as in Wan
-    theta     if the config has no `theta_key`
-    float64   whether its frequencies are computed in float64
+    dims       dimensions per axis if the config has no `dims_key`
+    theta      if the config has no `theta_key`
+    from_head  the dimensions follow from the width of a head; dims[0] is its default
+    float64    whether its frequencies are computed in float64
     """
 
     dims: tuple[int, ...]
     theta: float = 1e4
-    dims_key: str | None = "axes_dims_rope"
+    dims_key: str = "axes_dims_rope"
+    from_head: bool = False
     theta_key: str | None = None
     float64: bool = True
 
 
-MODELS: dict[str, Model] = {
-    "FluxTransformer2DModel": Model((16, 56, 56)),
-    "Flux2Transformer2DModel": Model((32, 32, 32, 32), 2000.0, theta_key="rope_theta"),
-    "HunyuanVideoTransformer3DModel": Model(
-        (16, 56, 56), 256.0, "rope_axes_dim", "rope_theta", float64=False
-    ),
-    "QwenImageTransformer2DModel": Model((16, 56, 56), float64=False),
-    "WanTransformer3DModel": Model((128,), dims_key=None),
-}
+@cache
+def models() -> dict[str, Model]:
+    """Return the rows of diffusion.toml by class name."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return {name: Model(**{**row, "dims": tuple(row["dims"])}) for name, row in rows.items()}
 
 
 def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Entry, ...]]:
@@ -55,9 +57,9 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
     """
     choice("precision", precision, PRECISIONS)
     name = config[CLASS_KEY]
-    if not isinstance(name, str) or name not in MODELS:
-        raise RopeError(CLASS_KEY, f"must be one of {', '.join(MODELS)}", name)
-    model, entries = MODELS[name], []
+    if not isinstance(name, str) or name not in models():
+        raise RopeError(CLASS_KEY, f"must be one of {', '.join(models())}", name)
+    model, entries = models()[name], []
 
     def read_value(field: str, key: str | None, default: Any) -> Any:
         """Return the value of a config key, or the default, and append its source to `entries`."""
@@ -66,32 +68,33 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
         entries.append(Entry(LAYER_TYPE, field, default if given is None else given, source))
         return default if given is None else given
 
-    key = model.dims_key or WAN_KEY
-    if model.dims_key is None:
-        # Wan: height and width get a third of the head each, rounded down to an even number, and
-        # time gets the rest
-        head_dim = integer(
-            key, read_value("head_dim", key, model.dims[0]), low=6, high=MAX_HEAD_DIM
-        )
+    key = HEAD_KEY if model.from_head else model.dims_key
+    if model.from_head:
+        # height and width get a third of the head each, rounded down to an even number, and time
+        # gets the rest
+        head_dim = read_value("head_dim", key, model.dims[0])
+        if type(head_dim) is not int or not 6 <= head_dim <= MAX_HEAD_DIM:
+            raise RopeError(key, f"must be an integer from 6 to {MAX_HEAD_DIM}", head_dim)
         third = 2 * (head_dim // 6)
         dims = (head_dim - 2 * third, third, third)
-        entries.append(Entry(LAYER_TYPE, "dims of each axis", dims, f"the code of {name}"))
+        entries.append(Entry(LAYER_TYPE, DIMS, dims, f"the code of {name}"))
     else:
-        dims = read_value("dims of each axis", key, model.dims)
+        dims = read_value(DIMS, key, model.dims)
         if not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
             raise RopeError(
                 key, f"must list {len(model.dims)} numbers, the dims of each axis", dims
             )
-    if any(integer(key, dim, low=2, high=MAX_HEAD_DIM) % 2 for dim in dims):
-        raise RopeError(key, "must be even: dimensions rotate in pairs", dims)
+    if any(type(dim) is not int or dim % 2 or not 2 <= dim <= MAX_HEAD_DIM for dim in dims):
+        rule = f"must be even numbers from 2 to {MAX_HEAD_DIM}: dimensions rotate in pairs"
+        raise RopeError(key, rule, dims)
     pairs = [dim // 2 for dim in dims]
-    theta = number(
-        model.theta_key or "theta", read_value("theta", model.theta_key, model.theta), above=0
-    )
+    theta = read_value("theta", model.theta_key, model.theta)
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not theta > 0:
+        raise RopeError(model.theta_key or "theta", "must be a number > 0", theta)
     entries.append(Entry(LAYER_TYPE, "layout", "interleaved", f"the code of {name}"))
     spec = RopeSpec(
         2 * sum(pairs),
-        theta,
+        float(theta),
         layout="interleaved",
         axes=axial(*pairs),
         precision="exact" if model.float64 else precision,

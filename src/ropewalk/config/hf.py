@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ropewalk.config import diffusion
-from ropewalk.config import file as config_file
-from ropewalk.config.checks import check_values
-from ropewalk.config.families import FAMILIES, family_of
-from ropewalk.config.layers import (
-    gives_rope,
-    layer_ropes,
-    layer_types,
-    refuse_other_encodings,
-    stray_keys,
-)
+from ropewalk.config.checks import check_config
+from ropewalk.config.families import families, family_of
+from ropewalk.config.file import load, text_part
+from ropewalk.config.layers import declared_or_full, layer_names, layer_ropes
+from ropewalk.config.normal import normal_form
 from ropewalk.config.read import read_layer
 from ropewalk.config.temperatures import WITHOUT_ROPE, read_temperatures
-from ropewalk.config.unrotated import layer_names
-from ropewalk.config.values import Entry, Layer
+from ropewalk.config.values import Entry, Value
 from ropewalk.config.write import config_keys
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
@@ -35,6 +29,8 @@ class Explanation:
     model_type: str | None
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
+    #: whether the facts of this model_type are known; if not, usual ones were assumed
+    known: bool = True
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Return {layer type: {name: {"value": ..., "source": ...}}}."""
@@ -48,7 +44,8 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return a line for each value of each layer type, with its source, and the warnings."""
-        lines = [f"model_type {self.model_type or 'not given'}"]
+        known = "" if self.known or self.model_type is None else " (not known)"
+        lines = [f"model_type {self.model_type or 'not given'}{known}"]
         for layer_type, values in self.as_dict().items():
             lines += ["", layer_type]
             shown = {name: _short(value["value"]) for name, value in values.items()}
@@ -73,9 +70,10 @@ def from_hf(
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off;
     the spec describes that part, with head_dim = qk_rope_head_dim.
     """
-    specs, explanation = read_specs(config, precision)
-    for text in explanation.warnings:
+    reading = _read(config, precision)
+    for text in reading.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
+    specs = reading.specs
     if per_layer:
         return specs
     distinct = {spec for spec in specs.values() if spec is not None}
@@ -83,7 +81,7 @@ def from_hf(
         raise RopeError("rope_parameters", "must be given for at least one layer type", list(specs))
     if len(distinct) > 1:
         rule = f"differ between {', '.join(specs)}; call from_hf(config, per_layer=True)"
-        raise RopeError("rope_parameters", rule, explanation.model_type)
+        raise RopeError("rope_parameters", rule, reading.model_type)
     return distinct.pop()
 
 
@@ -91,22 +89,23 @@ def layer_specs(config: Any) -> list[RopeSpec | None]:
     """Return the spec of each layer of the model that a config describes; None for layers that are
     not rotated.
     """
-    specs, _ = read_specs(config)
-    text = config_file.text_part(config_file.load(config))
-    return [specs.get(name) for name in layer_names(text, family_of(text.get("model_type")), specs)]
+    text = text_part(load(config))
+    specs, _ = read_specs(text)
+    names = layer_names(text, family_of(text.get("model_type")), list(specs))
+    return [specs.get(name) for name in names]
 
 
 def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     """Return the temperature of each layer type, as `from_hf(per_layer=True)` names them; None if
     queries have no factor.
     """
-    text = config_file.text_part(config_file.load(config))
-    if text.get("model_type") in WITHOUT_ROPE:
-        return read_temperatures(
-            text, dict.fromkeys(layer_types(text) or ("full_attention",), False)
-        )
-    specs, _ = read_specs(text)
-    return read_temperatures(text, {name: spec is not None for name, spec in specs.items()})
+    text = text_part(load(config))
+    model_type = text.get("model_type")
+    if model_type not in WITHOUT_ROPE:
+        return _temperatures(_read(text, "exact"))
+    values = {key: Value(value, key) for key, value in text.items()}
+    rotated = dict.fromkeys(declared_or_full(text), False)
+    return read_temperatures(model_type, values, {}, rotated)
 
 
 def explain(config: Any) -> Explanation:
@@ -131,8 +130,8 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
         )
     if version not in (4, 5):
         raise RopeError("version", "must be 4 (rope_scaling) or 5 (rope_parameters)", version)
-    if model_type is not None and model_type not in FAMILIES:
-        raise RopeError("model_type", f"must be one of {', '.join(sorted(FAMILIES))}", model_type)
+    if model_type is not None and model_type not in families():
+        raise RopeError("model_type", f"must be one of {', '.join(sorted(families()))}", model_type)
     written = config_keys(spec, version, model_type)
     _check_round_trip(spec, written)
     return written
@@ -144,50 +143,69 @@ def read_specs(
     """Return {layer type: spec, or None if it is not rotated}, and where each value was found;
     warnings are only listed there.
     """
-    text = config_file.text_part(config_file.load(config))
+    reading = _read(config, precision)
+    temperatures = _temperatures(reading)
+    entries = [
+        Entry(name, "temperature", temperature, f"code of {reading.model_type}")
+        for name, temperature in temperatures.items()
+        if temperature is not None
+    ]
+    return reading.specs, Explanation(
+        reading.model_type, (*reading.entries, *entries), reading.warnings, reading.known
+    )
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a config says: the spec of each layer type, the source of each value, and warnings;
+    `values` and `rope` hold what temperatures are read from.
+    """
+
+    model_type: str | None
+    specs: dict[str, RopeSpec | None]
+    entries: tuple[Entry, ...]
+    warnings: tuple[str, ...] = ()
+    known: bool = True
+    values: Mapping[str, Value] = field(default_factory=dict)
+    rope: Mapping[str, Value] = field(default_factory=dict)
+
+
+def _read(config: Any, precision: str) -> _Reading:
+    """Read a config: file, checks, rope of each layer type, normal form, specs."""
+    text = text_part(load(config))
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
-        return {diffusion.LAYER_TYPE: spec}, Explanation(text[diffusion.CLASS_KEY], sources)
-    model_type = text.get("model_type")
-    if model_type is not None and not isinstance(model_type, str):
-        raise RopeError("model_type", "must be a name", model_type)
-    family, is_known = family_of(model_type), model_type in FAMILIES
-    if family.refused is not None:
-        raise RopeError("model_type", f"{model_type} {family.refused}", model_type)
-    refuse_other_encodings(text, family)
-    if not is_known and not gives_rope(text):
-        raise RopeError(
-            "rope_parameters",
-            "or rope_theta must be given for a model_type that is not known",
-            model_type,
-        )
-    if family.must_be_given and not (text.get("rope_parameters") or text.get("rope_scaling")):
-        raise RopeError(
-            "rope_parameters",
-            f"must be given: without it {model_type} falls back to a scaled rope",
-            None,
-        )
-    check_values(text, null_theta=family.rope_is_optional)
+        return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
+    family = family_of(text.get("model_type"))
+    objects = check_config(text, family)
+    ropes = layer_ropes(text, objects, family)
+    normal = normal_form(text, ropes, family)
+
     specs: dict[str, RopeSpec | None] = {}
     entries: list[Entry] = []
-    messages: list[str] = [
-        f"rope_parameters.{key}: not read beside layer types" for key in stray_keys(text)
-    ]
-    for name, rope in layer_ropes(text, family).items():
-        if rope is None:
+    for name, values in normal.layers.items():
+        if values is None:
             specs[name] = None
             entries.append(Entry(name, "rope", None, "this layer type is not rotated"))
-            continue
-        layer = Layer(text, family, model_type or "this model", is_known, name, rope)
-        specs[name] = read_layer(layer, precision)
-        entries += layer.entries
-        messages += layer.warnings
-    for name, temperature in read_temperatures(
-        text, {name: spec is not None for name, spec in specs.items()}
-    ).items():
-        if temperature is not None:
-            entries.append(Entry(name, "temperature", temperature, f"code of {model_type}"))
-    return specs, Explanation(model_type, tuple(entries), tuple(dict.fromkeys(messages)))
+        else:
+            specs[name], sources = read_layer(name, values, precision)
+            entries += sources
+    stray = [f"rope_parameters.{key}: not read beside layer types" for key in objects.stray]
+    return _Reading(
+        text.get("model_type"),
+        specs,
+        tuple(entries),
+        tuple(dict.fromkeys([*stray, *normal.warnings])),
+        family.known,
+        normal.outside,
+        next((rope for rope in ropes.values() if rope is not None), {}),
+    )
+
+
+def _temperatures(reading: _Reading) -> dict[str, Temperature | None]:
+    """Return the temperature of each layer type of a config that was read."""
+    rotated = {name: spec is not None for name, spec in reading.specs.items()}
+    return read_temperatures(reading.model_type, reading.values, reading.rope, rotated)
 
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
@@ -195,14 +213,14 @@ def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
     differs from `spec`.
     """
     for read_spec in filter(None, read_specs(written)[0].values()):
-        for field in fields(spec):
-            given, read_back = getattr(spec, field.name), getattr(read_spec, field.name)
-            if field.name != "precision" and given != read_back:
+        for name in (each.name for each in fields(spec)):
+            given, read_back = getattr(spec, name), getattr(read_spec, name)
+            if name != "precision" and given != read_back:
                 rule = (
                     "cannot be written: such a config would be read as "
-                    f"{read_back!r}{_layout_hint(field.name, spec)}"
+                    f"{read_back!r}{_layout_hint(name, spec)}"
                 )
-                raise RopeError(field.name, rule, given)
+                raise RopeError(name, rule, given)
 
 
 def _layout_hint(field: str, spec: RopeSpec) -> str:
@@ -214,7 +232,7 @@ def _layout_hint(field: str, spec: RopeSpec) -> str:
     layouts = spec.layout, spec.output_layout
     names = [
         name
-        for name, family in FAMILIES.items()
+        for name, family in families().items()
         if (family.layout, family.layout_out or family.layout) == layouts
     ]
     return (

@@ -1,8 +1,9 @@
-"""Config keys: all names that configs use for the same value, the standard name first."""
+"""Names in configs: of the same value, the standard name first, and of the scalings and their keys."""
 
 from __future__ import annotations
 
-from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
+from ropewalk.frequencies import SCALINGS, Scaling
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, settings_of
 
 #: the longest sequence that the model is used with
 LENGTH_KEYS = (
@@ -40,9 +41,11 @@ ROPE_KEYS = (
     "rope_local_base_freq",
     "global_rope_theta",
 )
+#: two names of the number of pairs of each axis
+SECTION_KEYS = ("mrope_section", "xdrope_section")
 #: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
-AXIS_KEYS = frozenset(("mrope_section", "xdrope_section", "mrope_interleaved", "interleaved"))
+AXIS_KEYS = frozenset((*SECTION_KEYS, "mrope_interleaved", "interleaved"))
 #: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by
 #: them
 TEMPERATURE_KEY = "llama_4_scaling_beta"
@@ -53,3 +56,38 @@ UNREAD_KEYS = frozenset(("attn_factor", "extrapolation_factor", "apply_yarn_scal
 #: one theta for each layer, 0 for layers that are not rotated; it takes precedence over the theta
 #: of the rope (Granite SWA)
 LAYER_THETA_KEY = "layer_rope_theta"
+#: older names of a `rope_type`
+ROPE_TYPE_ALIASES = {"su": "longrope", "mrope": "default", "xdrope": "dynamic"}
+#: PhiMoE's names of the magnitude
+MSCALE_KEYS = ("short_mscale", "long_mscale")
+#: CoPE's config keys and whether they clip softly; its code clips 20 pairs, which no key says
+CLIP_KEYS = {"use_cope": True, "use_hardclip": False}
+CLIPPED_PAIRS = 20
+
+
+def rope_types() -> dict[str, type[Scaling]]:
+    """Return the scalings that a config can name, by `rope_type`."""
+    return {name: scaling for name, scaling in SCALINGS.items() if scaling.in_configs}
+
+
+def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
+    """Return {config key: field} of a scaling."""
+    return {setting.key or name: name for name, setting in settings_of(scaling).items()}
+
+
+def inner_keys() -> set[str]:
+    """Return every key that a rope may have; another key of `rope_parameters` that holds an object
+    is a layer type.
+    """
+    of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)} - {
+        SERVED_LENGTH_KEY
+    }
+    return {
+        *COMMON_KEYS,
+        *AXIS_KEYS,
+        *OTHER_KEYS,
+        *UNREAD_KEYS,
+        *MSCALE_KEYS,
+        *of_scalings,
+        "alpha",
+    }

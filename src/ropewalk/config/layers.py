@@ -1,31 +1,33 @@
-"""The rope of each layer type: v5 `rope_parameters`, v4 `rope_scaling` and older spellings, all
-read into one form.
+"""The layer types of a config, the rope of each, and which layers are not rotated (NoPE): v5
+`rope_parameters`, v4 `rope_scaling` and older spellings, all read into one form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ropewalk.config.checks import RopeObjects, layer_types
 from ropewalk.config.families import Family, LayerTheta
-from ropewalk.config.keys import ROPE_KEYS
-from ropewalk.config.scalings import inner_keys
-from ropewalk.config.unrotated import Rope, with_unrotated
-from ropewalk.config.values import Value, find
-from ropewalk.errors import RopeError, flag
+from ropewalk.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
+from ropewalk.config.values import Value
+from ropewalk.errors import RopeError
 
+#: the keys of one layer type's rope; None if layers of this type are not rotated
+Rope = dict[str, Value] | None
 #: layer types without attention, which have nothing to rotate
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
+#: the name of the layers that are not rotated, where layers of one type differ
+NO_ROPE = "no_rope"
+#: where neither `no_rope_layer_interval` nor a list says it, every fourth layer is not rotated
+INTERVAL = 4
 
 
-def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
-    """Return {layer type: the keys of its rope, not yet checked, or None if it is not rotated}."""
-    v5, v4 = (
-        _object(config, "rope_parameters"),
-        _object(config, "rope_scaling"),
-    )  # as transformers 5 and 4 write ropes
+def layer_ropes(config: Mapping[str, Any], objects: RopeObjects, family: Family) -> dict[str, Rope]:
+    """Return {layer type: the keys of its rope, or None if it is not rotated} of a checked config."""
+    v5, v4 = objects.v5, objects.v4
     ropes: dict[str, Rope]
-    if is_nested(config):
+    if objects.by_layer_type is not None:
         if v4:
             raise RopeError(
                 "rope_scaling",
@@ -33,103 +35,65 @@ def layer_ropes(config: Mapping[str, Any], family: Family) -> dict[str, Rope]:
                 dict(v4),
             )
         ropes = {
-            name: _rope_values(value, f"rope_parameters.{name}")
-            for name, value in v5.items()
-            if is_layer(name, value)
+            name: _rope_values(rope, f"rope_parameters.{name}")
+            for name, rope in objects.by_layer_type.items()
         }
-        for layer in family.layer_thetas:
-            rope = ropes.get(layer.layer_type)
+        for name, theta in family.layer_thetas.items():
+            rope = ropes.get(name)
             if rope is not None:  # a theta of the rope itself comes first
-                ropes[layer.layer_type] = {**_default_theta(config, layer), **rope}
+                ropes[name] = {"rope_theta": _layer_theta(config, theta), **rope}
     elif family.layer_thetas:
         if v5:
-            names = ", ".join(layer.layer_type for layer in family.layer_thetas)
+            names = ", ".join(family.layer_thetas)
             raise RopeError(
                 "rope_parameters",
                 f"must hold one object for each of {names} in this family",
                 dict(v5),
             )
+        scaling = _rope_values(v4, "rope_scaling") or {}
         ropes = {
-            layer.layer_type: _rope_with_theta(config, layer, v4) for layer in family.layer_thetas
+            name: {"rope_theta": _layer_theta(config, theta), **(scaling if theta.scaled else {})}
+            for name, theta in family.layer_thetas.items()
         }
     else:
         rope = _merged(v5, v4)
-        ropes = {
-            name: None if name in WITHOUT_ATTENTION else rope
-            for name in layer_types(config) or ("full_attention",)
-        }
-    return with_unrotated(ropes, config, family, is_nested(config))
+        # the check of the config has refused all but names
+        declared = dict.fromkeys(config.get("layer_types") or ("full_attention",))
+        ropes = {name: None if name in WITHOUT_ATTENTION else rope for name in declared}
+    return _with_unrotated(ropes, config, objects, family)
 
 
-def is_nested(config: Mapping[str, Any]) -> bool:
-    """Return whether `rope_parameters` holds one rope per layer type: an object, or null for a type
-    that is not rotated.
+def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str]) -> list[str]:
+    """Return for each layer which of `names`, the layer types that `from_hf(per_layer=True)`
+    returns, it belongs to.
     """
-    v5, inner = _object(config, "rope_parameters"), inner_keys()
-    has_objects = any(isinstance(value, Mapping) and key not in inner for key, value in v5.items())
-    has_only_layer_types = bool(v5) and set(v5) <= set(
-        layer_types(config)
-    )  # so also if all of them are null
-    return has_objects or has_only_layer_types
-
-
-def stray_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of nested `rope_parameters` that are not layer types; no model reads them."""
-    if not is_nested(config):
-        return []
-    return [key for key, value in config["rope_parameters"].items() if not is_layer(key, value)]
-
-
-def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the distinct layer types a config declares, in order."""
+    thetas = _thetas(config, family)
+    rotates = _rotates(config, family, thetas)
     declared = config.get("layer_types")
-    if declared is None:
-        return ()
-    if not isinstance(declared, list | tuple) or not all(
-        isinstance(name, str) for name in declared
-    ):
-        raise RopeError("layer_types", "must be a list of names", declared)
-    return tuple(dict.fromkeys(declared))
-
-
-def gives_rope(config: Mapping[str, Any]) -> bool:
-    """Return whether the config has any key of a rope."""
-    return find(config, *ROPE_KEYS) is not None
-
-
-def refuse_other_encodings(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse a config of a model that does not rotate, or that requires a scaling but has none."""
-    if config.get("alibi") is not None and flag("alibi", config["alibi"]):
-        raise RopeError(
-            "alibi", "must be false: this model adds a bias to its scores and does not rotate", True
-        )
-    if family.rotates_if is not None:
-        key, values = family.rotates_if
-        if config.get(key) not in values:
-            rule = (
-                f"must be {' or '.join(repr(value) for value in values if value is not None)}: "
-                "this model does not rotate"
+    count = len(declared) if declared else _layer_count(config)
+    if count is None:
+        raise RopeError(LAYER_COUNT_KEYS[0], "must be given to tell the layers apart", None)
+    if not declared:
+        if rotates is None and len(names) > 1:
+            raise RopeError(
+                "layer_types", f"must be given to tell which layers are {', '.join(names)}", None
             )
-            raise RopeError(key, rule, config.get(key))
-    if config.get("inference_rope_scaling") is True and not (
-        config.get("rope_scaling") or config.get("rope_parameters")
-    ):
-        raise RopeError("rope_scaling", "must be given if inference_rope_scaling is true", None)
+        declared = [names[0]] * count
+    if rotates is not None and len(rotates) != len(declared):
+        key = LAYER_THETA_KEY if thetas is not None else "no_rope_layers"
+        raise RopeError(
+            key, f"must have one entry for each of the {len(declared)} layers", len(rotates)
+        )
+    if NO_ROPE in names and rotates is not None:
+        return [
+            name if rotated else NO_ROPE for name, rotated in zip(declared, rotates, strict=True)
+        ]
+    return list(declared)
 
 
-def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return a config object, {} if it is absent or null."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise RopeError(key, "must be an object or null", value)
-    return value or {}
-
-
-def is_layer(name: str, value: Any) -> bool:
-    """Return whether an entry of nested `rope_parameters` is the rope of a layer type; null: it is
-    not rotated.
-    """
-    return name not in inner_keys() and (value is None or isinstance(value, Mapping))
+def declared_or_full(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the layer types that a config declares; those of full attention if it declares none."""
+    return layer_types(config) or ("full_attention",)
 
 
 def _rope_values(rope: Mapping[str, Any] | None, where: str) -> Rope:
@@ -149,8 +113,8 @@ def _merged(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
     have the same value.
     """
     new, old = _rope_values(v5, "rope_parameters") or {}, _rope_values(v4, "rope_scaling") or {}
-    for key in new.keys() & old.keys():
-        if new[key].value != old[key].value:
+    for key in new:
+        if key in old and new[key].value != old[key].value:
             rule = (
                 f"is {new[key].value!r} in rope_parameters and different in rope_scaling; remove "
                 "one"
@@ -159,22 +123,122 @@ def _merged(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
     return {**old, **new}
 
 
-def _rope_with_theta(
-    config: Mapping[str, Any], layer: LayerTheta, scaling: Mapping[str, Any]
-) -> dict[str, Value]:
-    """Return the rope of a layer type with a theta of its own, and with `scaling`, the
-    `rope_scaling`, if that applies to it.
-    """
-    rope = (_rope_values(scaling, "rope_scaling") or {}) if layer.scaled else {}
-    return {**_default_theta(config, layer), **rope}
-
-
-def _default_theta(config: Mapping[str, Any], layer: LayerTheta) -> dict[str, Value]:
+def _layer_theta(config: Mapping[str, Any], theta: LayerTheta) -> Value:
     """Return the theta that a layer type has unless its rope object gives one: that of its config
     key, or of the family.
     """
-    given = None if layer.theta_key is None else find(config, layer.theta_key)
-    return {
-        "rope_theta": given
-        or Value(layer.theta, "rope_theta", "default of the family", derived=True)
-    }
+    if theta.key is not None and config.get(theta.key) is not None:
+        return Value(config[theta.key], theta.key)
+    return Value(theta.default, "rope_theta", "default of the family", derived=True)
+
+
+def _with_unrotated(
+    ropes: dict[str, Rope], config: Mapping[str, Any], objects: RopeObjects, family: Family
+) -> dict[str, Rope]:
+    """Return `ropes` with None for layer types that are not rotated, and with thetas given layer by
+    layer.
+    """
+    if family.unrotated == "null_rope_theta" and objects.v5.get("rope_theta", 0) is None:
+        return dict.fromkeys(ropes)
+    # the layer type decides, but only if the model has a sliding window; a missing key means that it
+    # has one
+    has_window = "sliding_window" not in config or config["sliding_window"] is not None
+    if family.unrotated == "full_attention" and objects.by_layer_type is None and has_window:
+        if not config.get("layer_types"):
+            ropes = {"sliding_attention": next(iter(ropes.values()))}
+        return {**ropes, "full_attention": None}
+    thetas = _thetas(config, family)
+    rotates = _rotates(config, family, thetas)
+    if rotates is None:
+        return {**ropes, NO_ROPE: None} if _skips_layers(family) else ropes
+    layers = _layers_by_type(config, rotates)
+    if thetas is not None and family.unrotated != "zero_layer_rope_theta":
+        ropes = {
+            name: _with_theta(name, rope, layers.get(name, []), thetas)
+            for name, rope in ropes.items()
+        }
+    if all(rotates):
+        return ropes
+    if any(len({rotates[layer] for layer in each}) != 1 for each in layers.values()):
+        # layers of one type differ, so those that are not rotated get a name of their own
+        return {**ropes, NO_ROPE: None}
+    return {**ropes, **{name: None for name, each in layers.items() if not rotates[each[0]]}}
+
+
+def _skips_layers(family: Family) -> bool:
+    """Return whether the family has layers that `no_rope_layers` excludes."""
+    return family.unrotated in ("no_rope_layers", "no_rope_layers_if_not_empty")
+
+
+def _thetas(config: Mapping[str, Any], family: Family) -> list[float] | None:
+    """Return the theta of each layer, 0 for layers that are not rotated; None if the config has no
+    theta per layer.
+
+    With the rule "zero_layer_rope_theta" only 0 is told from others; if the config has no list, 1
+    stands for any other theta, and every fourth layer, counted from the last, is not rotated.
+    """
+    given = config.get(LAYER_THETA_KEY)
+    if given is not None:
+        return [float(theta) for theta in given]
+    count = _layer_count(config)
+    if family.unrotated != "zero_layer_rope_theta" or count is None:
+        return None
+    return [float((count - 1 - layer) % INTERVAL != 0) for layer in range(count)]
+
+
+def _rotates(
+    config: Mapping[str, Any], family: Family, thetas: list[float] | None
+) -> list[bool] | None:
+    """Return for each layer whether it rotates: by its theta, or as `no_rope_layers` says, which
+    despite its name holds 1 for layers that rotate.
+
+    Without this key, a family that skips layers leaves every `no_rope_layer_interval`-th layer
+    unrotated. None if the family skips no layers, or if the number of layers is not known.
+    """
+    if thetas is not None:
+        return [theta != 0 for theta in thetas]
+    given = config.get("no_rope_layers")
+    if given:
+        return [bool(each) for each in given]
+    if given is not None and family.unrotated != "no_rope_layers_if_not_empty":
+        raise RopeError(
+            "no_rope_layers",
+            "must be a list with 1 for each layer that rotates and 0 for the others",
+            given,
+        )
+    count = _layer_count(config)
+    if not _skips_layers(family) or count is None:
+        return None
+    interval = config.get("no_rope_layer_interval") or INTERVAL
+    return [(layer + 1) % interval != 0 for layer in range(count)]
+
+
+def _layer_count(config: Mapping[str, Any]) -> int | None:
+    """Return the number of layers; None if the config does not give it."""
+    return next((config[key] for key in LAYER_COUNT_KEYS if config.get(key) is not None), None)
+
+
+def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
+    """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length,
+    the shorter one counts.
+    """
+    declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
+    for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
+        layers.setdefault(name, []).append(index)
+    return layers
+
+
+def _with_theta(name: str, rope: Rope, layers: list[int], thetas: list[float]) -> Rope:
+    """Return the rope of the layer type `name` with the theta of its `layers` (indices); those with
+    theta 0 are not rotated.
+    """
+    distinct = sorted({thetas[layer] for layer in layers if thetas[layer]})
+    if rope is None or not distinct:
+        return rope
+    if len(distinct) > 1:
+        rule = (
+            f"must be one theta, or 0, in all layers of the type {name}, to be described by one "
+            "spec"
+        )
+        raise RopeError(LAYER_THETA_KEY, rule, distinct)
+    return {**rope, "rope_theta": Value(distinct[0], LAYER_THETA_KEY)}

@@ -7,9 +7,18 @@ from typing import Any
 
 from ropewalk.axes import AxisMap
 from ropewalk.config.families import Family, family_of
-from ropewalk.config.keys import FRACTION_KEYS, LATENT_KEY, THETA_KEYS
-from ropewalk.config.scalings import write_scaling
-from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.config.keys import (
+    CLIP_KEYS,
+    CLIPPED_PAIRS,
+    FRACTION_KEYS,
+    LATENT_KEY,
+    THETA_KEYS,
+    keys_of,
+    rope_types,
+)
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import Clipped, Ntk, Scaling
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 from ropewalk.spec import RopeSpec
 
 FRACTION_KEY = FRACTION_KEYS[0]
@@ -28,21 +37,60 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
         rope |= _fraction_key(spec)
     written = {} if model_type is None else {"model_type": model_type}
     written |= {**_head_keys(spec, family), **outside}
-    if family.trained_length is not None and TRAINED_LENGTH_KEY in rope:
+    if TRAINED_LENGTH_KEY in family.defaults and TRAINED_LENGTH_KEY in rope:
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
         rope = {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}
-        by_type = {
-            layer.layer_type: dict(rope) for layer in family.layer_thetas
-        }  # for families with one rope for each type
+        # some families have one rope for each layer type
+        by_type = {layer_type: dict(rope) for layer_type in family.layer_thetas}
         return {**written, "rope_parameters": by_type or rope}
-    fraction = (
-        {family.fraction_key or FRACTION_KEY: rope.pop(FRACTION_KEY)}
-        if FRACTION_KEY in rope
-        else {}
-    )
+    fraction = {}
+    if FRACTION_KEY in rope:
+        fraction[family.renamed.get(FRACTION_KEY, FRACTION_KEY)] = rope.pop(FRACTION_KEY)
+    theta_key = family.renamed.get(THETA_KEYS[0], THETA_KEYS[0])
     scaling = v4_keys(rope, family) if rope != {"rope_type": "default"} else {"rope_scaling": None}
-    return {**written, family.theta_key or THETA_KEYS[0]: spec.theta, **scaling, **fraction}
+    return {**written, theta_key: spec.theta, **scaling, **fraction}
+
+
+def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys of the rope object that describe `scaling`, and the config keys outside it."""
+    if isinstance(scaling, Clipped):
+        if scaling.pairs != CLIPPED_PAIRS:
+            raise RopeError(
+                "scaling",
+                f"must clip {CLIPPED_PAIRS} pairs: the config keys of CoPE say no other number",
+                scaling,
+            )
+        rope, outside = write_scaling(scaling.inner, family)
+        clip_key = next(key for key, soft in CLIP_KEYS.items() if soft == scaling.soft)
+        return rope, {**outside, clip_key: True}
+    if isinstance(scaling, Ntk) and "alpha" in family.reads:
+        return {"rope_type": "dynamic", "alpha": scaling.factor}, {}
+    if rope_types().get(scaling.name) is not type(scaling):
+        hint = (
+            " (static NTK needs model_type='hunyuan_v1_dense')" if isinstance(scaling, Ntk) else ""
+        )
+        raise RopeError(
+            "scaling",
+            f"must be one that a config can name: {', '.join(rope_types())}{hint}",
+            scaling,
+        )
+    keys: dict[str, Any] = {}
+    for key, name in keys_of(scaling).items():
+        value = getattr(scaling, name)
+        if value is not None:
+            keys[key] = list(value) if isinstance(value, tuple) else value
+    outside = {SERVED_LENGTH_KEY: keys.pop(SERVED_LENGTH_KEY)} if SERVED_LENGTH_KEY in keys else {}
+    if TRAINED_LENGTH_KEY in keys:
+        trained_length = keys.pop(TRAINED_LENGTH_KEY)
+        keys[TRAINED_LENGTH_KEY] = trained_length  # moved to the end, where configs have it
+        outside[SERVED_LENGTH_KEY] = extended_length(trained_length, scaling)
+    return {"rope_type": scaling.name, **keys}, outside
+
+
+def extended_length(length: int, scaling: Scaling) -> int:
+    """Return the served length: the trained length times the scaling's factor."""
+    return max(1, round(length * getattr(scaling, "factor", 1.0)))
 
 
 def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -52,7 +100,9 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
     outside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
-    if family.yarn_is_longrope:  # the config class of Phi-3 accepts these three keys and no other
+    if (
+        family.renamed.get("yarn") == "longrope"
+    ):  # the config class of Phi-3 accepts these three keys and no other
         rope = {
             "type": "longrope",
             "short_factor": rope["short_factor"],
@@ -62,15 +112,13 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
-    """Return the config keys of the head's width and, where the config has keys for them, of the
-    pair layout and of rotating.
-    """
+    """Return the config keys for head width, pair layout and layers without rotation."""
     # the extra factor of the softmax belongs to latent attention, whatever the family
     latent = family.latent or spec.extra_softmax_factor != 1
     keys: dict[str, Any] = {LATENT_KEY if latent else "head_dim": spec.head_dim}
-    if family.rotates_if is not None and None not in family.rotates_if[1]:
-        keys[family.rotates_if[0]] = family.rotates_if[1][0]
-    if family.has_interleave_flag:
+    if not family.rotates_if_absent:
+        keys |= {key: values[0] for key, values in family.rotates_if.items()}
+    if "rope_interleave" in family.reads:
         keys["rope_interleave"] = spec.layout == "interleaved"
     return keys
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ropewalk.config import file as config_file
+from ropewalk.config.checks import rope_objects
 from ropewalk.config.diffusion import CLASS_KEY
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
@@ -216,7 +217,8 @@ def case_of(
     type.
     """
     model_type = text.get("model_type")
-    rope = layer_ropes(text, family_of(model_type)).get(layer_type) or {}
+    ropes = layer_ropes(text, rope_objects(text), family_of(model_type))
+    rope = ropes.get(layer_type) or {}
     served = served_length(text)
     max_position = None if served is None else served.value
     limit = (

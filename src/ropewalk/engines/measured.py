@@ -8,7 +8,7 @@ from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.config.layers import NO_ROPE
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
 

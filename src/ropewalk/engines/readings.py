@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropewalk.axes import AxisMap, chunked
+from ropewalk.config.checks import is_layer
 from ropewalk.config.families import Family, family_of
-from ropewalk.config.layers import is_layer
 from ropewalk.frequencies import Default, Linear, LongRope, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale, ntk_theta
 from ropewalk.spec import RopeSpec

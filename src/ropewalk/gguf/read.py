@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ropewalk import axes
 from ropewalk.config.hf import Explanation
-from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.config.layers import NO_ROPE
 from ropewalk.config.values import Entry
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Given, Linear, Llama3, LongRope, Ntk, Scaling, Yarn

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.axes import AxisMap
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import to_hf
-from ropewalk.config.unrotated import NO_ROPE
+from ropewalk.config.layers import NO_ROPE
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Linear, LongRope, Yarn
 from ropewalk.frequencies.formulas import mscale

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.config import file as config_file
-from ropewalk.config.families import FAMILIES
+from ropewalk.config.families import families
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.layout_record import (
@@ -204,7 +204,7 @@ def _other_files(folder: Folder) -> tuple[list[str], list[str]]:
 def _warnings(config: Mapping[str, Any], target_layout: str) -> tuple[str, ...]:
     """Return a warning if the transformers code of this model cannot run the target layout."""
     model_type = str(config_file.text_part(config).get("model_type"))
-    family = FAMILIES.get(model_type)
+    family = families().get(model_type)
     if family is None or has_interleave_flag(config) or family.layout == target_layout:
         return ()
     return (

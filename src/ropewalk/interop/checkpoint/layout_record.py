@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.config import file as config_file
-from ropewalk.config.families import FAMILIES
+from ropewalk.config.families import families
 from ropewalk.errors import RopeError, choice
 from ropewalk.interop.checkpoint.shards import Folder, stays_inside
 from ropewalk.spec import LAYOUTS
@@ -74,8 +74,8 @@ def record_of(source: Folder, source_layout: str, target_layout: str) -> dict[st
 
 def has_interleave_flag(config: Mapping[str, Any]) -> bool:
     """Return whether the model's code reads the pair layout from `rope_interleave`."""
-    family = FAMILIES.get(str(config_file.text_part(config).get("model_type")))
-    return family is not None and family.has_interleave_flag
+    family = families().get(str(config_file.text_part(config).get("model_type")))
+    return family is not None and "rope_interleave" in family.reads
 
 
 def with_interleave_flag(config: Mapping[str, Any], interleaved: bool) -> dict[str, Any]:

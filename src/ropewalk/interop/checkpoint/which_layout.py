@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ropewalk.config import file as config_file
-from ropewalk.config.families import FAMILIES
+from ropewalk.config.families import families
 from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.layout_record import RECORD_FILE, stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, open_folder
@@ -133,14 +133,14 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
     names that the code loads.
     """
     model_type, interleave = config.get("model_type"), config.get("rope_interleave")
-    family = FAMILIES.get(str(model_type))
+    family = families().get(str(model_type))
     if family is None:
         return Evidence(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
         return Evidence(
             f"the code of {model_type} does not load tensors with these names", None, "weak"
         )
-    if family.has_interleave_flag and isinstance(interleave, bool):
+    if "rope_interleave" in family.reads and isinstance(interleave, bool):
         return Evidence(
             f"rope_interleave is {str(interleave).lower()}",
             "interleaved" if interleave else "half",

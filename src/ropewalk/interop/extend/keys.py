@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ropewalk.config.checks import layer_types as layer_types_of
+from ropewalk.config.checks import rope_objects
 from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
 from ropewalk.config.keys import (
@@ -16,12 +18,10 @@ from ropewalk.config.keys import (
     LAYER_THETA_KEY,
     OTHER_KEYS,
     THETA_KEYS,
+    keys_of,
 )
-from ropewalk.config.layers import is_nested, stray_keys
-from ropewalk.config.layers import layer_types as layer_types_of
-from ropewalk.config.scalings import extended_length, keys_of, write_scaling
 from ropewalk.config.values import Value, find, served_length
-from ropewalk.config.write import v4_keys
+from ropewalk.config.write import extended_length, v4_keys, write_scaling
 from ropewalk.engines.audit import Finding, audit, case_of, in_one_line
 from ropewalk.engines.readers import ENGINES
 from ropewalk.errors import RopeError, choice, integer, number
@@ -125,7 +125,7 @@ def config_change(
         return ConfigChange(
             {}, new_specs, (), config, served=None, trained=length, before=before, after=after
         )
-    if getattr(scaling, "truncate", True) is False and is_nested(config):
+    if getattr(scaling, "truncate", True) is False and _is_nested(config):
         rule = (
             "must be true if rope_parameters differ per layer type: transformers does not read it "
             "there"
@@ -162,8 +162,8 @@ def _chosen_layers(
     thetas = family_of(
         config.get("model_type")
     ).layer_thetas  # of families whose layer types have different thetas
-    scaled_types = {layer.layer_type for layer in thetas if layer.scaled}
-    nested = is_nested(config)  # rope_parameters has one object for each layer type
+    scaled_types = {layer_type for layer_type, theta in thetas.items() if theta.scaled}
+    nested = _is_nested(config)
     separate_ropes = nested or bool(thetas)
     if names is None:
         default_types = scaled_types or {"full_attention"}
@@ -187,6 +187,11 @@ def _chosen_layers(
         )
         raise RopeError("layer_types", rule, list(names))
     return {name: rotated[name] for name in names}
+
+
+def _is_nested(config: Mapping[str, Any]) -> bool:
+    """Return whether `rope_parameters` has one object for each layer type."""
+    return rope_objects(config).by_layer_type is not None
 
 
 def _refuse_scaled(old_specs: Mapping[str, RopeSpec], overwrite: bool) -> None:
@@ -310,9 +315,8 @@ def _keys(
         keys[served.key if served else SERVED_LENGTH_KEY] = extended_length(length, scaling)
     elif served is not None and served.value != length:
         keys[served.key] = length  # a scaling that is replaced may have raised it
-    length_outside = (
-        config.get(TRAINED_LENGTH_KEY) or family_of(config.get("model_type")).trained_length
-    )
+    family = family_of(config.get("model_type"))
+    length_outside = config.get(TRAINED_LENGTH_KEY) or family.default(TRAINED_LENGTH_KEY)
     if TRAINED_LENGTH_KEY in keys_of(scaling) and length_outside is not None:
         keys[TRAINED_LENGTH_KEY] = (
             length  # Phi-3 has it outside the rope object, and reads it there first
@@ -325,7 +329,7 @@ def _keys(
         ]
     if not rope:
         return keys | _transformers_v4_keys(config, scaling, new_specs)
-    if is_nested(config):
+    if _is_nested(config):
         new_ropes = {
             layer_type: _rope(rope[layer_type], scaling, new)
             for layer_type, new in new_specs.items()
@@ -347,9 +351,9 @@ def _transformers_v4_keys(
         return v4_keys(_rope(old, scaling, next(iter(new_specs.values()))), family)
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS | OTHER_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
-    theta_keys = {layer.layer_type: layer.theta_key for layer in family.layer_thetas}
+    theta_keys = {layer_type: theta.key for layer_type, theta in family.layer_thetas.items()}
     given = find(config, *THETA_KEYS)
-    common_key = family.theta_key or (given.key if given else THETA_KEYS[0])
+    common_key = family.renamed.get(THETA_KEYS[0]) or (given.key if given else THETA_KEYS[0])
     for layer_type, spec in new_specs.items():
         keys[theta_keys.get(layer_type) or common_key] = spec.theta
     return keys
@@ -390,8 +394,9 @@ def _read_back(
         raise RopeError(
             "kind", f"cannot be expressed in a config of {model} ({error})", None
         ) from None
-    if stray_keys(config):
-        raise RopeError("rope_parameters", "must hold only layer types", stray_keys(config))
+    stray = rope_objects(config).stray
+    if stray:
+        raise RopeError("rope_parameters", "must hold only layer types", list(stray))
     # the softmax factor of latent attention follows from the scaling
     names = [each.name for each in fields(RopeSpec) if each.name != "extra_softmax_factor"]
     for layer, spec in expected.items():

@@ -10,8 +10,8 @@ from torch import nn
 from ropewalk.attention.lse import LSE_BACKENDS
 from ropewalk.attention.remap import REMAPPINGS, Remapping
 from ropewalk.attention.remapped import check_remapping, slowed_spec
+from ropewalk.config.checks import layer_types as layer_types_of
 from ropewalk.config.hf import layer_specs
-from ropewalk.config.layers import layer_types as layer_types_of
 from ropewalk.config.temperatures import WINDOWED
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.interop.extend.extension import Extension

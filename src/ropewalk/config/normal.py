@@ -1,0 +1,502 @@
+"""The normal form of a config: for each layer type, {standard key: value with its source}.
+
+All that differs between spellings and families ends here: other names of a key, keys inside and
+outside a rope object, defaults of the family's code. What reads the normal form sees no config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.families import Family
+from ropewalk.config.layers import Rope
+from ropewalk.config.values import Value
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import SCALINGS, Dynamic, LongRope
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
+
+THETA_KEY, FRACTION_KEY = keys.THETA_KEYS[0], keys.FRACTION_KEYS[0]
+#: all names of one value
+NAMES = {
+    names[0]: names
+    for names in (
+        keys.LENGTH_KEYS,
+        keys.THETA_KEYS,
+        keys.FRACTION_KEYS,
+        keys.HEAD_DIM_KEYS,
+        keys.HIDDEN_SIZE_KEYS,
+        keys.HEAD_COUNT_KEYS,
+    )
+}
+#: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
+UNREAD_WITH_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+#: values of one layer type by standard key
+Values = dict[str, Value]
+
+
+@dataclass
+class Normal:
+    """The normal form of a config.
+
+    layers    {layer type: its values, or None if it is not rotated}. Every rotated type has
+              rope_type, rope_theta, head_dim, layout and axis_order if it has mrope_section;
+              rotary_dim, and rotary_start, if only a part of the head rotates
+    outside   the config's own values, with standard names added
+    warnings  keys that are ignored, values that differ from others, and what was assumed about the
+              code of an unknown model_type
+    """
+
+    layers: dict[str, Values | None] = field(default_factory=dict)
+    outside: Values = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def normal_form(config: Mapping[str, Any], ropes: Mapping[str, Rope], family: Family) -> Normal:
+    """Return the normal form of a checked text config, whose layer types have these ropes."""
+    normal = Normal()
+    model = config.get("model_type") or "this model"
+    normal.outside = _standard_names(config, family, model, normal.warnings)
+    for layer_type, rope in ropes.items():
+        if rope is None:
+            normal.layers[layer_type] = None
+            continue
+        layer = _Layer(normal.outside, rope, family, model, layer_type, normal.warnings)
+        normal.layers[layer_type] = layer.normal_values()
+    if config.get("model_type") is not None and not family.known:
+        normal.warnings.insert(0, _unknown(model, normal.layers))
+    return normal
+
+
+def _standard_names(
+    config: Mapping[str, Any], family: Family, model: str, warnings: list[str]
+) -> Values:
+    """Return every value of a config by its own key and, if it has another name, by the standard
+    one.
+
+    Where the family's code reads only one name, a warning tells of a value under another name.
+    """
+    own = {key: Value(value, key) for key, value in config.items()}
+    standard: Values = {}
+    for name, names in NAMES.items():
+        only = family.renamed.get(name)
+        read = names if only is None else (only,)
+        given = next((own[key] for key in read if config.get(key) is not None), None)
+        for key in names:
+            value = config.get(key)
+            if key in read or value is None or (given is not None and given.value == value):
+                continue
+            warnings.append(f"{own[key]} = {value!r} is ignored: {model} reads {only}")
+        if given is not None:
+            standard[name] = given
+        elif only is not None and name in own:
+            del own[name]
+    return {**own, **standard}
+
+
+def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
+    """Return the warning about a model_type without a row in families.toml: what was assumed about
+    its code.
+    """
+    rotated = [values for values in layers.values() if values is not None]
+    assumed = []
+    if any(values["layout"].derived for values in rotated):
+        assumed.append("pairs (i, i + d/2), the layout half")
+    if any("rotary_dim" not in values for values in rotated):
+        assumed.append("the whole head rotates")
+    if len(rotated) == len(layers):
+        assumed.append("every layer rotates")
+    for key in ("rope_theta", "head_dim"):
+        if any(values[key].where.startswith("default of") for values in rotated):
+            assumed.append(f"{key} = {rotated[0][key].value!r}")
+    return (
+        f"model_type: {model!r} is not known, so its config keys are read as most models read them; "
+        f"assumed: {'; '.join(assumed) or 'nothing else'}. Compare that with the model's code; "
+        "ropewalk.config.add_families adds a family"
+    )
+
+
+@dataclass
+class _Layer:
+    """One layer type while its normal values are made: the config's own values, and its rope."""
+
+    outside: Mapping[str, Value]
+    rope: dict[str, Value]
+    family: Family
+    #: the `model_type` as messages name it
+    model: str
+    layer_type: str
+    warnings: list[str]
+    rope_type: str = ""
+
+    def normal_values(self) -> Values:
+        """Return the values of this layer type by standard key."""
+        rope_type = self._rope_type()
+        self.rope_type = rope_type.value
+        theta = self._first_given(self.rope.get(THETA_KEY), self._given(THETA_KEY))
+        head = self._head_dim()
+        values = {
+            "rope_type": rope_type,
+            THETA_KEY: theta or self._default(THETA_KEY),
+            "head_dim": head,
+            **self._rotated_slice(head.value),
+            **self._scaling_values(),
+            **self._layout(),
+            **self._axes(),
+        }
+        clip = next((key for key in keys.CLIP_KEYS if self._value(key)), None)
+        if clip is not None:
+            values[clip] = self.outside[clip]
+        if self._given(keys.LATENT_KEY) is not None:
+            values[keys.LATENT_KEY] = self.outside[keys.LATENT_KEY]
+        return values
+
+    def _given(self, key: str) -> Value | None:
+        """Return the value of a key outside the rope; None if it is absent or null."""
+        value = self.outside.get(key)
+        return None if value is None or value.value is None else value
+
+    def _value(self, key: str) -> Any:
+        """Return the plain value of a key outside the rope; None if it is absent or null."""
+        given = self._given(key)
+        return None if given is None else given.value
+
+    def _default(self, key: str, value: Any = None) -> Value:
+        """Return the default that the model's code uses for a key that the config does not have."""
+        if value is None:
+            value = self.family.default(key, *self._conditions())
+        where = f"default of {self.model}" if self.family.known else "default of transformers"
+        return Value(value, key, where, derived=True)
+
+    def _has_default(self, key: str) -> bool:
+        return self.family.default(key, *self._conditions()) is not None
+
+    def _conditions(self) -> list[str]:
+        """Return the conditions of `Family.defaults_if` that hold."""
+        conditions = [self.rope_type] if self.rope_type == "default" else [self.rope_type, "scaled"]
+        if all(self._value(key) is None for key in ("rope_parameters", "rope_scaling")):
+            conditions.append("no_rope_object")
+        return conditions
+
+    def _code(self, value: Any, key: str) -> Value:
+        """Return a value that no config key gives, and that follows from the model's code."""
+        where = f"code of {self.model}" if self.family.known else "assumed: no config key gives it"
+        return Value(value, key, where, derived=True)
+
+    def _first_given(self, first: Value | None, second: Value | None) -> Value | None:
+        """Return `first` if it is given, else `second`; warn if they differ and one is in a rope
+        object for all layer types.
+
+        A rope object of a single layer type may differ from the config's own key: the latter is for
+        the other types.
+        """
+        if first is None or second is None:
+            return first or second
+        for_all_types = {"rope_parameters", "rope_scaling"}
+        if first.value != second.value and for_all_types & {first.where, second.where}:
+            self.warnings.append(
+                f"{first} is {first.value!r}, {second} is {second.value!r}; the former is used"
+            )
+        return first
+
+    def _rope_type(self) -> Value:
+        """Return the value of `rope_type`, or of its old key `type`, with old names replaced;
+        "default" if there is neither.
+        """
+        given = [self.rope[key] for key in ("rope_type", "type") if key in self.rope]
+        known = keys.rope_types()
+        names = []
+        for value in given:
+            name = value.value
+            if not isinstance(name, str) or (
+                name not in known and name not in keys.ROPE_TYPE_ALIASES
+            ):
+                rule = f"must be one of {', '.join((*known, *keys.ROPE_TYPE_ALIASES))}"
+                raise RopeError(value.key, rule, name)
+            names.append({**keys.ROPE_TYPE_ALIASES, **self.family.renamed}.get(name, name))
+        if len(set(names)) > 1:
+            raise RopeError(
+                "rope_type",
+                f"contradicts type = {given[1].value!r}; remove one of the two",
+                given[0].value,
+            )
+        if names:
+            return replace(given[0], value=names[0])
+        scaling_keys = self.rope.keys() - keys.COMMON_KEYS - keys.AXIS_KEYS - keys.OTHER_KEYS
+        if scaling_keys:
+            raise RopeError(
+                "rope_type", f"must be given with {', '.join(sorted(scaling_keys))}", None
+            )
+        return self._default("rope_type", "default")
+
+    def _head_dim(self) -> Value:
+        """Return head_dim and where it comes from: a config key, the default of the family, or
+        hidden size / heads.
+        """
+        # most models with latent attention split off the part that rotates; in others it is the end
+        # of the head
+        split_off = None if self.family.at_end else self._given(keys.LATENT_KEY)
+        given = split_off or self._layer_type_head_dim() or self._given("head_dim")
+        if given is not None:
+            return given
+        if self._has_default("head_dim") and "head_dim" not in self.outside:
+            return self._default("head_dim")
+        size, heads = (
+            self._required(names) for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
+        )
+        if size.value % heads.value:
+            raise RopeError(
+                size.key,
+                f"must be a multiple of {heads.key} = {heads.value} if head_dim is not given",
+                size.value,
+            )
+        return Value(size.value // heads.value, size.key, f"{size.key} / {heads.key}", derived=True)
+
+    def _required(self, names: tuple[str, ...]) -> Value:
+        """Return the value of a key that gives head_dim."""
+        given = self._given(names[0])
+        if given is None:
+            rule = (
+                "must be given if head_dim is not; where a config.json leaves it to its class, "
+                "pass transformers' config object"
+            )
+            raise RopeError(names[0], rule, None)
+        return given
+
+    def _layer_type_head_dim(self) -> Value | None:
+        """Return the head_dim that a config gives for this layer type alone (Gemma 4); None if it
+        gives none.
+        """
+        overrides, declared = self._value("per_layer_config"), self._value("layer_types") or ()
+        if isinstance(overrides, Mapping):
+            for index, name in enumerate(declared):
+                override = overrides.get(str(index), overrides.get(index))
+                if (
+                    name == self.layer_type
+                    and isinstance(override, Mapping)
+                    and override.get("head_dim") is not None
+                ):
+                    return Value(override["head_dim"], "head_dim", f"per_layer_config.{index}")
+        key = "global_head_dim"
+        if (
+            self.layer_type != "full_attention"
+            or not self._has_default(key)
+            or overrides is not None
+        ):
+            return None
+        return self._given(key) or self._default(key)
+
+    def _rotated_slice(self, head: int) -> Values:
+        """Return `rotary_dim` and `rotary_start` if only a part of the head rotates, else {}.
+
+        A config gives a width in dimensions (`rotary_dim`) or a fraction of the head; each family
+        reads one, both or neither.
+        """
+        family = self.family
+        latent = self._given(keys.LATENT_KEY)
+        if latent is not None and not family.at_end:
+            return {}  # the spec describes only the part of a latent head that rotates
+        fraction, width, unread_width = self._fraction(), self._given("rotary_dim"), None
+        if "rotary_dim" not in family.reads:
+            width, unread_width = None, width
+        width = width or latent
+        if (
+            width is None
+            and fraction is None
+            and self._has_default("rotary_dim")
+            and "rotary_dim" not in self.outside
+        ):
+            width = self._default("rotary_dim")
+        if FRACTION_KEY in keys.keys_of(SCALINGS[self.rope_type]):
+            return {}  # the scaling itself uses the fraction
+        if self.rope_type == "default" and self.family.known and not family.reads_partial:
+            for value in (fraction, unread_width):
+                if value is not None and value.value not in (1, head):
+                    self.warnings.append(
+                        f"{value} = {value.value!r} is ignored: an unscaled {self.model} rotates "
+                        "the whole head"
+                    )
+            return {}
+        # the value that tells how many dimensions rotate
+        source = width or fraction or self._default(FRACTION_KEY)
+        rotated = source.value if width is not None else int(head * source.value)
+        if width is not None and not 2 <= rotated <= head:
+            raise RopeError(width.key, f"must be an integer from 2 to {head}", rotated)
+        if width is not None and fraction is not None and int(head * fraction.value) != rotated:
+            rule = (
+                f"contradicts {fraction}, which gives {int(head * fraction.value)} of {head} "
+                "dimensions"
+            )
+            raise RopeError(width.key, rule, rotated)
+        if unread_width is not None and unread_width.value != rotated:
+            self.warnings.append(
+                f"{unread_width} = {unread_width.value!r} is ignored: {self.model} rotates "
+                f"{rotated} of {head} dimensions"
+            )
+        if rotated == head:
+            return {}
+        start = {"rotary_start": self._code(head - rotated, "at_end")} if family.at_end else {}
+        return {"rotary_dim": replace(source, value=rotated), **start}
+
+    def _fraction(self) -> Value | None:
+        """Return the fraction of the head that rotates, from the rope or the config; None if
+        neither has it.
+        """
+        return self._first_given(self.rope.get(FRACTION_KEY), self._given(FRACTION_KEY))
+
+    def _layout(self) -> Values:
+        """Return the pair layout of input and output, from `rope_interleave` or from the code."""
+        family, interleave = self.family, self._given("rope_interleave")
+        if interleave is None or ("rope_interleave" not in family.reads and self.family.known):
+            layouts = family.layout, family.layout_out
+            interleave = self._code(None, "layout")
+        else:
+            layouts = ("interleaved", "half") if interleave.value else ("half", None)
+        values = {"layout": replace(interleave, value=layouts[0])}
+        if layouts[1] is not None:
+            values["layout_out"] = replace(interleave, value=layouts[1])
+        return values
+
+    def _axes(self) -> Values:
+        """Return the number of pairs of each axis and their order, for multimodal positions; {} if
+        there are none.
+        """
+        own_order = self.family.axis_order
+        first, second = (self.rope.get(key) for key in keys.SECTION_KEYS)
+        sections = self._first_given(first, second)
+        if sections is None and self._has_default("mrope_section"):
+            sections = self._default("mrope_section")
+        if sections is None:
+            return {}
+        if own_order == "within_pairs":
+            rule = (
+                f"must be absent: with it {self.model} rotates the two members of a pair by "
+                "different axes, which no spec describes; for text alone, whose axes are all "
+                f"equal, remove it ({sections})"
+            )
+            raise RopeError(sections.key, rule, sections.value)
+        given = self.rope.get("mrope_interleaved") or self.rope.get("interleaved")
+        order = "interleaved" if given is not None and given.value else "chunked"
+        if own_order is not None:
+            if given is not None and own_order != order:
+                self.warnings.append(
+                    f"{given} = {given.value!r} is ignored: {self.model} is always {own_order}"
+                )
+            source = self._code(own_order, "axis_order")
+        else:
+            assumed = Value(order, "axis_order", "assumed: no mrope_interleaved", derived=True)
+            source = assumed if given is None else replace(given, value=order)
+        sizes = self._sizes(sections, source.value)
+        return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
+
+    def _sizes(self, sections: Value, order: str) -> Sequence[int]:
+        """Return the number of pairs that each axis has.
+
+        Interleaved, height has at most the pairs 1, 4, 7, ... and width 2, 5, 8, ...; the code
+        gives all others to time, whatever its section says.
+        """
+        # HunYuan's sections were written as floats
+        sizes = type(sections.value)(int(count) for count in sections.value)
+        if order != "interleaved" or len(sizes) != 3:
+            return sizes
+        pairs, (_, height, width) = sum(sizes), sizes
+        height, width = min(height, (pairs + 1) // 3), min(width, pairs // 3)
+        if sizes[1:] == type(sizes)((height, width)):
+            return sizes
+        used = type(sizes)((pairs - height - width, height, width))
+        self.warnings.append(
+            f"{sections} = {sizes!r} is read as {used!r}: interleaved, height and width have at "
+            "most every third pair"
+        )
+        return used
+
+    def _scaling_values(self) -> Values:
+        """Return the values of the scaling by config key, and warn about keys of the rope that it
+        does not read.
+        """
+        scaling = SCALINGS[self.rope_type]
+        read = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
+        reads_alpha = "alpha" in self.family.reads or not self.family.known
+        values: Values = {}
+        if scaling is Dynamic and "alpha" in self.rope and reads_alpha:
+            values = {"alpha": self.rope["alpha"]}
+            read |= {"alpha", *UNREAD_WITH_ALPHA}
+        else:
+            for name, setting in settings_of(scaling).items():
+                value = self._setting(setting.key or name, setting.default)
+                if value is not None:
+                    values[setting.key or name] = value
+            for name, setting in settings_of(scaling).items():
+                key = setting.key or name
+                if setting.from_lengths and key not in values:
+                    values |= self._ratio_of_lengths(key, values)
+        if scaling is LongRope and "short_mscale" in self.family.reads:
+            values |= self._equal_mscales()
+        if TRAINED_LENGTH_KEY in keys.keys_of(scaling):
+            read.add(TRAINED_LENGTH_KEY)
+        if keys.TEMPERATURE_KEY in self.rope and keys.TEMPERATURE_KEY in self.family.reads:
+            read |= {*keys.OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
+        read |= {value.key for value in values.values()}
+        unread = sorted(self.rope.keys() - read)
+        if unread:
+            self.warnings.append(
+                f"{', '.join(unread)}: not read by rope_type {self.rope_type!r} of {self.model}"
+            )
+        return values
+
+    def _setting(self, key: str, default: Any) -> Value | None:
+        """Return the value of one key of the scaling, or its default in the code of the family;
+        None if there is neither.
+        """
+        value = self.rope.get(key)
+        if key == SERVED_LENGTH_KEY:
+            return self._given(key)
+        if key == TRAINED_LENGTH_KEY:
+            # as in transformers, the key of the config itself comes before that of its only rope
+            # object, and is not read if each layer type has a rope; Phi-3's config class has a
+            # default for it
+            outside = None if self._is_by_layer_type else self._given(key)
+            if outside is None and self._has_default(key):
+                outside = self._default(key)
+            return self._first_given(outside, value) or self._given(SERVED_LENGTH_KEY)
+        if key == FRACTION_KEY:
+            return self._fraction() or self._default(key, default)
+        if key == "attention_factor" and value is None and self._has_default(key):
+            return self._default(key)
+        return value
+
+    @property
+    def _is_by_layer_type(self) -> bool:
+        """Whether transformers' class holds one rope for each layer type, because the config or the
+        family does.
+        """
+        return bool(self.family.layer_thetas) or any(
+            value.where.startswith("rope_parameters.") for value in self.rope.values()
+        )
+
+    def _ratio_of_lengths(self, key: str, values: Values) -> Values:
+        """Return served length / trained length as the value of `key`; {} if the config gives only
+        one of the two lengths.
+        """
+        served, trained = self._given(SERVED_LENGTH_KEY), values.get(TRAINED_LENGTH_KEY)
+        # equal keys: the served length stands for the trained one, too
+        if served is None or trained is None or served.key == trained.key:
+            return {}
+        ratio = served.value / trained.value
+        return {key: Value(ratio, key, f"{served.key} / original_length", derived=True)}
+
+    def _equal_mscales(self) -> Values:
+        """Return PhiMoE's magnitude: `short_mscale`, which must equal `long_mscale`."""
+        for key in keys.MSCALE_KEYS:
+            if key not in self.rope:
+                raise RopeError(key, f"must be given for rope_type {self.rope_type!r}", None)
+        short, long = (self.rope[key] for key in keys.MSCALE_KEYS)
+        if short.value != long.value:
+            raise RopeError(
+                long.key,
+                f"must equal short_mscale = {short.value!r}: a spec has one magnitude",
+                long.value,
+            )
+        return {short.key: short, long.key: long, "attention_factor": short}
