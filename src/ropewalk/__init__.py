@@ -102,5 +102,5 @@ def __dir__() -> list[str]:
 
 # torch loads an exported program only where its operators are registered; a program that imports
 # torch after ropewalk registers them by `import ropewalk.ops`
-if "torch" in sys.modules:
+if sys.modules.get("torch") is not None:
     importlib.import_module("ropewalk.ops")
