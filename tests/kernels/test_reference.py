@@ -90,6 +90,26 @@ def test_numpy_vector_against_python_complex_numbers():
     assert reference.rotate_vector(x.astype(np.float32), 3).dtype == np.float64
 
 
+@pytest.mark.parametrize(
+    ("field", "places"),
+    [
+        ("x", (np.ones(5), 1)),
+        ("x", (np.ones(0), 1)),
+        ("x", (np.ones(()), 1)),
+        ("x", (np.array(["a", "b"]), 1)),
+        ("x", (np.ones(4, dtype=complex), 1)),
+        ("position", (np.ones(4), float("nan"))),
+        ("theta", (np.ones(4), 1, 0.0)),
+        ("theta", (np.ones(4), 1, -2.0)),
+        ("layout", (np.ones(4), 1, 10_000.0, "neox")),
+    ],
+)
+def test_numpy_vector_refuses_what_it_cannot_rotate(field, places):
+    with pytest.raises(RopeError) as caught:
+        reference.rotate_vector(*places)
+    assert caught.value.field == field
+
+
 def test_rotate_half_equals_transformers():
     x = torch.randn(2, 3, S, 10)
     assert torch.equal(rw.rotate_half(x), llama_rotate_half(x))
