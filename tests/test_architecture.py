@@ -205,7 +205,7 @@ def test_a_circle_would_be_seen():
         == "interop.patch"
     )
     assert room_of("ropewalk.kernels.request") == "ropewalk.kernels.request"
-    assert room_of("ropewalk_lab.studies.base") == "ropewalk_lab.studies"
+    assert room_of("ropewalk_lab.studies.norms") == "ropewalk_lab.studies"
 
 
 def test_the_rings_would_notice_an_import_outward():

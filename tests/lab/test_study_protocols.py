@@ -38,6 +38,7 @@ from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.rows import row, select
 from tensor_forms import tensors
 
+SMALL = ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"]
 WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -228,7 +229,7 @@ def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path)
     """
     settings = {
         "preset": "mlm",
-        "changes": [*text, *mlm_lengths._SMALL],
+        "changes": [*text, *SMALL],
         "stages": [[8, 2, 1], [16, 2, 1]],
     }
     run = lambda folder, windows: mlm_lengths.measure(
@@ -253,7 +254,7 @@ def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(tmp_path):
 def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, monkeypatch):
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (tmp_path / "vocab.txt").write_text("\n".join(vocab))
-    changes = [*text, f"data.tokenizer={tmp_path / 'vocab.txt'}", *mlm_lengths._SMALL]
+    changes = [*text, f"data.tokenizer={tmp_path / 'vocab.txt'}", *SMALL]
     (found,) = training.held_out_windows(training.make_preset("smoke", changes[:3], 0), 1, 8)
     assert set(found) <= {vocab.index(word) for word in (*WORDS, "[SEP]")}
     seen = []
