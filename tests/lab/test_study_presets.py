@@ -31,6 +31,7 @@ PAGE = (ROOT / "docs" / "lab-studies.md").read_text(encoding="utf-8")
 RUNS: dict[str, set[str]] = {
     "cpu_base": set(),
     "cpu_decay": {"encodings"},
+    "cpu_frequencies": set(),
     "cpu_linear": set(),
     "cpu_mlm_lengths": set(),
     "cpu_precision": set(),
