@@ -10,8 +10,9 @@ import torch
 from torch.testing import assert_close
 
 import ropewalk as rw
-from ropewalk import analysis, axes
+from ropewalk import axes
 from ropewalk.encodings import make_encoding
+from ropewalk_lab import analysis
 
 PAIRS = 64
 GEOMETRIC = 10_000.0 ** (-np.arange(PAIRS) / PAIRS)
