@@ -215,11 +215,14 @@ def test_frequencies_per_head(axis_map):
 def test_unrotate_rerotate_and_drop_in():
     rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0))
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(7)[None])
+    rows = torch.tensor([[6, 0, 1, 1, 2, 5, 3]])
     calls = {
         "rotate": lambda x: rope.rotate(x, key=True),
         "unrotate": rope.unrotate,
         "rerotate": lambda x: rope.rerotate(x, torch.arange(7), torch.arange(7) + 5, to=other),
         "apply": lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin)[0],
+        "apply to rows": lambda x: rw.apply_rotary_pos_emb(x, x, cos[0], sin[0], rows)[1],
+        "apply to one": lambda x: rw.apply_rotary_pos_emb(x, cos[0], sin[0], rows),
     }
     x = torch.randn(B, H, 7, HEAD_DIM)
     for name, call in calls.items():

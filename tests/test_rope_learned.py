@@ -59,3 +59,34 @@ def test_learned_frequencies_use_the_backend_of_the_module(call):
     rope, x = rw.Rope(SPECS["learnable"], backend="triton"), torch.randn(1, 1, 3, 8)
     with torch.no_grad(), pytest.raises(rw.RopeError, match="triton"):
         getattr(rope, call)(x)
+
+
+FAR = 2**24 + 1  # the first integer that float32 does not have
+
+
+@pytest.mark.parametrize("position", [FAR, 2**30 + 7, 2**40 + 1])
+def test_learned_frequencies_tell_positions_apart_that_float32_does_not(position):
+    """cos and sin of position * theta^(-i/4), with 50 digits."""
+    from mpmath import mp, mpf
+
+    rope = rw.Rope(SPECS["learnable"])
+    x = torch.zeros(1, 1, 1, 8, dtype=torch.float64)
+    x[..., :4] = 1.0  # (1, 0) of every pair of the half layout
+    found = rope(x, positions=torch.tensor([position])).detach()[0, 0, 0]
+    with mp.workdps(50):
+        angles = [mpf(position) * mpf(10_000) ** (mpf(-i) / 4) for i in range(4)]
+        expected = [float(mp.cos(a)) for a in angles] + [float(mp.sin(a)) for a in angles]
+    # a float64 angle of this size has this error
+    atol = 4 * position * 2**-53
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
+    near = rope(x, positions=torch.tensor([position - 1])).detach()[0, 0, 0]
+    assert float((found - near)[0].abs()) > 1e-3
+
+
+def test_mixed_frequencies_tell_positions_apart_that_float32_does_not():
+    rope = rw.Rope(SPECS["mixed"])
+    with torch.no_grad():
+        rope.mixed.fill_(1.0)
+    x = torch.ones(1, 2, 1, 8, dtype=torch.float64)
+    at = lambda row: rope(x, positions=torch.tensor([[[row]], [[0]]]).double()).detach()
+    assert float((at(FAR) - at(FAR - 1)).abs().max()) > 0.1

@@ -5,13 +5,14 @@ ops under torch.compile.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import overload
 
 import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
 from ropewalk.axes import PER_HEAD, MixedAxes
-from ropewalk.checks import check_no_overlap, check_tables, check_tensor, make_request
+from ropewalk.checks import INTEGERS, check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.eager import differentiable
@@ -221,22 +222,88 @@ def rotate_half(x: Inexact[Tensor, "... D"]) -> Inexact[Tensor, "... D"]:
     return torch.cat((-second, first), dim=-1)
 
 
+@overload
 def apply_rotary_pos_emb(
-    q: Inexact[Tensor, "... D"],
-    k: Inexact[Tensor, "... D"],
-    cos: Inexact[Tensor, "... R"],
-    sin: Inexact[Tensor, "... R"],
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | int | None = ...,
+    unsqueeze_dim: int = ...,
+    *,
+    layout: str = ...,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def apply_rotary_pos_emb(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    position_ids: Tensor | None = ...,
+    unsqueeze_dim: int = ...,
+    /,
+    *,
+    layout: str = ...,
+) -> Tensor: ...
+@overload
+def apply_rotary_pos_emb(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    /,
+    *,
+    position_ids: Tensor | None = ...,
+    unsqueeze_dim: int = ...,
+    layout: str = ...,
+) -> Tensor: ...
+def apply_rotary_pos_emb(
+    q: Inexact[Tensor, "..."],
+    k: Inexact[Tensor, "..."],
+    cos: Inexact[Tensor, "..."],
+    sin: Shaped[Tensor, "..."] | None = None,
+    position_ids: Tensor | int | None = None,
     unsqueeze_dim: int = 1,
     *,
     layout: str = "half",
-) -> tuple[Inexact[Tensor, "... D"], Inexact[Tensor, "... D"]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S,
     R].
+
+        apply_rotary_pos_emb(q, k, cos, sin)                 also with an int unsqueeze_dim at the end
+        apply_rotary_pos_emb(q, k, cos, sin, position_ids)   rows [B, S] of tables [N, R]
+        apply_rotary_pos_emb(x, cos, sin)                    one tensor, also with position_ids
+
+    position_ids   integers [B, S]: each token's row of the tables, as in transformers before 4.38;
+                   the tables are then [N, R], or [1, 1, N, R] as that release kept them
+    unsqueeze_dim  the axis of the heads in the tables: with [B, S, R], 1 if heads come before
+                   tokens, 2 if after
 
     A table repeats each entry in both dimensions of a pair; one made for the other layout raises an
     error. Tables narrower than the head rotate its leading dimensions.
     """
     choice("layout", layout, LAYOUTS)
+    xs = (q, k)
+    # three tensors of numbers are x, cos, sin; a fourth of integers is their position_ids
+    if sin is None or not sin.is_floating_point():
+        xs, (cos, sin), rows = (q,), (k, cos), sin
+        if rows is None:
+            rows = position_ids
+        elif position_ids is not None:
+            unsqueeze_dim = position_ids  # type: ignore[assignment]  # checked below
+        position_ids = rows
+    if isinstance(position_ids, int):
+        position_ids, unsqueeze_dim = None, position_ids
+    if not isinstance(unsqueeze_dim, int) or isinstance(unsqueeze_dim, bool):
+        raise RopeError("unsqueeze_dim", "must be an integer", unsqueeze_dim)
+    if position_ids is not None:
+        if not isinstance(position_ids, Tensor):
+            raise RopeError("position_ids", "must be integers [B, S]", position_ids)
+        if position_ids.ndim != 2 or position_ids.dtype not in INTEGERS:
+            got = [list(position_ids.shape), str(position_ids.dtype)]
+            raise RopeError("position_ids", "must be integers [B, S]", got)
+        cos, sin = (
+            table_rows(name, _one_table(name, table), "position_ids", position_ids)
+            for name, table in (("cos", cos), ("sin", sin))
+        )
     if cos.ndim not in (2, 3) or cos.shape[-1] % 2 or cos.shape != sin.shape:
         raise RopeError(
             "cos",
@@ -257,7 +324,41 @@ def apply_rotary_pos_emb(
     heads_before_tokens = unsqueeze_dim % (cos.ndim + 1) <= cos.ndim - 2
     pair_cos, pair_sin = split_pairs(cos, layout)[0], split_pairs(sin, layout)[0]
     seq_dim = -2 if heads_before_tokens else -3
-    return tuple(rotate_by(x, pair_cos, pair_sin, layout=layout, seq_dim=seq_dim) for x in (q, k))  # type: ignore[return-value]
+    rotated = tuple(rotate_by(x, pair_cos, pair_sin, layout=layout, seq_dim=seq_dim) for x in xs)
+    return rotated[0] if len(rotated) == 1 else (rotated[0], rotated[1])
+
+
+def _one_table(name: str, table: Tensor) -> Tensor:
+    """Return a table [N, R] whose rows position_ids may choose; one of [1, 1, N, R] is reshaped."""
+    if table.ndim == 4 and table.shape[:2] == (1, 1):
+        return table[0, 0]
+    if table.ndim != 2:
+        rule = (
+            "must be [N, R], one row per position, with position_ids; tables [B, S, R] hold their "
+            "tokens' rows already: leave position_ids out"
+        )
+        raise RopeError(name, rule, list(table.shape))
+    return table
+
+
+def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
+    """Return the given rows of the table; raise an error if it has too few, or name `source`, which
+    gave a negative row.
+    """
+    rule = "must have a row for every position; make the table longer"
+    in_range = ((rows >= 0) & (rows < len(table))).all()
+    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+        # reading the result would synchronize with the device
+        torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
+    elif not bool(in_range):
+        if int(rows.min()) < 0:
+            raise RopeError(
+                source,
+                "must not give a token a negative position, for which no table has a row",
+                int(rows.min()),
+            )
+        raise RopeError(name, rule, [list(table.shape), int(rows.max())])
+    return table[rows.long()]
 
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:

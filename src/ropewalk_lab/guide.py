@@ -131,9 +131,9 @@ def _fine_tuned(extend: list[Row]) -> str:
     return f"loss at 4x after 40 steps there {losses['yarn'].mean:.3f}; {', '.join(others)}"
 
 
-def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str:
-    """Return a sentence from the rows of three studies: pass keys found by base, errors of cos and
-    sin and KL by precision.
+def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row], kinds: list[Row]) -> str:
+    """Return a sentence from the rows of four studies: pass keys found by base, errors of cos and
+    sin and KL by precision, and the loss of linear frequencies on code.
     """
     found_by_base = []
     for base in distinct(passkey, "found", "base"):
@@ -155,6 +155,25 @@ def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row]) -> str
         f"largest error of cos and sin over the {WIDTH} positions up to 131,072: "
         f"exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
         f"KL of SmolLM2 in bfloat16 to itself in float32 at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"  # noqa: E501
+        f"; {_linear_frequencies(kinds)}"
+    )
+
+
+def _linear_frequencies(kinds: list[Row]) -> str:
+    """Return how far the loss of linear frequencies on code is from that of the geometric series,
+    at the shortest and the longest length.
+    """
+    lengths = distinct(kinds, "loss", "length")
+    differences = []
+    for length in (lengths[0], lengths[-1]):
+        linear, geometric = (
+            _score(kinds, frequencies=name, text="stdlib", length=length)
+            for name in ("linear", "geometric")
+        )
+        differences.append(f"{_difference(linear, geometric)} at {length}")
+    return (
+        f"linear frequencies on code, trained at {lengths[0]}, differ in loss by "
+        f"{' and '.join(differences)}"
     )
 
 
@@ -207,7 +226,10 @@ EVIDENCE: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
         _zero_shot,
     ),
     "long documents, trained model, fine-tuning": (("h200_extend",), _fine_tuned),
-    "code and retrieval": (("h200_passkey", "cpu_precision", "h200_real_precision"), _retrieval),
+    "code and retrieval": (
+        ("h200_passkey", "cpu_precision", "h200_real_precision", "cpu_frequencies"),
+        _retrieval,
+    ),
     "images and other grids": (("h200_multimodal",), _images),
     "any length, with attention limited to a window": (("h200_encodings",), _window),
     "a norm of q and k": (("h200_norms",), _norms),

@@ -314,6 +314,31 @@ def test_t5_refuses_buckets_that_hold_no_distance(name, few, near):
         assert bucket.max() < encoding.buckets
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("sinusoidal", "theta", 0.0),
+        ("sinusoidal", "theta", -10_000.0),
+        ("sinusoidal", "theta", math.inf),
+        ("nezha", "farthest", -3),
+        ("nezha", "farthest", 0),
+        ("fire", "width", 0),
+        ("fope", "gain", -0.1),
+        ("fope", "gain", math.nan),
+    ],
+)
+def test_a_value_that_means_nothing_is_refused(name, field, value):
+    sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=16)
+    assert_refused(field, lambda: ENCODINGS[name](sizes, **{field: value}))
+
+
+@pytest.mark.parametrize("field", ["num_heads", "head_dim", "model_dim", "length"])
+def test_sizes_are_at_least_one(field):
+    sizes = {"num_heads": 2, "head_dim": 4, "model_dim": 8, "length": 16}
+    assert_refused(field, lambda: Sizes(**sizes | {field: 0}))
+    assert_refused(field, lambda: Sizes(**sizes | {field: -3}))
+
+
 @pytest.mark.parametrize("name", ["learned", "t5", "t5_causal", "relative_bias", "rope_bias"])
 def test_learned_tables_start_small(name):
     """A deviation of 0.02, as BERT and T5 start: larger ones would drown the tokens."""

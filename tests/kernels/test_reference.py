@@ -4,6 +4,8 @@ and lucidrains' own.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,26 @@ def test_numpy_vector_against_python_complex_numbers():
     assert reference.rotate_vector(x.astype(np.float32), 3).dtype == np.float64
 
 
+@pytest.mark.parametrize(
+    ("field", "places"),
+    [
+        ("x", (np.ones(5), 1)),
+        ("x", (np.ones(0), 1)),
+        ("x", (np.ones(()), 1)),
+        ("x", (np.array(["a", "b"]), 1)),
+        ("x", (np.ones(4, dtype=complex), 1)),
+        ("position", (np.ones(4), float("nan"))),
+        ("theta", (np.ones(4), 1, 0.0)),
+        ("theta", (np.ones(4), 1, -2.0)),
+        ("layout", (np.ones(4), 1, 10_000.0, "neox")),
+    ],
+)
+def test_numpy_vector_refuses_what_it_cannot_rotate(field, places):
+    with pytest.raises(RopeError) as caught:
+        reference.rotate_vector(*places)
+    assert caught.value.field == field
+
+
 def test_rotate_half_equals_transformers():
     x = torch.randn(2, 3, S, 10)
     assert torch.equal(rw.rotate_half(x), llama_rotate_half(x))
@@ -129,6 +151,113 @@ def test_apply_with_narrow_tables_rotates_the_leading_dimensions():
             ours[..., :10], llama_apply(x[..., :10], x[..., :10], cos, sin)[0], rtol=0, atol=1e-6
         )
         assert torch.equal(ours[..., 10:], x[..., 10:])
+
+
+def older_apply(q, k, cos, sin, position_ids, unsqueeze_dim=1):
+    """apply_rotary_pos_emb of transformers 4.20 to 4.37, written out: tables [1, 1, N, D], later
+    [N, D], and a row of them for each token.
+    """
+    cos, sin = (table.reshape(table.shape[-2:])[position_ids] for table in (cos, sin))
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    quarter = lambda x: torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+    return tuple(x * cos + quarter(x) * sin for x in (q, k))
+
+
+LONG = torch.arange(100)[:, None] * 10_000.0 ** (-torch.arange(5) / 5)
+ROWS = torch.tensor([[7, 99, 0, 3, 3], [1, 2, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("four_axes", [False, True])
+@pytest.mark.parametrize("unsqueeze_dim", [1, 2])
+def test_apply_with_position_ids_equals_older_transformers(unsqueeze_dim, four_axes, dtype):
+    cos, sin = (repeated(t, "half") for t in (LONG.cos(), LONG.sin()))
+    if four_axes:
+        cos, sin = cos[None, None], sin[None, None]
+    shape = lambda heads: (2, heads, 5, 10) if unsqueeze_dim == 1 else (2, 5, heads, 10)
+    q, k, rows = torch.randn(shape(3)), torch.randn(shape(1)), ROWS.to(dtype)
+    expected = older_apply(q, k, cos, sin, ROWS, unsqueeze_dim)
+    apply = rw.apply_rotary_pos_emb
+    by_place = apply(q, k, cos, sin, rows, unsqueeze_dim)
+    by_name = apply(q, k, cos, sin, position_ids=rows, unsqueeze_dim=unsqueeze_dim)
+    alone = apply(q, cos, sin, rows, unsqueeze_dim), apply(k, cos, sin, rows, unsqueeze_dim)
+    named = tuple(
+        apply(x, cos, sin, position_ids=rows, unsqueeze_dim=unsqueeze_dim) for x in (q, k)
+    )
+    for found in (by_place, by_name, alone, named):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_one_row_of_position_ids_serves_the_whole_batch():
+    cos, sin = (repeated(t, "half") for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(4, 3, 5, 10)
+    found = rw.apply_rotary_pos_emb(q, q, cos, sin, ROWS[:1])[0]
+    assert_close(found, older_apply(q, q, cos, sin, ROWS[:1])[0], rtol=0, atol=1e-6)
+
+
+def test_apply_to_one_tensor_is_the_first_of_two():
+    cos, sin = (repeated(t[:5], "half") for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(2, 3, 5, 10)
+    expected = llama_apply(q, q, cos[None], sin[None])[0]
+    found = rw.apply_rotary_pos_emb(q, cos[None], sin[None])
+    assert isinstance(found, torch.Tensor)
+    assert_close(found, expected, rtol=0, atol=1e-6)
+    after = rw.apply_rotary_pos_emb(q.transpose(1, 2), cos[None], sin[None], unsqueeze_dim=2)
+    assert_close(after.transpose(1, 2), expected, rtol=0, atol=1e-6)
+    assert_close(rw.apply_rotary_pos_emb(q, cos[None], sin[None], None, 1), expected)
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        ((torch.tensor(1),), "position_ids: must be integers \\[B, S\\]"),
+        ((torch.arange(5),), "position_ids: must be integers \\[B, S\\]"),
+        ((ROWS.float(),), "position_ids: must be integers \\[B, S\\]"),
+        ((ROWS + 1,), "cos: must have a row for every position"),
+        ((ROWS - 1,), "position_ids: must not give a token a negative position"),
+        ((ROWS, 3), "unsqueeze_dim: must be the axis of the heads"),
+        ((True,), "unsqueeze_dim: must be an integer"),
+    ],
+)
+def test_a_wrong_fifth_argument_is_refused_by_name(places, says):
+    cos, sin = (repeated(t, "half") for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(2, 3, 5, 10)
+    with pytest.raises(rw.RopeError, match=says):
+        rw.apply_rotary_pos_emb(q, q, cos, sin, *places)
+
+
+def test_a_tensor_is_no_axis_of_one_tensor():
+    cos, sin = (repeated(t, "half") for t in (LONG.cos(), LONG.sin()))
+    x = torch.randn(2, 3, 5, 10)
+    with pytest.raises(rw.RopeError, match="unsqueeze_dim: must be an integer"):
+        rw.apply_rotary_pos_emb(x, cos, sin, ROWS, torch.tensor(1))  # type: ignore[call-overload]
+
+
+def test_position_ids_with_the_rows_of_tokens_are_refused():
+    cos, sin = (repeated(t[ROWS], "half") for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(2, 3, 5, 10)
+    with pytest.raises(rw.RopeError, match=r"cos: must be .N, R.*leave position_ids out"):
+        rw.apply_rotary_pos_emb(q, q, cos, sin, ROWS)
+
+
+@pytest.mark.parametrize(("table", "layout"), [("interleaved", "half"), ("half", "interleaved")])
+def test_a_table_of_the_other_layout_is_refused_in_every_form(table, layout):
+    """cos and sin of the other layout would change the norm without an error."""
+    cos, sin = (repeated(t, table) for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(2, 3, 5, 10)
+    apply = partial(rw.apply_rotary_pos_emb, layout=layout)
+    for call in (
+        lambda: apply(q, q, cos[:5], sin[:5], 0),
+        lambda: apply(q, q, cos, sin, ROWS),
+        lambda: apply(q, cos, sin, ROWS),
+        lambda: apply(q, q, cos[None, :5], sin[None, :5]),
+    ):
+        with pytest.raises(rw.RopeError, match=r"^cos: must repeat each pair's entry"):
+            call()
+    still = torch.ones_like(cos)  # every table of ones has both layouts
+    with pytest.raises(rw.RopeError, match=r"^sin: must repeat each pair's entry"):
+        rw.apply_rotary_pos_emb(q, q, still, sin, ROWS, layout=layout)
 
 
 def test_apply_interleaved_equals_gptj():

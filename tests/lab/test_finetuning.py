@@ -282,6 +282,24 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
     )
 
 
+def test_the_defaults_are_those_of_the_published_runs(cail, capsys, monkeypatch):
+    """Batches of 16 at 2e-5 for 3 epochs, as RoFormer-512 was tuned on CAIL2019-SCM; the command's
+    defaults are the function's.
+    """
+    folder, files = cail
+    train = finetuning_preset(folder / "start", files).train
+    assert train.learning_rate == 2e-5
+    (stage,) = train.stages
+    assert (stage.length, stage.batch, stage.steps) == (512, 16, 3 * 64 // 16)
+    options = [f"--{name}={folder / name}.json" for name in COUNTS]
+    start = ("lab", "finetune", folder / "start", *options, "--folder", folder / "run")
+    used = []
+    train_nothing = lambda preset, *_, **__: used.append(preset)
+    monkeypatch.setattr("ropewalk_cli.commands.finetune.run_training", train_nothing)
+    assert call(capsys, *start, "--device", "cpu")[0] == 0
+    assert [given.train for given in used] == [train]
+
+
 def test_lines_without_a_label_are_not_trained_on(tmp_path):
     write_checkpoint(tmp_path / "start")
     path = write_classes(tmp_path / "a.tsv", 20)

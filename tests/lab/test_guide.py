@@ -195,7 +195,15 @@ def test_pass_keys_are_told_for_each_base_of_its_own_rows():
         row("kl", value, rotation=name, **case)
         for name, value in (("ropewalk", 1e-4), ("transformers", 1e-3))
     ]
-    sentence = EVIDENCE["code and retrieval"][1](keys, errors, real)
+    kinds = [
+        row("loss", [mean, mean], frequencies=name, text=text, length=length, seed=seed)
+        for text, shift in (("stdlib", 0.0), ("prose", 9.0))
+        for name, means in (("geometric", (2.0, 3.0)), ("linear", (2.5, 2.75 + shift)))
+        for length, mean in zip((64, 512), means, strict=True)
+        for seed in (0, 1)
+    ]
+    sentence = EVIDENCE["code and retrieval"][1](keys, errors, real, kinds)
+    assert "differ in loss by +0.500 ± 0.000 at 64 and -0.250 ± 0.000 at 512" in sentence
     assert "base 10,000 90.0% and 20.0%, base 500,000 50.0% and 10.0%;" in sentence
 
 

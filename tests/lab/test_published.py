@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import call
+from ropewalk.encodings import make_encoding
 from ropewalk_lab.published import PUBLISHED, beside, compared
 from ropewalk_lab.report import read_results
 from ropewalk_lab.studies import STUDIES
@@ -110,7 +111,7 @@ def numbers(cells) -> list[float]:
 @pytest.mark.parametrize("name", STATED)
 def test_stated_figures_are_as_stated_and_called_so(name):
     table = PUBLISHED[name]
-    assert {label: value.removesuffix(" %") for label, value in table.rows} == STATED[name]
+    assert {label: value.removesuffix(" %") for label, value, *_ in table.rows} == STATED[name]
     assert table.heading.startswith("As stated: ")
     assert "without a source" in table.origin
 
@@ -123,7 +124,26 @@ def test_only_what_has_a_publication_is_called_published():
 
 def test_roformers_tables_are_the_published_ones():
     assert [tuple(numbers(row[1:])) for row in PUBLISHED["roformer-stages"].rows] == STAGES
-    assert {row[0]: tuple(numbers(row[1:])) for row in PUBLISHED["roformer-cail"].rows} == CAIL
+    rows = PUBLISHED["roformer-cail"].rows
+    assert {row[0]: tuple(numbers(row[1:3])) for row in rows} == CAIL
+    gains = {name: test - CAIL["BERT-512"][1] for name, (_, test) in CAIL.items()}
+    assert {row[0]: float(row[3]) for row in rows} == pytest.approx(gains)
+
+
+def test_the_settings_of_the_published_matching_are_told():
+    """The last two rows differ in the cut-off, the batch and the rate."""
+    setting = PUBLISHED["roformer-cail"].setting
+    for told in ("3 epochs", "16 at 2e-5", "8 at 1e-5 at 1,024", "8,964, 1,120 and 1,343"):
+        assert told in setting
+    assert "is not the only difference" in setting
+
+
+def test_the_parameters_of_learned_positions_are_those_of_bert_base():
+    stated = {encoding: parameters for encoding, _, parameters in PUBLISHED["glue"].rows}
+    for name, ours in (("learned", "learned"), ("sinusoidal", "sinusoidal"), ("RoPE", "rope")):
+        encoding = make_encoding(ours, num_heads=12, head_dim=64, model_dim=768, length=512)
+        count = sum(each.numel() for each in encoding.parameters())
+        assert stated[name] == (f"{count / 1000:.0f}K" if count else "0")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -148,13 +168,13 @@ def test_every_table_belongs_to_a_study_and_has_whole_rows():
 def test_ours_stands_beside_the_row_of_the_same_name():
     findings = Findings(ours={"glue": Ours(("loss", "error"), {"RoPE": ("0.8", "0.1")})})
     table = beside("glue", findings)
-    assert table.columns == ("encoding", "score", "ours: loss", "ours: error")
+    assert table.columns == ("encoding", "score", "parameters", "ours: loss", "ours: error")
     assert table.rows == [
-        ("learned", "82.3", "-", "-"),
-        ("sinusoidal", "81.7", "-", "-"),
-        ("RoPE", "82.1", "0.8", "0.1"),
+        ("learned", "82.3", "393K", "-", "-"),
+        ("sinusoidal", "81.7", "0", "-", "-"),
+        ("RoPE", "82.1", "0", "0.8", "0.1"),
     ]
-    assert beside("glue", Findings()).columns == ("encoding", "score")
+    assert beside("glue", Findings()).columns == ("encoding", "score", "parameters")
     assert compared(["beyond-512", "glue"], findings) == [table]
 
 

@@ -32,6 +32,7 @@ COUNTS = {
     "encodings": 4 * 2,  # four encodings
     "extend": 2 + 2 * 2,  # one without training, then two methods at one factor
     "base": 2 * 2,
+    "frequencies": 3 * 2,
     "norms": 6 * 2,  # none, one that is not kept, and two kinds before and after
     "passkey": 2 * 2,
     "mlm_lengths": 2,

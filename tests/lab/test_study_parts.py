@@ -234,6 +234,29 @@ def test_masked_tokens_are_the_same_at_every_length():
             assert value == pytest.approx(sum(losses) / len(losses), rel=1e-5)
 
 
+@pytest.mark.parametrize("answer", ["text", "input", "next"])
+def test_masked_accuracy_counts_targets_that_were_named(answer):
+    """Every masked token is right for a model that names the text, few for one that names its
+    input.
+    """
+    text = np.random.default_rng(1).integers(0, 256, (6, 64))
+    inputs, targets = mask_tokens(text, np.arange(6), Bytes(), seed=1)
+    given = {"text": text, "input": inputs.numpy(), "next": (text + 1) % 256}[answer]
+
+    class Fixed(torch.nn.Module):
+        def forward(self, tokens):
+            return F.one_hot(torch.from_numpy(given).long(), 264).float()
+
+    found = mlm_lengths.masked_rows(Fixed(), text, Bytes(), 64, torch.device("cpu"), stage=1)
+    (measured,) = select(found, "accuracy", length=64)
+    for window in range(6):
+        asked = [at for at in range(64) if targets[window, at] != IGNORED]
+        right = [given[window, at] == text[window, at] for at in asked]
+        assert measured["values"][window] == pytest.approx(sum(right) / len(asked), abs=1e-6)
+    if answer != "input":
+        assert measured["mean"] == pytest.approx(1.0 if answer == "text" else 0.0)
+
+
 def test_attention_by_distance_is_that_of_the_definition():
     torch.manual_seed(3)
     model = Decoder(

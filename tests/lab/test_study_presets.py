@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk_lab.studies import STUDIES, multimodal
+from ropewalk.encodings import ENCODINGS
+from ropewalk_lab.schedule import roformer_stages
+from ropewalk_lab.studies import (
+    STUDIES,
+    extend,
+    methods,
+    multimodal,
+    norms,
+    relative,
+    rope_variants,
+)
+from ropewalk_lab.studies.extension_methods import METHODS
+from ropewalk_lab.studies.presets import presets_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"
@@ -19,6 +31,7 @@ PAGE = (ROOT / "docs" / "lab-studies.md").read_text(encoding="utf-8")
 RUNS: dict[str, set[str]] = {
     "cpu_base": set(),
     "cpu_decay": {"encodings"},
+    "cpu_frequencies": set(),
     "cpu_linear": set(),
     "cpu_mlm_lengths": set(),
     "cpu_precision": set(),
@@ -79,6 +92,37 @@ def test_a_cpu_trains_each_model_once_and_a_cluster_three_times():
         assert presets["cluster"]["seeds"] == (
             1 if name in ("precision", "relative", "mlm_lengths") else 3
         ), name
+
+
+def test_lists_that_mean_all_of_a_registry_have_all_of_it():
+    """The settings are data, so a new encoding or method must be written there too."""
+    text = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
+    presets = {name: STUDIES[name].presets["gpu"] for name in STUDIES}
+    assert presets["encodings"]["encodings"] == text
+    shifted = [name for name in text if name != "learned"]
+    assert presets["relative"]["names"] == [*shifted, relative.FLOAT32]
+    zero_shot = [extend.NONE, *METHODS]
+    assert presets["extend"]["methods"] == [*zero_shot, extend.LONGROPE]
+    assert presets["passkey"]["methods"] == zero_shot
+    assert presets["methods"]["methods"] == methods.ALL
+    assert presets["norms"]["norms"] == norms._ALL
+    assert presets["frequencies"]["frequencies"] == list(
+        rope_variants.TABLES["frequencies"].variants
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "factor"), [("smoke", 8), ("cpu", 4), ("gpu", 2), ("cluster", 1)]
+)
+def test_the_stages_are_roformers_made_smaller(preset, factor):
+    stages = [[s.length, s.batch, s.steps] for s in roformer_stages(factor)]
+    assert STUDIES["mlm_lengths"].presets[preset]["stages"] == stages
+
+
+def test_a_preset_is_its_own_copy():
+    first, second = presets_of("base"), presets_of("base")
+    first["cpu"]["bases"].append(7.0)
+    assert second["cpu"]["bases"] == STUDIES["base"].presets["cpu"]["bases"]
 
 
 @pytest.mark.parametrize("study", STUDIES)

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from lab_tiny import WORDS, write_text
+from study_cases import run_tiny
 
+import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk_lab.corpus import open_corpus
 from ropewalk_lab.matching import split_triplets
@@ -30,7 +33,9 @@ from ropewalk_lab.studies import (
     norms,
     passkey,
     precision,
+    read_study,
     relative,
+    rope_variants,
     run_study,
     training,
 )
@@ -38,6 +43,7 @@ from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.rows import row, select
 from tensor_forms import tensors
 
+SMALL = ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"]
 WORKSPACE = Workspace(Path("unused"), torch.device("cpu"))
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -228,7 +234,7 @@ def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path)
     """
     settings = {
         "preset": "mlm",
-        "changes": [*text, *mlm_lengths._SMALL],
+        "changes": [*text, *SMALL],
         "stages": [[8, 2, 1], [16, 2, 1]],
     }
     run = lambda folder, windows: mlm_lengths.measure(
@@ -253,7 +259,7 @@ def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(tmp_path):
 def test_models_are_measured_with_the_tokenizer_they_train_with(text, tmp_path, monkeypatch):
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     (tmp_path / "vocab.txt").write_text("\n".join(vocab))
-    changes = [*text, f"data.tokenizer={tmp_path / 'vocab.txt'}", *mlm_lengths._SMALL]
+    changes = [*text, f"data.tokenizer={tmp_path / 'vocab.txt'}", *SMALL]
     (found,) = training.held_out_windows(training.make_preset("smoke", changes[:3], 0), 1, 8)
     assert set(found) <= {vocab.index(word) for word in (*WORDS, "[SEP]")}
     seen = []
@@ -454,4 +460,29 @@ def test_every_watched_study_is_a_study():
     )
     # the studies on pretrained models have tests of their own: test_real_studies.py
     real = {name for name in STUDIES if name.startswith("real_")}
-    assert {module.STUDY.name for module in modules} | {"base", "methods"} | real == set(STUDIES)
+    others = {"base", "frequencies", "methods"}
+    assert {module.STUDY.name for module in modules} | others | real == set(STUDIES)
+
+
+def test_kinds_of_frequencies_are_those_of_the_table_and_alpha_is_what_was_learned(tmp_path):
+    kinds = ["geometric", "linear", "learned"]
+    folder = run_tiny("frequencies", tmp_path, frequencies=kinds, texts=[""])
+    rows, _ = read_study(folder)
+    (alphas,) = select(rows, "alpha")
+    assert alphas["frequencies"] == "learned"
+    (path,) = (tmp_path / "out" / "models").glob("learned-0-*/step-*/model.safetensors")
+    header = read_header(path)
+    learned = [
+        value
+        for key in header.entries
+        if key.endswith("log_scale")
+        for value in read_rows(path, header, key).tolist()
+    ]
+    assert alphas["values"] == pytest.approx(learned, abs=1e-5)
+    assert max(map(abs, learned)) > 0
+    linear_rope = rope_variants.TABLES["frequencies"].rope("linear")
+    radians = [float(each) for each in rw.RopeSpec(8, **linear_rope).frequencies().radians]
+    assert radians == pytest.approx([1, 1 / 3, 1 / 5, 1 / 7])
+    same_range = rope_variants.TABLES["frequencies"].rope("geometric, 1 to 1/31")
+    radians = [float(each) for each in rw.RopeSpec(32, **same_range).frequencies().radians]
+    assert (radians[0], radians[-1]) == (1.0, pytest.approx(1 / 31, rel=1e-4))

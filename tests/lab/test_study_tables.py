@@ -8,7 +8,15 @@ import pytest
 
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.scores import Score
-from ropewalk_lab.studies import base, decay, encodings, extend, matching, multimodal, precision
+from ropewalk_lab.studies import (
+    STUDIES,
+    decay,
+    encodings,
+    extend,
+    matching,
+    multimodal,
+    precision,
+)
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, claim_within, ours_by_name
 from ropewalk_lab.studies.rows import digest, row
 
@@ -28,8 +36,13 @@ def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
     rows += [
         each for theta in (100.0, 1e4) for each in seeds("accuracy", 0.5, base=theta, length=8)
     ]
-    found = base.findings(rows, {})
-    (table,) = found.tables
+    found = STUDIES["base"].findings(rows, {})
+    table, by_use = found.tables
+    assert by_use.columns == ("base", "short, as trained", "long, twice that", "extrapolation, 2x")
+    assert by_use.rows == [
+        ("100", "+1.000", "+0.000", "+0.000"),
+        ("10,000", "+0.000", "+1.000", "+1.000"),
+    ]
     assert (table.title, table.columns) == ("Loss by base and context length", ("base", "8", "16"))
     assert table.rows == [
         ("100", "2.000 ± 0.000", "3.000 ± 0.000"),
@@ -40,6 +53,33 @@ def test_bases_are_compared_at_the_shortest_and_at_the_longest_length():
         ("At 16, base 10,000 has a lower loss than base 100", FAILS),
     ]
     assert found.ours["base-ablation"].cells["100"] == ("2.000 ± 0.000", "50.0% ± 0.0%")
+
+
+def test_kinds_of_frequencies_have_a_table_for_each_text_and_one_of_alpha():
+    means = {("geometric", "prose"): 2.0, ("linear", "prose"): 3.0, ("learned", "prose"): 1.0}
+    means |= {(name, "stdlib"): mean - 0.5 for (name, _), mean in means.items()}
+    rows = [
+        each
+        for (name, text), mean in means.items()
+        for length in (8, 16)
+        for each in seeds("loss", mean, frequencies=name, text=text, length=length)
+    ]
+    rows.append(row("alpha", [-0.5, 0.0, 0.25], frequencies="learned", text="prose", seed=0))
+    found = STUDIES["frequencies"].findings(rows, {})
+    prose, code, alphas = found.tables
+    assert prose.title == "Loss by kind of frequencies and context length, prose"
+    assert code.title == "Loss by kind of frequencies and context length, code"
+    assert [line[:2] for line in code.rows] == [
+        ("geometric", "1.500 ± 0.000"),
+        ("linear", "2.500 ± 0.000"),
+        ("learned", "0.500 ± 0.000"),
+    ]
+    assert alphas.rows == [("prose", "0", "0.2500", "0.5000", "0.607 to 1.284")]
+    verdicts = {claim.text: claim.verdict for claim in found.claims}
+    assert verdicts["At 16, code, geometric has a lower loss than linear"] == HOLDS
+    assert verdicts["At 8, prose, geometric has a lower loss than learned"] == FAILS
+    assert list(found.figures) == ["frequencies-prose", "frequencies-stdlib"]
+    assert found.ours == {}
 
 
 def test_attention_falls_only_if_it_falls_at_both_steps():

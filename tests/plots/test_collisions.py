@@ -14,7 +14,7 @@ from ropewalk.frequencies import Yarn
 from ropewalk.spec import RopeSpec
 from ropewalk_lab import plots
 from ropewalk_lab.analysis import read_checkpoint
-from ropewalk_lab.plots import look, rotation
+from ropewalk_lab.plots import distance, look, rotation
 from ropewalk_lab.plots.motion import reading
 
 NAMES = ("Llama-3.1-8B", "Gemma-3-27B", "DeepSeek-V3")
@@ -68,6 +68,7 @@ def overlapping(figure) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", plots.FIGURES)
 def test_no_text_lies_on_another(monkeypatch, name, config):
     monkeypatch.setattr(rotation, "PRECISION_POINTS", 3)
+    monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
     figure = plots.draw(name, view_of(config))
     assert overlapping(figure) == []
     if name != "clocks":

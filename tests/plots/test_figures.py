@@ -11,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk import axes
-from ropewalk.frequencies import Given, LongRope, Proportional, Yarn
+from ropewalk.frequencies import Given, LongRope, Proportional, XPos, Yarn
 from ropewalk_lab import plots
 from ropewalk_lab.plots import distance, look, rotation, words
 
@@ -44,8 +44,12 @@ def drawn():
 
 
 @pytest.fixture
-def few_points(monkeypatch):
-    """The slow figure with less in it, for tests that do not look at its numbers."""
+def few_points(drawn, monkeypatch):
+    """The slow figures with less in them, for tests that do not look at their numbers; `drawn`
+    keeps its own.
+    """
+    drawn("tsne")
+    monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
     monkeypatch.setattr(rotation, "PRECISION_POINTS", 3)
 
 
@@ -94,14 +98,55 @@ def check_clocks(figure):
 
 
 def check_spectrum(figure):
-    assert curve(figure, 0)[1] == pytest.approx(2 * np.pi / OMEGA)
-    assert curve(figure, 1)[1] == pytest.approx([TRAINED, TRAINED])
+    assert curve(figure, 0)[1] == pytest.approx(OMEGA)
+    assert curve(figure, 0, 1)[1] == pytest.approx(2 * np.pi / OMEGA)
+    assert curve(figure, 1, 1)[1] == pytest.approx([TRAINED, TRAINED])
+    assert figure.axes[0].get_ylabel() == "inv_freq, radians per token"
 
 
 def check_angles(figure):
     for i, position in enumerate((0, 1, 4, 8)):
         assert curve(figure, i)[1] == pytest.approx(position * OMEGA / (2 * np.pi))
+        assert curve(figure, i, 1)[1] == pytest.approx(position * OMEGA)
     assert labels(figure) == ["position 0", "position 1", "position 4", "position 8"]
+    wide = plots.draw("angles", plots.View(rw.RopeSpec(128)))
+    assert curve(wide, 3, 1)[1] == pytest.approx([8 * 10_000 ** (-i / 64) for i in range(32)])
+    assert len(curve(wide, 3)[1]) == 64
+
+
+def check_periodicity(figure):
+    for pair in range(3):
+        x, y = curve(figure, 2 * pair)
+        assert y == pytest.approx(np.cos(x * OMEGA[pair]))
+        returns, tops = curve(figure, 2 * pair + 1)
+        assert np.cos(returns * OMEGA[pair]) == pytest.approx(tops)
+        assert len(returns) == int(48 * OMEGA[pair] / (2 * np.pi))
+    assert labels(figure)[0] == "pair 0: a turn in 6.3"
+
+
+def check_tsne(figure):
+    points = np.asarray(figure.axes[0].collections[0].get_offsets())
+    assert points.shape == (128, 2)
+    near = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    far = np.linalg.norm(points[64:] - points[:64], axis=1)
+    assert np.median(near) < np.median(far) / 3
+    assert np.asarray(figure.axes[0].collections[0].get_array()) == pytest.approx(np.arange(128))
+
+
+def check_variants(figure):
+    norms = dict(zip(labels(figure), (curve(figure, i) for i in range(4)), strict=True))
+    assert list(norms) == ["default", "yarn", "xpos", "added encoding"]
+    x = norms["default"][0]
+    assert (x[0], x[-1]) == (0, pytest.approx(2 * np.pi / OMEGA[4]))
+    assert norms["default"][1] == pytest.approx(np.ones(400))
+    assert norms["yarn"][1] == pytest.approx(np.full(400, 0.1 * math.log(4) + 1))
+    zeta = (2 * np.arange(PAIRS) + 0.4 * 2 * PAIRS) / (1.4 * 2 * PAIRS)
+    assert norms["xpos"][1] == pytest.approx([math.sqrt((zeta ** (2 * p / 512)).mean()) for p in x])
+    added = [math.sqrt((np.abs(1 + np.exp(1j * p * OMEGA)) ** 2).mean()) for p in x]
+    assert norms["added encoding"][1] == pytest.approx(added)
+    path = curve(figure, 0, 1)
+    assert path[0] == pytest.approx(np.cos(x * OMEGA[4]))
+    assert path[1] == pytest.approx(np.sin(x * OMEGA[4]))
 
 
 def check_beyond(figure):
@@ -109,8 +154,14 @@ def check_beyond(figure):
         x, y = curve(figure, index)
         assert y == pytest.approx(np.cos(x * OMEGA[int(label.removeprefix("pair "))]))
         assert (x[0], x[-1]) == (0, SERVED)
-    (shade,) = figure.axes[0].patches
-    assert shade.get_x() + shade.get_width() == TRAINED
+    for dimension, value in enumerate((np.cos, np.sin)):
+        x, y = curve(figure, dimension, 1)
+        assert y == pytest.approx(value(x))  # the fastest pair turns by one radian a position
+        assert x[0] < TRAINED < x[-1]
+    assert labels(figure, 1) == ["dimension 0", "dimension 1"]
+    for ax in figure.axes:
+        (shade,) = ax.patches
+        assert shade.get_x() + shade.get_width() == pytest.approx(TRAINED)
 
 
 def check_coverage(figure):
@@ -229,12 +280,17 @@ def test_a_figure_takes_any_spec(few_points, name, spec):
 def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
     view = plots.View(SPECS["yarn"], 32, 128)
     spectrum = plots.draw("spectrum", view)
-    assert labels(spectrum)[:2] == ["default", "yarn"]
-    slowest = 2 * np.pi * 10_000 ** (7 / 8)
-    assert (curve(spectrum, 0)[1][-1], curve(spectrum, 1)[1][-1]) == (
-        pytest.approx(slowest),
-        pytest.approx(4 * slowest),
-    )
+    assert labels(spectrum, 1)[:2] == ["default", "yarn"]
+    slowest = 10_000 ** (-7 / 8)
+    assert [curve(spectrum, i)[1][-1] for i in (0, 1)] == pytest.approx([slowest, slowest / 4])
+    waves = [curve(spectrum, i, 1)[1][-1] for i in (0, 1)]
+    assert waves == pytest.approx([2 * np.pi / slowest, 8 * np.pi / slowest])
+    own = plots.View(rw.RopeSpec(16, scaling=XPos(scale_base=64.0)), 32, 128)
+    variants = plots.draw("variants", own)
+    assert labels(variants) == ["default", "yarn", "xpos", "added encoding"]
+    x, norm = curve(variants, 2)
+    zeta = (2 * np.arange(8) + 0.4 * 16) / (1.4 * 16)
+    assert norm[-1] == pytest.approx(math.sqrt((zeta ** (2 * x[-1] / 64)).mean()))
     assert labels(plots.draw("scalings", view)) == ["linear", "ntk", "llama3", "yarn"]
     assert labels(plots.draw("coverage", view))[2] == "after yarn"
 

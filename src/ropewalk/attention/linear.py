@@ -4,8 +4,11 @@
                 rotation in the numerator only
     cosine      out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij), cos_ij = (R_i
                 q_i/|q_i|).(R_j k_j/|k_j|)
+    rotated     out_i = sum_j [R_i phi(q_i)].[R_j phi(k_j)] v_j / sum_j [R_i phi(q_i)].[R_j
+                phi(k_j)]
+                for comparison: its denominator may be near 0 or negative
 
-Both are sums over keys of a feature times a value, so a chunk of queries needs only the sums over
+All are sums over keys of a feature times a value, so a chunk of queries needs only the sums over
 earlier chunks.
 """
 
@@ -66,9 +69,9 @@ def linear_attention(
 
     positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in
                `state`, or of each document
-    form       "numerator" or "cosine": the two formulas at the top of this file
-    phi        the feature map of the form "numerator": "elu" (elu(x) + 1), "relu", or a function of
-               q and k
+    form       "numerator", "cosine" or "rotated": the formulas at the top of this file
+    phi        the feature map, except of the form "cosine": "elu" (elu(x) + 1), "relu", or a
+               function of q and k
     scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H]
                or [B, H, 1, 1]
     chunk      causal attention computes so many tokens at a time; eps: a denominator up to it
@@ -138,8 +141,8 @@ def check_linear(
     state: State | None,
     chunk: int,
 ) -> str | None:
-    """Raise an error for bad arguments; return the name of the feature map, or None if it is the
-    caller's own function.
+    """Raise an error for bad arguments; return the name of the kernels' feature map, or None if
+    they have none for this call.
     """
     choice("form", form, FORMS)
     if isinstance(phi, str):
@@ -158,7 +161,8 @@ def check_linear(
         raise RopeError("state", rule, rope.spec.scaling)
     if form == "cosine":
         return form
-    return phi if isinstance(phi, str) else None
+    # the kernels do not have the form "rotated"
+    return phi if isinstance(phi, str) and form == "numerator" else None
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
@@ -268,7 +272,8 @@ class LinearAttention(nn.Module):
     """Multi-head linear attention with RoPE and the projections of `Attention`; time and memory are
     linear in the length.
 
-    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1.
+    form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1;
+    "rotated" rotates the denominator too, for comparison.
     `phi`, `chunk`: as in `linear_attention`.
     scale is a in the "cosine" form: a number, such as 1; None: learned, one for each head.
     By default each head's output is normed, since the weights of the "numerator" form do not sum to

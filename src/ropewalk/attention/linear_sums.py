@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 
-FORMS = ("numerator", "cosine")
+FORMS = ("numerator", "cosine", "rotated")
 CHUNK = 128
 
 
@@ -45,8 +45,8 @@ class State(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Features of the numerator (q, k: rotated) and of the denominator (q_plain, k_plain: rotated
-    in the cosine form only).
+    """Features of the numerator (q, k: rotated) and of the denominator (q_plain, k_plain: not
+    rotated in the numerator form).
     """
 
     q: Tensor
@@ -70,10 +70,12 @@ def make_features(
     The numerator weighs each value by q.k; the denominator is the sum of q_plain.k_plain.
     """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    if form == "numerator":
+    if form != "cosine":
         phi = FEATURE_MAPS[phi] if isinstance(phi, str) else phi
         q_plain, k_plain = phi(q.to(compute_dtype)), phi(k.to(compute_dtype))
         q, k = rope.rotate(q_plain, positions), rope.rotate(k_plain, positions, key=True)
+        if form == "rotated":
+            q_plain, k_plain = q, k
     else:
         q, k = (
             rope.rotate(F.normalize(x.to(compute_dtype), dim=-1), positions, key=key)

@@ -65,23 +65,3 @@ def pair_entries(name: str, table: Tensor) -> Tensor:
             "unequal",
         )
     return first
-
-
-def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
-    """Return the given rows of the table; raise an error if it has too few, or name `source`, which
-    gave a negative row.
-    """
-    rule = "must have a row for every position; make the table longer"
-    in_range = ((rows >= 0) & (rows < len(table))).all()
-    if rows.device.type != "cpu" or torch.compiler.is_compiling():
-        # reading the result would synchronize with the device
-        torch.ops.aten._assert_async.msg(in_range, f"{name}: {rule}")
-    elif not bool(in_range):
-        if int(rows.min()) < 0:
-            raise RopeError(
-                source,
-                "must not give a token a negative position, for which no table has a row",
-                int(rows.min()),
-            )
-        raise RopeError(name, rule, [list(table.shape), int(rows.max())])
-    return table[rows]

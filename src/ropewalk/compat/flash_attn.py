@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ropewalk import positions, rotation
 from ropewalk.caches import cached
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor
-from ropewalk.compat.broadcast import table_rows
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
 from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.rope import Rope
+from ropewalk.rotation import table_rows
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_frequencies import ladder
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ropewalk import rotation
-from ropewalk.compat.broadcast import table_rows
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Given
 from ropewalk.frequencies.formulas import check_log_theta, periods, turns_to_pair
 from ropewalk.rope import Rope
+from ropewalk.rotation import table_rows
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_frequencies import TorchNumbers
 

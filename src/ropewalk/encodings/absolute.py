@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ropewalk.checks import INTEGERS
 from ropewalk.encodings.base import Encoding, Sizes
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, number
 
 
 class Learned(Encoding):
@@ -59,7 +59,7 @@ class Sinusoidal(Encoding):
                 "must be even: each frequency needs one sine and one cosine",
                 sizes.model_dim,
             )
-        self.theta = theta
+        self.theta = number("theta", theta, above=0)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the embeddings x plus sin and cos of their positions."""

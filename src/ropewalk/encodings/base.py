@@ -14,6 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ropewalk.errors import integer
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -25,6 +27,10 @@ class Sizes:
     head_dim: int
     model_dim: int
     length: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "model_dim", "length"):
+            integer(name, getattr(self, name), low=1)
 
 
 class Encoding(nn.Module):

@@ -139,6 +139,7 @@ class Fire(ScoreBias):
 
     def __init__(self, sizes: Sizes, width: int = 32) -> None:
         super().__init__(sizes)
+        integer("width", width, low=1)
         self.hidden, self.out = nn.Linear(1, width), nn.Linear(width, sizes.num_heads)
         self.raw_rate = nn.Parameter(torch.zeros(()))  # its softplus is FIRE's c
         self.raw_threshold = nn.Parameter(
@@ -193,7 +194,7 @@ class RelativeVectors(ScoreBias):
 
     def __init__(self, sizes: Sizes, farthest: int = 64) -> None:
         super().__init__(sizes)
-        self.farthest = farthest
+        self.farthest = integer("farthest", farthest, low=1, high=1 << 20)
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""

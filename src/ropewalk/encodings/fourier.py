@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ropewalk.encodings.base import Encoding, Sizes
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, number
 from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
 from ropewalk.spec import RopeSpec
@@ -35,6 +35,7 @@ class Fourier(Encoding):
         self, sizes: Sizes, *, gain: float = 0.3, learnable: bool = False, per_head: bool = False
     ) -> None:
         super().__init__(sizes)
+        number("gain", gain, low=0)
         spec = RopeSpec(head_dim=sizes.head_dim)
         # pairs that complete a turn in training are mixed; 1 - 1e-12 also admits a pair that
         # completes exactly one, although its frequency may be rounded down

@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ropewalk.errors import RopeError, choice, number
+from ropewalk.spec import LAYOUTS
+
 
 def split_pairs(x: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Return views [..., P] of the first and second members of the pairs of x [..., 2P].
@@ -69,6 +72,12 @@ def rotate_vector(
 ) -> np.ndarray:
     """Rotate vectors [..., 2P] at one position, in NumPy: f(x, m) = x e^{i m theta_i} on each pair."""
     x = np.asarray(x)
+    if not x.ndim or x.shape[-1] % 2 or not x.shape[-1] or x.dtype.kind not in "iuf":
+        got = [list(x.shape), str(x.dtype)]
+        raise RopeError("x", "must be real numbers [..., d] with an even d of at least 2", got)
+    choice("layout", layout, LAYOUTS)
+    number("position", position)
+    number("theta", theta, above=0)
     pairs = x.shape[-1] // 2
     angle = position * theta ** (-np.arange(pairs) / pairs)
     first = np.arange(pairs) if layout == "half" else 2 * np.arange(pairs)

@@ -178,5 +178,5 @@ def _show_accuracy(name: str, held_out: dict[str, Measured], objective: str) -> 
         note = f"Published: {published['source']}. Compare only runs on the same files."
     rows = [(name, accuracy(held_out.get("valid")), accuracy(held_out.get("test")))]
     for row in published["rows"] if published else ():
-        rows.append((f"{row[0]} (published)", *row[1:]))
+        rows.append((f"{row[0]} (published)", *row[1:3]))
     table("accuracy", ("model", "valid", "test"), rows, note)

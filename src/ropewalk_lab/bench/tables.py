@@ -412,6 +412,36 @@ def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
     return f"{100 * (1 - efficient['peak_bytes'] / optimised['peak_bytes']):.0f} %"
 
 
+def memory_table(rows: list[Row]) -> str:
+    """Return the peak memory of one call of shape A by contender and order of dimensions; one that
+    was not measured has the reason, or "no row".
+    """
+    orders = ("bshd", "bhsd")
+    shown = [r for r in rows if r["shape"] == "A" and r["dtype"] == "bfloat16"]
+    found = {
+        (r["contender"], r["order"]): f"{r['peak_bytes'] / 2**20:,.0f}"
+        for r in shown
+        if r.get("pass") == "forward" and "peak_bytes" in r and r.get("variant") in (None, "plain")
+    }
+    reasons = {r["contender"]: r["skipped"] for r in shown if "skipped" in r}
+    names = dict.fromkeys([*MEMORY_OF, *(name for name, _ in found)])
+    lines = [
+        [name, *(found.get((name, order), reasons.get(name, "no row")) for order in orders)]
+        for name in names
+    ]
+    return markdown(["MiB", *(f"[{','.join(order.upper())}]" for order in orders)], lines)
+
+
+#: contenders that are other libraries: each has a line in the table of memory, measured or not
+MEMORY_OF = (
+    "transformers, eager",
+    "transformers, compiled",
+    "complex product",
+    "rotary-embedding-torch",
+    "liger-kernel",
+)
+
+
 #: marker in docs/benchmarks.md -> (file in results/, function that makes the table)
 TABLES = {
     "gpu": ("h200.jsonl", gpu_table),
@@ -431,6 +461,8 @@ TABLES = {
     "cpu_patch": ("cpu_patch.jsonl", models_table),
     "cpu_linear": ("cpu_linear.jsonl", attention_table),
     "doc_shapes": ("doc_shapes.jsonl", doc_shapes_table),
+    "memory_gpu": ("h200.jsonl", memory_table),
+    "memory_cpu": ("cpu_memory.jsonl", memory_table),
 }
 
 

@@ -42,6 +42,7 @@ FIGURES: dict[str, Callable[[View], Any]] = {
         ladder.clocks,
         ladder.spectrum,
         ladder.angles,
+        ladder.periodicity,
         ladder.beyond,
         ladder.coverage,
         ladder.scalings,
@@ -49,7 +50,9 @@ FIGURES: dict[str, Callable[[View], Any]] = {
         distance.similarity,
         distance.similarity_map,
         distance.inner_products,
+        distance.tsne,
         distance.base_bound,
+        rotation.variants,
         rotation.precision,
     )
 }

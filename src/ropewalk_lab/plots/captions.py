@@ -13,15 +13,20 @@ CAPTIONS: dict[str, str] = {
         "near from far."
     ),
     "spectrum": (
-        "How many tokens each pair takes for a turn. Pairs above the dashed line complete no turn "
-        "in training."
+        "The frequency of each pair, and its tokens per turn. Pairs above the dashed line "
+        "complete no turn in training."
     ),
     "angles": (
-        "The angle of every pair at positions 0, 1, 4 and 8: fast pairs move, slow pairs hardly do."
+        "The angle of every pair at positions 0, 1, 4 and 8, in turns and, for the first 32, in "
+        "radians: fast pairs move."
+    ),
+    "periodicity": (
+        "The cosine of the first three pairs, with a dot after every turn: each pair repeats "
+        "after its own wavelength."
     ),
     "beyond": (
-        "The cosine of four slow pairs. Beyond the shaded trained length they take values that "
-        "training never showed."
+        "Beyond the shaded trained length slow pairs take values that training never showed; "
+        "dimensions 0 and 1 repeat theirs."
     ),
     "coverage": (
         "Turns of each pair at the trained length, at the served length, and at the served length "
@@ -45,9 +50,17 @@ CAPTIONS: dict[str, str] = {
     "inner_products": (
         "The score of one q and one k rotated to every two positions; each diagonal is constant."
     ),
+    "tsne": (
+        "The encodings of the first 128 positions on a plane, by t-SNE. Neighbours stay "
+        "neighbours, so they form a curve."
+    ),
     "base_bound": (
         "The sum of cosines for several bases. A larger base stays positive for longer, without a "
         "clear threshold."
+    ),
+    "variants": (
+        "A rotation keeps the norm. YaRN scales it once, xPos lets it decay, an added encoding "
+        "changes it at every position."
     ),
     "precision": (
         "The error of cos and sin against position, by method; above the dashed line it exceeds "

@@ -1,5 +1,5 @@
-"""Figures of quantities that depend on distance: decay, similarity, maps over positions, the sum of
-cosines.
+"""Figures of quantities that depend on distance: decay, similarity, maps over positions, t-SNE, the
+sum of cosines.
 """
 
 from __future__ import annotations
@@ -9,12 +9,22 @@ from typing import Any
 import numpy as np
 
 from ropewalk_lab import analysis
-from ropewalk_lab.plots.look import blank, finish, heat, label_axes, legend
+from ropewalk_lab.plots.look import (
+    MAP,
+    blank,
+    colour_bar,
+    finish,
+    heat,
+    label_axes,
+    legend,
+)
 from ropewalk_lab.plots.view import View
+from ropewalk_lab.tsne import tsne as map_to_plane
 
 DECAY_DISTANCES = 256
 SIMILARITY_DISTANCES = 512
 MAP_POSITIONS = 128
+TSNE_POSITIONS = 128
 BASES = (1e3, 1e4, 1e5, 1e6)
 
 
@@ -88,6 +98,24 @@ def inner_products(view: View) -> Any:
         x="key position",
         y="query position",
     )
+    return finish(figure, look)
+
+
+def tsne(view: View) -> Any:
+    """Draw a t-SNE of the encodings of the first positions: a curve, because neighbours are
+    similar.
+    """
+    look, steps = view.look, analysis.radians(view.spec, view.served)
+    figure, (ax,) = blank(look, 6, 5)
+    rotated = analysis.phasors(steps, range(TSNE_POSITIONS))
+    x, y = map_to_plane(np.concatenate([np.real(rotated), np.imag(rotated)], axis=1)).T
+    ax.plot(x, y, color=look.quiet, linewidth=1, zorder=1)
+    dots = {"cmap": MAP, "s": 30, "zorder": 2, "edgecolors": look.ink, "linewidths": 0.5}
+    points = ax.scatter(x, y, c=np.arange(TSNE_POSITIONS), **dots)
+    ax.set(xticklabels=[], yticklabels=[])
+    colour_bar(figure, ax, look, points, "position")
+    title = "Encodings on a plane (t-SNE)"
+    label_axes(ax, look, title=title, x="first coordinate", y="second coordinate")
     return finish(figure, look)
 
 

@@ -18,45 +18,80 @@ from ropewalk_lab.plots.view import View
 ANGLE_POSITIONS = (0, 1, 4, 8)
 CLOCK_POSITIONS = (0, 1, 4, 64)
 CLOCK_PAIRS = 6
+#: how many pairs the angles in radians show
+RADIAN_PAIRS = 32
+PERIODIC_PAIRS = 3
+PERIODIC_POSITIONS = 48
+#: `beyond` shows the fastest pair at so many positions on either side of the trained length
+NEAR_POSITIONS = 8
 
 
 def spectrum(view: View) -> Any:
-    """Draw the wavelength (tokens per turn) of every pair, and the trained length."""
+    """Draw the frequency of every pair (inv_freq) on the left, its wavelength (tokens per turn) and
+    the trained length on the right.
+    """
     look = view.look
-    figure, (ax,) = blank(look)
-    plain = analysis.wavelengths(analysis.plain_radians(view.spec))
-    ax.plot(plain, color=look.colour(0), linewidth=2.4, label="default")
+    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
+    lines = {"default": analysis.plain_radians(view.spec)}
     if view.scaled:
-        scaled = analysis.wavelengths(analysis.radians(view.spec, view.served))
-        ax.plot(scaled, color=look.colour(1), linewidth=2.4, label=view.spec.scaling.name)
-    ax.axhline(
-        view.trained,
-        color=look.quiet,
-        linewidth=1,
-        linestyle=(0, (4, 3)),
-        label=look.translate("trained length"),
-    )
-    ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
-    label_axes(
-        ax, look, title="Wavelength of every pair", x="pair, fastest first", y="tokens per turn"
-    )
-    legend(ax, look, loc="upper left")
+        lines[view.spec.scaling.name] = analysis.radians(view.spec, view.served)
+    for i, (name, steps) in enumerate(lines.items()):
+        # a logarithm has no sign; a pair that does not rotate has no point
+        sizes = np.where(steps == 0, np.nan, np.abs(steps))
+        left.plot(sizes, color=look.colour(i), linewidth=2.4, label=name)
+        waves = analysis.wavelengths(steps)
+        right.plot(waves, color=look.colour(i), linewidth=2.4, label=name)
+    label = look.translate("trained length")
+    dashes = {"color": look.quiet, "linewidth": 1, "linestyle": (0, (4, 3))}
+    right.axhline(view.trained, label=label, **dashes)
+    for ax in (left, right):
+        ax.set(yscale="log", xlim=(0, max(view.spec.pairs - 1, 1)))
+    title, x = "Frequency and wavelength of every pair", "pair, fastest first"
+    label_axes(left, look, title=title, x=x, y="inv_freq, radians per token")
+    label_axes(right, look, x=x, y="tokens per turn")
+    legend(right, look, loc="upper left")
     return finish(figure, look)
 
 
 def angles(view: View) -> Any:
-    """Draw the angle of every pair at a few positions."""
+    """Draw the angle of every pair at a few positions: all pairs in turns on the left, the first in
+    radians on the right.
+    """
     look = view.look
-    figure, (ax,) = blank(look)
+    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
     steps = analysis.radians(view.spec, view.served)
+    first = steps[:RADIAN_PAIRS]
     for i, position in enumerate(ANGLE_POSITIONS):
         label = look.translate("position {position}", position=position)
-        ax.plot(position * steps / (2 * math.pi), color=look.colour(i), linewidth=2.4, label=label)
-    ax.set(xlim=(0, max(view.spec.pairs - 1, 1)))
-    label_axes(
-        ax, look, title="The angle of every pair", x="pair, fastest first", y="angle, in turns"
-    )
-    legend(ax, look, loc="upper right")
+        line = {"color": look.colour(i), "linewidth": 2.4, "label": label}
+        left.plot(position * steps / (2 * math.pi), **line)
+        right.plot(position * first, **line)
+    left.set(xlim=(0, max(len(steps) - 1, 1)))
+    right.set(xlim=(0, max(len(first) - 1, 1)))
+    title, x = "The angle of every pair", "pair, fastest first"
+    label_axes(left, look, title=title, x=x, y="angle, in turns")
+    label_axes(right, look, x=x, y="angle, in radians")
+    legend(right, look, loc="upper right")
+    return finish(figure, look)
+
+
+def periodicity(view: View) -> Any:
+    """Draw cos of the first three pairs over a few tokens, with a dot after every turn."""
+    look = view.look
+    figure, (ax,) = blank(look)
+    positions = np.linspace(0, PERIODIC_POSITIONS, 10 * PERIODIC_POSITIONS + 1)
+    for pair, step in enumerate(analysis.radians(view.spec, view.served)[:PERIODIC_PAIRS]):
+        colour, wave = look.colour(pair), float(analysis.wavelengths([step])[0])
+        label = look.translate("pair {pair}", pair=pair)
+        if math.isfinite(wave):
+            label += ": " + look.translate("a turn in {turn}", turn=short(wave))
+        ax.plot(positions, np.cos(positions * step), color=colour, linewidth=2, label=label)
+        turns = wave * np.arange(1, int(PERIODIC_POSITIONS // wave) + 1)
+        ax.plot(turns, np.ones(len(turns)), "o", color=colour, markersize=6)
+    ax.set(xlim=(0, PERIODIC_POSITIONS), ylim=(-1.1, 1.15))
+    title = "Each pair repeats after its own wavelength"
+    label_axes(ax, look, title=title, x="position", y="cos of the angle")
+    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
     return finish(figure, look)
 
 
@@ -112,32 +147,33 @@ def ratio_lines(ratios: Mapping[str, Sequence[float] | np.ndarray], look: Look =
 
 
 def beyond(view: View) -> Any:
-    """Draw cos of some pairs within and beyond the trained length, where slow pairs reach new
-    angles.
+    """Draw values within and beyond the trained length: cos of slow pairs, which reach new angles,
+    on the left, and the two dimensions of the fastest pair, which repeat, on the right.
     """
     look = view.look
-    figure, (ax,) = blank(look)
+    figure, (left, right) = blank(look, 12.5, 4.2, across=2)
     steps = analysis.radians(view.spec, view.served)
     positions = np.linspace(0, view.served, 800)
-    for i, pair in enumerate(
-        pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))
-    ):
+    slow = pairs_with_turns(analysis.turns(steps, view.trained), (2.0, 0.5, 0.25, 0.1))
+    for i, pair in enumerate(slow):
+        line = {"color": look.colour(i), "linewidth": 2}
         label = look.translate("pair {pair}", pair=pair)
-        ax.plot(
-            positions,
-            np.cos(positions * steps[pair]),
-            color=look.colour(i),
-            linewidth=2,
-            label=label,
-        )
-    ax.axvspan(0, view.trained, color=look.grid, alpha=0.6, zorder=0)
-    ax.text(
-        0, 1.12, " " + look.translate("trained length"), color=look.quiet, fontsize=9, ha="left"
-    )
-    ax.set(xlim=(0, view.served), ylim=(-1.1, 1.25))
+        left.plot(positions, np.cos(positions * steps[pair]), label=label, **line)
+    near = np.linspace(view.trained - NEAR_POSITIONS, view.trained + NEAR_POSITIONS, 800)
+    # the vector (1, 0) of the fastest pair, rotated: dimensions 0 and 1 of an interleaved head
+    for dimension, value in enumerate((np.cos(near * steps[0]), np.sin(near * steps[0]))):
+        label = look.translate("dimension {dimension}", dimension=dimension)
+        right.plot(near, value, color=look.colour(dimension), linewidth=2, label=label)
+    for ax, low, high in ((left, 0, view.served), (right, near[0], near[-1])):
+        ax.axvspan(low, view.trained, color=look.grid, alpha=0.6, zorder=0)
+        ax.set(xlim=(low, high), ylim=(-1.1, 1.25))
+        placement = {"color": look.quiet, "fontsize": 9, "ha": "left"}
+        ax.text(low, 1.12, " " + look.translate("trained length"), **placement)
     title = "Beyond the trained length slow pairs reach new angles"
-    label_axes(ax, look, title=title, x="position", y="cos of the angle")
-    legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    label_axes(left, look, title=title, x="position", y="cos of the angle")
+    label_axes(right, look, x="position", y="(1, 0), rotated")
+    for ax in (left, right):
+        legend(ax, look, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4)
     return finish(figure, look)
 
 

@@ -219,7 +219,12 @@ def heat(
     colours = {"cmap": SIGNED_MAP, "vmin": -limit, "vmax": limit} if signed else {"cmap": MAP}
     image = ax.imshow(values, extent=extent, origin="lower", **colours)
     ax.grid(False)
-    bar = figure.colorbar(image, ax=ax)
+    colour_bar(figure, ax, look, image, label)
+
+
+def colour_bar(figure: Any, ax: Any, look: Look, coloured: Any, label: str) -> None:
+    """Add a colour bar beside the axes for an image or points, with a translated label."""
+    bar = figure.colorbar(coloured, ax=ax)
     bar.outline.set_visible(False)
     bar.ax.tick_params(colors=look.quiet, length=0)
     bar.set_label(look.translate(label), color=look.ink)

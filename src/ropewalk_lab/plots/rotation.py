@@ -1,4 +1,6 @@
-"""Figures of rotated vectors: the rotation itself, and the precision of the angle."""
+"""Figures of rotated vectors: the rotation itself, variants by norm and trajectory, and the
+precision of the angle.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ropewalk.frequencies import Default, XPos, Yarn
 from ropewalk_lab import analysis
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk_lab.plots.view import View
@@ -37,6 +40,44 @@ def rotation(view: View) -> Any:
     label_axes(ax, look, title="One vector, rotated", x="x", y="y")
     legend(ax, look, loc="center left", bbox_to_anchor=(1, 0.5))
     return finish(figure, look)
+
+
+def variants(view: View) -> Any:
+    """Draw default, YaRN and xPos queries and an added encoding: the norm against position on the
+    left, the trajectory of the middle pair over one turn on the right.
+    """
+    look, middle = view.look, view.spec.pairs // 2
+    wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])
+    positions = np.linspace(0, wavelength if np.isfinite(wavelength) else view.trained, 400)
+    figure, (left, right) = blank(look, 10.5, 4.2, across=2)
+    for i, (name, path) in enumerate(_paths(view, positions).items()):
+        norm = np.sqrt((np.abs(path) ** 2).mean(axis=1))
+        # where two lines coincide, the wider one below shows on both sides
+        line = {"color": look.colour(i), "linewidth": 3.4 - 0.6 * i, "label": name}
+        left.plot(positions, norm, **line)
+        right.plot(np.real(path[:, middle]), np.imag(path[:, middle]), **line)
+    right.plot(1, 0, "o", color=look.ink, markersize=5)
+    right.set(aspect="equal")
+    title = "Variants: norm and trajectory"
+    label_axes(left, look, title=title, x="position", y="norm / norm before")
+    label_axes(right, look, x="x", y="y")
+    legend(right, look, loc="center left", bbox_to_anchor=(1, 0.5))
+    return finish(figure, look)
+
+
+def _paths(view: View, positions: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the vector (1, 0) of every pair at each position, by variant: complex [positions,
+    pairs].
+    """
+    yarn = Yarn(factor=max(view.served / view.trained, 1.0), original_length=view.trained)
+    scalings = (Default(), yarn, XPos())
+    specs = {scaling.name: view.spec.with_(scaling=scaling) for scaling in scalings}
+    specs[view.spec.scaling.name] = view.spec
+    paths = {
+        name: analysis.query_path(spec, positions, view.served) for name, spec in specs.items()
+    }
+    added = 1 + analysis.phasors(analysis.plain_radians(view.spec), positions)
+    return paths | {view.look.translate("added encoding"): added}
 
 
 def precision(view: View) -> Any:

@@ -53,6 +53,18 @@ CHINESE: dict[str, str] = {
     "turns": "圈数",
     "Turns of every pair": "每对维度转过的圈数",
     "Wavelength of every pair": "每对维度的波长",
+    "Frequency and wavelength of every pair": "每对维度的频率与波长",
+    "inv_freq, radians per token": "inv_freq（弧度/词元）",
+    "angle, in radians": "角度（弧度）",
+    "dimension {dimension}": "第 {dimension} 维",
+    "(1, 0), rotated": "(1, 0) 旋转后的值",
+    "Each pair repeats after its own wavelength": "每对维度以各自的波长为周期",
+    "Encodings on a plane (t-SNE)": "编码的二维投影（t-SNE）",
+    "first coordinate": "第一坐标",
+    "second coordinate": "第二坐标",
+    "added encoding": "相加的编码",
+    "norm / norm before": "模长 / 原模长",
+    "Variants: norm and trajectory": "各变体的模长与轨迹",
     "position of the token": "词元的位置",
     "{model}, trained on {trained} tokens, reads {served}": (
         "{model} 的训练长度为 {trained}，读 {served} 个词元"

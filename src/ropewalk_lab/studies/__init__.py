@@ -5,7 +5,6 @@ of STUDIES.
 from __future__ import annotations
 
 from ropewalk_lab.studies import (
-    base,
     decay,
     encodings,
     extend,
@@ -24,15 +23,16 @@ from ropewalk_lab.studies import (
     real_precision,
     real_tune,
     relative,
+    rope_variants,
 )
 from ropewalk_lab.studies.study import Study, read_study, run_study
 
 STUDIES: dict[str, Study] = {
-    module.STUDY.name: module.STUDY
+    study.name: study
     for module in (
         encodings,
         extend,
-        base,
+        rope_variants,
         norms,
         passkey,
         mlm_lengths,
@@ -50,6 +50,7 @@ STUDIES: dict[str, Study] = {
         real_precision,
         real_kv,
     )
+    for study in getattr(module, "STUDIES", None) or [module.STUDY]
 }
 
 __all__ = ["STUDIES", "Study", "read_study", "run_study"]

@@ -16,35 +16,11 @@ from ropewalk_lab import analysis
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
-_NAMES = ["rope", "alibi", "none"]
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "encodings": ["rope", "none"],
-        "windows": 4,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "encodings": _NAMES,
-        "windows": 24,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "encodings": _NAMES,
-        "windows": 64,
-        "seeds": 1,
-    },
-    "cluster": {"preset": "cluster", "changes": [], "encodings": _NAMES, "windows": 64, "seeds": 3},
-}
+PRESETS = presets_of("decay")
 BOUND = "bound for RoPE, base 10,000"
 FASTEST, SLOWEST = "fastest", "slowest"
 #: the head size of the classic plot of the bound, and of the stated wavelengths

@@ -27,14 +27,12 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: the RoPE model with attention limited to a window of the trained length
 WINDOW = "rope, sliding window"
-#: encodings for one axis that a decoder can use
-TEXT = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
 #: names in published tables -> ours
 PUBLISHED_NAMES = {
     "RoPE": "rope",
@@ -48,40 +46,7 @@ PUBLISHED_NAMES = {
 }
 CORE = ["rope", "alibi", "sinusoidal", "none"]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "encodings": CORE,
-        "multiples": [1, 2, 4],
-        "windows": 6,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "encodings": [*CORE, "learned", "xpos", "t5_causal", "kerple_log", "nezha"],
-        "multiples": [1, 2, 4, 8],
-        "windows": 24,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "encodings": TEXT,
-        "multiples": [1, 2, 4, 8, 16],
-        "windows": 64,
-        "seeds": 1,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "encodings": TEXT,
-        "multiples": [1, 2, 4, 8, 16],
-        "windows": 128,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("encodings")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

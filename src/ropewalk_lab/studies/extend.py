@@ -13,7 +13,6 @@ from ropewalk_lab.settings import Preset
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.extension_methods import (
     LONGROPE,
-    METHODS,
     NONE,
     rope_spec,
     search_longrope,
@@ -33,9 +32,9 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: names in published tables -> ours
 PUBLISHED_NAMES = {
@@ -46,62 +45,7 @@ PUBLISHED_NAMES = {
     "dynamic NTK": "dynamic",
     "searched": LONGROPE,
 }
-ALL = [NONE, *METHODS, LONGROPE]
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "methods": ALL,
-        "factors": [2, 4],
-        "windows": 6,
-        "search": {"population": 8, "rounds": 2, "windows": 2},
-        "tuned_methods": [NONE, "yarn"],
-        "tuned_factors": [4],
-        "tuned_steps": 4,
-        "tuned_rate": 6e-4,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "methods": ALL,
-        "factors": [2, 4, 8],
-        "windows": 24,
-        "search": {"population": 8, "rounds": 5, "windows": 4},
-        "tuned_methods": [NONE, "linear", "yarn"],
-        "tuned_factors": [4],
-        "tuned_steps": 60,
-        "tuned_rate": 6e-4,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "methods": ALL,
-        "factors": [2, 4, 8, 16],
-        "windows": 64,
-        "search": {"population": 32, "rounds": 10, "windows": 8},
-        "tuned_methods": ALL,
-        "tuned_factors": [2, 4, 8, 16],
-        "tuned_steps": 40,
-        "tuned_rate": 6e-4,
-        "seeds": 1,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "methods": ALL,
-        "factors": [2, 4, 8, 16],
-        "windows": 128,
-        "search": {"population": 64, "rounds": 40, "windows": 16},
-        "tuned_methods": ALL,
-        "tuned_factors": [2, 4, 8, 16],
-        "tuned_steps": 100,
-        "tuned_rate": 3e-4,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("extend")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

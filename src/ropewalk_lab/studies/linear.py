@@ -20,9 +20,9 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 from ropewalk_lab.tokenizer import Bytes
 
 #: name -> changed settings of the model
@@ -31,40 +31,7 @@ MODELS: dict[str, dict[str, str]] = {
     "linear, rope": {"encoding": "rope", "attention": "linear"},
     "linear, none": {"encoding": "none", "attention": "linear"},
 }
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "windows": 4,
-        "multiples": [1, 2],
-        "timed": [64, 128],
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "windows": 24,
-        "multiples": [1, 2, 4],
-        "timed": [512, 1024, 2048, 4096],
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "windows": 64,
-        "multiples": [1, 2, 4],
-        "timed": [1024, 4096, 16_384, 65_536],
-        "seeds": 1,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "windows": 64,
-        "multiples": [1, 2, 4],
-        "timed": [4096, 16_384, 65_536],
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("linear")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

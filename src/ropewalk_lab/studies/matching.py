@@ -30,6 +30,7 @@ from ropewalk_lab.studies.findings import (
     percent,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import make_preset, train_or_load
@@ -71,59 +72,8 @@ WORDS = (
 #: the share of cases whose evidence is within the short length
 EARLY = 0.25
 TEMPERATURE = 0.05
-_LARGE = [
-    "model.hidden_size=256",
-    "model.intermediate_size=1024",
-    "model.num_layers=4",
-    "train.precision=bfloat16",
-]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "mlm",
-        "changes": ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"],
-        "short": 24,
-        "long": 56,
-        "batch": 4,
-        "steps": 6,
-        "count": 120,
-        "data": "",
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "mlm",
-        "changes": [],
-        "short": 48,
-        "long": 96,
-        "batch": 16,
-        "steps": 600,
-        "count": 4000,
-        "data": "",
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "mlm",
-        "changes": [*_LARGE, "train.learning_rate=5e-4", "train.warmup=200"],
-        "short": 128,
-        "long": 256,
-        "batch": 64,
-        "steps": 600,
-        "count": 10000,
-        "data": "",
-        "seeds": 2,
-    },
-    "cluster": {
-        "preset": "mlm",
-        "changes": [*_LARGE, "train.learning_rate=3e-4", "train.warmup=200"],
-        "short": 512,
-        "long": 1024,
-        "batch": 64,
-        "steps": 3000,
-        "count": 20000,
-        "data": "",
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("matching")
 
 
 def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]:

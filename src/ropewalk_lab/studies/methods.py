@@ -38,73 +38,15 @@ from ropewalk_lab.studies.method_models import (
     searched_factors,
 )
 from ropewalk_lab.studies.passkey import passkey_batches, row_by_row
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, row, score, select
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: methods that begin with the trained RoPE model
 AFTERWARDS = (*APPLIED, LONGROPE2, DROPE)
 ALL = [*TRAINED, *AFTERWARDS]
 
-_SIZES: dict[str, Any] = {
-    "methods": ALL,
-    "share": 0.5,
-    "depths": [0.0, 0.5, 1.0],
-    "search": {"population": 16, "rounds": 4},
-    "repeats": 5,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": ["train.stages=[{length=96, batch=2, steps=2}]"],
-        "multiples": [1, 2],
-        "windows": 3,
-        "count": 2,
-        "recalibrated": 1,
-        "seeds": 1,
-        **_SIZES,
-        "depths": [0.0],
-        "search": {"population": 8, "rounds": 0},
-        "repeats": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": [*CPU_CHANGES, ("train.stages=[{length=128, batch=16, steps=1200}]")],
-        "multiples": [1, 2, 4],
-        "windows": 24,
-        "count": 20,
-        "recalibrated": 300,
-        "seeds": 1,
-        **_SIZES,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "multiples": [1, 2, 4, 8],
-        "windows": 64,
-        "count": 100,
-        "recalibrated": 200,
-        "seeds": 2,
-        **_SIZES,
-        "changes": [
-            *GPU_CHANGES,
-            "model.num_layers=4",
-            ("train.stages=[{length=256, batch=64, steps=800}]"),
-        ],
-        "repeats": 20,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "multiples": [1, 2, 4, 8, 16],
-        "windows": 128,
-        "count": 200,
-        "recalibrated": 2000,
-        "seeds": 3,
-        **_SIZES,
-        "search": {"population": 64, "rounds": 20},
-        "repeats": 20,
-    },
-}
+PRESETS = presets_of("methods")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -18,50 +18,13 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, score, scores_by
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: names of the three compared models, stored in the field `way` of the rows
 KEPT, MOVED, FRESH = "sinusoidal, trained on", "migrated to RoPE", "RoPE from scratch"
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "from": "sinusoidal",
-        "steps": [0, 4],
-        "rate": 1e-3,
-        "windows": 4,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "from": "sinusoidal",
-        "steps": [0, 60],
-        "rate": 1e-3,
-        "windows": 24,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "from": "sinusoidal",
-        "steps": [0, 20, 80, 200],
-        "rate": 1e-3,
-        "windows": 64,
-        "seeds": 1,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "from": "sinusoidal",
-        "steps": [0, 50, 200],
-        "rate": 3e-4,
-        "windows": 64,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("migrate")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from ropewalk.interop.checkpoint.atomic_folder import alone_in
 from ropewalk_lab.batches import IGNORED, mask_tokens
 from ropewalk_lab.data import make_data
 from ropewalk_lab.evaluation import MAX_TOKENS, evaluating
-from ropewalk_lab.schedule import roformer_stages
 from ropewalk_lab.studies.findings import (
     Claim,
     Findings,
@@ -31,55 +30,13 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import corpus_of, make_preset, make_trainer, preset_facts
 from ropewalk_lab.tokenizer import Tokenizer, open_tokenizer
 
-_SMALL = ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"]
-_LARGE = [
-    "model.hidden_size=256",
-    "model.intermediate_size=1024",
-    "model.num_layers=4",
-    "model.num_heads=4",
-    "data.source=code",
-    "train.learning_rate=7e-4",
-    "train.warmup=400",
-    "train.precision=bfloat16",
-    "train.log_every=20",
-    "train.save_every=4000",
-]
-
-
-def plain_stages(factor: int) -> list[list[int]]:
-    """Return RoFormer's stages, made smaller by one factor, as lists of (length, batch, steps)."""
-    return [[stage.length, stage.batch, stage.steps] for stage in roformer_stages(factor)]
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "mlm",
-        "changes": _SMALL,
-        "stages": plain_stages(8),
-        "windows": 6,
-        "seeds": 1,
-    },
-    "cpu": {"preset": "mlm", "changes": [], "stages": plain_stages(4), "windows": 64, "seeds": 1},
-    "gpu": {
-        "preset": "mlm",
-        "changes": _LARGE,
-        "stages": plain_stages(2),
-        "windows": 256,
-        "seeds": 1,
-    },
-    "cluster": {
-        "preset": "roformer-paper",
-        "changes": [],
-        "stages": plain_stages(1),
-        "windows": 256,
-        "seeds": 1,
-    },
-}
+PRESETS = presets_of("mlm_lengths")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -16,60 +16,14 @@ from ropewalk_lab.batches import IGNORED, Batch
 from ropewalk_lab.stateless_random import below, fold
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import make_preset, train_or_load
 
 #: patches have colours from 0 to 15, and the marked one has 16; the vocabulary is a multiple of 8
 COLOURS, MARK, VOCABULARY = 16, 16, 24
-_MODELS = ["rope_2d", "rope", "learned", "none"]
-_SMALL = ["model.hidden_size=64", "model.intermediate_size=128"]
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "mlm",
-        "changes": ["model.hidden_size=32", "model.intermediate_size=64", "train.warmup=2"],
-        "encodings": ["rope_2d", "rope"],
-        "side": 4,
-        "sides": [4, 6],
-        "batch": 8,
-        "steps": 6,
-        "count": 20,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "mlm",
-        "changes": _SMALL,
-        "encodings": _MODELS,
-        "side": 6,
-        "sides": [6, 8, 10],
-        "batch": 64,
-        "steps": 600,
-        "count": 400,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "mlm",
-        "changes": ["train.learning_rate=5e-4"],
-        "encodings": _MODELS,
-        "side": 8,
-        "sides": [8, 10, 12, 16],
-        "batch": 256,
-        "steps": 1200,
-        "count": 1000,
-        "seeds": 2,
-    },
-    "cluster": {
-        "preset": "mlm",
-        "changes": ["train.learning_rate=5e-4"],
-        "encodings": _MODELS,
-        "side": 16,
-        "sides": [16, 20, 24, 32],
-        "batch": 256,
-        "steps": 3000,
-        "count": 1000,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("multimodal")
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from ropewalk_lab.studies.findings import (
     percent,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: plain RoPE; a rotation that does not keep the norm of a head, so that scores depend on positions
 #: and not on distance alone
@@ -56,44 +56,7 @@ STATED = {
 UNCHANGED = 1e-3
 _ALL = [NONE, NOT_KEPT, *NORMS]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": [],
-        "norms": _ALL,
-        "multiples": [1, 2],
-        "windows": 6,
-        "shift": 1000,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": CPU_CHANGES,
-        "norms": _ALL,
-        "multiples": [1, 2, 4],
-        "windows": 24,
-        "shift": 1000,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": GPU_CHANGES,
-        "norms": _ALL,
-        "multiples": [1, 2, 4, 8],
-        "windows": 64,
-        "shift": 1000,
-        "seeds": 2,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "norms": _ALL,
-        "multiples": [1, 2, 4, 8],
-        "windows": 128,
-        "shift": 1000,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("norms")
 
 
 class HeadNorm(nn.Module):

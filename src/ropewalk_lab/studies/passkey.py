@@ -19,7 +19,7 @@ from ropewalk_lab.objectives import predict
 from ropewalk_lab.scores import Score
 from ropewalk_lab.settings import Preset
 from ropewalk_lab.studies import training
-from ropewalk_lab.studies.extension_methods import METHODS, NONE, rope_spec, spec_for
+from ropewalk_lab.studies.extension_methods import NONE, rope_spec, spec_for
 from ropewalk_lab.studies.findings import (
     FAILS,
     HOLDS,
@@ -32,63 +32,14 @@ from ropewalk_lab.studies.findings import (
     line_figure,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, row, select
 from ropewalk_lab.studies.study import Study
-from ropewalk_lab.studies.training import CPU_CHANGES, GPU_CHANGES
 
 #: a method works at a length if it finds this share of the pass keys
 FOUND = 0.95
-ALL = [NONE, *METHODS]
-#: the usual base, and the one of models with long contexts
-BASES = [10_000.0, 500_000.0]
-_DEPTHS = [0.0, 0.25, 0.5, 0.75, 1.0]
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "preset": "smoke",
-        "changes": ["train.stages=[{length=96, batch=4, steps=20}]"],
-        "share": 0.5,
-        "methods": [NONE, "yarn"],
-        "bases": BASES,
-        "multiples": [1, 2],
-        "depths": [0.0, 1.0],
-        "count": 5,
-        "seeds": 1,
-    },
-    "cpu": {
-        "preset": "cpu",
-        "changes": [*CPU_CHANGES, ("train.stages=[{length=128, batch=16, steps=1200}]")],
-        "share": 0.5,
-        "methods": ALL,
-        "bases": BASES,
-        "multiples": [1, 2, 4],
-        "depths": _DEPTHS,
-        "count": 20,
-        "seeds": 1,
-    },
-    "gpu": {
-        "preset": "gpu",
-        "changes": [*GPU_CHANGES, ("train.stages=[{length=256, batch=128, steps=1200}]")],
-        "share": 0.5,
-        "methods": ALL,
-        "bases": BASES,
-        "multiples": [1, 2, 4, 8],
-        "depths": _DEPTHS,
-        "count": 100,
-        "seeds": 2,
-    },
-    "cluster": {
-        "preset": "cluster",
-        "changes": [],
-        "share": 0.2,
-        "methods": ALL,
-        "bases": BASES,
-        "multiples": [1, 2, 4, 8, 16],
-        "depths": _DEPTHS,
-        "count": 200,
-        "seeds": 3,
-    },
-}
+PRESETS = presets_of("passkey")
 
 
 def row_by_row(model: nn.Module, batch: Batch) -> Tensor:
@@ -130,7 +81,7 @@ def measure(
     count: int,
 ) -> list[Row]:
     """Train on text and pass keys, then test at every length and depth; return the rows."""
-    full_preset = training.make_rope_preset(preset, changes, seed, base)
+    full_preset = training.make_rope_preset(preset, changes, seed, theta=base)
     batches, length = passkey_batches(full_preset, share), training.trained_length(full_preset)
     name = f"passkey-{base:g}-{seed}"
     model = training.train_or_load(

@@ -10,17 +10,13 @@ from ropewalk.spec import RopeSpec
 from ropewalk_lab.analysis import COS_SIN_METHODS, USED_BY, error_curves
 from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
-POSITIONS = [32_768, 131_072, 524_288, 1_048_576, 4_194_304, 10_000_000]
 #: the error is the largest over so many positions
 WIDTH = 5
-_ALL = {"positions": POSITIONS, "head_dim": 128, "width": WIDTH, "seeds": 1}
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {"positions": [32_768, 10_000_000], "head_dim": 10, "width": 2, "seeds": 1},
-    "cpu": _ALL, "gpu": _ALL, "cluster": _ALL,
-}  # fmt: skip
+PRESETS = presets_of("precision")
 BOUND = 1e-6
 
 
@@ -60,7 +56,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         for method, curve in errors.items()
     ]
     columns = ("method", "used by", *(f"{position:,}" for position in positions))
-    width = facts.get("settings", _ALL)["width"]
+    width = facts.get("settings", PRESETS["cpu"])["width"]
     note = f"Over the last {width} positions up to each position."
     table = Table("Largest error of cos and sin", columns, cells, note)
     # a logarithmic axis has no 0

@@ -32,13 +32,6 @@ TINY, PYTHON = "tiny", "python"
 CHARACTERS = 3_000_000
 #: a figure of fewer windows says little, so shorter texts are refused
 FEWEST_WINDOWS = 5
-#: the settings that every study on a pretrained model has, by preset
-SOURCES: dict[str, dict[str, Any]] = {
-    "smoke": {"model": TINY, "text": [PYTHON], "seeds": 1},
-    "cpu": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
-    "gpu": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
-    "cluster": {"model": "smollm2", "text": ["moby-dick", "sotu"], "seeds": 1},
-}
 
 
 def open_real(

@@ -18,8 +18,8 @@ from ropewalk_lab.fit.text import long_ppl
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_order
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.real import (
-    SOURCES,
     known_methods,
     make_meter,
     open_real,
@@ -30,48 +30,9 @@ from ropewalk_lab.studies.real_picture import picture
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
 
-#: in order of value: a run that is stopped has the first ones
-ALL = [
-    "none",
-    "yarn",
-    "ntk",
-    "linear",
-    "dynamic",
-    "dynamic_yarn",
-    "self_extend",
-    "rerope",
-    "dca",
-    "leaky_rerope",
-    "llama3",
-    "by_parts",
-    "longrope",
-]
 #: (better, worse) in the last band, as papers and forums have it
 ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn"))
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        **SOURCES["smoke"],
-        "methods": ["none", "linear", "yarn"],
-        "factors": [2],
-        "windows": 3,
-        "search": 0,
-    },
-    "cpu": {
-        **SOURCES["cpu"],
-        "methods": ["none", "yarn"],
-        "factors": [1.25],
-        "windows": 2,
-        "search": 0,
-    },
-    "gpu": {**SOURCES["gpu"], "methods": ALL, "factors": [4, 2, 8], "windows": 12, "search": 64},
-    "cluster": {
-        **SOURCES["cluster"],
-        "methods": ALL,
-        "factors": [4, 2, 8],
-        "windows": 12,
-        "search": 256,
-    },
-}
+PRESETS = presets_of("real_extend")
 #: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of
 #: 32,768): (mean, error) by band
 EARLIER = {

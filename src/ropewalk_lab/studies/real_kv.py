@@ -26,30 +26,12 @@ from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_within
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
+from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.real import open_real, real_facts, real_windows, source_note
 from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {**SOURCES["smoke"], "length": 48, "next": 8, "sinks": 4, "shift": 1000, "windows": 3},
-    "cpu": {**SOURCES["cpu"], "length": 320, "next": 64, "sinks": 4, "shift": 4096, "windows": 6},
-    "gpu": {
-        **SOURCES["gpu"],
-        "length": 4096,
-        "next": 512,
-        "sinks": 4,
-        "shift": 3000,
-        "windows": 12,
-    },
-    "cluster": {
-        **SOURCES["cluster"],
-        "length": 7168,
-        "next": 1024,
-        "sinks": 4,
-        "shift": 100_000,
-        "windows": 32,
-    },
-}
+PRESETS = presets_of("real_kv")
 #: what each way of continuing is compared with
 AGAIN, AGAIN_SHORTER = "read again", "read again, without the dropped tokens"
 REFERENCES = {

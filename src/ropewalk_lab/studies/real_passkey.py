@@ -17,8 +17,8 @@ from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.real import (
-    SOURCES,
     known_methods,
     make_meter,
     open_real,
@@ -28,21 +28,6 @@ from ropewalk_lab.studies.real import (
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
-#: in order of value: a run that is stopped has the first ones
-ALL = [
-    "none",
-    "yarn",
-    "ntk",
-    "linear",
-    "dynamic",
-    "dynamic_yarn",
-    "self_extend",
-    "rerope",
-    "dca",
-    "leaky_rerope",
-    "llama3",
-    "by_parts",
-]
 #: within and beyond the trained length of SmolLM2, 8,192
 LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
 #: an earlier run on the same model with the same lengths (H200, bfloat16): pass keys found of 10
@@ -51,24 +36,7 @@ EARLIER = {
     "none": (9, 10, 10, 0, 0, 0, 0), "linear": (0, 0, 0, 0, 0, 0, 0), "ntk": (9, 9, 8, 10, 8, 7, 3),
     "dynamic": (9, 10, 10, 7, 10, 10, 8), "yarn": (0, 0, 1, 9, 10, 9, 7),
 }  # fmt: skip
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        **SOURCES["smoke"],
-        "methods": ["none", "yarn"],
-        "factor": 8.0,
-        "depths": 2,
-        "lengths": [],
-    },
-    "cpu": {
-        **SOURCES["cpu"],
-        "methods": ["none", "yarn"],
-        "factor": 4.0,
-        "depths": 5,
-        "lengths": [1900],
-    },
-    "gpu": {**SOURCES["gpu"], "methods": ALL, "factor": 4.0, "depths": 10, "lengths": LENGTHS},
-    "cluster": {**SOURCES["cluster"], "methods": ALL, "factor": 8.0, "depths": 20, "lengths": []},
-}
+PRESETS = presets_of("real_passkey")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

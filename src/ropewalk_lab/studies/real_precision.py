@@ -24,7 +24,8 @@ from ropewalk_lab.fit.reader import MAX_LOGITS, Reader
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.real import SOURCES, open_real, real_facts, real_windows, source_note
+from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.real import open_real, real_facts, real_windows, source_note
 from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
 
@@ -32,36 +33,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 #: the names of the two rotations: ours, and the model's own in transformers
 EXACT, OWN = "ropewalk", "transformers"
 #: many CPUs have no arithmetic for bfloat16, so the small presets have float16
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        **SOURCES["smoke"],
-        "dtypes": ["float16"],
-        "lengths": [48],
-        "offsets": [0, 1_000_000],
-        "windows": 3,
-    },
-    "cpu": {
-        **SOURCES["cpu"],
-        "dtypes": ["float16"],
-        "lengths": [256],
-        "offsets": [0, 1_000_000],
-        "windows": 5,
-    },
-    "gpu": {
-        **SOURCES["gpu"],
-        "dtypes": ["bfloat16", "float16", "float32"],
-        "lengths": [2048, 8192],
-        "offsets": [0, 1_000_000, 10_000_000],
-        "windows": 8,
-    },
-    "cluster": {
-        **SOURCES["cluster"],
-        "dtypes": ["bfloat16", "float16", "float32"],
-        "lengths": [512, 2048, 8192],
-        "offsets": [0, 100_000, 1_000_000, 10_000_000],
-        "windows": 32,
-    },
-}
+PRESETS = presets_of("real_precision")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -41,10 +41,10 @@ from ropewalk_lab.studies.findings import (
     line_figure,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.real import (
     CHARACTERS,
     PYTHON,
-    SOURCES,
     known_methods,
     make_meter,
     open_real,
@@ -59,60 +59,7 @@ CE, LONG_CE = "cross entropy", "LongCE"
 #: the bars: far loss at most this much above that at the trained length, and this share of pass
 #: keys
 CLOSE, FOUND = 0.02, 0.9
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        **SOURCES["smoke"],
-        "methods": ["none", "yarn"],
-        "objectives": [LONG_CE],
-        "factor": 4.0,
-        "steps": 2,
-        "rate": 1e-3,
-        "train_text": PYTHON,
-        "codes": 2,
-        "windows": 2,
-        "depths": 2,
-        "search": 16,
-    },
-    "cpu": {
-        **SOURCES["cpu"],
-        "methods": ["yarn"],
-        "objectives": [CE],
-        "factor": 1.25,
-        "steps": 2,
-        "rate": 2e-5,
-        "train_text": "sotu",
-        "codes": 0,
-        "windows": 2,
-        "depths": 0,
-        "search": 0,
-    },
-    "gpu": {
-        **SOURCES["gpu"],
-        "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped"],
-        "objectives": [CE, LONG_CE],
-        "factor": 4.0,
-        "steps": 200,
-        "rate": 1e-4,
-        "train_text": "sotu",
-        "codes": 128,
-        "windows": 6,
-        "depths": 20,
-        "search": 64,
-    },
-    "cluster": {
-        **SOURCES["cluster"],
-        "methods": ["yarn", "ntk", "none", "linear", "longrope", "clipped", "llama3"],
-        "objectives": [CE, LONG_CE],
-        "factor": 4.0,
-        "steps": 1000,
-        "rate": 2e-5,
-        "train_text": "sotu",
-        "codes": 0,
-        "windows": 12,
-        "depths": 20,
-        "search": 256,
-    },
-}
+PRESETS = presets_of("real_tune")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

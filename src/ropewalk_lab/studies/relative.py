@@ -11,29 +11,15 @@ from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
 from ropewalk_lab.studies.rows import NOT_FINITE, Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
 #: RoPE with angles in float32, as most libraries compute them
 FLOAT32 = "rope, float32 angles"
-NAMES = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5", "learned")] + [
-    FLOAT32
-]
-SHIFTS = [1, 1_000, 1_000_000]
 #: logits count as unchanged if they change by less than this share of their standard deviation
 UNCHANGED = 1e-3
-_SIZES = {"names": NAMES, "shifts": SHIFTS, "windows": 8, "length": 48, "seeds": 1}
-PRESETS: dict[str, dict[str, Any]] = {
-    "smoke": {
-        **_SIZES,
-        "names": ["rope", "alibi", "sinusoidal", FLOAT32],
-        "windows": 2,
-        "length": 12,
-    },
-    "cpu": _SIZES,
-    "gpu": _SIZES,
-    "cluster": _SIZES,
-}
+PRESETS = presets_of("relative")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:

@@ -30,16 +30,6 @@ from ropewalk_lab.studies.rows import Row, digest, row
 from ropewalk_lab.tokenizer import open_tokenizer
 from ropewalk_lab.trainer import Trainer
 
-#: changes of the presets for studies: weights are initialised near 1 / sqrt(width), with which
-#: small models learn much faster, and embeddings with 1 (see `scale_embeddings`); on a GPU, a dozen
-#: models train in minutes, at a rate at which none diverges
-CPU_CHANGES = ["model.init_std=0.05", "model.tie_embeddings=false"]
-GPU_CHANGES = [
-    "model.init_std=0.04", "model.tie_embeddings=false", ("train.stages=[{length=256, batch=128, "
-        "steps=600}]"),
-    "train.learning_rate=2e-3", "train.warmup=100", "train.save_every=1000",
-]  # fmt: skip
-
 
 def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> Preset:
     """Return a preset with changes and a seed; `model` replaces values of its model table."""
@@ -47,11 +37,11 @@ def make_preset(name: str, changes: Sequence[str], seed: int, **model: Any) -> P
     return replace(preset, model={**preset.model, **model})
 
 
-def make_rope_preset(name: str, changes: Sequence[str], seed: int, base: float) -> Preset:
-    """Return a preset whose model has plain RoPE with the given base."""
+def make_rope_preset(name: str, changes: Sequence[str], seed: int, **rope: Any) -> Preset:
+    """Return a preset whose model has RoPE with the given fields of a RopeSpec, such as theta."""
     sizes = read_preset(name, changes).model
     head_dim = sizes.get("head_dim", sizes["hidden_size"] // sizes["num_heads"])
-    return make_preset(name, changes, seed, encoding=RopeSpec(head_dim=head_dim, theta=base))
+    return make_preset(name, changes, seed, encoding=RopeSpec(head_dim, **rope))
 
 
 def fine_tuning(

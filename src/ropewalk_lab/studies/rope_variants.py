@@ -1,0 +1,264 @@
+"""Studies `base` and `frequencies`: a model for each variant of RoPE, and its loss by length.
+
+What such a study varies, and how it names it, is a table of rope_variants.toml.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ropewalk.errors import choice
+from ropewalk.frequencies import SCALINGS
+from ropewalk_lab.studies import training
+from ropewalk_lab.studies.findings import (
+    Claim,
+    Findings,
+    Ours,
+    Table,
+    by_length,
+    cell,
+    claim_order,
+    line_figure,
+    percent,
+    score_rows,
+)
+from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
+from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.rows import Row, distinct, row, score, select
+from ropewalk_lab.studies.study import Study
+
+
+@dataclass(frozen=True)
+class RopeVariants:
+    """A table of rope_variants.toml, whose comments say what the fields mean."""
+
+    about: str
+    field: str
+    setting: str
+    reference: Any
+    label: str
+    title: str
+    published: list[str]
+    variants: dict[str, dict[str, Any]] = dataclass_field(default_factory=dict)
+
+    def rope(self, variant: Any) -> dict[str, Any]:
+        """Return the fields of the RopeSpec of a variant; a number is a base."""
+        if not self.variants:
+            return {"theta": variant}
+        fields = dict(self.variants[choice(self.setting, variant, self.variants)])
+        if scaling := fields.get("scaling"):
+            fields["scaling"] = SCALINGS[scaling]()
+        return fields
+
+
+TABLES = {
+    name: RopeVariants(**table)
+    for name, table in tomllib.loads(
+        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    ).items()
+}
+
+
+def run(study: str, runner: JobRunner) -> dict[str, Any]:
+    """Train one model for each variant, text and seed; return the facts for the report."""
+    settings, table = runner.settings, TABLES[study]
+    shared = runner.pick("preset", "changes", "multiples", "windows")
+    jobs = [
+        Job(
+            "-".join((file_name(variant), *([text] if text else []), str(seed))),
+            measure,
+            {"study": study, "variant": variant, "text": text, "seed": seed, **shared},
+        )
+        for seed in runner.seeds
+        for text in settings.get("texts", [""])
+        for variant in settings[table.setting]
+    ]
+    runner.run(jobs)
+    return training.preset_facts(settings["preset"], settings["changes"])
+
+
+def file_name(variant: Any) -> str:
+    """Return the name of a variant without spaces and slashes."""
+    return f"base-{variant:g}" if isinstance(variant, float) else variant.translate(_PLAIN)
+
+
+_PLAIN = str.maketrans({" ": "-", "/": "-", ",": None})
+
+
+def measure(
+    workspace: Workspace,
+    *,
+    study: str,
+    variant: Any,
+    text: str,
+    seed: int,
+    preset: str,
+    changes: list[str],
+    multiples: list[int],
+    windows: int,
+) -> list[Row]:
+    """Train one variant and measure its loss at every length, and how far its learned frequencies
+    moved; return the rows.
+
+    text  a source of text, "" for that of the preset
+    """
+    table = TABLES[study]
+    if text:
+        changes = [*changes, f"data.source={text}"]
+    full_preset = training.make_rope_preset(preset, changes, seed, **table.rope(variant))
+    name = "-".join((file_name(variant), *([text] if text else []), str(seed)))
+    fields = {table.field: variant, **({"text": text} if text else {}), "seed": seed}
+    rows = training.train_and_measure(workspace, name, full_preset, multiples, windows, **fields)
+    # the model is trained now, so this loads it
+    model = training.train_or_load(workspace, name, full_preset).model
+    moved = log_scales(model)
+    return [*rows, *([row("alpha", moved, **fields)] if moved.size else [])]
+
+
+def log_scales(model: nn.Module) -> np.ndarray:
+    """Return alpha of every learned frequency omega exp(alpha) of a model; empty if none is
+    learned.
+    """
+    found = [value for name, value in model.named_parameters() if name.endswith("log_scale")]
+    return np.concatenate([np.zeros(0), *(value.detach().cpu().double() for value in found)])
+
+
+def findings(study: str, rows: list[Row], facts: dict[str, Any]) -> Findings:
+    """Return the loss by variant and length as tables and figures, the claims, and our values
+    beside published ones.
+    """
+    table = TABLES[study]
+    variants, lengths = distinct(rows, "loss", table.field), distinct(rows, "loss", "length")
+    tables, figures, claims = [], {}, []
+    for text in distinct(rows, "loss", "text") if "text" in rows[0] else [None]:
+        where = {} if text is None else {"text": text}
+        of = "" if text is None else f", {TEXTS.get(text, text)}"
+        cells = [
+            (label(table, variant, short=True), *losses)
+            for variant, (_, *losses) in zip(
+                variants,
+                score_rows(rows, "loss", table.field, variants, "length", lengths, **where),
+                strict=True,
+            )
+        ]
+        note = "Nats per byte, zero-shot beyond the first length."
+        columns = (table.field, *map(str, lengths))
+        tables.append(Table(f"{table.title} and context length{of}", columns, cells, note))
+        series = {
+            label(table, variant): by_length(rows, lengths, **{table.field: variant}, **where)
+            for variant in variants
+        }
+        y = "loss, nats per byte"
+        drawn = line_figure(series, title=table.title + of, x="tokens of context", y=y)
+        figures[study if text is None else f"{study}-{text}"] = drawn
+        claims += _claims(table, rows, variants, lengths, of, where)
+    if select(rows, "alpha"):
+        tables.append(_alphas(table, rows))
+    ours = {}
+    if study == "base":
+        tables.append(_by_use(rows, variants, lengths))
+        ours["base-ablation"] = _ours(rows, variants, lengths[0])
+    return Findings(tables, figures, claims, ours)
+
+
+#: sources of text -> their names in a table
+TEXTS = {"stdlib": "code", "prose": "prose"}
+
+
+def label(table: RopeVariants, variant: Any, *, short: bool = False) -> str:
+    """Return a variant as text; `short` leaves out the word that the column has as its title."""
+    return (
+        f"{variant:,.0f}" if short and isinstance(variant, float) else table.label.format(variant)
+    )
+
+
+def _alphas(table: RopeVariants, rows: list[Row]) -> Table:
+    """Return a table of how far training moved learned frequencies from where they began."""
+    cells = []
+    for each in select(rows, "alpha"):
+        alphas = np.array(each["values"])
+        largest, middle = np.abs(alphas).max(), np.median(np.abs(alphas))
+        factors = f"{np.exp(alphas.min()):.3f} to {np.exp(alphas.max()):.3f}"
+        text = TEXTS.get(each.get("text", ""), each.get("text", "-"))
+        cells.append((text, str(each["seed"]), f"{middle:.4f}", f"{largest:.4f}", factors))
+    note = (
+        "A learned frequency is omega_i exp(alpha_i), over all layers and pairs; alpha begins at 0."
+    )
+    columns = ("text", "seed", "median |alpha|", "largest |alpha|", "exp(alpha)")
+    return Table("How far learned frequencies moved", columns, cells, note)
+
+
+def _by_use(rows: list[Row], bases: list[float], lengths: list[int]) -> Table:
+    """Return how far each base is from the best one, for short and long text and far beyond the
+    trained length.
+    """
+    uses = {"short, as trained": lengths[0], "long, twice that": lengths[min(1, len(lengths) - 1)]}
+    uses[f"extrapolation, {lengths[-1] // lengths[0]}x"] = lengths[-1]
+    means = {
+        use: [by_length(rows, [length], base=base)[1][0] for base in bases]
+        for use, length in uses.items()
+    }
+    cells = [
+        (f"{base:,.0f}", *(f"+{means[use][i] - min(means[use]):.3f}" for use in uses))
+        for i, base in enumerate(bases)
+    ]
+    note = "Loss above that of the best base in the column, nats per byte."
+    return Table("Base by use", ("base", *uses), cells, note)
+
+
+def _ours(rows: list[Row], bases: list[float], length: int) -> Ours:
+    """Return our loss and accuracy for each base, as columns to add to the published table."""
+    cells = {}
+    for base in bases:
+        loss, accuracy = (
+            score(rows, metric, base=base, length=length) for metric in ("loss", "accuracy")
+        )
+        cells[f"{base:,.0f}"] = (cell(loss), percent(accuracy))
+    return Ours((f"loss at {length}", f"accuracy of the next byte at {length}"), cells)
+
+
+def _claims(
+    table: RopeVariants,
+    rows: list[Row],
+    variants: Sequence[Any],
+    lengths: list[int],
+    of: str,
+    where: dict[str, str],
+) -> list[Claim]:
+    """Return the claims that the reference has a lower loss than every other variant, at the
+    shortest and the longest length.
+    """
+    result, first = [], label(table, table.reference)
+    for length in dict.fromkeys((lengths[0], lengths[-1])):  # once if they are the same
+        losses = {
+            label(table, each): score(
+                rows, "loss", **{table.field: each, "length": length}, **where
+            )
+            for each in (table.reference, *variants)
+        }
+        for other in (label(table, each) for each in variants if each != table.reference):
+            text = f"At {length}{of}, {first} has a lower loss than {other}"
+            result.append(claim_order(text, losses, [first, other]))
+    return result
+
+
+STUDIES = [
+    Study(
+        name,
+        table.about,
+        presets_of(name),
+        partial(run, name),
+        partial(findings, name),
+        tuple(table.published),
+    )
+    for name, table in TABLES.items()
+]
