@@ -4,7 +4,7 @@ each against the spec.
 python -m engines.record rows rows.json
 python -m engines.record write --results results --date 2026-11 results-of-runners.json ...
 
-Run it in the folder `tools`. Engines without a file among the results keep what is recorded of
+The folder `tools` must be on PYTHONPATH. Engines without a file among the results keep what is recorded of
 them.
 """
 

@@ -73,8 +73,10 @@ def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] |
     is read.
     """
     for module in model.modules():
-        layers = getattr(module, "layers", None)
-        attention = getattr(layers[0], "self_attn", None) if layers else None
+        layers: Any = getattr(module, "layers", None)
+        attention: Any = getattr(layers[0], "self_attn", None) if layers else None
+        if type(attention).__module__.startswith("transformers."):
+            continue  # transformers' own code, which `transformers_tables` reads
         forward = getattr(attention, "forward_native", None) or getattr(attention, "forward", None)
         if forward is None or "position_embeddings" not in inspect.signature(forward).parameters:
             continue
