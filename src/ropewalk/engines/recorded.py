@@ -103,6 +103,8 @@ def digest(
     kept = {key: value for key, value in config.items() if key not in _other_keys()}
     hidden, heads = kept.pop("hidden_size", None), kept.pop("num_attention_heads", None)
     kept.pop("num_hidden_layers", None)
+    if kept.get("sliding_window") is None:  # null is an absent window
+        kept.pop("sliding_window", None)
     kept["hidden_size / num_attention_heads"] = hidden // heads if hidden and heads else None
     if isinstance(kept.get("layer_types"), list):
         kept["layer_types"] = sorted(set(kept["layer_types"]))
