@@ -5,39 +5,6 @@ import json
 import pytest
 
 import command_line
-from ropewalk.safe_text import shown
-
-ESCAPES = {
-    "\x00": r"\x00",
-    "\x07": r"\x07",
-    "\x08": r"\x08",
-    "\r": r"\r",
-    "\x1b[2K": r"\x1b[2K",
-    "\x1b]52;c;ZWNobw==\x1b\\": r"\x1b]52;c;ZWNobw==\x1b" + "\\",
-    "\x7f": r"\x7f",
-    "\x85": r"\x85",
-    "\x9b31m": r"\x9b31m",
-    "\u202e": r"\u202e",
-    "\u2066": r"\u2066",
-    "\u200b": r"\u200b",
-    "\u2028": r"\u2028",
-    "\ufeff": r"\ufeff",
-    "\U000e0041": r"\U000e0041",
-}
-
-
-@pytest.mark.parametrize("text", ESCAPES, ids=ascii)
-def test_control_and_format_characters_become_escapes(text):
-    assert shown(f"a{text}b") == f"a{ESCAPES[text]}b"
-    assert shown(f"a{text}b", keep="\n") == f"a{ESCAPES[text]}b"
-
-
-def test_letters_signs_and_wanted_lines_stay():
-    text = "π ≈ 3.14, 旋转位置编码\u3000🧵 [lab]"
-    assert shown(text) == text
-    assert shown("a\nb") == r"a\nb"
-    assert shown("a\nb", keep="\n") == "a\nb"
-
 
 EVIL = "llama\x1b[1A\x1b[2K\x1b]52;c;ZWNo\x1b\\\x9b31m\u202ellama\nAll 5 engines agree."
 CONFIG = {
