@@ -98,19 +98,20 @@ test-torch: setup
 
 # an environment for each engine, on the CPU; the rows are written once, every runner reads them in its own environment
 ENGINES := build/engines
-RUN := src/ropewalk/engines/run
+RUN := src/ropewalk_lab/engines_run
+HARNESS := PYTHONPATH=tools $(BIN)/python -m engines
 ROWS := $(ENGINES)/rows.json
 LLAMA := xllamacpp-2026.10.11549
 LLAMA_CPP := $(ENGINES)/$(LLAMA)/thirdparty/llama.cpp
 FOUND := $(foreach engine,transformers vllm sglang mlx_lm llama_cpp onnxruntime,$(ENGINES)/$(engine).json)
 
 engines: setup $(FOUND)
-	$(BIN)/python -m ropewalk.engines.record write --results results --date $(shell date +%Y-%m) $(FOUND)
+	$(HARNESS).record write --results results --date $(shell date +%Y-%m) $(FOUND)
 	$(BIN)/python docs/tables.py engines
 
-$(ROWS): src/ropewalk/engines/matrix.py src/ropewalk/engines/matrix_rows.py
+$(ROWS): tools/engines/matrix.py tools/engines/matrix_rows.py
 	mkdir -p $(ENGINES)
-	$(BIN)/python -m ropewalk.engines.record rows $@
+	$(HARNESS).record rows $@
 
 $(ENGINES)/mlx/.ready:
 	$(PYTHON) -m venv $(ENGINES)/mlx
@@ -148,7 +149,7 @@ $(ENGINES)/mlx_lm.json: $(ROWS) $(ENGINES)/mlx/.ready
 	OMP_NUM_THREADS=1 $(ENGINES)/mlx/bin/python $(RUN)/run_mlx_lm.py $(ROWS) $@
 
 $(ENGINES)/llama_cpp.json: $(ROWS) $(ENGINES)/llama/.ready
-	OMP_NUM_THREADS=1 $(BIN)/python $(RUN)/make_weights.py $(ROWS) $(ENGINES)/weights
+	OMP_NUM_THREADS=1 $(BIN)/python tools/engines/make_weights.py $(ROWS) $(ENGINES)/weights
 	OMP_NUM_THREADS=1 LLAMA_CPP=$(abspath $(LLAMA_CPP)) WEIGHTS=$(abspath $(ENGINES)/weights) \
 		$(ENGINES)/llama/bin/python $(RUN)/run_llama_cpp.py $(ROWS) $@
 
@@ -157,7 +158,7 @@ OLDER := $(foreach release,transformers-5.21.0 transformers-5.19.0 vllm-0.31.0 v
 	$(ENGINES)/$(release).json)
 
 engine-releases: engines $(OLDER)
-	$(BIN)/python -m ropewalk.engines.releases --results results --date $(shell date +%Y-%m) $(OLDER)
+	$(HARNESS).releases --results results --date $(shell date +%Y-%m) $(OLDER)
 	$(BIN)/python docs/tables.py engines
 
 $(ENGINES)/mlx_lm-%.json: $(ROWS) $(ENGINES)/mlx/.ready

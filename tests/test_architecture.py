@@ -258,7 +258,7 @@ def test_importing_the_package_loads_nothing_else():
         "import ropewalk as rw; rw.RopeSpec(128).frequencies()",
         "import ropewalk as rw; rw.explain({'model_type': 'llama', 'head_dim': 8}).as_dict()",
         "import ropewalk as rw; rw.to_hf(rw.from_hf({'model_type': 'llama', 'head_dim': 8}))",
-        "import ropewalk as rw; rw.audit({'model_type': 'llama', 'head_dim': 8})",
+        "import ropewalk as rw; rw.audit({'model_type': 'llama', 'head_dim': 8, 'n_ctx': 64})",
         "from ropewalk import analysis",
     ],
 )

@@ -24,14 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from draw_configs import draw
-
+from ropewalk.engines import ENGINES
 from ropewalk.engines.audit import Finding, audit
-from ropewalk.engines.installed import RUNNERS, SCRIPTS
-from ropewalk.engines.matrix import Row
-from ropewalk.engines.measured import LayerRope, first_difference, verdict
-from ropewalk.engines.readers import ENGINES
-from ropewalk.engines.record import KEYS, cells
 from ropewalk.errors import RopeError
+from ropewalk_lab.engines_run.installed import RUNNERS, SCRIPTS
+from ropewalk_lab.engines_run.measured import KEYS, LayerRope, Row, cells, first_difference, verdict
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
@@ -56,7 +53,7 @@ def run(engine: str, rows: Path, engines: Path, out: Path) -> None:
         (source,) = engines.resolve().glob("xllamacpp-*/thirdparty/llama.cpp")
         environment |= {"LLAMA_CPP": str(source), "WEIGHTS": str(weights.resolve())}
         subprocess.run(
-            [sys.executable, RUNNERS / "make_weights.py", rows, weights],
+            [sys.executable, Path(__file__).parent / "engines" / "make_weights.py", rows, weights],
             env=environment,
             check=True,
         )
@@ -94,7 +91,8 @@ def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[st
     engine = KEYS.get(output["engine"], output["engine"])
     for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
         try:
-            result = audit(row.config, length=row.length, max_model_len=row.max_model_len)
+            served = {"length": row.length, "max_model_len": row.max_model_len}
+            result = audit(row.config, **served, records={})
         except RopeError as error:
             yield "refused", f"{row.id}: {error}"
             continue

@@ -3,7 +3,7 @@
 import json
 
 import command_line
-from ropewalk.engines.readers import TITLES
+from ropewalk_lab.engines_run.installed import TITLES
 
 
 def call(capsys, *args):
@@ -12,7 +12,7 @@ def call(capsys, *args):
 
 def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monkeypatch):
     monkeypatch.setattr(
-        "ropewalk.engines.installed.why_not", lambda name: f"{name} is not installed"
+        "ropewalk_lab.engines_run.installed.why_not", lambda name: f"{name} is not installed"
     )
     code, out, err = call(capsys, "--only", "vllm")
     assert (code, out) == (2, "")
@@ -33,11 +33,14 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
 def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
     """The runs themselves are tested with the runners."""
     monkeypatch.setattr(
-        "ropewalk.engines.installed.why_not", lambda name: "not here" if name == "vllm" else None
+        "ropewalk_lab.engines_run.installed.why_not",
+        lambda name: "not here" if name == "vllm" else None,
     )
-    monkeypatch.setattr("ropewalk.engines.installed.run", lambda name, rows: (name, len(rows)))
     monkeypatch.setattr(
-        "ropewalk.engines.record.verdict_rows",
+        "ropewalk_lab.engines_run.installed.run", lambda name, rows: (name, len(rows))
+    )
+    monkeypatch.setattr(
+        "ropewalk_lab.engines_run.measured.verdict_rows",
         lambda ran, by_id, date: [{"engine": ran[0], "same": ran[1] == len(by_id) > 0}],
     )
     code, out, _ = call(capsys, "--only", "vllm", "--only", "hf", "--match", "llama-3.1", "--json")
@@ -50,9 +53,11 @@ def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
 
 def test_an_engine_that_is_named_twice_runs_once(capsys, monkeypatch):
     ran = []
-    monkeypatch.setattr("ropewalk.engines.installed.why_not", lambda name: None)
-    monkeypatch.setattr("ropewalk.engines.installed.run", lambda name, rows: ran.append(name))
-    monkeypatch.setattr("ropewalk.engines.record.verdict_rows", lambda *_, **__: [])
+    monkeypatch.setattr("ropewalk_lab.engines_run.installed.why_not", lambda name: None)
+    monkeypatch.setattr(
+        "ropewalk_lab.engines_run.installed.run", lambda name, rows: ran.append(name)
+    )
+    monkeypatch.setattr("ropewalk_lab.engines_run.measured.verdict_rows", lambda *_, **__: [])
     assert (
         call(
             capsys,

@@ -147,6 +147,7 @@ def test_no_two_options_of_a_command_have_one_name():
 def test_choices_are_those_of_the_library():
     """They are written in signatures, so that help imports nothing."""
     from ropewalk.engines.readers import TITLES
+
     from ropewalk.frequencies import Ntk
     from ropewalk.interop.extend.keys import kinds
     from ropewalk.spec import LAYOUTS

@@ -17,9 +17,8 @@ from transformers import Gemma3TextConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
-from ropewalk.engines.audit import audit
-from ropewalk.engines.readers import ENGINES, REFERENCE
-from ropewalk.engines.runs import RUNS, SINCE
+from ropewalk.engines import ENGINES, REFERENCE, audit
+from ropewalk.engines.recorded import load
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
 BASE = {
@@ -199,11 +198,13 @@ def test_the_sources_and_the_runs_are_named():
     assert "rope_utils.py" in named["mlx-lm"]
     assert "llama.cpp#17945" in named["llama.cpp"]
     assert all(rule.read.startswith("2026-") for f in audit(MINIMIND).findings for rule in f.rules)
-    for engine in ENGINES:
-        version, date = RUNS[engine]
-        releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
-        assert one(MINIMIND, engine).evidence == f"run, {ENGINES[engine].title} {releases}, {date}"
-    assert "not run" in audit({**MINIMIND, "model_type": "cwm"}).of("vllm")[0].evidence
+    for engine, release in ENGINES.items():
+        finding, words = one(MINIMIND, engine), f"rule, {release.title} {release.version}"
+        assert (finding.known, finding.version) == ("rule", load()[engine].version)
+        assert finding.evidence == (
+            f"{words}, read {release.read}; runs of this family and scaling agree"
+        )
+    assert "runs" not in audit({**MINIMIND, "model_type": "cwm"}).of("vllm")[0].evidence
 
 
 @pytest.mark.parametrize(
@@ -526,6 +527,8 @@ def test_servers_do_not_slow_a_proportional_rope():
         np.testing.assert_allclose(one(config, engine).radians, radians / 4, err_msg=engine)
 
 
+#: model types that no rules file lists
+UNKNOWN = ("new", "internlm3", "nemotron_h", "jamba")
 ERNIE = {
     "model_type": "ernie4_5_vl_moe_text",
     "hidden_size": 256,
@@ -536,14 +539,18 @@ ERNIE = {
 
 @pytest.mark.parametrize(
     ("config", "unknown"),
-    [(ERNIE, OTHERS), ({**MINIMIND, "model_type": "new"}, OTHERS)],
-    ids=["ernie", "new"],
+    [
+        (ERNIE, OTHERS),
+        *(({**MINIMIND, "model_type": name}, list(ENGINES)) for name in UNKNOWN),
+    ],
+    ids=["ernie", *UNKNOWN],
 )
 def test_what_was_not_read_is_not_known(config, unknown):
     result = audit(config)
     assert [f.engine for f in result.findings if f.problem] == unknown
     for finding in (f for f in result.findings if f.problem):
         assert finding.problem.startswith("not known")
+        assert (finding.known, finding.rules) == ("not known", ())
         assert (finding.radians, finding.magnitude, finding.difference, finding.agrees) == (
             (),
             None,

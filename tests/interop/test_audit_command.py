@@ -67,7 +67,7 @@ def test_details_have_the_magnitudes_and_the_source_of_every_rule(call):
     out = call(CONFIG, "--details")[1]
     assert "1.2773" in out
     assert "yarn.py" in out
-    assert "run, vLLM 0.32" in out.replace("\n", " ")
+    assert "rule, vLLM 0.32.0, read 2026-11" in " ".join(out.replace("│", " ").split())
 
 
 def test_where_engines_agree_no_column_is_empty(call):

@@ -14,8 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ropewalk.engines.audit import audit, in_one_line
-from ropewalk.engines.readers import ENGINES
+from ropewalk.engines.audit import ENGINES, audit, in_one_line
 
 #: heads of 16 dimensions
 SIZES = {

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from ropewalk.config.families import FAMILIES
-from ropewalk.engines.audit import audit
-from ropewalk.engines.read_transformers import OWN_CODE
+from ropewalk.engines import ENGINES, audit
+from ropewalk.engines.extended import length_notes
 from ropewalk.errors import RopeError
 from ropewalk.interop.extend import extend
 
@@ -123,18 +123,25 @@ GEMMA_3 = {**SIZES, "model_type": "gemma3_text", "layer_types": ["full_attention
         ),
     ],
 )
-def test_extend_says_which_engines_multiply_the_served_length(config, multiplied, refusing):
+def test_which_engines_multiply_the_served_length_of_an_extended_config(
+    config, multiplied, refusing
+):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the same lines, about engines that differ
-        first, *others = extend(dict(config), "linear", factor=4).notes
-    assert first == "max_position_embeddings stays the trained length" + (
-        f": {multiplied} it by factor" if multiplied else ""
-    )
+        extended = dict(config)
+        assert extend(extended, "linear", factor=4).notes == (
+            "max_position_embeddings stays the trained length",
+        )
+    others = list(length_notes(extended, 4 * config["max_position_embeddings"]))
+    if multiplied:
+        assert others.pop(0) == f"{multiplied} max_position_embeddings by factor"
     assert [note.split("set ")[1].split("=")[0] for note in others] == refusing
 
 
 def test_families_without_code_in_transformers_are_not_known():
-    assert set(OWN_CODE) == {name for name in FAMILIES if name not in CONFIG_MAPPING_NAMES}
+    own_code = {name for name in FAMILIES if name not in CONFIG_MAPPING_NAMES}
+    assert set(ENGINES["hf"].lists["own_code"]) == own_code
+    assert ENGINES["hf"].families == set(FAMILIES)
     found = audit({**SIZES, "model_type": "kimi_k2", "qk_rope_head_dim": 16})
     assert found.of("hf")[0].problem.startswith("not known")
     assert found.of("vllm")[0].agrees

@@ -11,14 +11,13 @@ from dataclasses import asdict
 
 import pytest
 
-import ropewalk.engines.record as record
-from ropewalk.config.layers import NO_ROPE
-from ropewalk.engines.matrix import FAMILIES, VISION
-from ropewalk.engines.matrix_rows import rows
-from ropewalk.engines.measured import LayerRope, layer_of_type, verdict
-from ropewalk.engines.readers import ENGINES
+import engines.record as record
+from engines.matrix import FAMILIES, VISION
+from engines.matrix_rows import EXAMPLE, rows
+from ropewalk.engines import ENGINES
 from ropewalk.frequencies import Yarn
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.engines_run.measured import NO_ROPE, LayerRope, layer_of_type, verdict
 
 ROWS = {row.id: row for row in rows()}
 
@@ -122,10 +121,7 @@ def outputs() -> list[dict]:
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Run the command in a folder, with the module's own file there too, because runs.py is written
-    beside it.
-    """
-    monkeypatch.setattr(record, "__file__", str(tmp_path / "record.py"))
+    """Run the command."""
 
     def run(*options):
         monkeypatch.setattr(sys, "argv", ["record", *map(str, options)])
@@ -134,11 +130,11 @@ def call(monkeypatch, tmp_path):
     return run
 
 
-def test_runs_are_written_as_verdicts_tables_and_a_module(call, tmp_path):
+def test_runs_are_written_as_verdicts_tables_and_data_files(call, tmp_path):
     paths = [tmp_path / f"{number}.json" for number in range(len(ENGINES))]
     for path, output in zip(paths, outputs(), strict=True):
         path.write_text(json.dumps(output))
-    call("write", "--results", tmp_path, "--date", "2026-12", *paths)
+    call("write", "--results", tmp_path, "--date", "2026-12", "--package", tmp_path, *paths)
     lines = [json.loads(line) for line in (tmp_path / "engines.jsonl").read_text().splitlines()]
     of_vllm = [line for line in lines if line["engine"] == "vLLM"]
     assert [(each["config"], each["layer_type"], each["verdict"]) for each in of_vllm] == [
@@ -190,12 +186,46 @@ def test_runs_are_written_as_verdicts_tables_and_a_module(call, tmp_path):
                 "gemma-3, v4 at 32768": error,
             },
         }, engine
-    families = "".join(
-        f'    "{name}": ("default",),\n' for name in ("gemma3_text", "llama", "smollm3")
-    )
-    module = (tmp_path / "runs.py").read_text()
-    assert f"= {{\n{families}}}\n" in module
-    assert all(f'    "{engine}": ("9.1", "2026-12"),\n' in module for engine in ENGINES)
+    for engine in ENGINES:
+        data = json.loads((tmp_path / f"{engine}-9.1.json").read_text())
+        families = {"gemma3_text": ["default"], "llama": ["default"], "smollm3": ["default"]}
+        assert data["families"] == families
+        assert (data["engine"], data["version"], data["date"]) == (engine, "9.1", "2026-12")
+        llama, smollm, gemma = data["cells"].values()
+        # what the config describes is not written again
+        is_described = engine not in ("vllm", "mlx-lm")
+        assert llama == {"full_attention": "as described" if is_described else 0}
+        assert (smollm, gemma) == ({"full_attention": "as described"}, error)
+        assert len(data["ropes"]) == (0 if is_described else 1)
+
+
+def test_engines_that_are_not_run_again_keep_what_is_recorded(call, tmp_path):
+    paths = [tmp_path / f"{number}.json" for number in range(len(ENGINES))]
+    for path, output in zip(paths, outputs(), strict=True):
+        path.write_text(json.dumps(output))
+    options = ["--results", tmp_path, "--package", tmp_path]
+    call("write", *options, "--date", "2026-12", *paths)
+    before = json.loads((tmp_path / "engine_tables.json").read_text())
+    new = outputs()[1]
+    new["version"] = "9.2"
+    new["results"][0]["ropes"] = [rope(3e4)]
+    paths[1].write_text(json.dumps(new))
+    call("write", *options, "--date", "2027-01", paths[1])
+    after = json.loads((tmp_path / "engine_tables.json").read_text())
+    assert list(after["engines"]) == list(ENGINES)
+    assert after["engines"]["vllm"]["version"] == "9.2"
+
+    def llama(record, engine):
+        return record["ropes"][
+            record["engines"][engine]["rows"]["llama-2, v4 at 4096"]["full_attention"]
+        ]
+
+    assert llama(after, "vllm")[0] == rope(3e4)["radians"]
+    for engine in ("hf", "sglang", "mlx-lm", "llama.cpp"):
+        assert llama(after, engine) == llama(before, engine)
+    lines = [json.loads(line) for line in (tmp_path / "engines.jsonl").read_text().splitlines()]
+    assert {line["date"] for line in lines if line["engine"] == "vLLM"} == {"2027-01"}
+    assert {line["date"] for line in lines if line["engine"] != "vLLM"} == {"2026-12"}
 
 
 def test_the_rows_for_runners_are_those_of_the_matrix(call, tmp_path):
@@ -219,7 +249,7 @@ def test_the_command_says_what_is_missing(call, capsys, options, missing):
 def test_the_help_has_the_commands_on_lines_of_their_own(call, capsys):
     with pytest.raises(SystemExit):
         call("--help")
-    assert "\npython -m ropewalk.engines.record rows rows.json\n" in capsys.readouterr().out
+    assert "\npython -m engines.record rows rows.json\n" in capsys.readouterr().out
 
 
 #: sizes of a model, which kernels of engines take if they are powers of two
@@ -252,7 +282,9 @@ SIZES = (
 
 
 def test_no_engine_refuses_a_small_model_for_its_sizes():
-    configs = [row.config for row in ROWS.values()] + [tower for _, tower in VISION.values()]
+    # checkpoints keep the size of their heads
+    small = [row.config for row in ROWS.values() if not row.name.startswith(EXAMPLE)]
+    configs = small + [tower for _, tower in VISION.values()]
     for config in (config.get("text_config", config) for config in configs):
         sizes = {key: config[key] for key in SIZES if config.get(key) is not None}
         assert {key: size for key, size in sizes.items() if size & (size - 1)} == {}
@@ -277,7 +309,8 @@ def test_every_config_is_run_at_the_length_that_it_serves():
     for row in ROWS.values():
         lengths.setdefault(row.name, set()).add(row.length)
     for row in ROWS.values():
-        served = row.config.get("text_config", row.config)["max_position_embeddings"]
+        config = row.config.get("text_config", row.config)
+        served = config.get("n_positions") or config["max_position_embeddings"]
         assert served in lengths[row.name], row.id
 
 

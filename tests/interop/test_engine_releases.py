@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ropewalk.engines.record import TABLES, runs_module
-from ropewalk.engines.releases import compare
+from engines.record import TABLES, shipped
+from engines.releases import compare
 
 RECORD = json.loads((Path(__file__).parents[2] / "results" / TABLES).read_text(encoding="utf-8"))
 NAMES = {"llama-2, v4": 4096, "gemma-3, v4": 32768, "deepseek-v2, v5": 163840}
@@ -85,10 +85,6 @@ def test_the_range_ends_at_a_release_that_differs(differ, oldest):
         {"engine": "mlx-lm", "version": each, "compared_with": version, "differ": n}
         for each, n in differ.items()
     ]
-    text = runs_module(RECORD, lines)
-    assert text.rstrip().endswith("{}" if oldest is None else f'{{"mlx-lm": "{oldest}"}}')
-    assert (
-        runs_module(RECORD, [{**line, "compared_with": "0.0"} for line in lines])
-        .rstrip()
-        .endswith("{}")
-    )
+    assert shipped(RECORD, "mlx-lm", lines)["since"] == oldest
+    other = [{**line, "compared_with": "0.0"} for line in lines]
+    assert shipped(RECORD, "mlx-lm", other)["since"] is None

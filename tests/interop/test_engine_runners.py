@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import ropewalk.engines.installed as installed
+import ropewalk_lab.engines_run.installed as installed
+from engines.matrix_rows import rows
+from engines.record import TABLES, recorded_rope
 from ropewalk import RopeError
-from ropewalk.engines.matrix_rows import rows
-from ropewalk.engines.measured import LayerRope, verdict
-from ropewalk.engines.record import TABLES, cells, recorded_rope
+from ropewalk_lab.engines_run.measured import LayerRope, cells, verdict
 
 RESULTS = Path(__file__).parents[2] / "results"
 #: one config of each kind

@@ -8,6 +8,7 @@ import copy
 import json
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import frequency_oracle
 from ropewalk import RopeError
 from ropewalk.config.hf import from_hf
-from ropewalk.engines.audit import audit
+from ropewalk.engines.extended import disagreements
 from ropewalk.frequencies import SCALINGS, Default
 from ropewalk.interop.extend import keys as extend_keys
 from ropewalk.interop.extend.keys import kinds
@@ -294,12 +295,16 @@ def test_a_scaled_config_is_refused_unless_told_to_overwrite():
         ("longrope", {"long_factor": LONG}, {"vLLM", "mlx-lm", "llama.cpp"}, "factors"),
     ],
 )
-def test_a_disagreement_between_engines_is_told(kind, options, engines, says):
-    with pytest.warns(UserWarning, match="read 2026") as told:
-        report = extend(copy.deepcopy(V4), kind, factor=FACTOR, **options)
-    assert {text.split(" at ")[0] for text in report.disagreements} == engines
-    assert all(says in text and text in str(report) for text in report.disagreements)
-    assert [str(each.message) for each in told] == list(report.disagreements)
+def test_a_disagreement_between_engines_about_the_extended_config(kind, options, engines, says):
+    """`extend` itself asks no engine."""
+    config = copy.deepcopy(V4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = extend(config, kind, factor=FACTOR, **options)
+    assert report.disagreements == ()
+    told = disagreements(config, layer_types=report.specs, max_model_len=round(FACTOR * TRAINED))
+    assert {text.split(" at ")[0] for text in told} == engines
+    assert all(says in text and "read 2026" in text for text in told)
 
 
 def test_axes_and_a_band_are_told_together():
@@ -308,7 +313,8 @@ def test_axes_and_a_band_are_told_together():
         "model_type": "qwen2_vl_text",
         "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
     }
-    told = lengthen(config, "yarn").disagreements
+    lengthen(config, "yarn")
+    told = disagreements(config)
     assert [text.split(" at ")[0] for text in told] == ["vLLM", "mlx-lm"]
     assert "the band is computed for four times the trained length" in told[0]
 
@@ -334,25 +340,16 @@ def test_a_layer_type_that_stays_is_not_told_of():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = extend(config, "linear", factor=FACTOR)
-    assert any("linear: not" in text for text in report.disagreements)
-    assert not any("dynamic" in text for text in report.disagreements)
-    assert not any(text.endswith("; ") for text in report.disagreements)
+    told = disagreements(config, layer_types=report.specs)
+    assert any("linear: not" in text for text in told)
+    assert not any("dynamic" in text for text in told)
+    assert not any(text.endswith("; ") for text in told)
 
 
-def test_a_search_asks_the_engines_once(monkeypatch):
-    asked, longest = [], lambda factors: -sum(factors)
-    monkeypatch.setattr(
-        extend_keys, "audit", lambda *args, **kwargs: asked.append(args) or audit(*args, **kwargs)
-    )
-    with pytest.warns(UserWarning, match="factors"):
-        extend(
-            copy.deepcopy(V4),
-            "longrope",
-            factor=FACTOR,
-            search=longest,
-            search_options={"rounds": 2, "population": 8},
-        )
-    assert len(asked) == 1
+def test_extend_knows_no_engine():
+    folder = Path(extend_keys.__file__).parent
+    for path in folder.glob("*.py"):
+        assert "ropewalk.engines" not in path.read_text(encoding="utf-8"), path.name
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HF_KINDS if kind not in DISPUTED])

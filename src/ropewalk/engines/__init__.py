@@ -1,9 +1,10 @@
 """What five inference engines compute from one config.
 
-`readers` describes how each engine reads a config, `audit` compares the results.
+`rules/` has what was read in the sources of each release, `recorded/` what releases computed from
+the configs they were run with; `audit` compares the results. Both are data files: a new release of
+an engine is a new file.
 """
 
-from ropewalk.engines.audit import Audit, Finding, audit
-from ropewalk.engines.readers import ENGINES, REFERENCE
+from ropewalk.engines.audit import ENGINES, REFERENCE, Audit, Finding, audit
 
 __all__ = ["ENGINES", "REFERENCE", "Audit", "Finding", "audit"]

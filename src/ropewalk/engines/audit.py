@@ -1,49 +1,69 @@
 """Compare what each engine computes from one config with transformers: where they first differ, and
 by how much.
+
+There are three ways of knowing what an engine computes: it was *run* here, this very config was
+*recorded*, or a *rule* was read in its sources. Anything else is "not known".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import ropewalk.engines.operations  # noqa: F401 - adds what a rule can do
 from ropewalk.config import file as config_file
-from ropewalk.config.checks import rope_objects
-from ropewalk.config.diffusion import CLASS_KEY
-from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
-from ropewalk.config.keys import LATENT_KEY
-from ropewalk.config.layers import layer_ropes
-from ropewalk.config.values import served_length
-from ropewalk.engines.difference import Difference, compare
-from ropewalk.engines.readers import ENGINES, REFERENCE, Case, Engine, EngineRule, Reading
-from ropewalk.engines.runs import FAMILIES, RUNS, SINCE
+from ropewalk.engines.case import Case
+from ropewalk.engines.difference import Difference, Rotation, compare
+from ropewalk.engines.reading import EngineRule, Reading
+from ropewalk.engines.recorded import Record, digest
+from ropewalk.engines.recorded import load as load_records
+from ropewalk.engines.rules import Release, newest
+from ropewalk.engines.unread import reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
-#: the scalings whose code was read in every engine
-SCALINGS_READ = (
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "longrope",
-    "llama3",
-    "proportional",
-    "ntk",
-)
+#: the newest release of every engine whose rules are in the package, the reference first
+ENGINES: dict[str, Release] = newest()
+REFERENCE = "hf"
+#: how a finding is known
+RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
 #: keys that every family has another use for if they are null: an error, the whole head, or a
 #: default
 NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
+#: the key that names the class of a model of diffusers
+DIFFUSERS_KEY = "_class_name"
+#: relative difference between the float32 numbers of a run and exact ones that is rounding
+SAME_IN_RUNS = 2e-5
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an engine that was run here did with one layer type at one length: a rotation, None for
+    no rotation, or the text of its error.
+    """
+
+    engine: str
+    version: str
+    date: str
+    layer_type: str
+    length: int
+    found: Rotation | str | None
 
 
 @dataclass(frozen=True)
 class Finding:
     """What one engine computes for one layer type at one length; `problem` says why there is no
     result.
+
+    known          how this is known: "run" (here), "recorded" (this very config was run), "rule"
+                   (read in the sources of the release), or "not known"
+    version, date  the release of the engine, and when it was run or read
+    evidence       the same in words
     """
 
     engine: str
@@ -55,8 +75,9 @@ class Finding:
     rules: tuple[EngineRule, ...]
     difference: Difference | None = None
     problem: str | None = None
-    #: "run, vLLM 0.32.0, 2026-11" if this family and scaling were run in that release, "0.31.0 to
-    #: 0.32.0" if older ones were run too and compute the same, else "read, vLLM 0.32.0, not run"
+    known: str = NOT_KNOWN
+    version: str = ""
+    date: str = ""
     evidence: str = ""
 
     @property
@@ -73,10 +94,11 @@ class Audit:
     max_model_len: int
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
+    engines: Mapping[str, Release] | None = None
 
     def of(self, engine: str) -> tuple[Finding, ...]:
         """Return the findings of one engine."""
-        choice("engine", engine, ENGINES)
+        choice("engine", engine, self.engines or ENGINES)
         return tuple(finding for finding in self.findings if finding.engine == engine)
 
     @property
@@ -97,8 +119,8 @@ class Audit:
             "reference": REFERENCE,
             "max_model_len": self.max_model_len,
             "engines": {
-                name: {"title": engine.title, "tree": engine.tree}
-                for name, engine in ENGINES.items()
+                name: {"title": engine.title, "tree": engine.version}
+                for name, engine in (self.engines or ENGINES).items()
             },
             "findings": [asdict(finding) for finding in self.findings],
             "warnings": list(self.warnings),
@@ -110,7 +132,7 @@ class Audit:
             f"model_type {self.model_type or 'not given'}, served up to {self.max_model_len} tokens"
         ]
         for finding in self.findings:
-            title = ENGINES[finding.engine].title
+            title = (self.engines or ENGINES)[finding.engine].title
             lines.append(
                 f"{finding.layer_type} at {finding.length}: {title}: {_in_words(finding)} "
                 f"({finding.evidence})"
@@ -152,7 +174,15 @@ def _in_words(finding: Finding) -> str:
     )
 
 
-def audit(config: Any, *, length: int | None = None, max_model_len: int | None = None) -> Audit:
+def audit(
+    config: Any,
+    *,
+    length: int | None = None,
+    max_model_len: int | None = None,
+    engines: Mapping[str, Release] | None = None,
+    records: Mapping[str, Record] | None = None,
+    runs: Iterable[Run] = (),
+) -> Audit:
     """Compare what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config.
 
     config         a transformers config, a dict, or the path of a config.json, of its folder or of
@@ -161,33 +191,122 @@ def audit(config: Any, *, length: int | None = None, max_model_len: int | None =
                    length if the frequencies depend on it
     max_model_len  the longest sequence that an engine is started for; None: each engine's own
                    limit, mostly the config's
+    engines        the release of each engine whose rules are used, from `ropewalk.engines.rules`;
+                   None: the newest ones of the package
+    records        what releases were recorded to compute, from `ropewalk.engines.recorded`; None:
+                   those of the package; {}: none
+    runs           what engines that were run here computed from this config
 
-    The rules were read in the engines' sources and checked by runs of the releases that `evidence`
-    names; other releases may differ.
+    What was run comes first, then what was recorded, then the rules; `known` of each finding says
+    which of them it rests on. Other releases may differ.
     """
     config = hf_config(GgufFile(config)) if is_gguf(config) else config
     text = config_file.text_part(config_file.load(config))
-    if CLASS_KEY in text:
+    if DIFFUSERS_KEY in text:
         raise RopeError(
-            CLASS_KEY,
+            DIFFUSERS_KEY,
             "must not be in the config: none of these engines runs a model of diffusers",
-            text[CLASS_KEY],
+            text[DIFFUSERS_KEY],
         )
-    specs, explanation = read_specs(text, "exact")
+    releases = ENGINES if engines is None else engines
+    asked = _Question(text, max_model_len, releases)
+    known = {(run.engine, run.layer_type, run.length): run for run in runs}
+    records = load_records() if records is None else records
     findings: list[Finding] = []
     longest = 0
-    for layer_type, spec in specs.items():
-        if spec is None:
-            continue
-        case = case_of(text, spec, layer_type, max_model_len)
+    for layer_type, case in asked.cases.items():
         longest = max(longest, case.max_model_len)
         for tokens in _lengths(case, length):
-            findings += _findings(layer_type, replace(case, length=tokens))
+            findings += _findings(asked, layer_type, tokens, records, known)
     if not findings:
-        raise RopeError("rope_parameters", "must rotate at least one layer type", list(specs))
-    return Audit(
-        explanation.model_type, longest, _refused_as_a_whole(findings), explanation.warnings
-    )
+        raise RopeError("rope_parameters", "must rotate at least one layer type", list(asked.specs))
+    refused = _refused_as_a_whole(findings)
+    warnings = (*asked.warnings, *asked.explanation.warnings)
+    return Audit(asked.explanation.model_type, longest, refused, warnings, releases)
+
+
+class _Question:
+    """One config, and what each engine takes it for.
+
+    `text` is the config as most engines read it; an engine may take a config that `from_hf` refuses
+    for another one, or raise an error.
+    """
+
+    def __init__(
+        self, text: Mapping[str, Any], limit: int | None, releases: Mapping[str, Release]
+    ) -> None:
+        self.original, self.limit, self.releases = text, limit, releases
+        self.why = reasons(text)
+        self.warnings: tuple[str, ...] = ()
+        try:
+            self.specs, self.explanation = read_specs(text, "exact")
+            self.text, self.why = text, []
+        except RopeError as error:
+            if not self.why:
+                raise
+            self.text = usual(text)
+            self.specs, self.explanation = read_specs(self.text, "exact")
+            self.warnings = (f"{error}; engines may read it all the same",)
+        self._cases: dict[int, dict[str, Case]] = {}
+
+    @cached_property
+    def cases(self) -> dict[str, Case]:
+        """The case of each layer type that rotates."""
+        return self.cases_of(self.text, self.specs)
+
+    def cases_of(
+        self, text: Mapping[str, Any], specs: Mapping[str, RopeSpec | None]
+    ) -> dict[str, Case]:
+        """Return the case of each layer type that rotates, for a config and its specs."""
+        found = {}
+        for layer_type, spec in specs.items():
+            if spec is not None:
+                given = self.limit is not None
+                case = Case(spec, text, layer_type, 1, 1, given)
+                limit = _default_limit(spec, case.max_position)
+                if self.limit is not None:
+                    limit = integer("max_model_len", self.limit, low=1)
+                elif limit is None:
+                    rule = (
+                        "must be given, because the config has no max_position_embeddings (CLI: "
+                        "--max-model-len)"
+                    )
+                    raise RopeError("max_model_len", rule, None)
+                found[layer_type] = replace(case, max_model_len=limit, length=limit)
+        return found
+
+    def read(self, engine: str, layer_type: str, length: int) -> Reading:
+        """Return what the rules of an engine say about a layer type at a length."""
+        release = self.releases[engine]
+        case, notes = self.cases[layer_type], []
+        reading = Reading(replace(case, length=length), release.read)
+        if self.why:
+            taken, notes = release.take(self.original, self.why)
+            if isinstance(taken, str):
+                return reading.fail(taken)
+            try:
+                cases = self.cases_of(taken, read_specs(taken, "exact")[0])
+            except RopeError as error:
+                return reading.fail(f"not known: {error}")
+            if layer_type not in cases:
+                return reading.fail("not known: another set of layer types")
+            case = cases[layer_type]
+        case = replace(case, length=length)
+        places = (case.rope_with_nulls, case.config)
+        nulls = [
+            key
+            for key in NULL_NOT_READ
+            if any(key in place and place[key] is None for place in places)
+        ]
+        if nulls:
+            return reading.fail(f"not known: {nulls[0]} is null; remove the key")
+        try:
+            reading = release.apply(case, self.releases)
+            reading.frequencies()
+        except RopeError as error:
+            return Reading(case, release.read).fail(f"not known: {error}")
+        reading.rules[:0] = notes
+        return reading
 
 
 def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
@@ -210,53 +329,14 @@ def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
     )
 
 
-def case_of(
-    text: Mapping[str, Any], spec: RopeSpec, layer_type: str, max_model_len: int | None
-) -> Case:
-    """Return the case that all engines are asked about: spec, config keys and lengths of one layer
-    type.
-    """
-    model_type = text.get("model_type")
-    ropes = layer_ropes(text, rope_objects(text), family_of(model_type))
-    rope = ropes.get(layer_type) or {}
-    served = served_length(text)
-    max_position = None if served is None else served.value
-    limit = (
-        _default_limit(spec, max_position)
-        if max_model_len is None
-        else integer("max_model_len", max_model_len, low=1)
-    )
-    return Case(
-        spec,
-        {key: value.value for key, value in rope.items()},
-        model_type,
-        max_position,
-        max_model_len=limit,
-        length=limit,
-        latent=text.get(LATENT_KEY) is not None,
-        config=text,
-        layer_type=layer_type,
-        limit_is_given=max_model_len is not None,
-        by_layer_type=any(
-            value.where == f"rope_parameters.{layer_type}" for value in rope.values()
-        ),
-    )
-
-
-def _default_limit(spec: RopeSpec, max_position: int | None) -> int:
+def _default_limit(spec: RopeSpec, max_position: int | None) -> int | None:
     """Return the default served length: `max_position`, or, if it is None or the scaling dynamic,
     trained length x factor.
     """
     scaling = spec.scaling.innermost
     trained, factor = getattr(scaling, "original_length", None), getattr(scaling, "factor", None)
-    if isinstance(scaling, Dynamic) or (max_position is None and trained and factor):
-        return round(trained * factor)  # type: ignore[operator]  # both are given
-    if max_position is None:
-        rule = (
-            "must be given, because the config has no max_position_embeddings (CLI: "
-            "--max-model-len)"
-        )
-        raise RopeError("max_model_len", rule, None)
+    if trained and factor and (isinstance(scaling, Dynamic) or max_position is None):
+        return round(trained * factor)
     return max_position
 
 
@@ -273,63 +353,117 @@ def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
     return tuple(sorted({min(trained, case.max_model_len), case.max_model_len}))
 
 
-def _findings(layer_type: str, case: Case) -> list[Finding]:
+def _findings(
+    asked: _Question,
+    layer_type: str,
+    length: int,
+    records: Mapping[str, Record],
+    runs: Mapping[tuple[str, str, int], Run],
+) -> list[Finding]:
     """Return one finding per engine: what it computes, and how that differs from transformers."""
-    readings = {name: _read(engine, case) for name, engine in ENGINES.items()}
+    spec = asked.cases[layer_type].spec
+    name = "" if asked.why else digest(asked.text, asked.specs, length, asked.limit)
+    found = []
+    for engine, release in asked.releases.items():
+        reading = asked.read(engine, layer_type, length)
+        finding = _of_rules(engine, release, reading, records.get(engine), layer_type, length)
+        record = records.get(engine)
+        cell = record.rope(name, layer_type, spec, length) if record is not None else None
+        if record is not None and record.version == release.version and cell is not None:
+            evidence = f"recorded, {release.title} {record.releases()}, {record.date}"
+            finding = _measured(
+                finding, cell.found, RECORDED, record.version, record.date, evidence
+            )
+        if (run := runs.get((engine, layer_type, length))) is not None:
+            evidence = f"run here, {release.title} {run.version}, {run.date}"
+            finding = _measured(finding, run.found, RUN, run.version, run.date, evidence)
+        found.append(finding)
+    if all(_rotation(finding) is None for finding in found):
+        return found
+    reference = next(finding for finding in found if finding.engine == REFERENCE)
     # where transformers cannot compute it, engines are compared with what the config describes
-    reference = readings[REFERENCE] if readings[REFERENCE].problem is None else Reading(case)
-    findings = []
-    for name, reading in readings.items():
-        is_known = reading.problem is None
-        # None: no difference, or nothing to compare
-        difference = (
-            compare(reference, reading, case.length) if is_known and name != REFERENCE else None
-        )
-        radians, magnitude = reading.frequencies()
-        axis_of_pair = reading.spec.axis_of_pair if is_known else ()
-        finding = Finding(
-            name,
-            layer_type,
-            case.length,
-            radians,
-            magnitude,
-            axis_of_pair,
-            rules=tuple(reading.rules),
-            difference=difference,
-            problem=reading.problem,
-            evidence=evidence(name, case),
-        )
-        findings.append(finding)
-    return findings
+    described = Reading(replace(asked.cases[layer_type], length=length))
+    ours = _rotation(reference) or Rotation(*described.frequencies(), spec.axis_of_pair)  # type: ignore[arg-type]
+    return [_compared(finding, ours, length) for finding in found]
 
 
-def evidence(engine: str, case: Case) -> str:
-    """Return what the audit of this case rests on: the engine was run (which releases, when), or
-    only its code was read.
+def _of_rules(
+    engine: str,
+    release: Release,
+    reading: Reading,
+    record: Record | None,
+    layer_type: str,
+    length: int,
+) -> Finding:
+    """Return a finding that rests on the rules of a release."""
+    radians, magnitude = reading.frequencies()
+    axes = reading.spec.axis_of_pair if reading.problem is None else ()
+    case = reading.case
+    if (reading.problem or "").startswith("not known"):
+        known, evidence = NOT_KNOWN, f"not known, {release.title} {release.version}"
+    else:
+        known, evidence = RULE, f"rule, {release.title} {release.version}, read {release.read}"
+        families = {} if record is None or record.version != release.version else record.families
+        if case.spec.scaling.name in families.get(case.model_type or "", ()):
+            evidence += "; runs of this family and scaling agree"
+    return Finding(
+        engine,
+        layer_type,
+        length,
+        radians,
+        magnitude,
+        axes,
+        rules=tuple(reading.rules),
+        problem=reading.problem,
+        known=known,
+        version=release.version,
+        date=release.read,
+        evidence=evidence,
+    )
+
+
+def _measured(
+    finding: Finding,
+    found: Rotation | str | None,
+    known: str,
+    version: str,
+    date: str,
+    evidence: str,
+) -> Finding:
+    """Return a finding with what a run found in place of what the rules say; the rules stay as far
+    as they explain it.
     """
-    version, date = RUNS[engine]
-    title = ENGINES[engine].title
-    if case.spec.scaling.name in FAMILIES.get(case.model_type or "", ()):
-        releases = f"{SINCE[engine]} to {version}" if engine in SINCE else version
-        return f"run, {title} {releases}, {date}"
-    return f"read, {title} {version}, not run"
+    about: dict[str, Any] = {"known": known, "version": version, "date": date, "evidence": evidence}
+    if isinstance(found, str):
+        problem = finding.problem or ""
+        told = problem if problem.startswith("refused") else f"refused: {found}"
+        empty: dict[str, Any] = {"radians": (), "magnitude": None, "axis_of_pair": ()}
+        return replace(finding, problem=told, **empty, **about)
+    if found is None:
+        found = Rotation((0.0,) * len(finding.radians), 1.0, (0,) * len(finding.radians))
+    said = _rotation(finding)
+    if said is not None and compare(said, found, 2, SAME_IN_RUNS) is None:
+        return replace(finding, **about)  # the rule's numbers are the exact ones
+    numbers: dict[str, Any] = {
+        "radians": found.radians,
+        "magnitude": found.magnitude,
+        "axis_of_pair": found.axis_of_pair,
+    }
+    rules = finding.rules if finding.problem is None else ()
+    return replace(finding, problem=None, rules=rules, **numbers, **about)
 
 
-def _read(engine: Engine, case: Case) -> Reading:
-    """Return what an engine computes; its `problem` is "not known: ..." if no rule was read for a
-    scaling or a null key.
-    """
-    if engine is not ENGINES[REFERENCE] and case.spec.scaling.name not in SCALINGS_READ:
-        return Reading(case).fail(f"not known: rope_type {case.spec.scaling.name}")
-    places = (case.rope_with_nulls, case.config)
-    nulls = [
-        key for key in NULL_NOT_READ if any(key in place and place[key] is None for place in places)
-    ]
-    if nulls:
-        return Reading(case).fail(f"not known: {nulls[0]} is null; remove the key")
-    try:
-        reading = engine.read(case)
-        reading.frequencies()
-    except RopeError as error:
-        return Reading(case).fail(f"not known: {error}")
-    return reading
+def _rotation(finding: Finding) -> Rotation | None:
+    if finding.problem is not None or finding.magnitude is None:
+        return None
+    return Rotation(finding.radians, finding.magnitude, finding.axis_of_pair)
+
+
+def _compared(finding: Finding, reference: Rotation, length: int) -> Finding:
+    """Return the finding with its difference from the reference."""
+    rotation = _rotation(finding)
+    if rotation is None or finding.engine == REFERENCE:
+        return finding
+    # what was run has the numbers of float32
+    same = SAME_IN_RUNS if finding.known in (RUN, RECORDED) else 1e-6
+    return replace(finding, difference=compare(reference, rotation, length, same))

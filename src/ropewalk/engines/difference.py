@@ -5,12 +5,8 @@ and the effect on scores.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
-
-from ropewalk.engines.readings import Reading
 
 #: the number of distances at which the change of a score is computed
 DISTANCES = 512
@@ -19,6 +15,15 @@ IMAGE_SIDE = 32
 #: relative tolerance below which frequencies count as equal, because float32 would round them to
 #: the same value
 SAME = 1e-6
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What is compared: radians per step and axis of each pair, and the magnitude."""
+
+    radians: tuple[float, ...]
+    magnitude: float
+    axis_of_pair: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -48,84 +53,80 @@ class Difference:
     tokens: str = "all"
 
 
-def compare(reference: Reading, engine: Reading, length: int) -> Difference | None:
+def compare(
+    reference: Rotation, engine: Rotation, length: int, same: float = SAME
+) -> Difference | None:
     """Return how far an engine's frequencies, axes and magnitude are from the reference, over
     `length` tokens; None: the same.
+
+    same  the relative difference that is rounding
     """
-    our_radians, our_magnitude = reference.frequencies()
-    their_radians, their_magnitude = engine.frequencies()
-    pairs = max(len(our_radians), len(their_radians))
-    ours, theirs = _padded(our_radians, pairs), _padded(their_radians, pairs)
-    frequency_differs = (ours - theirs).abs() > SAME * ours.abs()
-    our_axes, their_axes = (
-        _padded(reference.spec.axis_of_pair, pairs),
-        _padded(engine.spec.axis_of_pair, pairs),
+    pairs = max(len(reference.radians), len(engine.radians))
+    ours, theirs = _padded(reference.radians, pairs), _padded(engine.radians, pairs)
+    axes = zip(
+        _padded(reference.axis_of_pair, pairs), _padded(engine.axis_of_pair, pairs), strict=True
     )
-    axis_differs = (our_axes != their_axes) & ~frequency_differs
-    different = (frequency_differs | axis_differs).nonzero().flatten().tolist()
-    temperature = (their_magnitude / our_magnitude) ** 2  # type: ignore[operator]  # both are known
-    if not different and abs(temperature - 1) <= SAME:
+    frequency_differs = [abs(a - b) > same * abs(a) for a, b in zip(ours, theirs, strict=True)]
+    axis_differs = [a != b and not f for (a, b), f in zip(axes, frequency_differs, strict=True)]
+    different = [i for i in range(pairs) if frequency_differs[i] or axis_differs[i]]
+    temperature = (engine.magnitude / reference.magnitude) ** 2
+    same_magnitude = abs(temperature - 1) <= 2 * same
+    if not different and same_magnitude:
         return None
     # text tokens have the same position on all axes, so other axes only matter for images
-    only_image = (
-        bool(axis_differs.any())
-        and not bool(frequency_differs.any())
-        and abs(temperature - 1) <= SAME
-    )
+    only_image = any(axis_differs) and not any(frequency_differs) and same_magnitude
     if (
         only_image
-    ):  # the angle of a pair is off by its frequency times the difference of the two coordinates
+    ):  # the angle of a pair is off by its frequency times the difference of coordinates
         # so a distance is here a difference of coordinates, and a pair on another axis is compared
         # with one that does not rotate
-        gap = torch.where(axis_differs, ours, 0.0)
-        change = _score_change(ours, ours - gap, temperature, min(length, IMAGE_SIDE))
-    else:
-        gap = torch.where(
-            frequency_differs, theirs - ours, 0.0
-        )  # the radians by which each pair is off after one step
-        change = _score_change(ours, theirs, temperature, length)
-    change = change * our_magnitude**2  # type: ignore[operator]
+        gaps = [-a if differs else 0.0 for a, differs in zip(ours, axis_differs, strict=True)]
+        changes = _score_changes(gaps, temperature, min(length, IMAGE_SIDE))
+    else:  # the radians by which each pair is off after one step
+        each = zip(ours, theirs, strict=True)
+        gaps = [b - a for a, b in each]
+        changes = _score_changes(gaps, temperature, length)
+        gaps = [g if f else 0.0 for g, f in zip(gaps, frequency_differs, strict=True)]
     first = different[0] if different else None
+    square = reference.magnitude**2
     return Difference(
         first,
         len(different),
-        reference_radians=None if first is None else float(ours[first]),
-        engine_radians=None if first is None else float(theirs[first]),
+        reference_radians=None if first is None else ours[first],
+        engine_radians=None if first is None else theirs[first],
         temperature=temperature,
-        score_worst=float(change.max()),
-        score_mean=float(change.mean()),
-        until_tenth=_until(gap, 0.1),
-        until_half_turn=_until(gap, math.pi),
+        score_worst=max(changes) * square,
+        score_mean=math.fsum(changes) / len(changes) * square,
+        until_tenth=_until(gaps, 0.1),
+        until_half_turn=_until(gaps, math.pi),
         tokens="image" if only_image else "all",
     )
 
 
-def _padded(values: tuple[float, ...], pairs: int) -> Tensor:
-    """Return frequencies or axes as a float64 tensor [pairs], 0 for the pairs that are not rotated."""
-    return torch.tensor((*values, *[0.0] * pairs)[:pairs], dtype=torch.float64)
+def _padded(values: Sequence[float], pairs: int) -> list[float]:
+    """Return frequencies or axes of `pairs` pairs, 0 for the pairs that are not rotated."""
+    return [*values, *[0.0] * pairs][:pairs]
 
 
-def _score_change(ours: Tensor, theirs: Tensor, temperature: float, max_distance: int) -> Tensor:
-    """Return |t e^{i w' d} - e^{i w d}| [distances d, pairs], the largest change of q . k for unit
+def _score_changes(gaps: list[float], temperature: float, max_distance: int) -> list[float]:
+    """Return |t e^{i g d} - 1| for distances d and pairs, the largest change of q . k for unit
     vectors in one pair.
 
-    w are `ours` and w' `theirs`, radians per step; t is the temperature, the factor of the other
-    engine on every logit.
+    g is a gap, the radians by which the pair is off after one step; t is the temperature, the
+    factor of the other engine on every logit.
     """
-    distances = (
-        torch.logspace(0, math.log10(max_distance), DISTANCES, dtype=torch.float64)
-        .round()
-        .unique()
-        .unsqueeze(-1)
-    )
-    return (
-        temperature * torch.exp(1j * distances * theirs) - torch.exp(1j * distances * ours)
-    ).abs()
+    steps = (max_distance ** (i / (DISTANCES - 1)) for i in range(DISTANCES))
+    distances = sorted({round(step) for step in steps})
+    return [
+        abs(complex(temperature * math.cos(gap * d) - 1, temperature * math.sin(gap * d)))
+        for d in distances
+        for gap in gaps
+    ]
 
 
-def _until(gap: Tensor, angle: float) -> int | None:
-    """Return the first position at which some pair is off by more than `angle`; `gap` is the error
-    of each pair per step.
+def _until(gaps: list[float], angle: float) -> int | None:
+    """Return the first position at which some pair is off by more than `angle`; a gap is the error
+    of a pair per step.
     """
-    largest = float(gap.abs().max())
+    largest = max(map(abs, gaps))
     return math.floor(angle / largest) + 1 if largest > 0 else None

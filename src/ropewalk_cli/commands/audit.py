@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json as json_format
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import ropewalk as rw
 from ropewalk_cli.commands import Details, Example, Json, OptionalConfig, config_or_example
@@ -15,11 +16,13 @@ from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
     from ropewalk.engines import Audit, Finding
+    from ropewalk.engines.audit import Run
 
 LEGEND = (
     "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "  # noqa: E501
     "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that. "  # noqa: E501
-    "known by: run, the engine was run with this family and scaling; read, only its code was read."
+    "known by: run, the engine was run here; recorded, this very config was run before; rule, read in the engine's sources; "  # noqa: E501
+    "each with the release and the date."
 )
 DETAILS_LEGEND = (
     "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "  # noqa: E501
@@ -42,6 +45,10 @@ def audit(
             "The longest sequence that engines are started for; by default each engine's own limit."
         ),
     ] = None,
+    run: Annotated[
+        bool,
+        Option("Also run the engines that are installed here with a small model of the config."),
+    ] = False,
     details: Details = False,
     json: Json = False,
 ) -> None:
@@ -51,15 +58,21 @@ def audit(
     With --details also the other measures of each difference, and the source of every engine's
     rule.
     """
-    result = rw.audit(
-        config_or_example(config, example), length=length, max_model_len=max_model_len
-    )
+    given = config_or_example(config, example)
+    lengths: dict[str, Any] = {"length": length, "max_model_len": max_model_len}
+    result = rw.audit(given, **lengths)
+    notes: list[str] = []
+    if run:
+        runs, notes = _run_installed(given, result, max_model_len)
+        result = rw.audit(given, **lengths, runs=runs)
     if json:
-        print(json_format.dumps(result.as_dict(), indent=2))
+        print(json_format.dumps(result.as_dict() | ({"not_run": notes} if run else {}), indent=2))
         return
     say(verdict(result), style="bold")
     for text in result.warnings:
         say(f"warning: {text}", style="yellow")
+    for text in notes:
+        say(text)
     columns = ("result", "why", "logits", "pairs", "change of a score", "0.1 rad off", "known by")
     _table(columns, result, _cells, LEGEND if result.disagreements else "")
     if not details:
@@ -71,6 +84,33 @@ def audit(
     columns = ("magnitude", "first pair", "mean change", "pi off", "tokens that differ", "evidence")
     _table(columns, result, _more_cells, DETAILS_LEGEND)
     say(*_rules(result))
+
+
+def _run_installed(
+    config: Any, result: Audit, max_model_len: int | None
+) -> tuple[list[Run], list[str]]:
+    """Return what the installed engines compute from a config, and a line for each engine that was
+    not run.
+    """
+    from ropewalk.config import file as config_file
+    from ropewalk.errors import RopeError
+    from ropewalk_lab.engines_run import config_runs, installed
+
+    if isinstance(config, Path) and config.suffix == ".gguf":
+        raise RopeError("--run", "must not be given for a GGUF file; give the config.json", config)
+    raw = config_file.load(config)
+    runs: list[Run] = []
+    notes: list[str] = []
+    for engine, release in rw.engines.ENGINES.items():
+        if (reason := installed.why_not(engine)) is not None:
+            notes.append(f"{release.title}: not run, because {reason}")
+            continue
+        try:
+            lengths = sorted({finding.length for finding in result.of(engine)})
+            runs += config_runs.run(engine, raw, lengths, max_model_len)
+        except RopeError as error:
+            notes.append(f"{release.title}: not run, because {error.rule}")
+    return runs, notes
 
 
 def verdict(result: Audit) -> str:
@@ -140,9 +180,10 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     off, known by.
     """
     difference = finding.difference
-    known_by = finding.evidence.split(",")[
-        0
-    ]  # whether it was run or only read; --details shows the rest: release and date
+    # release and date belong to it; --details shows more
+    known_by = f"{finding.known}, {finding.version}, {finding.date}"
+    if finding.known == "not known":
+        known_by = f"{finding.known}, {finding.version}"
     if difference is None:
         result = finding.problem or (
             "reference" if finding.engine == rw.engines.REFERENCE else "the same"

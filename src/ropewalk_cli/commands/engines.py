@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json as json_format
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ropewalk.errors import RopeError
@@ -14,7 +15,7 @@ from ropewalk_cli.declare import Option
 from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
-    from ropewalk.engines.matrix import Row
+    from ropewalk_lab.engines_run.measured import Row
 
 
 def engines(
@@ -23,9 +24,6 @@ def engines(
         Option("Run only this engine; hf is transformers."),
     ] = None,
     match: Annotated[str, Option("Run only the configs whose name contains this.")] = "",
-    all_rows: Annotated[
-        bool, Option("Also run configs of no real checkpoint, which engines may read differently.")
-    ] = False,
     json: Json = False,
 ) -> None:
     """Run the inference engines that are installed here on small models, and compare their ropes
@@ -34,12 +32,11 @@ def engines(
     Each engine builds its own model from the config and rotates unit vectors. Engines that are not
     installed are listed with the reason.
     """
-    from ropewalk.engines.installed import run, why_not
-    from ropewalk.engines.readers import TITLES
-    from ropewalk.engines.record import verdict_rows
+    from ropewalk_lab.engines_run.installed import TITLES, run, why_not
+    from ropewalk_lab.engines_run.measured import verdict_rows
 
     names: list[str] = list(dict.fromkeys(only or TITLES))
-    selected = _rows(match, all_rows)
+    selected = _rows(match)
     not_run = {name: reason for name in names if (reason := why_not(name)) is not None}
     if only and len(not_run) == len(names):
         reasons = "; ".join(dict.fromkeys(not_run.values()))
@@ -48,7 +45,7 @@ def engines(
     results: list[dict[str, Any]] = []
     for name in names:
         if name not in not_run:
-            results += verdict_rows(run(name, selected), by_id, date="")
+            results += verdict_rows(run(name, [asdict(row) for row in selected]), by_id, date="")
     if json:
         print(json_format.dumps({"rows": results, "not_run": not_run}, indent=2))
         return
@@ -95,26 +92,25 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
     return lines or ["No engine was run."]
 
 
-def _rows(match: str, all_rows: bool) -> list[Row]:
-    """Return the rows to run, whose name contains `match`: those of real checkpoints, or with
-    `all_rows` also the others.
+def _rows(match: str) -> list[Row]:
+    """Return small models with the ropes of well-known checkpoints whose name contains `match`, at
+    their trained and their served length.
     """
-    from ropewalk.engines.matrix_rows import REAL, rows
+    from ropewalk.config.examples import EXAMPLES
+    from ropewalk_lab.engines_run.measured import Row
+    from ropewalk_lab.engines_run.small import complete_config
 
-    # the name of a row is that of its model, a comma, and the spelling of its config keys (v4 or v5
-    # of transformers)
-    selected = [
-        row
-        for row in rows()
-        if match in row.name and (all_rows or row.name.partition(",")[0] in REAL)
-    ]
-    if not selected:
-        raise RopeError(
-            "match",
-            "must be a part of the name of a config; --all-rows adds further configs",
-            match,
-        )
-    return selected
+    rows = []
+    for name, checkpoint in EXAMPLES.items():
+        config = complete_config(checkpoint)
+        if match.lower() in name.lower() and config is not None:
+            served = checkpoint["max_position_embeddings"]
+            trained = checkpoint.get("original_max_position_embeddings", served)
+            rows += [Row(name, config, each) for each in dict.fromkeys((trained, served))]
+    if not rows:
+        names = ", ".join(name for name, each in EXAMPLES.items() if complete_config(each))
+        raise RopeError("match", f"must be a part of the name of a checkpoint: {names}", match)
+    return rows
 
 
 def _text(value: object) -> str:

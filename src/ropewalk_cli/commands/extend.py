@@ -83,7 +83,8 @@ def extend(
             name: {"before": before, "after": after}
             for name, (before, after) in report.changes.items()
         }
-        notes = {"disagreements": list(report.disagreements), "notes": list(report.notes)}
+        told = [*report.disagreements, *_engines(new_config, report)]
+        notes = {"disagreements": told, "notes": list(report.notes)}
         print(
             json_format.dumps(
                 {"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config},
@@ -91,7 +92,22 @@ def extend(
             )
         )
     else:
-        say(report, "nothing written; give --out" if out is None else f"written to {out}")
+        lines = [f"  note: {text}" for text in _engines(new_config, report)]
+        say(report, *lines, "nothing written; give --out" if out is None else f"written to {out}")
+
+
+def _engines(config: dict[str, Any], report: Any) -> tuple[str, ...]:
+    """Return what engines make of the extended config of a report, one line each."""
+    from ropewalk.config import file as config_file
+    from ropewalk.engines.extended import disagreements, length_notes
+
+    text = config_file.text_part(config)
+    served = text.get("max_position_embeddings")
+    if served is not None and "max_position_embeddings" not in report.changes:
+        served = round(served * (report.factor or 1.0))  # it stays the trained length
+    notes = () if served is None else length_notes(text, served)
+    lines = disagreements(text, layer_types=report.specs, max_model_len=served)
+    return (*lines, *notes)
 
 
 def _extend_gguf(path: Path, kind: str, out: Path | None, json: bool, **options: Any) -> None:

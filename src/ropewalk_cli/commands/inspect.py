@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.safe_text import shown
 from ropewalk_cli.commands import (
     Details,
     Example,
@@ -229,13 +230,13 @@ def _show(report: dict[str, Any], details: bool) -> None:
     rotated = {name: layer for name, layer in report["layers"].items() if layer["rotates"]}
     for name, layer in report["layers"].items():
         about = ", ".join(filter(None, (report["model_type"], name)))
-        say(f"{about}: {verdict(layer)}", style="bold")
+        say(shown(f"{about}: {verdict(layer)}"), style="bold")
     for text in report["warnings"]:
-        say(f"warning: {text}", style="yellow")
+        say(shown(f"warning: {text}"), style="yellow")
     if rotated:
         _show_numbers(rotated)
     for name, layer in rotated.items() if details else ():
-        say(name, style="bold")
+        say(shown(name), style="bold")
         _show_tables(layer)
     if "guide" in report:
         rows = [
@@ -307,8 +308,8 @@ def _show_tables(layer: dict[str, Any]) -> None:
     ]
     all_pairs, served = layer["pairs"], layer["summary"]["served"]
     last, steps = len(all_pairs) - 1, SHOWN_PAIRS - 1
-    shown = dict.fromkeys(round(last * i / steps) for i in range(SHOWN_PAIRS))
-    pairs = [tuple(map(_cell, all_pairs[i].values())) for i in shown]
+    pairs_shown = dict.fromkeys(round(last * i / steps) for i in range(SHOWN_PAIRS))
+    pairs = [tuple(map(_cell, all_pairs[i].values())) for i in pairs_shown]
     headers = (
         "pair",
         "wavelength",

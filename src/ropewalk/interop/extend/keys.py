@@ -22,8 +22,6 @@ from ropewalk.config.keys import (
 )
 from ropewalk.config.values import Value, find, served_length
 from ropewalk.config.write import extended_length, v4_keys, write_scaling
-from ropewalk.engines.audit import Finding, audit, case_of, in_one_line
-from ropewalk.engines.readers import ENGINES
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import SCALINGS, Clipped, Default, Ntk, Scaling
 from ropewalk.frequencies.formulas import ntk_theta
@@ -33,12 +31,6 @@ from ropewalk.spec import RopeSpec
 #: scalings that `extend` gives a model to be trained at the new length, which do not reach further
 #: on their own
 FOR_TRAINING: dict[str, type[Scaling]] = {"clipped": Clipped}
-#: engines that refuse to start for more tokens than the config serves, and the environment variable
-#: that allows it
-LENGTH_LIMITED = {
-    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-    "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-}
 #: keys of a rope that do not belong to its scaling
 KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 
@@ -66,22 +58,16 @@ class ConfigChange:
     after: dict[str, RopeSpec]
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return one line for each engine that computes another rope from the changed config, at
-        the shortest such length.
+        """Return a line if no config can express the change; what engines make of one that can,
+        `audit` says.
         """
-        if not self.keys:
-            name = next(iter(self.specs.values())).scaling.name
-            return (
-                (
-                    f"{name}: no config can express it, so it is not saved and other engines do "
-                    "not have it"
-                ),
-            )
-        first: dict[str, Finding] = {}
-        for finding in audit(self.config, max_model_len=self.served).disagreements:
-            if finding.layer_type in self.specs:
-                first.setdefault(finding.engine, finding)
-        return tuple(in_one_line(finding) for finding in first.values())
+        if self.keys:
+            return ()
+        name = next(iter(self.specs.values())).scaling.name
+        return (
+            f"{name}: no config can express it, so it is not saved and other engines do not have "
+            "it",
+        )
 
 
 def kinds() -> dict[str, type[Scaling]]:
@@ -136,7 +122,7 @@ def config_change(
     changed = {**config, **keys}
     after = _read_back(changed, {**all_specs, **new_specs})
     specs, served = {name: after[name] for name in new_specs}, extended_length(length, scaling)
-    notes = _notes(scaling, changed, specs, served)
+    notes = _notes(scaling)
     return ConfigChange(
         keys, specs, notes, changed, served=served, trained=length, before=before, after=after
     )
@@ -413,32 +399,10 @@ def _read_back(
     return {layer: spec for layer, spec in specs.items() if spec is not None}
 
 
-def _notes(
-    scaling: Scaling, config: Mapping[str, Any], specs: Mapping[str, RopeSpec], served: int
-) -> tuple[str, ...]:
-    """Return remarks for the user: how the scaling was written, and which engines multiply a served
-    length that stays.
-    """
+def _notes(scaling: Scaling) -> tuple[str, ...]:
+    """Return remarks for the user: how the scaling was written, and that the served length stays."""
     if isinstance(scaling, Ntk):
         return ("written as a larger rope_theta: no rope_type is called ntk",)
     if scaling.raises_length:
         return ()
-    layer_type, spec = next(iter(specs.items()))
-    case = case_of(config, spec, layer_type, served)
-    limited = [
-        name
-        for name in LENGTH_LIMITED
-        if case.exceeds_served_length(ENGINES[name].length_factor(case))
-    ]
-    others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
-    multiplied = (
-        f": {' and '.join(others)} {'multiply' if len(others) > 1 else 'multiplies'} it by factor"
-        if others
-        else ""
-    )
-    refusals = (
-        f"{ENGINES[name].title} does not multiply it for {case.model_type}: set {LENGTH_LIMITED[name]}=1 "
-        f"to start it for more than {case.max_position} tokens"
-        for name in limited
-    )
-    return (f"{SERVED_LENGTH_KEY} stays the trained length{multiplied}", *refusals)
+    return (f"{SERVED_LENGTH_KEY} stays the trained length",)

@@ -7,27 +7,13 @@ a moment; the keys of the rope are those of real checkpoints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from ropewalk_lab.engines_run.measured import Row as Row
+from ropewalk_lab.engines_run.small import HEADS as HEADS
 
 Config = dict[str, Any]
 
-HEADS: Config = {
-    "hidden_size": 128,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 128,
-    "vocab_size": 128,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "torch_dtype": "float32",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
 MOE: Config = {
     "num_experts": 4,
     "num_local_experts": 4,
@@ -303,6 +289,32 @@ FAMILIES: dict[str, tuple[str, Config]] = {
             "use_mixed_mlp_moe": True,
         },
     ),
+    "gptj": (
+        "GPTJForCausalLM",
+        {
+            "n_embd": 128,
+            "n_head": 2,
+            "n_layer": 2,
+            "n_positions": 2048,
+            "rotary_dim": 32,
+            "n_inner": None,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    "minicpm3": (
+        "MiniCPM3ForCausalLM",
+        {
+            "qk_nope_head_dim": 32,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 64,
+            "kv_lora_rank": 32,
+            "q_lora_rank": 32,
+            "scale_emb": 12,
+            "dim_model_base": 256,
+            "scale_depth": 1.4,
+        },
+    ),
     "qwen2_vl": ("Qwen2VLForConditionalGeneration", {}),
     "qwen2_5_vl": ("Qwen2_5_VLForConditionalGeneration", {}),
     "qwen3_vl": ("Qwen3VLForConditionalGeneration", {}),
@@ -346,24 +358,3 @@ VISION: dict[str, tuple[str, Config]] = {
         },
     ),
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """A config, the length of its longest sequence, and the length an engine is started for (None:
-    the engine's choice).
-
-    axes  how many position axes a token has: 1, or 3 for M-RoPE
-    """
-
-    name: str
-    config: Config
-    length: int
-    max_model_len: int | None = None
-    axes: int = 1
-
-    @property
-    def id(self) -> str:
-        """The name, the length and, if it is given, the length an engine is started for."""
-        started = "" if self.max_model_len is None else f", started for {self.max_model_len}"
-        return f"{self.name} at {self.length}{started}"

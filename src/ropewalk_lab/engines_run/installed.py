@@ -11,14 +11,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ropewalk.engines.matrix import Row
+from ropewalk.engines import ENGINES
 from ropewalk.errors import RopeError
 
-RUNNERS = Path(__file__).parent / "run"
+#: the scripts lie beside this file; they import each other as files
+RUNNERS = Path(__file__).parent
+#: every engine that is run, by name. ONNX Runtime reads no config, so there is nothing to audit: it
+#: computes what was exported
+TITLES: dict[str, str] = {
+    **{name: engine.title for name, engine in ENGINES.items()},
+    "onnxruntime": "ONNX Runtime",
+}
 #: engine: the script that runs it, and the package that it needs
 SCRIPTS = {
     "hf": ("run_transformers.py", "transformers"),
@@ -45,13 +51,17 @@ def why_not(engine: str) -> str | None:
     return None
 
 
-def run(engine: str, rows: Sequence[Row], timeout: float = 1500.0) -> Mapping[str, Any]:
+def run(
+    engine: str, rows: Sequence[Mapping[str, Any]], timeout: float = 1500.0
+) -> Mapping[str, Any]:
     """Return what an engine computes for the rows: {"engine", "version", "results"}; its script
     runs for `timeout` s at most.
+
+    rows  objects with the keys name, config, length, max_model_len and axes
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.json", Path(folder) / "results.json"
-        source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
+        source.write_text(json.dumps(list(rows)), encoding="utf-8")
         command = [sys.executable, str(RUNNERS / SCRIPTS[engine][0]), str(source), str(target)]
         try:
             process = subprocess.run(

@@ -21,8 +21,8 @@ import torch
 from onnx import TensorProto, helper
 
 from ropewalk import Rope, RopeSpec
-from ropewalk.engines.measured import layer_of_type, specs_of
 from ropewalk.errors import RopeError
+from ropewalk_lab.engines_run.measured import layer_of_type, specs_of
 
 OPSET = 23
 

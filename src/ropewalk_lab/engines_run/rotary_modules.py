@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,8 @@ def layers_of(
     is_attending  whether an error says that an attention module has reached its attention
     call          arguments of attention modules besides positions and hidden states
     """
+    if (passed := _passed_tables(model, length)) is not None:
+        return passed
     ropes: dict[int, dict[str, Any] | None] = {}  # by layer
     layers = set()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -50,6 +54,81 @@ def layers_of(
     if not ropes:  # transformers' own code, run by the engine
         return transformers_tables.layers_of(model, length)
     return [ropes.get(layer) for layer in range(max(layers) + 1)]
+
+
+class Passed(Exception):  # a signal, not an error
+    """The attention of a layer was called with cos and sin."""
+
+    def __init__(self, table: tuple[torch.Tensor, torch.Tensor]) -> None:
+        super().__init__()
+        self.table = table
+
+
+def _passed_tables(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None] | None:
+    """Return the rope of each layer of a model that computes cos and sin itself and passes them to
+    its layers; None if the layers rotate with modules of their own.
+
+    Such a layer may have a rotary module too, which its forward does not call (SGLang's Gemma 3 on
+    all but some CPUs). So the model's own forward runs, on zeros, and what reaches each attention
+    is read.
+    """
+    for module in model.modules():
+        layers: Any = getattr(module, "layers", None)
+        attention: Any = getattr(layers[0], "self_attn", None) if layers else None
+        if type(attention).__module__.startswith("transformers."):
+            continue  # transformers' own code, which `transformers_tables` reads
+        forward = getattr(attention, "forward_native", None) or getattr(attention, "forward", None)
+        if forward is None or "position_embeddings" not in inspect.signature(forward).parameters:
+            continue
+        rotate = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        tables: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer in layers:
+            _stop_at_attention(layer, tables)
+        hidden = torch.zeros(2, module.config.hidden_size)  # type: ignore[union-attr]
+        module.norm.forward = lambda x, residual=None: (x, residual)  # type: ignore[union-attr]
+        positions = torch.tensor([1, length - 1])
+        module(input_ids=None, positions=positions, forward_batch=None, input_embeds=hidden)
+        size = int(attention.head_dim)  # type: ignore[union-attr]
+        return [_rope_of_table(rotate, size, *table) for table in tables]
+    return None
+
+
+def _stop_at_attention(
+    layer: torch.nn.Module, tables: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Replace a layer's forward by one that runs up to its attention and keeps the cos and sin that
+    the attention gets.
+    """
+
+    def attend(*_: Any, position_embeddings: Any, **__: Any) -> None:
+        raise Passed(position_embeddings)
+
+    whole = layer.forward
+    layer.self_attn.forward = attend  # type: ignore[union-attr]
+    layer.input_layernorm.forward = (  # type: ignore[union-attr]
+        lambda x, residual=None: x if residual is None else (x, residual)
+    )
+
+    def forward(*args: Any, hidden_states: torch.Tensor, **named: Any) -> Any:
+        try:
+            whole(*args, hidden_states=hidden_states, **named)
+        except Passed as passed:
+            tables.append(passed.table)
+        return hidden_states, hidden_states
+
+    layer.forward = forward
+
+
+def _rope_of_table(
+    rotate: Callable[..., Any], size: int, cos: torch.Tensor, sin: torch.Tensor
+) -> dict[str, Any] | None:
+    """Return the rope that a function makes of the cos and sin of positions 1 and length - 1, for
+    heads of `size` dimensions.
+    """
+    cos, sin = (each.reshape(-1, each.shape[-1]).float() for each in (cos, sin))
+    units = torch.eye(size)[None].repeat(2, 1, 1)  # [tokens, heads, size]
+    rotated, _ = rotate(units, units.clone(), cos, sin)
+    return probe.rope_of_matrices([rotated[0].T.numpy()])
 
 
 def _uses(

@@ -8,7 +8,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from ropewalk.engines.matrix import FAMILIES, HEADS, VISION, Config, Row
+from engines.matrix import FAMILIES, HEADS, VISION, Config, Row
+from ropewalk.config.examples import EXAMPLES
+from ropewalk_lab.engines_run.small import complete_config
+
+#: how the names of rows with the very rope of a checkpoint begin
+EXAMPLE = "checkpoint "
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -529,6 +534,117 @@ def _unusual() -> Iterator[Row]:
         )
 
 
+#: configs that only some engines read, or read as another one: name -> (model_type, keys)
+GEMMA_ROPES: dict[str, Config] = {
+    "linear": LINEAR,
+    "yarn": {**YARN, "original_max_position_embeddings": 2048},
+    "yarn attention_factor": {
+        **YARN,
+        "original_max_position_embeddings": 2048,
+        "attention_factor": 1.0,
+    },
+    "yarn truncate false": {**YARN, "original_max_position_embeddings": 2048, "truncate": False},
+    "llama3": {**LLAMA3, "original_max_position_embeddings": 2048},
+    "longrope": longrope(32, original_max_position_embeddings=2048),
+    "dynamic": DYNAMIC,
+    "partial linear": {**LINEAR, "partial_rotary_factor": 0.5},
+}
+
+
+def _gemma_3() -> Iterator[Row]:
+    """Yield Gemma 3 with every scaling, in the spelling of transformers 4 and of 5, and in one rope
+    for all layer types.
+    """
+    local = {"rope_type": "default", "rope_theta": 1e4}
+    for name, rope in GEMMA_ROPES.items():
+        keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+        config = config_of("gemma3_text", 4, 8192, None, rope, **keys)
+        yield Row(f"gemma-3 scaled {name}, v4", config, 8192)
+        full = {"rope_theta": 1e6, **rope}
+        yield _row_by_layer_type(f"gemma-3 scaled {name}, v5", "gemma3_text", 8192, full, local)
+    keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
+    by_old_name = config_of("gemma3_text", 4, 8192, None, by_type(LINEAR), **keys)
+    yield Row("gemma-3 linear by type, v4", by_old_name, 8192)
+    full = {"rope_type": "default", "rope_theta": 1e6}
+    sliding = {**local, **LINEAR}
+    yield _row_by_layer_type("gemma-3 sliding linear, v5", "gemma3_text", 8192, full, sliding)
+    for name, rope in {"default": full, "linear": {**full, **LINEAR}}.items():
+        one = {"rope_parameters": {**rope, "rope_theta": 5e5}}
+        config = config_of("gemma3_text", 4, 8192, None, **one)
+        yield Row(f"gemma-3 one rope {name}, v5", config, 8192)
+        config = config_of("gemma3_text", 4, 8192, None, **one, rope_local_base_freq=2e4)
+        yield Row(f"gemma-3 one rope {name} with a local theta, v5", config, 8192)
+
+
+def _read_by_some() -> Iterator[Row]:
+    """Yield configs that one engine runs and another refuses, or that `from_hf` refuses."""
+    layered = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    for model_type in ("llama", "mistral", "qwen2", "qwen3"):
+        config = config_of(model_type, 4, 8192, None, rope_parameters=layered)
+        yield Row(f"{model_type} ropes by layer type, v5", config, 8192)
+        yield Row(
+            f"{model_type} rotary_pct, v4",
+            config_of(model_type, 4, 8192, 1e4, rotary_pct=0.25),
+            8192,
+        )
+    pct = config_of("llama", 4, 8192, 1e4, LINEAR, rotary_pct=0.25)
+    yield Row("llama rotary_pct linear, v4", pct, 8192)
+    for model_type in ("qwen2", "llama"):
+        axes = {"type": "mrope", "mrope_section": [8, 12, 12]}
+        yield Row(f"{model_type} type mrope", config_of(model_type, 4, 8192, 1e6, axes), 8192)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+    for model_type in ("llama", "qwen3"):
+        real = {**yarn, "original_max_position_embeddings": 2048.0}
+        yield Row(
+            f"{model_type} yarn with a float length",
+            config_of(model_type, 4, 8192, 1e4, real),
+            8192,
+        )
+        for spelling in (4, 5):
+            other = {**yarn, "type": "linear"}
+            config = config_of(model_type, spelling, 8192, 1e4, other)
+            yield Row(f"{model_type} yarn with type linear, v{spelling}", config, 8192)
+    config = config_of("llama", 4, 8192, 1e4, {**yarn, "rope_type": "linear", "type": "yarn"})
+    yield Row("llama linear with type yarn, v4", config, 8192)
+    config = config_of("llama", 4, 8192, 1e4, max_position_embeddings=8192.0)
+    yield Row("llama with a float served length", config, 8192)
+    factors = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+    keys = {"original_max_position_embeddings": 2048, "pad_token_id": 0}
+    config = config_of("phi3", 4, 8192, 1e4, {"type": "yarn", **factors}, **keys)
+    yield Row("phi-3 type yarn with factors, v4", config, 8192)
+    config = config_of("phi3", 4, 8192, 1e4, by_type(yarn), pad_token_id=0)
+    yield Row("phi-3 type yarn, v4", config, 8192)
+    yield Row("gpt-j, v4", config_of("gptj", 4, 2048, None), 2048)
+    yield Row("minicpm3, v4", config_of("minicpm3", 4, 8192, 1e4), 8192)
+    long = longrope(16, original_max_position_embeddings=2048)
+    for name, scaling in {"longrope": long, "longrope by type": by_type(long)}.items():
+        config = config_of("minicpm3", 4, 8192, 1e4, scaling)
+        yield from _lengths(f"minicpm3 {name}, v4", config, 2048)
+
+
+def _examples() -> Iterator[Row]:
+    """Yield small models with the very ropes of well-known checkpoints, as their configs have them."""
+    for name, checkpoint in EXAMPLES.items():
+        small = complete_config(checkpoint)
+        if small is None:
+            continue
+        length = small["max_position_embeddings"]
+        trained = small.get("original_max_position_embeddings", length)
+        for tokens in dict.fromkeys((trained, length)):
+            yield Row(f"{EXAMPLE}{name}", small, tokens)
+
+
 def rows() -> list[Row]:
     """Return every row of the matrix."""
-    return [*_real(), *_length_dependent(), *_easily_misread(), *_unusual()]
+    return [
+        *_real(),
+        *_length_dependent(),
+        *_easily_misread(),
+        *_unusual(),
+        *_gemma_3(),
+        *_read_by_some(),
+        *_examples(),
+    ]

@@ -1,7 +1,7 @@
 """Compare other releases of an engine with the one whose results are recorded: in how many cells do
 they compute otherwise?
 
-python -m ropewalk.engines.releases --results results --date 2026-11 results-of-runners.json
+python -m engines.releases --results results --date 2026-11 results-of-runners.json
 ...
 """
 
@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ropewalk.engines.matrix_rows import rows
-from ropewalk.engines.measured import LayerRope, verdict
-from ropewalk.engines.readers import TITLES
-from ropewalk.engines.record import (
-    KEYS,
+from engines.matrix_rows import rows
+from engines.record import (
     RELEASES,
     TABLES,
-    cells,
     recorded_rope,
-    runs_module,
+    write_shipped,
 )
+from ropewalk_lab.engines_run.installed import TITLES
+from ropewalk_lab.engines_run.measured import KEYS, LayerRope, cells, verdict
 
 
 def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> dict[str, Any]:
@@ -67,7 +65,7 @@ def _is_same(
 
 
 def main() -> None:
-    """Write a line for each release to the results, and to runs.py each engine's oldest release
+    """Write a line for each release to the results, and to the package each engine's oldest release
     that computes as recorded.
     """
     parser = argparse.ArgumentParser(
@@ -85,7 +83,7 @@ def main() -> None:
     (options.results / RELEASES).write_text(
         "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
     )
-    (Path(__file__).parent / "runs.py").write_text(runs_module(record, lines), encoding="utf-8")
+    write_shipped(record, lines)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from checkpoints import folder_name
+from ropewalk_lab.engines_run.checkpoints import folder_name
 
 
 def main() -> None:

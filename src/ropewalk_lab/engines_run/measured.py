@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.config.layers import NO_ROPE
+from ropewalk.engines.reading import frequencies_of
 from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
+from ropewalk_lab.engines_run.installed import TITLES
 
+#: the names that runners give their engine
+KEYS = {"transformers": "hf"}
+#: how `from_hf` names the layers of a type that are not rotated, if others are
+NO_ROPE = "no_rope"
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5
 SAME_MAGNITUDE = 2e-5
 #: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such
 #: pairs by 1e30
 STILL = 1e-20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config, the length of its longest sequence, and the length an engine is started for (None:
+    the engine's choice).
+
+    axes  how many position axes a token has: 1, or 3 for M-RoPE
+    """
+
+    name: str
+    config: dict[str, Any]
+    length: int
+    max_model_len: int | None = None
+    axes: int = 1
+
+    @property
+    def id(self) -> str:
+        """The name, the length and, if it is given, the length an engine is started for."""
+        started = "" if self.max_model_len is None else f", started for {self.max_model_len}"
+        return f"{self.name} at {self.length}{started}"
 
 
 @dataclass(frozen=True)
@@ -50,13 +76,7 @@ class LayerRope:
     @classmethod
     def of_spec(cls, spec: RopeSpec, length: int) -> LayerRope:
         """Return the rope that a spec gives sequences of `length` tokens."""
-        frequencies = spec.ladder_frequencies(length)
-        return cls.of(
-            frequencies.radians,
-            float(frequencies.magnitude),
-            spec.axis_of_pair,
-            spec.layout,
-        )
+        return cls.of(*frequencies_of(spec, length), spec.axis_of_pair, spec.layout)
 
 
 def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
@@ -109,3 +129,66 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
         else:
             first_layers[name] = declared.index(name) if declared and name in declared else 0
     return first_layers
+
+
+def cells(
+    output: Mapping[str, Any], by_id: Mapping[str, Row]
+) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
+    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not
+    rotate, or the error.
+
+    output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers"
+            has an entry for each layer, the index of its rope in that list, or None
+    by_id   the rows by their id; results of other rows are left out
+    """
+    for result in output["results"]:
+        row = by_id.get(Row(result["name"], {}, result["length"], result["max_model_len"]).id)
+        if row is None:
+            continue
+        specs = specs_of(row.config)
+        types = ["full_attention"] if isinstance(specs, RopeError) else list(specs)
+        for layer_type, layer in layer_of_type(row.config, types).items():
+            if "error" in result:
+                yield row, layer_type, result["error"].split("\n")[0][:160]
+            else:
+                index = result["layers"][layer] if layer < len(result["layers"]) else None
+                yield row, layer_type, None if index is None else result["ropes"][index]
+
+
+def verdict_rows(
+    output: Mapping[str, Any], by_id: Mapping[str, Row], date: str
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each config and layer type: what the engine did, measured against the spec of
+    `from_hf`.
+    """
+    runner_name: str = output["engine"]
+    engine = TITLES[KEYS.get(runner_name, runner_name)]
+    for row, layer_type, rope in cells(output, by_id):
+        about = {
+            "engine": engine,
+            "version": output["version"],
+            "date": date,
+            "config": row.name,
+            "length": row.length,
+            "max_model_len": row.max_model_len,
+            "layer_type": layer_type,
+        }
+        specs = specs_of(row.config)
+        if isinstance(rope, str):
+            yield {**about, "verdict": "error", "error": rope}
+        elif isinstance(specs, RopeError):
+            yield {**about, "verdict": "no spec", "error": str(specs)[:160]}
+        else:
+            spec = specs[layer_type]
+            ours = None if spec is None else LayerRope.of_spec(spec, row.length)
+            theirs = None if rope is None else LayerRope.read(rope)
+            yield {
+                **about,
+                "verdict": verdict(ours, theirs),
+                "first_pair": None
+                if ours is None or theirs is None
+                else first_difference(ours, theirs),
+                "magnitude": None if theirs is None else theirs.magnitude,
+                "spec_magnitude": None if ours is None else round(ours.magnitude, 6),
+                "layout": None if theirs is None else theirs.layout,
+            }

@@ -1,0 +1,177 @@
+"""What an engine is asked about: one layer type of a config, and how it is served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropewalk.axes import AxisMap
+from ropewalk.spec import RopeSpec
+
+TRAINED = "original_max_position_embeddings"
+#: the config keys of the served length, and of the fraction of the head that rotates
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "model_max_length",
+)
+FRACTION_KEYS = ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return {layer type: its rope object} if `rope_parameters` has one for each, else {}."""
+    v5 = _object(config.get("rope_parameters"))
+    declared = config.get("layer_types") or ()
+    return {
+        name: _object(value)
+        for name, value in v5.items()
+        if isinstance(value, Mapping) or (value is None and name in declared)
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer type of a config and how it is served.
+
+    spec            the spec that the config describes
+    config          the keys of the text model
+    layer_type      the name of this layer type
+    max_model_len   the longest sequence that the engine is started for
+    length          tokens of the longest sequence of the batch
+    limit_is_given  whether the caller gave `max_model_len`; else every engine has a default of its
+                    own
+    """
+
+    spec: RopeSpec
+    config: Mapping[str, Any]
+    layer_type: str
+    max_model_len: int
+    length: int
+    limit_is_given: bool = False
+    rope: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rope", self._rope())
+
+    def _rope(self) -> dict[str, Any]:
+        """Return the keys of the rope that are not null, {} for a layer type that the scaling of
+        the config does not apply to.
+        """
+        rope = {key: value for key, value in self.rope_with_nulls.items() if value is not None}
+        if self.rope_with_nulls.get("truncate", True) is None:
+            rope["truncate"] = False  # as transformers reads a null
+        is_scaled = self.spec.scaling.name != "default"
+        names_scaling = _name(rope) not in ("default", "mrope")
+        return rope if self.by_layer_type or is_scaled or not names_scaling else {}
+
+    @property
+    def model_type(self) -> str | None:
+        return self.config.get("model_type")
+
+    @property
+    def theta(self) -> float:
+        return self.spec.theta
+
+    @property
+    def head_dim(self) -> int:
+        return self.spec.head_dim
+
+    @property
+    def rope_with_nulls(self) -> Mapping[str, Any]:
+        """The rope object as the config writes it, with the keys that are null."""
+        by_type = ropes_by_layer_type(self.config)
+        if by_type:
+            return by_type.get(self.layer_type, {})
+        v4, v5 = (_object(self.config.get(key)) for key in ("rope_scaling", "rope_parameters"))
+        return {**v4, **v5}
+
+    @property
+    def by_layer_type(self) -> bool:
+        """Whether the rope is given in `rope_parameters` by layer type."""
+        return self.layer_type in ropes_by_layer_type(self.config)
+
+    @property
+    def ropes(self) -> list[Mapping[str, Any]]:
+        """The rope of every layer type if the config has one for each, else its only one."""
+        return list(ropes_by_layer_type(self.config).values()) or [self.rope]
+
+    @property
+    def rope_type(self) -> str:
+        """The name of the scaling as the config writes it."""
+        return _name(self.rope)
+
+    @property
+    def latent(self) -> bool:
+        """Whether attention is latent, with a separate rotated part (DeepSeek)."""
+        return self.config.get("qk_rope_head_dim") is not None
+
+    @property
+    def mrope(self) -> bool:
+        """Whether the pairs rotate by several axes, such as time, height and width (M-RoPE)."""
+        return isinstance(self.spec.axes, AxisMap)
+
+    @property
+    def interleaved_axes(self) -> bool:
+        """Whether neighbouring pairs rotate by different axes."""
+        return self.mrope and self.spec.axis_of_pair[:3] == (0, 1, 2)
+
+    @property
+    def sections(self) -> list[int]:
+        """How many pairs rotate by each axis."""
+        counts = Counter(self.spec.axis_of_pair)
+        return [counts[axis] for axis in sorted(counts)]
+
+    @property
+    def max_position(self) -> int | None:
+        """The config's served length, or None."""
+        lengths = (self.config.get(key) for key in LENGTH_KEYS)
+        return next((length for length in lengths if length is not None), None)
+
+    @property
+    def derived_head_dim(self) -> int:
+        """hidden_size / num_attention_heads, which some engines use whatever head_dim is; head_dim
+        if either is missing.
+        """
+        hidden, heads = self.config.get("hidden_size"), self.config.get("num_attention_heads")
+        return hidden // heads if hidden and heads else self.spec.head_dim
+
+    def value(self, path: str) -> Any:
+        """Return the value of a key, None if it is absent or null.
+
+        path  "rope.KEY" of the rope, "config.KEY" of the text model, "either.KEY" of the rope or
+              else of the text model, "v4.KEY" of `rope_scaling`, "v5.KEY" of `rope_parameters`,
+              "full.KEY" of the rope of full attention; "fraction" in any spelling; or a property of
+              the case, such as "rope_type"
+        """
+        place, _, key = path.partition(".")
+        if place == "either":
+            inside = self.rope.get(key)
+            return self.config.get(key) if inside is None else inside
+        if place == "fraction":
+            inside = self.rope.get(FRACTION_KEYS[0])
+            values = (inside, *(self.config.get(key) for key in FRACTION_KEYS))
+            return next((value for value in values if value is not None), None)
+        if not key:
+            return getattr(self, path)
+        objects = {
+            "rope": self.rope,
+            "config": self.config,
+            "v4": _object(self.config.get("rope_scaling")),
+            "v5": _object(self.config.get("rope_parameters")),
+            "full": _object(_object(self.config.get("rope_parameters")).get("full_attention")),
+        }
+        return objects[place].get(key)
+
+
+def _name(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")

@@ -1,0 +1,89 @@
+"""When a rule of an engine applies: named conditions, for what no list of families or config keys
+can say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ropewalk.engines.case import Case
+from ropewalk.engines.reading import Reading, frequencies_of
+from ropewalk.frequencies import Default, Linear, LongRope
+
+#: what a row of a rules file may name in `when`; "not NAME" is the opposite
+CONDITIONS: dict[str, Callable[[Reading], bool]] = {
+    "by layer type": lambda reading: reading.case.by_layer_type,
+    "latent": lambda reading: reading.case.latent,
+    "axes": lambda reading: reading.case.mrope and reading.spec.axes is not None,
+    "interleaved axes": lambda reading: (
+        reading.case.interleaved_axes and reading.spec.axes is not None
+    ),
+    "interleaved pairs": lambda reading: reading.case.spec.layout == "interleaved",
+    "partial": lambda reading: reading.case.spec.rotated_dims != reading.case.spec.head_dim,
+    "scaled": lambda reading: not isinstance(reading.case.spec.scaling, Default),
+    "theta given": lambda reading: _gives_theta(reading.case),
+    "every theta given": lambda reading: _gives_every_theta(reading.case),
+    # the config gives a theta outside of its ropes that this layer type does not use
+    "theta not used": lambda reading: (
+        reading.case.config.get("rope_theta") not in (None, reading.case.spec.theta)
+    ),
+    # `rope_scaling` is named by the old key `type` alone
+    "named by type": lambda reading: (
+        reading.case.value("v4.type") is not None and reading.case.value("v4.rope_type") is None
+    ),
+    "integer factor": lambda reading: (
+        isinstance(reading.case.spec.scaling, Linear)
+        and isinstance(reading.case.rope.get("factor"), int)
+    ),
+    # heads are not hidden_size / num_attention_heads wide
+    "other head size": lambda reading: reading.case.spec.head_dim != reading.case.derived_head_dim,
+    # LongRoPE has factors for another number of pairs than those that rotate
+    "factors do not fit": lambda reading: (
+        isinstance(reading.case.spec.scaling, LongRope)
+        and len(reading.case.spec.scaling.long_factor) != reading.spec.pairs
+    ),
+    "longrope in some layer": lambda reading: any(
+        rope.get("rope_type") == "longrope" for rope in reading.case.ropes
+    ),
+    "magnitude is not 1": lambda reading: frequencies_of(reading.spec)[1] != 1,
+    # the engine's model reads a rope object of the config
+    "rope object read": lambda reading: bool(reading.keys),
+    "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
+    "old class refuses": lambda reading: _old_class_refuses(reading.case),
+    "mscale written": lambda reading: bool(
+        {"mscale", "mscale_all_dim"} & reading.case.rope_with_nulls.keys()
+    ),
+    # whether the last position, not the length, is above the trained length
+    "last position above trained": lambda reading: (
+        reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
+    ),
+}
+
+
+def _gives_theta(case: Case) -> bool:
+    """Return whether the config has a `rope_theta`, anywhere; else a default is used."""
+    nested = case.value(f"v5.{case.layer_type}")
+    places = ("config.rope_theta", "v4.rope_theta", "v5.rope_theta")
+    return any(case.value(place) is not None for place in places) or (
+        isinstance(nested, Mapping) and nested.get("rope_theta") is not None
+    )
+
+
+def _gives_every_theta(case: Case) -> bool:
+    """Return whether every rope of the config has a `rope_theta`."""
+    if case.by_layer_type:
+        return all("rope_theta" in rope for rope in case.ropes)
+    return _gives_theta(case)
+
+
+def _old_class_refuses(case: Case) -> bool:
+    """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config; llama.cpp's
+    converter then reads plain JSON, which has no defaults of keys that are absent.
+    """
+    scaling = case.config.get("rope_scaling")
+    if not scaling or case.model_type not in ("phi3", "phimoe"):
+        return False
+    if case.model_type == "phimoe":
+        return scaling.get("short_mscale") is None or scaling.get("long_mscale") is None
+    is_usual = scaling.keys() == {"type", "short_factor", "long_factor"}
+    return not is_usual or scaling["type"] not in ("longrope", "su", "yarn")

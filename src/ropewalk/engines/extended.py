@@ -1,0 +1,60 @@
+"""What engines make of a config that was extended: who computes another rope, and who refuses to
+start for the longer context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from ropewalk.config import file as config_file
+from ropewalk.config.hf import read_specs
+from ropewalk.engines.audit import ENGINES, Finding, audit, in_one_line
+from ropewalk.engines.case import Case
+from ropewalk.engines.operations import exceeds_served_length
+
+#: engines that refuse to start for more tokens than the config serves, and the environment variable
+#: that allows it
+LENGTH_LIMITED = {
+    "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
+
+
+def disagreements(
+    config: Any, *, layer_types: Collection[str] | None = None, max_model_len: int | None = None
+) -> tuple[str, ...]:
+    """Return one line for each engine that computes another rope from a config than transformers,
+    at the shortest such length.
+
+    layer_types    the layer types to look at; None: all
+    max_model_len  the longest sequence that engines are started for
+    """
+    first: dict[str, Finding] = {}
+    for finding in audit(config, max_model_len=max_model_len).disagreements:
+        if layer_types is None or finding.layer_type in layer_types:
+            first.setdefault(finding.engine, finding)
+    return tuple(in_one_line(finding) for finding in first.values())
+
+
+def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
+    """Return which engines multiply the served length of a config by the factor of its scaling, and
+    for those that do not, what lets them start for `max_model_len` tokens.
+    """
+    text = config_file.text_part(config_file.load(config))
+    specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
+    scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
+    layer_type = (scaled or list(specs))[0]
+    case = Case(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
+    if case.max_position is None or case.max_position >= max_model_len:
+        return ()
+    limited = [name for name in LENGTH_LIMITED if exceeds_served_length(ENGINES[name], case)]
+    others = [ENGINES[name].title for name in LENGTH_LIMITED if name not in limited]
+    verb = "multiply" if len(others) > 1 else "multiplies"
+    multiplied = [f"{' and '.join(others)} {verb} max_position_embeddings by factor"]
+    refusals = (
+        f"{ENGINES[name].title} does not multiply it for {case.model_type}: set "
+        f"{LENGTH_LIMITED[name]}=1 to start it for more than {case.max_position} tokens"
+        for name in limited
+    )
+    return (*(multiplied if others else []), *refusals)

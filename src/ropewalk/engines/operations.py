@@ -1,0 +1,491 @@
+"""What a rule of an engine does to a reading: every value that `then` can have in a rules file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ropewalk.engines.case import TRAINED, Case
+from ropewalk.engines.reading import Reading, mscale
+from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
+from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
+
+Operation = Callable[[Reading, Rule, Release, Releases], None]
+
+
+def _operation(name: str) -> Callable[[Operation], Operation]:
+    def add(function: Operation) -> Operation:
+        OPERATIONS[name] = function
+        return function
+
+    return add
+
+
+def _value(case: Case, given: Any) -> Any:
+    """Return a parameter: a number, the value of a config key, or the first of a list that is not
+    null.
+    """
+    if isinstance(given, list):
+        return next((value for each in given if (value := _value(case, each)) is not None), None)
+    return case.value(given) if isinstance(given, str) else given
+
+
+@_operation("refuse")
+def _refuse(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The engine raises an error."""
+    reading.fail(f"refused: {rule.text(reading)}")
+
+
+@_operation("not known")
+def _not_known(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """What the engine does was not read."""
+    reading.fail(f"not known: {rule.text(reading)}")
+
+
+@_operation("pass")
+def _pass(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """As the config describes; the row only ends its chain."""
+
+
+@_operation("stop")
+def _stop(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """No further row applies."""
+    reading.done = True
+
+
+@_operation("note")
+def _note(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """A remark: the numbers do not change."""
+    reading.add_rule(rule.about, rule.text(reading), rule.source)
+
+
+@_operation("refuse above the served length")
+def _limit(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The engine refuses to start for more than the config's served length, times a factor."""
+    if exceeds_served_length(release, reading.case):
+        reading.fail(f"refused: {rule.text(reading)}")
+
+
+@_operation("as another engine")
+def _as(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The engine runs the code of another one."""
+    other = releases[rule.values["engine"]].apply(reading.case, releases)
+    vars(reading).update(vars(other))
+    reading.add_rule(rule.about, rule.text(reading), rule.source)
+    reading.done = True
+
+
+@_operation("apply")
+def _apply(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Apply a part of the rules of another engine, such as its config class."""
+    releases[rule.values["engine"]].apply_part(rule.values["parts"], reading, releases)
+
+
+@_operation("ignore scaling")
+def _ignore(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The engine computes an unscaled rope."""
+    reading.drop_scaling(rule.text(reading), rule.source)
+
+
+@_operation("set")
+def _set(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Another value of fields of the spec; `unscaled` and `whole` also drop scaling and fraction."""
+    given = {key: _value(reading.case, value) for key, value in rule.values.items()}
+    if given.pop("unscaled", False):
+        given["scaling"] = Default()
+    if given.pop("whole", False):
+        given["rotary_dim"] = reading.case.spec.head_dim
+    text = rule.text(reading, **{key: f"{value:g}" for key, value in _numbers(given).items()})
+    reading.set_fields(rule.about, text, rule.source, **given)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in values.items() if isinstance(value, int | float)}
+
+
+@_operation("derive head size")
+def _head_size(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Heads are hidden_size / num_attention_heads wide, whatever head_dim is."""
+    size, scaling = reading.case.derived_head_dim, reading.case.spec.scaling
+    if isinstance(scaling, LongRope) and len(scaling.short_factor) != size // 2:
+        reading.fail(_misfit(len(scaling.short_factor), size // 2))
+        return
+    text = rule.text(reading, size=size)
+    reading.set_fields(rule.about, text, rule.source, head_dim=size, rotary_dim=size)
+
+
+def _misfit(factors: int, pairs: int) -> str:
+    return f"refused: {factors} factors of LongRoPE do not fit the {pairs} pairs that rotate"
+
+
+@_operation("rotate")
+def _rotate(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """How many dimensions rotate: `width`, or `fraction` of the head; `strict`: factors of LongRoPE
+    that do not fit them are an error.
+    """
+    case, values = reading.case, rule.values
+    size = case.spec.head_dim
+    width = _value(case, values["width"]) if "width" in values else None
+    if width is None:
+        width = int(size * _value(case, values.get("fraction", 1.0)))
+    if values.get("even") and width % 2:
+        reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
+        return
+    scaling = case.spec.scaling
+    fits = not isinstance(scaling, LongRope) or len(scaling.short_factor) == width // 2
+    if values.get("strict") and not fits:
+        assert isinstance(scaling, LongRope)  # for the type checker
+        reading.fail(_misfit(len(scaling.short_factor), width // 2))
+        return
+    reading.set_rotary_dim(width, rule.text(reading), rule.source)
+
+
+@_operation("scale")
+def _scale(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Another scaling: `to`, with its fields."""
+    given = {key: _value(reading.case, value) for key, value in rule.values.items() if key != "to"}
+    scaling = SCALINGS[rule.values["to"]](**given)
+    about = rule.about or reading.case.rope_type
+    reading.set_fields(about, rule.text(reading), rule.source, scaling=scaling)
+
+
+@_operation("change")
+def _change(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Other parameters of the scaling; `times` multiplies one by a number."""
+    given = {key: _value(reading.case, each) for key, each in rule.values.items() if key != "times"}
+    for key, factor in rule.values.get("times", {}).items():
+        given[key] = factor * getattr(reading.spec.scaling, key)
+    if all(value is not None for value in given.values()) and reading.change_scaling(**given):
+        reading.add_rule(rule.about, rule.text(reading, **given), rule.source)
+
+
+def _mscales(case: Case, factor: float) -> float:
+    """Return the magnitude that mscale (1 if missing) and mscale_all_dim (0 if missing) give."""
+    rope = case.rope
+    numerator, divisor = rope.get("mscale", 1.0), rope.get("mscale_all_dim", 0.0)
+    return mscale(factor, numerator) / mscale(factor, divisor)
+
+
+def _both(case: Case, factor: float, nonzero: bool = False) -> float | None:
+    keys = (case.rope.get("mscale"), case.rope.get("mscale_all_dim"))
+    if any(value is None or (nonzero and not value) for value in keys):
+        return None
+    return _mscales(case, factor)
+
+
+def _log_multiplier(case: Case, factor: float) -> float:
+    """Return llama.cpp's magnitude: mscale is taken for 1, or for mscale_all_dim in DeepSeek's
+    architecture unless that is 1.
+    """
+    weight = case.rope.get("mscale_all_dim") or 0.0
+    assumed = weight if case.latent and weight not in (0.0, 1.0) else 1.0
+    return mscale(factor, assumed) / (mscale(factor, weight) if weight else 1.0)
+
+
+#: the magnitudes of YaRN that a row may name: the first that is not None is used
+MAGNITUDES: dict[str, Callable[[Case, float], float | None]] = {
+    "attention_factor": lambda case, factor: case.rope.get("attention_factor"),
+    "mscales": _mscales,
+    "both mscales": _both,
+    "both mscales unless 0": lambda case, factor: _both(case, factor, nonzero=True),
+    "log multiplier": _log_multiplier,
+    "factor": lambda case, factor: mscale(factor),
+}
+
+
+@_operation("magnitude")
+def _magnitude(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """YaRN's magnitude: the first of MAGNITUDES in `by` that gives one, times `times`."""
+    case, yarn = reading.case, reading.spec.scaling
+    assert isinstance(yarn, Yarn)  # for the type checker
+    found = (MAGNITUDES[name](case, yarn.factor) for name in rule.values["by"])
+    magnitude = next(value for value in found if value is not None)
+    times = _value(case, rule.values.get("times", 1.0))
+    reading.set_yarn_magnitude(
+        magnitude * (1.0 if times is None else times), rule.says, rule.source
+    )
+
+
+@_operation("yarn with the keys of the rope")
+def _read_as_yarn(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Any scaling is computed as YaRN, with the trained length `length`."""
+    case, scaling = reading.case, reading.spec.scaling
+    if isinstance(scaling, Yarn):
+        return
+    length = _value(case, rule.values["length"])
+    if rule.values.get("filled"):  # transformers' class writes it into these scalings
+        length = getattr(scaling, "original_length", None) if scaling.name != "dynamic" else length
+        length = length or case.rope.get(TRAINED)
+    if length is None or (rule.values.get("filled") and case.rope.get("factor") is None):
+        reading.fail(rule.values["without"])
+        return
+    rope = case.rope
+    yarn = Yarn(
+        original_length=length,
+        factor=rope.get("factor", 1.0),
+        beta_fast=rope.get("beta_fast", 32.0),
+        beta_slow=rope.get("beta_slow", 1.0),
+    )
+    reading.set_fields(case.rope_type, rule.text(reading), rule.source, scaling=yarn)
+
+
+@_operation("longrope factors")
+def _longrope(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Which factors of LongRoPE every sequence gets: `use` is "long", "short", or "limit" for those
+    of the length that the engine is started for, by default `limit`.
+    """
+    case, values = reading.case, rule.values
+    scaling = reading.spec.scaling
+    assert isinstance(scaling, LongRope)  # for the type checker
+    text, long = rule.text(reading) if values["use"] != "limit" else "", values["use"] == "long"
+    if values["use"] == "limit":
+        limit = case.max_model_len
+        if not case.limit_is_given and "limit" in values:
+            trained = scaling.original_length if values.get("trained") else case.max_model_len
+            limit = int(_value(case, values["limit"]) or trained)
+        long = limit > scaling.original_length
+        text = rule.text(reading, factors="long" if long else "short", limit=limit)
+    reading.fix_longrope_factors(scaling.original_length, long, text, rule.source)
+    if "magnitude" in values:
+        key = values["magnitude"].get("long" if long else "short")
+        reading.set_longrope_magnitude(None if key is None else _value(case, key), rule.source)
+
+
+@_operation("longrope magnitude")
+def _longrope_magnitude(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """LongRoPE's magnitude: that of a config key, or of the two lengths."""
+    reading.set_longrope_magnitude(_value(reading.case, rule.values.get("key")), rule.source)
+
+
+@_operation("longrope magnitude of ministral3")
+def _ministral3(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The model passes the trained length beside the rope on as the served one."""
+    case, scaling = reading.case, reading.spec.scaling
+    assert isinstance(scaling, LongRope)  # for the type checker
+    served, trained = _value(case, rule.values["served"]), scaling.original_length
+    long = case.length - 1 > trained
+    if long and case.length > served:
+        reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
+        return
+    magnitude = case.rope.get("long_mscale" if long else "short_mscale")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(max(1.0, served / trained)) / math.log(trained))
+    reading.set_longrope_magnitude(magnitude, rule.source)
+
+
+@_operation("freeze ntk")
+def _freeze(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Dynamic NTK has one base, that of factor times the trained length."""
+    scaling = reading.spec.scaling
+    assert isinstance(scaling, Dynamic)  # for the type checker
+    # dynamic NTK stretches by factor * length / trained - (factor - 1); here length / trained is
+    # the factor
+    stretch = scaling.factor * scaling.factor - (scaling.factor - 1)
+    reading.freeze_ntk(stretch, rule.text(reading), rule.source)
+
+
+@_operation("chunk axes")
+def _chunk(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The axes are in the order of the sections."""
+    reading.chunk_axes(rule.text(reading), rule.source)
+
+
+@_operation("drop axes")
+def _drop_axes(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Every pair rotates by the text position."""
+    reading.spec = reading.spec.with_(axes=None)
+    reading.add_rule(rule.about, rule.text(reading), rule.source)
+
+
+@_operation("still pairs")
+def _still(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Pairs beyond three times their section follow a fourth axis, where every position is 0."""
+    sections = reading.case.sections
+    still = frozenset(i for i in range(reading.spec.pairs) if i >= 3 * sections[i % 3])
+    reading.unrotated_pairs = still
+    if still:
+        text = rule.text(reading, still=", ".join(map(str, sorted(still))))
+        reading.add_rule(rule.about, text, rule.source)
+
+
+@_operation("model arguments")
+def _arguments(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """mlx-lm: theta, the rope object and the fraction that the class of a model reads; its row in
+    `model` says which keys those are.
+    """
+    case, config = reading.case, reading.case.config
+    model: Mapping[str, Any] = release.models[case.model_type or ""]
+    v5 = config.get("rope_parameters") or {}
+    theta_key, read = model.get("theta_key", "rope_theta"), model.get("v5", "never")
+    theta, keys = config.get(theta_key), config.get("rope_scaling")
+    fraction = config.get(model.get("fraction_key", "partial_rotary_factor"))
+    source = f"models/{case.model_type}.py"
+    if read == "by layer type":
+        keys = (v5 or model["ropes"]).get(case.layer_type, {})
+        theta = keys.get("rope_theta", 10_000.0)
+    elif read == "only":
+        theta, keys = v5.get("rope_theta"), v5
+    elif read == "if missing" and v5:
+        theta = v5.get("rope_theta") if theta is None else theta
+        keys = v5 if keys is None else keys
+    elif case.layer_type == "sliding_attention" and "sliding" in model:
+        keys = None
+        theta = config.get(model["sliding"], 10_000.0) if model["sliding"] else theta
+    theta = model.get("theta") if theta is None else theta
+    if model.get("fixed_theta") is not None:
+        theta = model["fixed_theta"]
+    if theta is None:
+        reading.fail(f"refused: {theta_key} must be given outside rope_parameters")
+    elif model.get("partial") == 0 and fraction is None:
+        reading.fail("refused: the fraction that rotates must be given outside rope_parameters")
+    elif model.get("needs_scaling") and keys is None and "rope_scaling" not in config:
+        reading.fail("refused: rope_scaling must be given")
+    else:
+        text = f"not read where the config has it: {theta:g} is used"
+        reading.set_fields("rope_theta", text, source, theta=theta)
+        default = model.get("partial")
+        if model.get("whole"):
+            fraction = 1.0
+        elif default is not None and fraction is None:
+            fraction = default
+        reading.keys = None if model.get("scaling") == "none" else keys
+        _set_fraction(reading, None if default is None else fraction, source, model)
+
+
+def _set_fraction(
+    reading: Reading, fraction: float | None, source: str, model: Mapping[str, Any]
+) -> None:
+    """Set how many dimensions mlx-lm rotates; `fraction` is None if its model reads none."""
+    case = reading.case
+    if case.latent or "rotary_dim" in model:
+        return
+    if fraction is None:
+        if case.spec.scaling.name != "proportional":
+            reading.set_rotary_dim(case.spec.head_dim, "not read", source)
+        return
+    width = int(case.spec.head_dim * fraction)
+    if width % 2:
+        reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
+        return
+    reading.set_rotary_dim(width, "not read where the config has it", source)
+
+
+@_operation("build scaling")
+def _build(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """mlx-lm: the scaling that its `initialize_rope` builds from the rope object that the model
+    reads; `to` names one whatever the object says.
+    """
+    case, keys = reading.case, reading.keys or {}
+    # `type` takes precedence
+    rope_type = str(keys.get("type") or keys.get("rope_type", "default")) if keys else "default"
+    rope_type = rule.values.get("to", rope_type) if keys else rope_type
+    if rope_type == "longrope":
+        _mlx_longrope(reading, keys, rule)
+        return
+    scaling = _mlx_scaling(release.scalings, rope_type, keys, case)
+    if isinstance(scaling, str):
+        reading.fail(scaling)
+    elif scaling == Default() and case.spec.scaling != Default():
+        reading.drop_scaling("not read", f"models/{case.model_type}.py")
+    else:
+        unread = [
+            key
+            for key in ("attention_factor", "truncate")
+            if case.rope.get(key) is not None and rope_type == "yarn"
+        ]
+        does = "not read" if unread else "read with mlx-lm's own keys and defaults"
+        about = ", ".join(unread) or case.rope_type
+        reading.set_fields(about, does, rule.source, scaling=scaling)
+
+
+def _mlx_scaling(
+    scalings: Mapping[str, Mapping[str, Any]], rope_type: str, keys: Mapping[str, Any], case: Case
+) -> Scaling | str:
+    """Return the scaling of a rope object, or why it is refused; `scalings` has the keys and the
+    defaults of each rope_type.
+    """
+    row = scalings.get(rope_type)
+    if row is None:
+        return f"refused: rope_type {rope_type} is not known to mlx-lm"
+    if row["is"] == "default":
+        return Default()
+    if "factor" not in keys and "factor" not in row.get("defaults", {}):
+        return "refused: factor must be given"
+    nulls = [key for key in row["keys"] if key in keys and keys[key] is None]
+    # with a factor of at most 1 no mscale is computed with
+    if nulls and not (nulls[0].startswith("mscale") and keys["factor"] <= 1):
+        return f"refused: {nulls[0]} must be a number or absent, not null"
+    defaults = row.get("defaults", {})
+    given = {field: keys.get(key, defaults.get(key)) for key, field in row["keys"].items()}
+    if row["is"] == "yarn":
+        weight, divisor = given.pop("mscale"), given.pop("mscale_all_dim")
+        factor = given["factor"]
+        given["attention_factor"] = mscale(factor, weight or 0) / mscale(factor, divisor or 0)
+        given["truncate"] = True
+    if row["is"] == "dynamic":
+        given["original_length"] = case.max_position or 2048
+    return SCALINGS[row["is"]](**given)
+
+
+def _mlx_longrope(reading: Reading, keys: Mapping[str, Any], rule: Rule) -> None:
+    """LongRoPE in mlx-lm: always the long factors."""
+    scaling, pairs = reading.spec.scaling, reading.spec.pairs
+    described = reading.case.spec.scaling
+    if isinstance(described, LongRope) and len(described.long_factor) != pairs:
+        reading.fail(_misfit(len(described.long_factor), pairs))
+    elif not isinstance(scaling, LongRope):
+        reading.fail("not known: LongRoPE with other factors than the config's")
+    elif not rule.values.get("length_outside") and keys.get(TRAINED) is None:
+        reading.fail("refused: original_max_position_embeddings must be given in rope_scaling")
+    else:
+        text = "long factors for every sequence, short factors never"
+        reading.fix_longrope_factors(scaling.original_length, True, text, rule.source)
+        key = rule.values.get("magnitude")
+        reading.set_longrope_magnitude(None if key is None else keys.get(key), rule.source)
+
+
+def length_factor(release: Release, case: Case) -> float:
+    """Return the factor by which an engine multiplies max_position_embeddings to get the longest
+    sequence that it serves.
+    """
+    how = release.length.get("multiplied", "never")
+    if how == "never" or case.model_type in release.length.get("not_family", ()):
+        return 1.0
+    if how == "by the last rope":
+        factors = [
+            rope["factor"]
+            for rope in case.ropes
+            if "factor" in rope
+            and (rope.get("rope_type") or rope.get("type")) not in release.length["not_types"]
+        ]
+        return float(factors[-1] or 1.0) if factors else 1.0
+    return float(case.rope.get("factor") or 1.0) if _reads_factor(release, case) else 1.0
+
+
+def _reads_factor(release: Release, case: Case) -> bool:
+    """Return whether the engine multiplies the served length by the factor: if the rope is the only
+    one and has no trained length.
+    """
+    own_class = case.model_type in release.length["own_class"]
+    # transformers' config class writes the trained length into scalings if the config has none
+    filled = ("llama3",) if own_class else ("yarn", "llama3", "longrope")
+    by_layer_type = case.by_layer_type or case.model_type in release.length["by_layer_type"]
+    return not by_layer_type and case.spec.scaling.name not in filled and TRAINED not in case.rope
+
+
+@_operation("refuse a null factor")
+def _null_factor(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The served length is multiplied by a factor that is null."""
+    nulls = {key for key, value in reading.case.rope_with_nulls.items() if value is None}
+    if "factor" in nulls and _reads_factor(release, reading.case):
+        reading.fail("refused: factor must be a number or absent, not null")
+
+
+def exceeds_served_length(release: Release, case: Case) -> bool:
+    """Return whether the engine is asked to start for more than it takes from the config."""
+    return (
+        case.limit_is_given
+        and case.max_position is not None
+        and case.max_model_len > length_factor(release, case) * case.max_position
+    )

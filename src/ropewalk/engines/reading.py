@@ -1,0 +1,193 @@
+"""What an engine computes from a config: it starts as what the config describes, and the engine's
+rules change it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropewalk.axes import chunked
+from ropewalk.engines.case import Case
+from ropewalk.frequencies import Default, LongRope, Scaling, Yarn
+from ropewalk.spec import RopeSpec
+
+
+@dataclass(frozen=True)
+class EngineRule:
+    """One rule that an engine applies: its topic, what the engine does, and where and when that was
+    read.
+    """
+
+    about: str
+    does: str
+    reference: str
+    read: str
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.does} ({self.reference}, read {self.read})"
+
+
+def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[float, ...], float]:
+    """Return the radians per step of each pair, from the first of the head on, and the magnitude,
+    as floats.
+    """
+    found = spec.ladder_frequencies(length)
+    radians: Any = found.radians
+    plain = radians.tolist() if hasattr(radians, "tolist") else radians
+    return tuple(map(float, plain)), float(found.magnitude)
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """Return YaRN's magnitude for a context `factor` times longer."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+class Reading:
+    """What an engine computes: the frequencies of `spec` at `length`, unless there is a `problem`.
+
+    It starts as what the config describes; the rules of an engine change it and are kept.
+    """
+
+    def __init__(self, case: Case, read: str = "") -> None:
+        """Start with the spec that the config of `case` describes; `read` is when the rules were
+        read.
+        """
+        self.case, self.spec, self.length, self.read = case, case.spec, case.length, read
+        self.rules: list[EngineRule] = []
+        self.problem: str | None = None
+        #: indices of the pairs that the engine does not rotate
+        self.unrotated_pairs: frozenset[int] = frozenset()
+        #: the rope object that the engine's model reads, where that is another than the config's
+        self.keys: Mapping[str, Any] | None = None
+        #: no further rule applies
+        self.done = False
+
+    def fail(self, problem: str) -> Reading:
+        """Record why there is no result, and return the reading.
+
+        "refused: ..." if the engine raises an error, "not known: ..." if its code was not read for
+        this rope.
+        """
+        self.problem, self.done = problem, True
+        return self
+
+    def frequencies(self) -> tuple[tuple[float, ...], float | None]:
+        """Return radians per step and the magnitude; () and None if there is a problem."""
+        if self.problem is not None:
+            return (), None
+        radians, magnitude = frequencies_of(self.spec, self.length)
+        still = self.unrotated_pairs
+        return tuple(0.0 if i in still else value for i, value in enumerate(radians)), magnitude
+
+    def add_rule(self, about: str, does: str, source: str) -> None:
+        """Add a rule."""
+        self.rules.append(EngineRule(about, does, source, self.read))
+
+    def set_fields(self, about: str, does: str, source: str, **fields: Any) -> None:
+        """Change fields of the spec; if that changes what is computed, add the rule (its topic,
+        what the engine does, where).
+        """
+        before, self.spec = self.spec, self.spec.with_(**fields)
+        same_axes = self.spec.axis_of_pair == before.axis_of_pair
+        if not same_axes or _computed(self.spec, self.length) != _computed(before, self.length):
+            self.add_rule(about, does, source)
+
+    def change_scaling(self, **parameters: Any) -> bool:
+        """Change parameters of the scaling, and return whether that made a difference."""
+        scaling = replace(self.spec.scaling, **parameters)
+        changed = scaling != self.spec.scaling
+        if changed:
+            self.spec = self.spec.with_(scaling=scaling)
+        return changed
+
+    def drop_scaling(self, does: str, source: str) -> None:
+        """Record that the engine ignores the config's scaling."""
+        about = "dynamic NTK" if self.case.rope_type == "dynamic" else self.case.rope_type
+        self.set_fields(about, does, source, scaling=Default())
+
+    def set_rotary_dim(self, width: int, does: str, source: str) -> None:
+        """Set how many dimensions of the head the engine rotates, from its start; add the rule if
+        that differs from the spec.
+        """
+        if width == self.spec.rotated_dims:
+            return
+        does = f"{does}: {width} of {self.spec.head_dim} dimensions rotate"
+        # sections of axes are for another number of pairs, so they are dropped
+        changed = {"rotary_dim": width, "rotary_start": 0, "axes": None}
+        scaling = _for_width(self.spec.scaling, width)
+        self.set_fields("partial_rotary_factor", does, source, **changed, scaling=scaling)
+
+    def chunk_axes(self, does: str, source: str) -> None:
+        """Set the chunked order of M-RoPE's axes."""
+        self.set_fields("mrope_interleaved", does, source, axes=chunked(self.case.sections))
+
+    def set_yarn_magnitude(self, magnitude: float, does: str, source: str) -> None:
+        """Set YaRN's magnitude to that of the engine; if it differs from the config's, add a rule
+        that says so.
+
+        does  what the engine does instead, in words; it may contain {key}, the config key that is
+              not read
+        """
+        yarn = self.spec.scaling
+        assert isinstance(yarn, Yarn)  # for the type checker
+        key = "mscale" if yarn.attention_factor is None else "attention_factor"
+        expected = frequencies_of(self.spec)[1]
+        if self.change_scaling(attention_factor=magnitude) and expected != magnitude:
+            numbers = f"{magnitude:.6g} instead of {expected:.6g}"
+            self.add_rule(key, f"{does.format(key=key)}: {numbers}", source)
+
+    def fix_longrope_factors(
+        self, original_length: int, long: bool, does: str, source: str
+    ) -> None:
+        """Use the long or the short factors of LongRoPE for every sequence, whatever its length,
+        and add the rule.
+        """
+        # frequencies are computed for `self.length`: a length for which LongRoPE uses these factors
+        self.length = original_length + 1 if long else 1
+        self.add_rule("length switching", does, source)
+
+    def set_longrope_magnitude(self, magnitude: float | None, source: str) -> None:
+        """Set the magnitude of LongRoPE to `magnitude` or, by default, sqrt(1 + ln(L / L0) / ln
+        L0); add a rule if it changes.
+
+        L is the served length of the config and L0 the trained length: the engine ignores the
+        config's own factor and attention_factor. A config without a served length keeps its
+        magnitude.
+        """
+        scaling = self.spec.scaling
+        if self.case.max_position is None or not isinstance(scaling, LongRope):
+            return
+        before = frequencies_of(self.spec)[1]
+        # with the factor L / L0 and no attention_factor LongRope computes the formula
+        factor = self.case.max_position / scaling.original_length
+        self.change_scaling(factor=factor, attention_factor=magnitude)
+        if frequencies_of(self.spec)[1] != before:
+            of_lengths = "computed from the two lengths"
+            does = of_lengths if magnitude is None else f"{magnitude}, from a key of its own"
+            self.add_rule("attention_factor", f"not read: the magnitude is {does}", source)
+
+    def freeze_ntk(self, stretch: float, does: str, source: str) -> None:
+        """Replace dynamic NTK by one base for every length; `stretch` is how much longer the
+        slowest wavelength becomes.
+        """
+        self.add_rule("dynamic NTK", does, source)
+        if stretch <= 0:
+            self.fail(f"refused: the base is multiplied by a fractional power of {stretch:.4g}")
+            return
+        dim = 2 * self.spec.pairs
+        theta = self.spec.theta * (1.0 if dim == 2 else stretch ** (dim / (dim - 2)))
+        self.spec = self.spec.with_(theta=theta, scaling=Default())
+
+
+def _computed(spec: RopeSpec, length: int) -> tuple[tuple[float, ...], float]:
+    return frequencies_of(spec, length)
+
+
+def _for_width(scaling: Scaling, width: int) -> Scaling:
+    """Return a scaling that fits `width` rotated dimensions: LongRoPE has one factor for each pair."""
+    if isinstance(scaling, LongRope) and len(scaling.short_factor) != width // 2:
+        return Default()
+    return scaling

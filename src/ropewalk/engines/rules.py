@@ -1,0 +1,299 @@
+"""The rules of the engines: a data file for each release of an engine, read and applied to a case.
+
+A file names its engine, the families whose code was read, and rows. A row says when it applies
+(families, scalings, config keys, named conditions), what the engine then does (`then`, one of
+OPERATIONS) and where that is written. Rows apply in order; of rows with the same `chain` only the
+first that matches does. A release may extend another one's file with `extends`: a row with the `id`
+of one of its rows replaces that row, other rows come after them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ropewalk.engines.case import Case
+from ropewalk.engines.conditions import CONDITIONS
+from ropewalk.engines.reading import EngineRule, Reading
+from ropewalk.engines.unread import REASONS, TAKEN_AS
+from ropewalk.errors import RopeError
+
+FOLDER = Path(__file__).parent / "rules"
+#: the scalings whose rules are in the files
+SCALINGS_READ = [
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "longrope",
+    "llama3",
+    "proportional",
+    "ntk",
+]
+
+Releases = Mapping[str, "Release"]
+#: what a row can do; filled by `operations`
+OPERATIONS: dict[str, Callable[[Reading, Rule, Release, Releases], None]] = {}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of a rules file.
+
+    The row applies if all of its conditions hold:
+
+    family, not_family    the model types
+    scaling, not_scaling  the scaling that the engine has read so far
+    layer_type            the layer type
+    when                  CONDITIONS, "not NAME" for the opposite
+    given                 config keys that are all there; `lacks`: at least one of them is not
+    null                  keys of the rope of which at least one is written as null
+    is_, is_not           {config key: values of which it has one, or none}; in a file `is`
+
+    then                  what the engine does, one of OPERATIONS, and `values`, its parameters
+    about, says, source   the topic, what the engine does in words, and the file in its sources
+    """
+
+    then: str
+    about: str = ""
+    says: str = ""
+    source: str = ""
+    id: str = ""
+    part: str = ""
+    chain: str = ""
+    family: frozenset[str] | None = None
+    not_family: frozenset[str] = frozenset()
+    scaling: frozenset[str] | None = None
+    not_scaling: frozenset[str] = frozenset()
+    layer_type: str | None = None
+    when: tuple[str, ...] = ()
+    given: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    null: tuple[str, ...] = ()
+    is_: Mapping[str, list[Any]] = field(default_factory=dict)
+    is_not: Mapping[str, list[Any]] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def matches(self, reading: Reading) -> bool:
+        """Return whether the row applies to what the engine has read so far."""
+        case, scaling = reading.case, reading.spec.scaling.name
+        value = case.value
+        return (
+            (self.family is None or case.model_type in self.family)
+            and case.model_type not in self.not_family
+            and (self.scaling is None or scaling in self.scaling)
+            and scaling not in self.not_scaling
+            and self.layer_type in (None, case.layer_type)
+            and all(_holds(name, reading) for name in self.when)
+            and all(value(path) is not None for path in self.given)
+            and (not self.lacks or any(value(path) is None for path in self.lacks))
+            and (not self.null or self.first_null(case) is not None)
+            and all(value(path) in allowed for path, allowed in self.is_.items())
+            and all(value(path) not in refused for path, refused in self.is_not.items())
+        )
+
+    def first_null(self, case: Case) -> str | None:
+        """Return the first key of `null` that the config writes as null."""
+        rope = case.rope_with_nulls
+        return next((key for key in self.null if key in rope and rope[key] is None), None)
+
+    def text(self, reading: Reading, **more: Any) -> str:
+        """Return what the engine does in words, with the values of the case in it."""
+        case = reading.case
+        names = {
+            "model_type": case.model_type,
+            "rope_type": case.rope_type,
+            "null": self.first_null(case),
+            "head_dim": reading.spec.head_dim,
+            "pairs": reading.spec.pairs,
+            "factors": len(getattr(case.spec.scaling, "long_factor", ())),
+            **more,
+        }
+        return self.says.format(**names)
+
+
+def _holds(condition: str, reading: Reading) -> bool:
+    name = condition.removeprefix("not ")
+    return CONDITIONS[name](reading) != (name != condition)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One release of an engine: what its rules file says.
+
+    families  the model types whose code was read; of all others nothing is known
+    length    whether and how the engine multiplies the served length by a factor
+    models    {model type: what the engine's model class reads}, for mlx-lm
+    """
+
+    engine: str
+    title: str
+    version: str
+    read: str
+    families: frozenset[str]
+    rules: tuple[Rule, ...]
+    length: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    scalings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    not_known: str = "how {title} builds the rope of {model_type}"
+    lists: Mapping[str, list[str]] = field(default_factory=dict)
+    unread: tuple[Mapping[str, Any], ...] = ()
+
+    def take(
+        self, config: Mapping[str, Any], why: Iterable[str]
+    ) -> tuple[Mapping[str, Any] | str, list[EngineRule]]:
+        """Return the config that the engine takes a config for, or the problem, and the rules.
+
+        why  the REASONS for which `from_hf` refuses the config; a row `unread` says what the engine
+             does with one
+        """
+        notes: list[EngineRule] = []
+        for reason in why:
+            rows = (row for row in self.unread if row["reason"] == reason)
+            families = (
+                row for row in rows if config.get("model_type") in row.get("family", self.families)
+            )
+            row = next(families, None)
+            if row is None:
+                return f"not known: what {self.title} does with a {reason}", []
+            if "as" not in row:
+                return f"refused: {row['says']}", []
+            notes.append(EngineRule(reason, row["says"], row["source"], self.read))
+            config = TAKEN_AS[row["as"]](config)
+        return config, notes
+
+    @property
+    def tree(self) -> str:
+        """The release whose code was read."""
+        return self.version
+
+    def apply(self, case: Case, releases: Releases) -> Reading:
+        """Return what the engine computes for a case; its `problem` is "not known: ..." if no rule
+        was read for it.
+        """
+        reading = Reading(case, self.read)
+        if case.model_type not in self.families:
+            text = self.not_known.format(title=self.title, model_type=case.model_type)
+            return reading.fail(f"not known: {text}")
+        if case.spec.scaling.name not in SCALINGS_READ:
+            return reading.fail(f"not known: rope_type {case.spec.scaling.name}")
+        return self.apply_part("", reading, releases)
+
+    def apply_part(self, part: str, reading: Reading, releases: Releases) -> Reading:
+        """Apply the rows of one part, or all rows for "", to what was read so far."""
+        ended: set[str] = set()
+        for rule in self.rules:
+            if reading.done:
+                break
+            if (part and rule.part != part) or rule.chain in ended or not rule.matches(reading):
+                continue
+            if rule.chain:
+                ended.add(rule.chain)
+            OPERATIONS[rule.then](reading, rule, self, releases)
+        return reading
+
+
+def load(*folders: Path) -> dict[str, dict[str, Release]]:
+    """Return {engine: {version: its release}} of the rules files in the package and in `folders`,
+    the newest release first.
+    """
+    found: dict[str, dict[str, Release]] = {}
+    texts = [
+        (path, tomllib.loads(path.read_text(encoding="utf-8")))
+        for folder in (FOLDER, *folders)
+        for path in sorted(folder.glob("*.toml"))
+    ]
+    # a release that extends another one is read after it
+    for path, text in sorted(texts, key=lambda each: "extends" in each[1]):
+        release = _release(path, text, found)
+        found.setdefault(release.engine, {})[release.version] = release
+    order = {"hf": 0, "vllm": 1, "sglang": 2, "mlx-lm": 3, "llama.cpp": 4}
+    return {
+        engine: dict(sorted(found[engine].items(), key=lambda each: _order(each[0]), reverse=True))
+        for engine in sorted(found, key=lambda name: (order.get(name, len(order)), name))
+    }
+
+
+@cache
+def newest(*folders: Path) -> dict[str, Release]:
+    """Return the newest release of every engine, the reference first."""
+    return {engine: next(iter(releases.values())) for engine, releases in load(*folders).items()}
+
+
+def _order(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _release(
+    path: Path, text: Mapping[str, Any], found: Mapping[str, Mapping[str, Release]]
+) -> Release:
+    """Return the release that a file describes; a RopeError names the file and what is wrong."""
+    try:
+        base = found[text["engine"]][text["extends"]] if "extends" in text else None
+        lists = {**(base.lists if base else {}), **text.get("lists", {})}
+        rules = [_rule(row, lists) for row in text.get("rule", [])]
+        models = {
+            name: {key: value for key, value in row.items() if key != "families"}
+            for row in text.get("model", [])
+            for name in row["families"]
+        }
+        own: dict[str, Any] = {
+            key: text[key]
+            for key in ("engine", "title", "version", "read", "length", "scalings", "not_known")
+            if key in text
+        }
+        families = frozenset(_names(text.get("families", []), lists))
+        unread = tuple(text.get("unread", []))
+        for row in unread:
+            if row["reason"] not in REASONS or row.get("as", "integers") not in TAKEN_AS:
+                raise ValueError(f"unread: {row['reason']!r}, {row.get('as')!r} is not known")
+        if base is not None:
+            own |= {"rules": _merged(base.rules, rules), "families": base.families | families}
+            own["unread"] = (*unread, *base.unread)
+            return replace(base, **own, models={**base.models, **models}, lists=lists)
+        return Release(
+            **own, families=families, rules=tuple(rules), models=models, lists=lists, unread=unread
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise RopeError(path.name, "must be a rules file of a release", str(error)) from None
+
+
+def _merged(old: Iterable[Rule], new: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Return the rows of a release with those of a later one: a row with the same id replaces one."""
+    by_id = {rule.id: rule for rule in new if rule.id}
+    kept = [by_id.pop(rule.id, rule) for rule in old]
+    return (*kept, *(rule for rule in new if not rule.id or rule.id in by_id))
+
+
+def _rule(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Rule:
+    """Return a row of a rules file; keys that are no condition are parameters of its operation."""
+    row = {("is_" if key == "is" else key): value for key, value in row.items()}
+    known = {each.name for each in fields(Rule)} - {"values"}
+    given = {key: value for key, value in row.items() if key in known}
+    for key in ("family", "not_family"):
+        if key in given:
+            given[key] = frozenset(_names(given[key], lists))
+    for key in ("scaling", "not_scaling"):
+        if key in given:
+            given[key] = frozenset(given[key])
+    for key in ("when", "given", "lacks", "null"):
+        given[key] = tuple(given.get(key, ()))
+    if row["then"] not in OPERATIONS:
+        raise ValueError(f"then = {row['then']!r} is none of {', '.join(sorted(OPERATIONS))}")
+    unknown = [name for name in given["when"] if name.removeprefix("not ") not in CONDITIONS]
+    if unknown:
+        raise ValueError(f"when = {unknown[0]!r} is none of {', '.join(sorted(CONDITIONS))}")
+    values = {key: value for key, value in row.items() if key not in known}
+    return Rule(**given, values=values)
+
+
+def _names(given: str | list[str], lists: Mapping[str, list[str]]) -> list[str]:
+    """Return model types: "@name" stands for those of a list of the file."""
+    found: list[str] = []
+    for name in [given] if isinstance(given, str) else given:
+        found += lists[name[1:]] if name.startswith("@") else [name]
+    return found

@@ -1,0 +1,70 @@
+"""Run an installed engine with one config, and read what it computes for each layer type."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropewalk.engines.audit import Run
+from ropewalk.engines.difference import Rotation
+from ropewalk.errors import RopeError
+from ropewalk_lab.engines_run import installed
+from ropewalk_lab.engines_run.measured import LayerRope, layer_of_type, specs_of
+from ropewalk_lab.engines_run.small import small_config
+
+#: keys of a rope, which a config without a rope of its own does not have
+ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "rotary_pct")
+
+
+def run(
+    engine: str, config: Mapping[str, Any], lengths: Sequence[int], max_model_len: int | None
+) -> list[Run]:
+    """Return what an installed engine computes from a config at these lengths; a RopeError says why
+    its small model could not be built.
+
+    The engine builds a small model with the config's rope. If it raises an error, a model without
+    the rope is built too: if that fails as well, the error says nothing about the rope.
+    """
+    small = small_config(config)
+    specs = specs_of(small)
+    types = ["full_attention"] if isinstance(specs, RopeError) else list(specs)
+    axes = 1
+    if not isinstance(specs, RopeError):
+        axes = max((spec.num_axes for spec in specs.values() if spec is not None), default=1)
+    rows = [
+        {
+            "name": "config",
+            "config": small,
+            "length": length,
+            "max_model_len": max_model_len,
+            "axes": axes,
+        }
+        for length in lengths
+    ]
+    plain = {key: value for key, value in small.items() if key not in ROPE_KEYS}
+    rows.append({**rows[0], "name": "without a rope", "config": plain, "max_model_len": None})
+    output = installed.run(engine, rows)
+    *results, control = output["results"]
+    today = datetime.date.today().isoformat()
+    found = []
+    for result in results:
+        if "error" in result and "error" in control:
+            raise RopeError(
+                "config", f"its small model could not be built ({result['error'][:120]})", engine
+            )
+        for layer_type, layer in layer_of_type(small, types).items():
+            about = (engine, output["version"], today, layer_type, result["length"])
+            found.append(Run(*about, _found(result, layer)))
+    return found
+
+
+def _found(result: Mapping[str, Any], layer: int) -> Rotation | str | None:
+    """Return the rotation of a layer in the result of a runner, None, or the error."""
+    if "error" in result:
+        return str(result["error"]).split("\n")[0][:160]
+    index = result["layers"][layer] if layer < len(result["layers"]) else None
+    if index is None:
+        return None
+    rope = LayerRope.read(result["ropes"][index])
+    return Rotation(rope.radians, rope.magnitude, rope.axis)

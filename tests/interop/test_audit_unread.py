@@ -1,0 +1,262 @@
+"""Configs that engines read otherwise than one would think: what runs of them showed, by numbers
+worked out here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ropewalk.engines import ENGINES, audit
+
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 8192,
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
+FACTORS = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
+GEMMA = {
+    **SIZES,
+    "model_type": "gemma3_text",
+    "head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+
+
+def found(config, layer_type="full_attention", **served):
+    """{engine: its finding} for one layer type, from the rules alone."""
+    result = audit(config, records={}, **served)
+    return {f.engine: f for f in result.findings if f.layer_type == layer_type}
+
+
+def ladder(theta, size=64):
+    return theta ** -(np.arange(0, size, 2) / size)
+
+
+def problems(config, **served):
+    """{engine: "runs", "refused" or "not known"}."""
+    return {
+        engine: (finding.problem or "runs").split(":")[0]
+        for engine, finding in found(config, **served).items()
+    }
+
+
+def spelled(rope, version):
+    """Gemma 3 with a rope of its full layers."""
+    if version == 4:
+        return {**GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": rope}
+    sliding = {"rope_type": "default", "rope_theta": 1e4}
+    ropes = {"full_attention": {"rope_theta": 1e6, **rope}, "sliding_attention": sliding}
+    return {**GEMMA, "rope_parameters": ropes}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_sglang_scales_the_full_layers_of_gemma_3(version):
+    """The rotary module of each layer is unscaled, but the model passes cos and sin of its own."""
+    for engine in ("hf", "vllm", "sglang"):
+        linear = found(spelled(LINEAR, version))[engine]
+        np.testing.assert_allclose(linear.radians, ladder(1e6) / 8, rtol=1e-9, err_msg=engine)
+        yarn = found(spelled({**YARN, "attention_factor": 1.25}, version))[engine]
+        assert yarn.magnitude == 1.25
+        assert yarn.radians[-1] == pytest.approx(ladder(1e6)[-1] / 4)
+        sliding = found(spelled(LINEAR, version), "sliding_attention")[engine]
+        np.testing.assert_allclose(sliding.radians, ladder(1e4), rtol=1e-9)
+
+
+def test_sglang_makes_the_table_of_gemma_3_once():
+    """So LongRoPE has its short factors at every length, and a band is not rounded."""
+    short = [1 + 0.02 * pair for pair in range(32)]
+    rope = {
+        "rope_type": "longrope", "short_factor": short, "long_factor": [9.0] * 32,
+        "original_max_position_embeddings": 2048,
+    }  # fmt: skip
+    for length in (2048, 8192):
+        radians = found(spelled(rope, 4), length=length)["sglang"].radians
+        np.testing.assert_allclose(radians, ladder(1e6) / short, rtol=1e-9)
+    exact, rounded = (
+        found(spelled({**YARN, "truncate": truncate}, 5))["sglang"].radians
+        for truncate in (False, True)
+    )
+    low, high = (
+        64 * math.log(2048 / (turns * 2 * math.pi)) / (2 * math.log(1e6)) for turns in (32, 1)
+    )
+    for radians, (start, end) in (
+        (exact, (low, high)),
+        (rounded, (math.floor(low), math.ceil(high))),
+    ):
+        ramp = np.clip((np.arange(32) - start) / (end - start), 0, 1)
+        np.testing.assert_allclose(radians, ladder(1e6) * (1 - ramp + ramp / 4), rtol=1e-9)
+
+
+def test_sglang_scales_no_sliding_layer_of_gemma_3_and_fails_with_a_part_of_the_head():
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {**LINEAR, "rope_theta": 1e4},
+    }
+    sliding = found({**GEMMA, "rope_parameters": ropes}, "sliding_attention")
+    np.testing.assert_allclose(sliding["sglang"].radians, ladder(1e4), rtol=1e-9)
+    np.testing.assert_allclose(sliding["hf"].radians, ladder(1e4) / 8, rtol=1e-9)
+    assert problems(spelled({**LINEAR, "partial_rotary_factor": 0.5}, 5))["sglang"] == "refused"
+
+
+def test_gpt_j_runs_in_four_engines():
+    config = {
+        "model_type": "gptj", "n_embd": 128, "n_head": 2, "n_layer": 2, "n_positions": 2048,
+        "rotary_dim": 32,
+    }  # fmt: skip
+    results = found(config)
+    for engine in ("hf", "sglang", "mlx-lm", "vllm"):
+        np.testing.assert_allclose(results[engine].radians, ladder(1e4, 32), rtol=1e-9)
+    assert results["llama.cpp"].problem.startswith("refused")
+
+
+def test_phi_3_with_type_yarn():
+    """With factors it means LongRoPE; vLLM refuses the name, and mlx-lm drops the scaling."""
+    rope = {"type": "yarn", **FACTORS}
+    config = {**SIZES, "model_type": "phi3", "rope_theta": 1e4, "rope_scaling": rope}
+    config["original_max_position_embeddings"] = 2048
+    assert problems(config, length=8192) == {
+        "hf": "runs", "vllm": "refused", "sglang": "runs", "mlx-lm": "runs",
+        "llama.cpp": "not known",
+    }  # fmt: skip
+    results = found(config, length=8192)
+    np.testing.assert_allclose(results["hf"].radians, ladder(1e4) / 2, rtol=1e-9)
+    np.testing.assert_allclose(results["sglang"].radians, ladder(1e4) / 2, rtol=1e-9)
+    np.testing.assert_allclose(results["mlx-lm"].radians, ladder(1e4), rtol=1e-9)
+    assert results["mlx-lm"].magnitude == 1
+    without = {**config, "rope_scaling": {**YARN, "type": "yarn"}}
+    del without["rope_scaling"]["rope_type"]
+    assert problems(without) == {
+        "hf": "refused", "vllm": "refused", "sglang": "refused", "mlx-lm": "refused",
+        "llama.cpp": "not known",
+    }  # fmt: skip
+
+
+LATENT = {
+    "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 64, "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+}  # fmt: skip
+
+
+def test_minicpm_3_with_longrope():
+    """vLLM chooses the factors by the length it is started for, SGLang by the last position, mlx-lm
+    has the long ones.
+    """
+    long = [1 + 0.9 * pair for pair in range(16)]
+    rope = {
+        "rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": long,
+        "original_max_position_embeddings": 2048,
+    }  # fmt: skip
+    config = {**SIZES, **LATENT, "model_type": "minicpm3", "rope_theta": 1e4, "rope_scaling": rope}
+    plain, slow = ladder(1e4, 32), ladder(1e4, 32) / long
+    for served, expected in (
+        ({"length": 2048}, {"vllm": slow, "sglang": plain, "mlx-lm": slow, "hf": plain}),
+        ({"length": 2048, "max_model_len": 2048}, {"vllm": plain, "sglang": plain, "mlx-lm": slow}),
+        ({"length": 8192}, {"vllm": slow, "sglang": slow, "mlx-lm": slow, "hf": slow}),
+    ):
+        results = found(config, **served)
+        for engine, radians in expected.items():
+            np.testing.assert_allclose(results[engine].radians, radians, rtol=1e-9)
+            assert results[engine].magnitude == pytest.approx(
+                math.sqrt(1 + math.log(4) / math.log(2048))
+            )
+    unscaled = {key: value for key, value in config.items() if key != "rope_scaling"}
+    assert problems(unscaled)["mlx-lm"] == "refused"
+
+
+@pytest.mark.parametrize("key", ["rotary_pct", "rotary_emb_fraction"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("scaling", [None, {**LINEAR, "factor": 4.0}])
+def test_vllm_rotates_a_quarter_by_a_key_that_no_other_engine_reads(key, model_type, scaling):
+    config = {**SIZES, "model_type": model_type, "rope_theta": 1e4, key: 0.25}
+    results = found({**config, "rope_scaling": scaling})
+    slower = 1 if scaling is None else 4
+    for engine, finding in results.items():
+        expected = ladder(1e4, 16 if engine == "vllm" else 64) / slower
+        np.testing.assert_allclose(finding.radians, expected, rtol=1e-9, err_msg=engine)
+
+
+ROPES = {
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "transformers"),
+    [("llama", "runs"), ("mistral", "runs"), ("qwen2", "refused"), ("qwen3", "refused"),
+     ("granite", "not known")],
+)  # fmt: skip
+def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transformers):
+    config = {**SIZES, "model_type": model_type, "head_dim": 64, "rope_parameters": ROPES}
+    others = "not known" if model_type == "granite" else "refused"
+    told = problems(config)
+    assert (told["hf"], told["vllm"], told["sglang"]) == (transformers, others, others)
+    if transformers == "runs":
+        for theta in ({}, {"rope_theta": 5e5}):
+            radians = found({**config, **theta})["hf"].radians
+            np.testing.assert_allclose(radians, ladder(theta.get("rope_theta", 1e4)), rtol=1e-9)
+
+
+def test_type_mrope_in_a_text_model():
+    rope = {"type": "mrope", "mrope_section": [8, 12, 12]}
+    config = {**SIZES, "model_type": "qwen2", "rope_theta": 1e6, "rope_scaling": rope}
+    assert problems(config) == {
+        "hf": "refused", "vllm": "runs", "sglang": "refused", "mlx-lm": "runs",
+        "llama.cpp": "runs",
+    }  # fmt: skip
+
+
+LLAMA = {**SIZES, "model_type": "llama", "rope_theta": 1e4}
+
+
+def test_a_float_length_that_from_hf_refuses():
+    inside = {**LLAMA, "rope_scaling": {**YARN, "original_max_position_embeddings": 2048.0}}
+    assert problems(inside) == {
+        "hf": "runs", "vllm": "runs", "sglang": "runs", "mlx-lm": "runs", "llama.cpp": "not known",
+    }  # fmt: skip
+    same = {**LLAMA, "rope_scaling": YARN}
+    for engine in ("hf", "vllm", "sglang", "mlx-lm"):
+        assert found(inside)[engine].radians == found(same)[engine].radians
+    assert "must be an integer" in audit(inside).warnings[0]
+    outside = problems({**LLAMA, "max_position_embeddings": 8192.0})
+    assert outside == {**dict.fromkeys(ENGINES, "refused"), "mlx-lm": "runs"}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_type_beside_another_rope_type(version):
+    """transformers and SGLang read rope_type, mlx-lm reads type, llama.cpp reads type before v5,
+    and vLLM refuses the config.
+    """
+    rope = {**YARN, "type": "linear"}
+    config = {**SIZES, "model_type": "qwen3", "head_dim": 64, "rope_theta": 1e4}
+    key = "rope_scaling" if version == 4 else "rope_parameters"
+    if version == 5:
+        del config["rope_theta"]
+        rope["rope_theta"] = 1e4
+    results = found({**config, key: rope})
+    yarn = 0.1 * math.log(4) + 1
+    assert results["vllm"].problem.startswith("refused: rope_type and type")
+    magnitudes = {engine: f.magnitude for engine, f in results.items() if engine != "vllm"}
+    assert magnitudes == pytest.approx(
+        {"hf": yarn, "sglang": yarn, "mlx-lm": 1.0, "llama.cpp": 1.0 if version == 4 else yarn}
+    )
+    assert results["mlx-lm"].radians[0] == 0.25
+    assert any("type is read" in rule.does for rule in results["mlx-lm"].rules)
+
+
+@pytest.mark.parametrize("local", [{}, {"rope_local_base_freq": 2e4}])
+def test_one_rope_for_all_layer_types_of_gemma_3(local):
+    """Only llama.cpp reads it; the others have the defaults of the config class."""
+    config = {**GEMMA, **local, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}
+    for engine, finding in found(config).items():
+        expected = ladder(5e5) / 8 if engine == "llama.cpp" else ladder(1e6)
+        np.testing.assert_allclose(finding.radians, expected, rtol=1e-9, err_msg=engine)
+    for engine, finding in found(config, "sliding_attention").items():
+        theta = local.get("rope_local_base_freq", 1e4)
+        np.testing.assert_allclose(finding.radians, ladder(theta), rtol=1e-9, err_msg=engine)
