@@ -36,12 +36,6 @@ import ropewalk_cli
 ropewalk_cli.main(sys.argv[2:])
 """
 
-not_yet = pytest.mark.xfail(
-    reason="comparing engines still imports torch; remove this mark when not",
-    strict=True,
-)
-
-
 def run(*words: object) -> tuple[int, str, str, float]:
     """Run a command: (exit code, stdout, stderr, seconds of CPU)."""
     command = [sys.executable, "-I", "-S", "-c", BARE, SOURCE, *words]
@@ -79,10 +73,8 @@ def test_nothing_is_installed_there():
         ("inspect {config}", "llama, full_attention: with llama3, 29 of 64 pairs reach angles"),
         ("inspect {config} --details --guide", "llama, full_attention: "),
         ("inspect --example qwen2-vl-7b", "qwen2_vl"),
-        pytest.param("audit {config}", r"All 5 engines agree|\d of 5 engines agree", marks=not_yet),
-        pytest.param(
-            "audit --example gpt-oss-20b --details", "3 of 5 engines agree", marks=not_yet
-        ),
+        ("audit {config}", r"All 5 engines agree|\d of 5 engines agree"),
+        ("audit --example gpt-oss-20b --details", "3 of 5 engines agree"),
     ],
 )
 def test_it_answers(config, words, says):
@@ -107,7 +99,7 @@ def test_it_refuses_in_one_line(words, says):
     assert err.startswith(f"ropewalk: {says}")
 
 
-@pytest.mark.parametrize("command", ["inspect", pytest.param("audit", marks=not_yet)])
+@pytest.mark.parametrize("command", ["inspect", "audit"])
 def test_the_same_is_said_as_where_torch_is_installed(config, command):
     environment = [sys.executable, "-m", "ropewalk_cli", command, str(config), "--json"]
     with_torch = subprocess.run(environment, capture_output=True, text=True, check=True).stdout
