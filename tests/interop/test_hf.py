@@ -448,3 +448,16 @@ def test_an_unknown_family_is_read_with_a_warning_that_lists_what_was_assumed(
     assert found.warnings == (str(caught[0].message),)
     assert f"model_type {model_type} (not known)" in str(found)
     assert explain(LLAMA).known
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 2.0}])
+@pytest.mark.parametrize("name", ["rotary_pct", "rotary_emb_fraction"])
+def test_llama_does_not_read_other_names_of_the_fraction(name, scaling):
+    """transformers' Llama rotates the whole head: it knows `partial_rotary_factor` alone."""
+    given = {**LLAMA, "rope_scaling": scaling, name: 0.25}
+    with pytest.warns(UserWarning, match=f"config.{name} = 0.25 is ignored: llama reads partial"):
+        found = from_hf(given)
+    transformers = pytest.importorskip("transformers")
+    sizes = {"num_hidden_layers": 1, "vocab_size": 8, "intermediate_size": 8}
+    model = transformers.LlamaModel(transformers.LlamaConfig(**{**given, **sizes}))
+    assert found.pairs == len(model.rotary_emb.inv_freq)

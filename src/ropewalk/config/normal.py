@@ -81,7 +81,9 @@ def _standard_names(
     own = {key: Value(value, key) for key, value in config.items()}
     standard: Values = {}
     for name, names in NAMES.items():
-        only = family.renamed.get(name)
+        # the other names of the fraction belong to the families that say so; of the rest, any name
+        # is read
+        only = family.renamed.get(name, name if name == FRACTION_KEY and family.known else None)
         read = names if only is None else (only,)
         given = next((own[key] for key in read if config.get(key) is not None), None)
         for key in names:
