@@ -128,9 +128,9 @@ def _llama3(d, theta, length, f):
 
 
 def _proportional(d, theta, length, f):
-    turning = int(f["fraction"] * d // 2)
+    rotating = int(f["fraction"] * d // 2)
     return [
-        w / mpf(f["factor"]) if i < turning else mpf(0) for i, w in enumerate(omega(d, theta))
+        w / mpf(f["factor"]) if i < rotating else mpf(0) for i, w in enumerate(omega(d, theta))
     ], mpf(1)
 
 

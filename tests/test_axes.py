@@ -35,10 +35,15 @@ def by_ernie(sections):
     return [0 if i >= sections[0] + sections[1] else 1 + i % 2 for i in range(sum(sections))]
 
 
-def by_turns(sections):
+def alternately(sections):
     """Deal one pair to each axis that still wants one, over and over."""
     rounds = max(sections)
-    return [axis for turn in range(rounds) for axis, count in enumerate(sections) if count > turn]
+    return [
+        axis
+        for each_round in range(rounds)
+        for axis, count in enumerate(sections)
+        if count > each_round
+    ]
 
 
 #: (map, the axis of every pair by its own rule)
@@ -51,8 +56,8 @@ SHARED = [
     (axes.interleaved([9, 3, 4]), by_third([9, 3, 4])),
     (axes.interleaved([9, 4, 3]), by_third([9, 4, 3])),
     (axes.ernie([2, 2, 3]), by_ernie([2, 2, 3])),
-    (axes.round_robin([3, 1, 2]), by_turns([3, 1, 2])),
-    (axes.round_robin([1, 4]), by_turns([1, 4])),
+    (axes.round_robin([3, 1, 2]), alternately([3, 1, 2])),
+    (axes.round_robin([1, 4]), alternately([1, 4])),
 ]
 ROWS = [[Text(3), Image(4, 6), Text(2), Video(3, 2, 4, 2.5), Text(4)], [Text(5), Image(2, 2)]]
 PER_AXIS = [(2, 3), (4, 4), (1, 2, 2)]
@@ -108,7 +113,7 @@ def test_frequencies_are_a_matrix_from_axes_to_pairs(chosen, axis_of_pair):
 
 
 @pytest.mark.parametrize(("chosen", "axis_of_pair"), SHARED)
-def test_text_turns_as_with_one_axis(chosen, axis_of_pair):
+def test_text_rotates_as_with_one_axis(chosen, axis_of_pair):
     """Where all axes count alike an axis map changes nothing."""
     spec = rw.RopeSpec(head_dim=2 * len(axis_of_pair), axes=chosen)
     q = torch.randn(2, 3, 5, spec.head_dim, dtype=torch.float64)
@@ -125,8 +130,8 @@ def test_scores_depend_only_on_the_distance_along_each_axis(order):
     at, shift = torch.randint(0, 50, (3, 1, 6)), torch.tensor([1000, 20, 3])[:, None, None]
 
     def scores(positions):
-        turned_q, turned_k = rope(q, k, positions=positions)
-        return turned_q @ turned_k.mT
+        rotated_q, rotated_k = rope(q, k, positions=positions)
+        return rotated_q @ rotated_k.mT
 
     torch.testing.assert_close(scores(at + shift), scores(at), rtol=0, atol=1e-10)
     bent = at.clone()
@@ -240,8 +245,8 @@ class TestMixed:
         coordinate).
         """
         angle = torch.einsum("hpa,abs->bhsp", mixed, positions.to(mixed.dtype))
-        turning = x[..., 1:9]
-        z = torch.complex(turning[..., :4], turning[..., 4:]) * torch.polar(
+        rotating = x[..., 1:9]
+        z = torch.complex(rotating[..., :4], rotating[..., 4:]) * torch.polar(
             torch.ones_like(angle), angle
         )
         return torch.cat([x[..., :1], z.real, z.imag, x[..., 9:]], dim=-1)
@@ -296,7 +301,7 @@ class TestMixed:
         )
 
 
-def turn_five(chosen, positions):
+def rotate_five(chosen, positions):
     return rw.Rope(rw.RopeSpec(8, axes=chosen))(torch.ones(1, 1, 5, 8), positions=positions)
 
 
@@ -331,9 +336,12 @@ def turn_five(chosen, positions):
         (lambda: rw.RopeSpec(head_dim=16, axes=axes.chunked([2, 3, 2])), "axes"),
         (lambda: rw.RopeSpec(head_dim=16, rotary_dim=8, axes=axes.chunked([2, 3, 3])), "axes"),
         (lambda: rw.RopeSpec(head_dim=16, axes=[2, 3, 3]), "axes"),
-        (lambda: turn_five(axes.axial(2, 2), torch.zeros(3, 1, 5, dtype=torch.int64)), "positions"),
-        (lambda: turn_five(axes.axial(2, 2), torch.zeros(2, 1, 5)), "positions"),
-        (lambda: turn_five(axes.normalised(2, 2), None), "positions"),
+        (
+            lambda: rotate_five(axes.axial(2, 2), torch.zeros(3, 1, 5, dtype=torch.int64)),
+            "positions",
+        ),
+        (lambda: rotate_five(axes.axial(2, 2), torch.zeros(2, 1, 5)), "positions"),
+        (lambda: rotate_five(axes.normalised(2, 2), None), "positions"),
     ],
 )
 def test_a_map_that_does_not_fit_names_the_field(call, field):

@@ -42,7 +42,7 @@ def jagged(x):
     return torch.nested.nested_tensor(list(x), layout=torch.jagged)
 
 
-def turn(cos, sin=None, layout="half", **where):
+def rotate_it(cos, sin=None, layout="half", **where):
     return rotation.rotate_by(x_of(), cos, cos if sin is None else sin, layout=layout, **where)
 
 
@@ -249,35 +249,43 @@ REFUSED = {
         lambda: rotation.rotate(x_of(B, 2, S, 8), MIXED.spec, zeros(S)),
     ),
     # tables of the caller
-    "tables of other tokens": ("cos", "7 tokens", lambda: turn(torch.ones(S + 1, 5))),
-    "tables of other rows": ("cos", "2 rows", lambda: turn(torch.ones(3, S, 5))),
-    "tables of other heads": ("cos", "3 heads", lambda: turn(torch.ones(B, 2, S, 5))),
-    "integer tables": ("cos", "float table", lambda: turn(torch.ones(S, 5, dtype=torch.int64))),
-    "flat tables": ("cos", "float table", lambda: turn(torch.ones(5))),
-    "tables without pairs": ("cos", "at least one pair", lambda: turn(torch.ones(S, 0))),
-    "wide tables": ("x", "at least 16", lambda: turn(torch.ones(S, 8))),
-    "tables that start late": ("x", "at least 15", lambda: turn(torch.ones(S, 5), start=5)),
-    "tables that start before": ("start", "from 0", lambda: turn(torch.ones(S, 5), start=-1)),
-    "sin unlike cos": ("sin", "shape of cos", lambda: turn(torch.ones(S, 5), torch.ones(S, 4))),
+    "tables of other tokens": ("cos", "7 tokens", lambda: rotate_it(torch.ones(S + 1, 5))),
+    "tables of other rows": ("cos", "2 rows", lambda: rotate_it(torch.ones(3, S, 5))),
+    "tables of other heads": ("cos", "3 heads", lambda: rotate_it(torch.ones(B, 2, S, 5))),
+    "integer tables": (
+        "cos",
+        "float table",
+        lambda: rotate_it(torch.ones(S, 5, dtype=torch.int64)),
+    ),
+    "flat tables": ("cos", "float table", lambda: rotate_it(torch.ones(5))),
+    "tables without pairs": ("cos", "at least one pair", lambda: rotate_it(torch.ones(S, 0))),
+    "wide tables": ("x", "at least 16", lambda: rotate_it(torch.ones(S, 8))),
+    "tables that start late": ("x", "at least 15", lambda: rotate_it(torch.ones(S, 5), start=5)),
+    "tables that start before": ("start", "from 0", lambda: rotate_it(torch.ones(S, 5), start=-1)),
+    "sin unlike cos": (
+        "sin",
+        "shape of cos",
+        lambda: rotate_it(torch.ones(S, 5), torch.ones(S, 4)),
+    ),
     "tables on another device": (
         "cos",
         "device cpu",
-        lambda: turn(torch.ones(S, 5, device="meta")),
+        lambda: rotate_it(torch.ones(S, 5, device="meta")),
     ),
     "an unknown layout": (
         "layout",
         "half, interleaved",
-        lambda: turn(torch.ones(S, 5), layout="neox"),
+        lambda: rotate_it(torch.ones(S, 5), layout="neox"),
     ),
     "an empty layout out": (
         "layout_out",
         "half, interleaved",
-        lambda: turn(torch.ones(S, 5), layout_out=""),
+        lambda: rotate_it(torch.ones(S, 5), layout_out=""),
     ),
     "an unknown layout out": (
         "layout_out",
         "half, interleaved",
-        lambda: turn(torch.ones(S, 5), layout_out="neox"),
+        lambda: rotate_it(torch.ones(S, 5), layout_out="neox"),
     ),
     "odd HF tables": ("cos", "even R", lambda: apply(torch.ones(S, 5))),
     "flat HF tables": ("cos", "even R", lambda: apply(torch.ones(6))),
@@ -302,7 +310,7 @@ REFUSED = {
     "an unknown backend with tables to train": (
         "backend",
         "eager",
-        lambda: turn(torch.ones(S, 5, requires_grad=True), backend="abacus"),
+        lambda: rotate_it(torch.ones(S, 5, requires_grad=True), backend="abacus"),
     ),
     "an unknown backend": ("backend", "eager", lambda: rw.Rope(sample_spec(), backend="abacus")),
 }

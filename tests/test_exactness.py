@@ -87,8 +87,8 @@ def test_scores_of_unit_vectors_do_not_drift(shift, backend):
     run_by = backend_or_skip(backend, q, spec)
 
     def scores(by):
-        q_turned, k_turned = rotate_qk(q, k, spec, torch.arange(32) + by, backend=run_by)
-        return q_turned.double() @ k_turned.double().mT
+        q_rotated, k_rotated = rotate_qk(q, k, spec, torch.arange(32) + by, backend=run_by)
+        return q_rotated.double() @ k_rotated.double().mT
 
     assert float((scores(0) - scores(shift)).abs().max()) <= 1e-6
 
@@ -131,19 +131,19 @@ def call(name, dtype, backend):
 @every_dtype
 @every_scaling
 def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
-    turn = call(name, dtype, backend)
+    rotate_it = call(name, dtype, backend)
     x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
     positions = torch.randint(0, 60 if name == "xpos" else 2**33, (B, S))
     if name != "xpos":
         positions[1] %= 1000  # near ones beside far ones
-    whole = turn(x, positions)
+    whole = rotate_it(x, positions)
     for row in range(B):
-        assert torch.equal(turn(x[row : row + 1], positions[row]), whole[row : row + 1])
+        assert torch.equal(rotate_it(x[row : row + 1], positions[row]), whole[row : row + 1])
     for head in range(H):
-        assert torch.equal(turn(x[:, head : head + 1], positions), whole[:, head : head + 1])
+        assert torch.equal(rotate_it(x[:, head : head + 1], positions), whole[:, head : head + 1])
     for token in range(S):
         assert torch.equal(
-            turn(x[:, :, token : token + 1], positions[:, token : token + 1]),
+            rotate_it(x[:, :, token : token + 1], positions[:, token : token + 1]),
             whole[:, :, token : token + 1],
         )
 
@@ -156,15 +156,15 @@ def test_a_sequence_in_pieces_is_the_same_bits(name, dtype, backend):
     """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for
     bit.
     """
-    turn = call(name, dtype, backend)
+    rotate_it = call(name, dtype, backend)
     x = torch.randn(1, H, 41, HEAD_DIM).to(dtype)
-    whole = turn(x)
+    whole = rotate_it(x)
     pieces = [(0, 17), (17, 18), (18, 40), (40, 41)]
-    assert torch.equal(torch.cat([turn(x[:, :, a:b], offset=a) for a, b in pieces], 2), whole)
+    assert torch.equal(torch.cat([rotate_it(x[:, :, a:b], offset=a) for a, b in pieces], 2), whole)
     assert torch.equal(
-        torch.cat([turn(x[:, :, a:b], torch.arange(a, b)) for a, b in pieces], 2), whole
+        torch.cat([rotate_it(x[:, :, a:b], torch.arange(a, b)) for a, b in pieces], 2), whole
     )
-    assert torch.equal(turn(x, torch.arange(41)[None]), whole)
+    assert torch.equal(rotate_it(x, torch.arange(41)[None]), whole)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])

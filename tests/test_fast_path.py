@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 SPEC = rw.RopeSpec(10)
 
 
-def long_way(*_, **__):
+def slow_path(*_, **__):
     raise AssertionError("the long way was taken")
 
 
@@ -38,7 +38,7 @@ def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, g
         {"positions": torch.arange(start, start + 7).repeat(2, 1)} if given else {"offset": start}
     )
     rope(q.clone(), k.clone(), **where(5), inplace=inplace)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     positions = torch.arange(1000, 1007).expand(2, 7)
     given_q, given_k = q.clone(), k.clone()
     rotated = rope(given_q, given_k, **where(1000), inplace=inplace)
@@ -47,7 +47,7 @@ def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, g
         torch.testing.assert_close(found, definition(x, SPEC, positions).float())
 
 
-def assert_turned(rotated, xs, spec, positions):
+def assert_rotated(rotated, xs, spec, positions):
     for found, x in zip(rotated, xs, strict=True):
         torch.testing.assert_close(found, definition(x, spec, positions.expand(2, 7)).float())
 
@@ -56,16 +56,16 @@ def test_without_gradients_a_parameter_goes_straight_too(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_(), draw(1).requires_grad_()
     with torch.no_grad():
         rope(q, k, offset=5)
-        monkeypatch.setattr(rope_module, "make_request", long_way)
-        assert_turned(rope(q, k, offset=9), (q, k), SPEC, torch.arange(9, 16))
+        monkeypatch.setattr(rope_module, "make_request", slow_path)
+        assert_rotated(rope(q, k, offset=9), (q, k), SPEC, torch.arange(9, 16))
 
 
 def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
     rope, fused = rw.Rope(SPEC), [torch.randn(2, 7, 4, 10).transpose(1, 2) for _ in range(2)]
     rope(fused[0][:, :3], fused[0][:, 3:], offset=5)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     xs = fused[1][:, :3], fused[1][:, 3:]
-    assert_turned(rope(*xs, offset=9), xs, SPEC, torch.arange(9, 16))
+    assert_rotated(rope(*xs, offset=9), xs, SPEC, torch.arange(9, 16))
 
 
 def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
@@ -80,25 +80,25 @@ def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
         rope(at(2 * size - 5), at(2 * size + 5), offset=5, inplace=True)
     with pytest.raises(rw.RopeError, match="memory"):
         rope(at(size), at(size + 5), offset=5, inplace=True)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     xs = at(size).clone(), at(3 * size).clone()
-    assert_turned(
+    assert_rotated(
         rope(at(size), at(3 * size), offset=9, inplace=True), xs, SPEC, torch.arange(9, 16)
     )
 
 
 @pytest.mark.parametrize("strided", ["q", "k", "qk"])
-def test_dimensions_that_do_not_lie_side_by_side_are_turned_right_again_and_again(strided):
+def test_dimensions_of_strided_heads_rotate_repeatably(strided):
     rope = rw.Rope(SPEC)
     for start in (5, 9):
         q, k = (torch.randn(2, 1, 10, 7).mT if name in strided else draw(1) for name in "qk")
-        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+        assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
 
 
 def test_a_backend_that_prepares_nothing_may_be_called_twice():
     rope, q, k = rw.Rope(SPEC, backend="eager"), draw(3), draw(1)
     for start in (5, 9):
-        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+        assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
 
 
 def test_frequencies_that_follow_the_length_are_never_remembered():
@@ -121,7 +121,7 @@ def test_frequencies_that_are_trained_are_never_remembered():
         )
         fixed = rw.RopeSpec(10, scaling=rw.frequencies.Given(tuple(omega.tolist())))
         with torch.no_grad():
-            assert_turned(rope(q, k, offset=5), (q, k), fixed, torch.arange(5, 12))
+            assert_rotated(rope(q, k, offset=5), (q, k), fixed, torch.arange(5, 12))
 
 
 def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
@@ -134,10 +134,10 @@ def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
     assert kept == [1, 2, 3, 3, 3, 3, 3, 3]
 
 
-def test_what_the_kernel_cannot_reach_takes_the_long_way_and_is_right(monkeypatch):
+def test_what_the_kernel_cannot_reach_takes_the_slow_path_and_is_right(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
-    monkeypatch.setattr(fast_path, "pick", long_way)  # its plan is made once
+    monkeypatch.setattr(fast_path, "pick", slow_path)  # its plan is made once
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]
         torch.testing.assert_close(
@@ -161,7 +161,7 @@ def test_positions_of_any_form_may_change_from_call_to_call(form):
     ):
         positions = torch.tensor(rows)
         given.copy_(positions)
-        assert_turned(rope(q, k, positions=given), (q, k), rope.spec, positions)
+        assert_rotated(rope(q, k, positions=given), (q, k), rope.spec, positions)
 
 
 @pytest.mark.parametrize("offset", [2**62, -(2**62), 2**70, -(2**70)])
@@ -201,7 +201,7 @@ def test_a_call_of_another_kind_is_checked_again(monkeypatch, change):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     rope(q, k, positions=torch.arange(7))
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     to_q, to_k, where = CHANGES[change]
     q, k = to_q(q) if to_q else q, to_k(k) if to_k else k
     with as_users_call(), pytest.raises(AssertionError, match="long way"):
@@ -269,7 +269,7 @@ WATCHED = {
 def test_whoever_watches_sees_the_call(monkeypatch, watched):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     with pytest.raises(AssertionError, match="long way"):
         watched(rope, q, k)
 
@@ -278,7 +278,7 @@ def test_whoever_watches_sees_the_call(monkeypatch, watched):
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
 )
 @pytest.mark.parametrize("known", [False, True])
-def test_a_traced_call_turns_other_tensors_of_other_lengths(known):
+def test_a_traced_call_rotates_other_tensors_of_other_lengths(known):
     """The tracer must see the rotation and not what the kernel writes behind its back."""
     rope = rw.Rope(SPEC)
     if known:
@@ -339,7 +339,7 @@ def test_a_kind_known_without_gradients_is_not_taken_for_one_with_them(graded):
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_autograd_notices_that_a_tensor_it_kept_was_turned_in_place(known):
+def test_autograd_notices_that_a_tensor_it_kept_was_rotated_in_place(known):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     if known:
         rope(q.clone(), k.clone(), offset=5, inplace=True)
@@ -352,13 +352,13 @@ def test_autograd_notices_that_a_tensor_it_kept_was_turned_in_place(known):
             product.backward()
 
 
-def test_many_kinds_of_one_shape_are_all_turned_right():
+def test_many_kinds_of_one_shape_are_all_rotated_right():
     rope, xs = rw.Rope(SPEC), []
     for step in range(1, fast_path.MOST_PER_KEY + 4):
         xs.append((draw(3), torch.randn(2, 1, 7 * step, 10)[:, :, ::step]))
     for start in (5, 9):
         for q, k in xs:
-            assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+            assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
     assert max(len(kinds) for kinds in fast_path.PREPARED.values()) == fast_path.MOST_PER_KEY
 
 
@@ -415,7 +415,7 @@ def test_a_call_that_somebody_watches_is_not_remembered(monkeypatch, call):
 def test_a_compiler_sees_a_known_call(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     with pytest.raises(AssertionError, match="long way"):
         compiling(rope, q, k)
 
@@ -438,8 +438,8 @@ def test_in_place_neighbours_go_straight(monkeypatch, first):
     xs = memory.view(2, 2, 1, 7, 10).unbind()
     xs = xs if first == "q" else xs[::-1]
     given = [x.clone() for x in xs]
-    monkeypatch.setattr(rope_module, "make_request", long_way)
-    assert_turned(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
+    assert_rotated(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
 
 
 def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
@@ -450,8 +450,8 @@ def test_in_place_slices_of_one_projection_go_straight_wherever_it_lies(monkeypa
     rope(fused[0][:, :3], fused[0][:, 3:], offset=5, inplace=True)
     xs = fused[1][:, :3], fused[1][:, 3:]
     given = [x.clone() for x in xs]
-    monkeypatch.setattr(rope_module, "make_request", long_way)
-    assert_turned(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
+    assert_rotated(rope(*xs, offset=9, inplace=True), given, SPEC, torch.arange(9, 16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -464,7 +464,7 @@ def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, d
         draw(1).to(dtype),
     )
     long = rope(q, k, offset=5)
-    monkeypatch.setattr(rope_module, "make_request", long_way)
+    monkeypatch.setattr(rope_module, "make_request", slow_path)
     for found, wanted in zip(rope(q, k, offset=5), long, strict=True):
         assert (found.dtype, found.stride(), found.device) == (
             dtype,
@@ -474,12 +474,12 @@ def test_a_torch_without_a_quick_allocator_makes_the_same_tensors(monkeypatch, d
         assert torch.equal(found, wanted)
 
 
-def test_a_torch_without_the_guard_takes_the_long_way_and_is_right(monkeypatch):
+def test_a_torch_without_the_guard_takes_the_slow_path_and_is_right(monkeypatch):
     fast_path.PREPARED.clear()
     monkeypatch.setattr(fast_path, "_Guard", None)
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     for start in (5, 9):
-        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+        assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
     assert fast_path.PREPARED == {}
 
 
@@ -493,7 +493,7 @@ def test_alternating_specs_keep_their_own_angles(monkeypatch):
     for _ in range(2):
         for rope in ropes:
             for start in (5, 9):
-                assert_turned(
+                assert_rotated(
                     rope(q, k, offset=start), (q, k), rope.spec, torch.arange(start, start + 7)
                 )
 
@@ -522,7 +522,7 @@ def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset
 
 
 def test_a_few_tokens_do_not_look_for_cached_rows(monkeypatch):
-    monkeypatch.setattr(cpu, "cached_rows", long_way)
+    monkeypatch.setattr(cpu, "cached_rows", slow_path)
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     for start in (5, 9):
-        assert_turned(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))
+        assert_rotated(rope(q, k, offset=start), (q, k), SPEC, torch.arange(start, start + 7))

@@ -47,8 +47,10 @@ def by_definition(x, spec, positions, sign=1):
     pair = middle.unflatten(-1, (2, pairs) if first == "half" else (pairs, 2)).unbind(
         -2 if first == "half" else -1
     )
-    turned = torch.complex(*pair) * z
-    joined = torch.stack([turned.real, turned.imag], dim=-2 if last == "half" else -1).flatten(-2)
+    rotated_x = torch.complex(*pair) * z
+    joined = torch.stack(
+        [rotated_x.real, rotated_x.imag], dim=-2 if last == "half" else -1
+    ).flatten(-2)
     return torch.cat(
         [x[..., :start].double(), joined, x[..., start + 2 * pairs :].double()], dim=-1
     )
@@ -67,13 +69,13 @@ def test_rotations_are_the_definition_for_grouped_queries_too(spec, dtype, bound
     (q, positions), (k, _) = sample(spec, dtype, heads=3 * HEADS), sample(spec, dtype)
     rope = rw.Rope(spec)
     for _ in range(2):  # the second call would be the prepared one
-        turned = rope(q, k, positions)
-        for x, y in zip((q, k), turned, strict=True):
+        rotated_x = rope(q, k, positions)
+        for x, y in zip((q, k), rotated_x, strict=True):
             assert_close(y.double(), by_definition(x, spec, positions), rtol=0, atol=bound)
-    assert_close(rope.unrotate(turned[0], positions), q, rtol=0, atol=bound)
-    assert_close(rotation.rotate(k, spec, positions), turned[1], rtol=0, atol=0)
+    assert_close(rope.unrotate(rotated_x[0], positions), q, rtol=0, atol=bound)
+    assert_close(rotation.rotate(k, spec, positions), rotated_x[1], rtol=0, atol=0)
     tokens_first = rope(q.transpose(1, 2), k.transpose(1, 2), positions, seq_dim=-3)
-    assert_close(tokens_first[0].transpose(1, 2), turned[0], rtol=0, atol=bound)
+    assert_close(tokens_first[0].transpose(1, 2), rotated_x[0], rtol=0, atol=bound)
 
 
 @each
@@ -95,8 +97,8 @@ def test_gradients_and_moved_keys(spec):
         tensors(spec).magnitude ** 2
     )  # the transpose of a rotation with magnitude A is A^2 times its inverse
     inverse = by_definition(weight, spec, positions, sign=-1)
-    turning = slice(spec.rotary_start, spec.rotary_start + 2 * spec.pairs)
-    inverse[..., turning] *= scale
+    rotating = slice(spec.rotary_start, spec.rotary_start + 2 * spec.pairs)
+    inverse[..., rotating] *= scale
     assert_close(gradient, inverse, rtol=0, atol=1e-11)
     moved = rope.rerotate(rope.rotate(x.detach(), positions), positions, positions + 1000)
     assert_close(moved, rope.rotate(x.detach(), positions + 1000), rtol=0, atol=1e-10)

@@ -105,10 +105,10 @@ def test_turns_add_up(name, m, n):
     if name == "xpos":  # its growth adds up too, counted from a centre of 0
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
-    turn = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
+    rotate_it = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
     # angles are multiples of 2^-64 of a turn, so rounding grows with the position: 2 pi 2^40 2^-64
     # < 1e-6
-    exactly(turn(turn(x, m), n), turn(x, m + n), 3e-6)
+    exactly(rotate_it(rotate_it(x, m), n), rotate_it(x, m + n), 3e-6)
 
 
 @every_layout
@@ -119,8 +119,10 @@ def test_scores_depend_on_distance_alone(backend, layout, layout_out, shift):
     spec = sample_spec(layout=layout, layout_out=layout_out)
     dtype, tolerance = widest(backend, spec)
     q, k = torch.randn(2, 1, H, S, HEAD_DIM, dtype=dtype)
-    turn = lambda x, by: rotation.rotate(x, spec, torch.arange(S) + by, backend=backend).double()
-    scores = lambda by: turn(q, by) @ turn(k, by).mT
+    rotate_it = lambda x, by: rotation.rotate(
+        x, spec, torch.arange(S) + by, backend=backend
+    ).double()
+    scores = lambda by: rotate_it(q, by) @ rotate_it(k, by).mT
     exactly(scores(0), scores(shift), 3e-5)
     exactly(scores(0), scores(shift % 2**20), max(tolerance, 1e-10))
 
@@ -133,10 +135,10 @@ def test_scores_depend_on_distance_alone_on_every_axis(name, axis):
     q, k = torch.randn(2, B, H, S, spec.head_dim, dtype=torch.float64)
     positions, other = sample_positions(spec, B, S), sample_positions(spec, B, S)
     shift = torch.randint(0, 10**6, (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1))
-    turn = lambda x, p: rotation.rotate(x, spec, p, length=length_of(spec))
+    rotate_it = lambda x, p: rotation.rotate(x, spec, p, length=length_of(spec))
     near, far = (
-        turn(q, positions) @ turn(k, other).mT,
-        turn(q, positions + shift) @ turn(k, other + shift).mT,
+        rotate_it(q, positions) @ rotate_it(k, other).mT,
+        rotate_it(q, positions + shift) @ rotate_it(k, other + shift).mT,
     )
     exactly(near, far, 1e-10)
 
@@ -173,8 +175,10 @@ def test_linear(name, backend, scale, start):
     x, y = torch.randn(2, 1, H, S, HEAD_DIM, dtype=dtype)
     if name == "xpos":
         start %= 100
-    turn = lambda z: rotation.rotate(z, spec, offset=start, length=length_of(spec), backend=backend)
-    exactly(turn(scale * x + y), scale * turn(x) + turn(y), tolerance)
+    rotate_it = lambda z: rotation.rotate(
+        z, spec, offset=start, length=length_of(spec), backend=backend
+    )
+    exactly(rotate_it(scale * x + y), scale * rotate_it(x) + rotate_it(y), tolerance)
 
 
 @pytest.mark.sampled
@@ -294,8 +298,8 @@ def test_attention_without_positions_cannot_tell_who_chases_whom():
     swapped = torch.tensor([2, 1, 0])
     rope = rw.Rope(rw.RopeSpec(10))
 
-    def attend(x, turn):
-        q, k = turn(x @ wq), turn(x @ wk)
+    def attend(x, rotate_it):
+        q, k = rotate_it(x @ wq), rotate_it(x @ wk)
         return (q @ k.mT / math.sqrt(10)).softmax(-1) @ (x @ wv)
 
     plain = attend(words, lambda x: x)

@@ -73,12 +73,12 @@ def test_gradients_of_queries_and_keys():
 def test_gradients_by_table():
     x = small(requires_grad=True)
     cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    turn = lambda x, cos, sin: rotation.rotate_by(
+    rotate_it = lambda x, cos, sin: rotation.rotate_by(
         x, cos, sin, layout="half", layout_out="interleaved", start=2
     )
-    assert gradcheck(turn, (x, cos, sin), atol=1e-8)
-    assert gradgradcheck(turn, (x, cos, sin), atol=1e-6, fast_mode=True)
-    frozen = lambda x: turn(x, cos.detach(), sin.detach())
+    assert gradcheck(rotate_it, (x, cos, sin), atol=1e-8)
+    assert gradgradcheck(rotate_it, (x, cos, sin), atol=1e-6, fast_mode=True)
+    frozen = lambda x: rotate_it(x, cos.detach(), sin.detach())
     assert gradcheck(
         frozen, x, atol=1e-9, check_forward_ad=True, check_batched_grad=True, fast_mode=True
     )
@@ -174,24 +174,26 @@ def test_forward_mode():
 @pytest.mark.parametrize("name", ["default", "dynamic", "xpos"])
 def test_functorch_derivatives(name):
     rope = rw.Rope(sample_spec(name))
-    turn = lambda x: rope(x, positions=torch.tensor([3, 40]))
+    rotate_it = lambda x: rope(x, positions=torch.tensor([3, 40]))
     x, tangent = small()[0, 0], small()[0, 0]
     jacobian = torch.stack(
-        [turn(e.view_as(x)) for e in torch.eye(x.numel(), dtype=x.dtype)], -1
+        [rotate_it(e.view_as(x)) for e in torch.eye(x.numel(), dtype=x.dtype)], -1
     ).reshape(*x.shape, *x.shape)
-    assert_close(torch.func.jacfwd(turn)(x), jacobian)
-    assert_close(torch.func.jacrev(turn)(x), jacobian)
-    assert_close(torch.func.jvp(turn, (x,), (tangent,))[1], turn(tangent))
+    assert_close(torch.func.jacfwd(rotate_it)(x), jacobian)
+    assert_close(torch.func.jacrev(rotate_it)(x), jacobian)
+    assert_close(torch.func.jvp(rotate_it, (x,), (tangent,))[1], rotate_it(tangent))
     assert_close(
-        torch.func.grad(lambda x: (turn(x) * tangent).sum())(x),
+        torch.func.grad(lambda x: (rotate_it(x) * tangent).sum())(x),
         torch.einsum("abcd,ab->cd", jacobian, tangent),
     )
-    hessian = torch.func.hessian(lambda x: 0.5 * turn(x).pow(2).sum())(x)
+    hessian = torch.func.hessian(lambda x: 0.5 * rotate_it(x).pow(2).sum())(x)
     assert_close(hessian, torch.einsum("abcd,abef->cdef", jacobian, jacobian))
     samples = torch.randn(4, *x.shape, dtype=x.dtype)
-    each = torch.func.vmap(torch.func.grad(lambda x: turn(x).pow(3).sum()))(samples)
+    each = torch.func.vmap(torch.func.grad(lambda x: rotate_it(x).pow(3).sum()))(samples)
     leaf = samples.clone().requires_grad_()
-    assert_close(each, torch.autograd.grad(sum(turn(row).pow(3).sum() for row in leaf), leaf)[0])
+    assert_close(
+        each, torch.autograd.grad(sum(rotate_it(row).pow(3).sum() for row in leaf), leaf)[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["default", "dynamic", "xpos", "learnable"])
@@ -283,8 +285,8 @@ def test_vmap_of_rerotate_and_apply():
         torch.stack([move(x, s) for x, s in zip(xs, shifts, strict=True)]),
     )
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(S))
-    turn = lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin, 0)
-    assert_close(torch.vmap(turn)(xs)[0], torch.stack([turn(x)[0] for x in xs]))
+    rotate_it = lambda x: rw.apply_rotary_pos_emb(x, x, cos, sin, 0)
+    assert_close(torch.vmap(rotate_it)(xs)[0], torch.stack([rotate_it(x)[0] for x in xs]))
 
 
 def samples(dtype, layout, contiguous, grad):
@@ -346,7 +348,7 @@ class Watching(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
 )
-def test_a_watched_table_turn_and_its_gradient_read_one_layout_and_write_the_other(
+def test_a_watched_table_rotation_and_its_gradient_read_one_layout_and_write_the_other(
     layout, layout_out
 ):
     x, weights = torch.randn(2, B, H, S, 12, dtype=torch.float64)

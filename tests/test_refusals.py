@@ -358,7 +358,7 @@ def test_what_is_accepted_gives_finite_tables(name, full):
     ],
 )
 @pytest.mark.parametrize("precision", ["exact", "hf"])
-def test_the_ends_of_what_is_allowed_turn_there_and_back(
+def test_the_ends_of_what_is_allowed_rotate_there_and_back(
     make, factor, largest, magnitude_on, precision
 ):
     """Four dimensions: there NTK raises its factor to the largest power, the second."""

@@ -51,7 +51,7 @@ def test_item_22_every_path_has_a_backward():
 
 
 @pytest.mark.parametrize("backend", [None, *rw.kernels.BACKENDS])
-def test_item_23_24_25_every_row_and_head_turns_by_its_own_position(backend):
+def test_item_23_24_25_every_row_and_head_rotates_by_its_own_position(backend):
     """One token, several rows; rows with positions of their own; no head left behind."""
     spec = sample_spec()
     for s in (1, S):

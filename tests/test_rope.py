@@ -190,7 +190,7 @@ def test_learned_frequencies_start_plain():
     assert_close(rope(x, positions=positions), definition(x, plain, positions), rtol=0, atol=1e-12)
 
 
-def test_learned_frequencies_turn_by_their_exponent():
+def test_learned_frequencies_rotate_by_their_exponent():
     """omega_i exp(alpha_i), written out."""
     rope = rw.Rope(rw.RopeSpec(10, scaling=frequencies.Learnable()))
     alpha = torch.randn(5)
@@ -287,7 +287,7 @@ def test_learned_frequencies_are_made_again_after_to_empty(axis_map):
         assert torch.equal(found, expected), name
 
 
-def test_mixed_axes_turn_every_head_by_both_coordinates():
+def test_mixed_axes_rotate_every_head_by_both_coordinates():
     rope = rw.Rope(rw.RopeSpec(8, axes=axes.MixedAxes(num_heads=H, pairs=4)))
     x, points = torch.randn(B, H, S, 8, dtype=torch.float64), torch.rand(2, B, S)
     mixed = rope.mixed.detach().double()

@@ -23,7 +23,7 @@ from helpers import (
     sample_spec,
 )
 from ropewalk import rotation
-from ropewalk.kernels import request as turn
+from ropewalk.kernels import request as request_module
 
 B, H, S = 2, 3, 7
 every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
@@ -340,7 +340,9 @@ def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
     """A second call makes no cos and no sin."""
     spec, x = sample_spec(theta=77.0), torch.randn(B, H, S, HEAD_DIM)
     rotation.rotate(x, spec, offset=40, backend="eager")
-    monkeypatch.setattr(turn, "cos_sin", lambda *_, **__: pytest.fail("rows were made again"))
+    monkeypatch.setattr(
+        request_module, "cos_sin", lambda *_, **__: pytest.fail("rows were made again")
+    )
     for offset in (0, 3):
         expected = definition(x, spec, torch.arange(S) + offset).float()
         assert_close(
@@ -349,7 +351,7 @@ def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, but nobody asks"])
-def test_tables_are_turned_by_the_kernel_unless_they_are_trained(trained):
+def test_tables_are_rotated_by_the_kernel_unless_they_are_trained(trained):
     x, cos, sin = torch.randn(B, H, S, 10), torch.randn(S, 5), torch.randn(S, 5)
     cos.requires_grad_(trained[:3] in ("cos", "bot"))
     sin.requires_grad_(trained[:3] in ("sin", "bot"))
@@ -368,7 +370,7 @@ def test_tables_are_turned_by_the_kernel_unless_they_are_trained(trained):
 @pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
 )
-def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layout_out):
+def test_the_gradient_of_a_table_rotation_goes_back_through_the_layouts(layout, layout_out):
     """The pairs of the gradient, read as the result has them, times the conjugate, written as x has
     them.
     """
@@ -390,7 +392,7 @@ def test_the_gradient_of_a_table_turn_goes_back_through_the_layouts(layout, layo
 
 
 @pytest.mark.parametrize("start", [-1, 5, 1.0, True])
-def test_a_table_turn_starts_within_the_head(start):
+def test_a_table_rotation_starts_within_the_head(start):
     x, table = torch.randn(B, H, S, 14), torch.ones(S, 5)
     assert_refused(
         "x" if start == 5 else "start",

@@ -191,13 +191,13 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
     notebook defines them again.
     """
 
-    def define(turn: float):
+    def define(radians: float):
         @dataclasses.dataclass(frozen=True)
         class Linear(Scaling):
             factor: float = 1.0
 
             def _radians(self, dim, theta, length, ops):
-                return [turn * self.factor] * (dim // 2)
+                return [radians * self.factor] * (dim // 2)
 
         return Linear(2.0)
 
@@ -267,7 +267,7 @@ def test_what_a_spec_says_about_itself():
         ({"head_dim": 2}, 0, 2),
     ],
 )
-def test_the_slice_that_turns(fields, start, width):
+def test_the_slice_that_rotates(fields, start, width):
     spec = RopeSpec(**fields)
     assert (spec.rotary_start, spec.rotated_dims, spec.pairs) == (start, width, width // 2)
     # the exponent divides by the slice, not by the head

@@ -137,8 +137,8 @@ def test_a_kronecker_product_is_a_rope_with_mixed_axes_not_an_axial_one():
     for row, column in ((0, 0), (3, 8), (11, 2)):
         product = np.kron(plane(alpha * row), plane(beta * column)) @ x
         at = torch.tensor([[[row]], [[column]]], dtype=torch.float64)
-        turned = rope(torch.from_numpy(basis @ x).view(1, 1, 1, 4), positions=at)
-        assert basis.T @ turned.detach().numpy().ravel() == pytest.approx(product, abs=1e-6)
+        rotated = rope(torch.from_numpy(basis @ x).view(1, 1, 1, 4), positions=at)
+        assert basis.T @ rotated.detach().numpy().ravel() == pytest.approx(product, abs=1e-6)
         direct_sum = np.block(
             [[plane(alpha * row), np.zeros((2, 2))], [np.zeros((2, 2)), plane(beta * column)]]
         )

@@ -298,7 +298,7 @@ def test_xpos_grows_queries_and_shrinks_keys(exponent):
     spec, positions = RopeSpec(10, scaling=fq.XPos(100.0, 40)), [0, 39, 40, 41, 500]
     decay, radians = xpos_log_decay(10, 100.0), oracle(spec.scaling, 10, 1e4)[0]
     for key in (False, True):
-        for table, turn in zip(
+        for table, function in zip(
             cos_sin(
                 spec,
                 torch.tensor(positions),
@@ -311,7 +311,7 @@ def test_xpos_grows_queries_and_shrinks_keys(exponent):
         ):
             for row, p in enumerate(positions):
                 for pair in range(5):
-                    exact = turn(p * radians[pair]) * mpmath.exp(
+                    exact = function(p * radians[pair]) * mpmath.exp(
                         (p - 40) * decay[pair] * exponent * (-1 if key else 1)
                     )
                     assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
@@ -350,9 +350,12 @@ def test_every_row_follows_its_own_length(scaling):
         radians, magnitude = oracle(scaling, 10, 10_000.0, length)
         for column, p in enumerate(positions[row].tolist()):
             for pair in range(5):
-                for table, turn in zip(tables_, (mpmath.cos, mpmath.sin), strict=True):
+                for table, function in zip(tables_, (mpmath.cos, mpmath.sin), strict=True):
                     assert (
-                        abs(float(table[row, column, pair]) - magnitude * turn(p * radians[pair]))
+                        abs(
+                            float(table[row, column, pair])
+                            - magnitude * function(p * radians[pair])
+                        )
                         < 1e-12
                     )
         alone = cos_sin(spec, positions[row], length=length, dtype=torch.float64)
@@ -376,7 +379,7 @@ def test_a_pair_listens_to_its_own_axis():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_real_coordinates_turn_by_their_fraction(dtype):
+def test_real_coordinates_rotate_by_their_fraction(dtype):
     spec = RopeSpec(8, 100.0, axes=axes.normalised(2, 2))
     positions = torch.tensor([[[-1.0, 0.3, 0.99]], [[0.5, -0.25, 1e-3]]], dtype=dtype)
     radians = ladder(spec).radians.tolist()

@@ -19,10 +19,10 @@ def rotated(x, positions):
     half = x.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = positions[:, None, :, None] * radians
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+    rotated_x = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
         torch.ones_like(angles), angles
     )
-    return torch.cat((turned.real, turned.imag), dim=-1)
+    return torch.cat((rotated_x.real, rotated_x.imag), dim=-1)
 
 
 def counted(padding, documents=None):

@@ -63,7 +63,7 @@ def test_turns_and_wavelengths_by_hand():
     )
 
 
-def test_nothing_repeats_where_nothing_turns():
+def test_nothing_repeats_where_nothing_rotates():
     found = analysis.aliasing([0.0, 0.0], 100)
     assert (found.shortest, found.longest, found.repeating) == (math.inf, math.inf, 0)
 

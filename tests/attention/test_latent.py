@@ -32,7 +32,7 @@ def drawn(layer):
     return layer
 
 
-def turned(x, position, spec, sign=1):
+def rotated_x(x, position, spec, sign=1):
     """One vector, each pair rotated by sign * position * frequency, in complex numbers."""
     first = torch.arange(spec.pairs)
     first, second = (
@@ -57,13 +57,15 @@ def derotated_by_definition(layer, x, positions):
             for i in range(seq):
                 at = positions[b].tolist()
                 seen = [j for j in range(i + 1) if layer.window is None or i - j < layer.window]
-                query = turned(q[b, h, i], at[i], spec)
+                query = rotated_x(q[b, h, i], at[i], spec)
                 scores = (
-                    torch.stack([query @ turned(k[b, h // groups, j], at[j], spec) for j in seen])
+                    torch.stack(
+                        [query @ rotated_x(k[b, h // groups, j], at[j], spec) for j in seen]
+                    )
                     * layer.scale
                 )
                 values = torch.stack(
-                    [turned(v[b, h // groups, j], at[j] - at[i], spec) for j in seen]
+                    [rotated_x(v[b, h // groups, j], at[j] - at[i], spec) for j in seen]
                 )
                 out[b, i, h] = scores.softmax(0) @ values
     return layer.o_proj(out.flatten(-2))
@@ -238,10 +240,10 @@ def latent_by_definition(layer, x, positions):
         for h in range(HEADS):
             both = latents[b, 0] @ up[h].T
             for i in range(seq):
-                query = turned(q[b, h, i, layer.nope_dim :], at[i], spec)
+                query = rotated_x(q[b, h, i, layer.nope_dim :], at[i], spec)
                 scores = [
                     q[b, h, i, : layer.nope_dim] @ both[j, : layer.nope_dim]
-                    + query @ turned(shared[b, 0, j], at[j], spec)
+                    + query @ rotated_x(shared[b, 0, j], at[j], spec)
                     for j in range(i + 1)
                 ]
                 weights = (

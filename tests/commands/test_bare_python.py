@@ -36,6 +36,7 @@ import ropewalk_cli
 ropewalk_cli.main(sys.argv[2:])
 """
 
+
 def run(*words: object) -> tuple[int, str, str, float]:
     """Run a command: (exit code, stdout, stderr, seconds of CPU)."""
     command = [sys.executable, "-I", "-S", "-c", BARE, SOURCE, *words]

@@ -87,7 +87,7 @@ def test_packed_sequences_begin_again(interleaved, offset):
 
 
 @LAYOUTS
-def test_gradients_turn_back(interleaved):
+def test_gradients_rotate_back(interleaved):
     x = torch.randn(B, S, H, D, requires_grad=True)
     weight = torch.randn(B, S, H, D)
     flash_attn.apply_rotary_emb(x, *tables(), interleaved, seqlen_offsets=3).backward(weight)
@@ -152,7 +152,7 @@ def test_keys_of_a_pair_in_place():
 @LAYOUTS
 @pytest.mark.parametrize("kind", ["three", "grouped"])
 @pytest.mark.parametrize("offset", [0, 9, torch.tensor([0, 10**7])], ids=["none", "int", "rows"])
-def test_the_module_turns_a_fused_projection(interleaved, kind, offset):
+def test_the_module_rotates_a_fused_projection(interleaved, kind, offset):
     qkv, named, views = fused(kind)
     before = qkv.clone()
     rotary = flash_attn.RotaryEmbedding(DIM, base=500.0, interleaved=interleaved)
@@ -172,7 +172,7 @@ def test_the_modules_frequencies_are_the_formula():
 
 
 @pytest.mark.parametrize("q_len", [S, 2], ids=["same", "fewer_queries"])
-def test_the_module_turns_queries_and_pairs_of_keys_and_values(q_len):
+def test_the_module_rotates_queries_and_pairs_of_keys_and_values(q_len):
     q, kv = torch.randn(B, q_len, H, D), torch.randn(B, S, 2, 1, D)
     q_before, kv_before = q.clone(), kv.clone()
     found = flash_attn.RotaryEmbedding(DIM)(q, kv, seqlen_offset=4)

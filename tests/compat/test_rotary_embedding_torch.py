@@ -149,7 +149,7 @@ def test_xpos_by_hand_multiplies_by_the_scale():
 
 @pytest.mark.parametrize("name", ["lang", "pixel", "custom", "learned"])
 @pytest.mark.parametrize("offsets", [None, (2, 0.5, 1)])
-def test_axial_angles_turn_an_image_and_a_video(name, offsets):
+def test_axial_angles_rotate_an_image_and_a_video(name, offsets):
     given = {**MODULES[name], "cache_if_possible": False}
     mine, theirs = both(**given)
     for dims in ((4, 5), (2, 4, 5)):
@@ -203,7 +203,7 @@ def test_apply_broadcasts_angles_of_fewer_rows_or_tokens(angles, tokens):
     )
 
 
-def test_axial_angles_turn_an_image_without_rows():
+def test_axial_angles_rotate_an_image_without_rows():
     mine, theirs = both(dim=8)
     x = torch.randn(3, 5, 16)
     found, expected = (
@@ -322,7 +322,7 @@ def test_float64_frequencies_survive_a_checkpoint():
     assert ours.RotaryEmbedding(6, custom_freqs=given.bfloat16()).freqs.dtype == torch.float32
 
 
-def test_an_odd_width_turns_what_makes_pairs():
+def test_an_odd_width_rotates_what_makes_pairs():
     mine = ours.RotaryEmbedding(11)
     x = torch.randn(2, 3, 7, 11)
     exact = definition(x, 10000.0 ** -(torch.arange(0, 10, 2) / 11), torch.arange(7))

@@ -149,7 +149,7 @@ def test_meta_tables(theta, scaled):
     assert_close(table[[0, 1]].to(torch.complex128), torch.complex(cos, sin)[:2], rtol=0, atol=2e-7)
 
 
-def complex_turn(x, table):
+def complex_rotation(x, table):
     z = torch.view_as_complex(x.double().unflatten(-1, (-1, 2))) * table.to(
         torch.complex128
     ).unsqueeze(-2)
@@ -163,11 +163,11 @@ def test_meta_application(rows):
     table = table[torch.tensor([[3], [9]]) + torch.arange(S)] if rows else table[5 : 5 + S]
     found = meta.apply_rotary_emb(q, k, table)
     for mine, x in zip(found, (q, k), strict=True):
-        assert_close(mine.double(), complex_turn(x.detach(), table), rtol=0, atol=2e-6)
+        assert_close(mine.double(), complex_rotation(x.detach(), table), rtol=0, atol=2e-6)
     weight = torch.randn_like(q)
     found[0].backward(weight)
     assert_close(
-        q.grad.double(), complex_turn(weight, table.conj().resolve_conj()), rtol=0, atol=2e-6
+        q.grad.double(), complex_rotation(weight, table.conj().resolve_conj()), rtol=0, atol=2e-6
     )
 
 

@@ -229,7 +229,8 @@ def layer_draw(seed):
     base = 10_000.0 * max(1.0, 2.0 * total / 3 - 1) ** (HEAD_DIM / (HEAD_DIM - 2))  # dynamic NTK
     q, k = (
         torch.cat(
-            [turned(t[..., i], t[..., i + 2], positions * base ** (-i / 2)) for i in (0, 1)], dim=-1
+            [rotated_x(t[..., i], t[..., i + 2], positions * base ** (-i / 2)) for i in (0, 1)],
+            dim=-1,
         )
         for t in (q, k)
     )
@@ -240,7 +241,7 @@ def layer_draw(seed):
     return largest([out], [(expected.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.T)[:, mine]])
 
 
-def turned(a, b, angle):
+def rotated_x(a, b, angle):
     """Return one pair of dimensions rotated, [.., 2]."""
     return torch.stack(
         (a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()), dim=-1

@@ -222,8 +222,8 @@ def test_nezha_vectors_are_sinusoids_of_key_minus_query(query, key):
     # the offset of the code rotates every pair of the paper's vector by the same angle
     angles = 4 * 10_000.0 ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
     sin, cos = nezha_by_formula(query, key, 4, offset=0).unflatten(0, (-1, 2)).unbind(-1)
-    turned = (sin * angles.cos() + cos * angles.sin(), cos * angles.cos() - sin * angles.sin())
-    torch.testing.assert_close(torch.stack(turned, -1).flatten(), vector)
+    rotated = (sin * angles.cos() + cos * angles.sin(), cos * angles.cos() - sin * angles.sin())
+    torch.testing.assert_close(torch.stack(rotated, -1).flatten(), vector)
 
 
 def test_sinusoidal_by_hand_and_learned_is_a_lookup():

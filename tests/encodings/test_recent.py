@@ -197,8 +197,8 @@ def test_rope_plus_adds_the_imaginary_score_beside_each_head(layout):
         (slice(0, 4), slice(4, 8)) if layout == "half" else (slice(0, 8, 2), slice(1, 8, 2))
     )
     complex_q, complex_k = (torch.complex(x[..., first], x[..., second]) for x in (q, k))
-    turn = torch.polar(torch.ones(6, 4, dtype=torch.float64), at[:, None] * OMEGA)
-    product = (complex_q * turn).conj() @ (complex_k * turn).repeat_interleave(2, 1).mT
+    rotations = torch.polar(torch.ones(6, 4, dtype=torch.float64), at[:, None] * OMEGA)
+    product = (complex_q * rotations).conj() @ (complex_k * rotations).repeat_interleave(2, 1).mT
     assert_close(found[:, 0::2], product.real, rtol=0, atol=1e-12)
     assert_close(found[:, 1::2], -product.imag, rtol=0, atol=1e-12)
 

@@ -20,8 +20,10 @@ HEADS = 3
 def complex_rotation(x, angles):
     """Rotate one vector by hand: pair i is (x_i, x_{i + half})."""
     half = len(angles)
-    turned = [complex(x[i], x[half + i]) * cmath.exp(1j * angle) for i, angle in enumerate(angles)]
-    return [z.real for z in turned] + [z.imag for z in turned]
+    rotated_x = [
+        complex(x[i], x[half + i]) * cmath.exp(1j * angle) for i, angle in enumerate(angles)
+    ]
+    return [z.real for z in rotated_x] + [z.imag for z in rotated_x]
 
 
 def ladder(theta, pairs):
@@ -116,8 +118,8 @@ def test_xpos_scores_are_those_of_rope_times_a_decay_of_the_distance():
         for i, frequency in enumerate(ladder(10_000.0, head_dim // 2)):
             a, b = (complex(x[i], x[head_dim // 2 + i]) for x in (q, k))
             zeta = (2 * i + 0.4 * head_dim) / (1.4 * head_dim)
-            turned = a * b.conjugate() * cmath.exp(1j * (query - key) * frequency)
-            expected += zeta ** ((query - key) / 512) * turned.real
+            rotated_x = a * b.conjugate() * cmath.exp(1j * (query - key) * frequency)
+            expected += zeta ** ((query - key) / 512) * rotated_x.real
         assert (rotated[0] @ rotated[1]).item() == pytest.approx(expected, rel=1e-5)
 
 

@@ -55,11 +55,11 @@ def test_rows_at_other_positions_are_those_rows_alone():
 def test_it_is_no_rotation_and_not_relative():
     encoding, x = made(12), torch.randn(1, 2, 5, 12, dtype=torch.float64)
     positions = torch.randint(1, 40, (3, 1, 5))
-    turned = encoding.rotate(x, positions, key=False)
-    assert (turned.norm(dim=-1) - x.norm(dim=-1)).abs().max() > 0.01
-    assert (encoding.rotate(turned, -positions, key=False) - x).abs().max() > 0.01
+    rotated_x = encoding.rotate(x, positions, key=False)
+    assert (rotated_x.norm(dim=-1) - x.norm(dim=-1)).abs().max() > 0.01
+    assert (encoding.rotate(rotated_x, -positions, key=False) - x).abs().max() > 0.01
     shifted = encoding.rotate(x, positions + 7, key=False)
-    assert (shifted @ shifted.mT - turned @ turned.mT).abs().max() > 0.01
+    assert (shifted @ shifted.mT - rotated_x @ rotated_x.mT).abs().max() > 0.01
 
 
 def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():

@@ -24,7 +24,7 @@ ORDERS = {
 }
 
 
-def turned_by_definition(x, spec, positions, seq_dim, *, key=False, length=None):
+def rotated_by_definition(x, spec, positions, seq_dim, *, key=False, length=None):
     """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small
     positions only.
     """
@@ -60,7 +60,7 @@ def test_every_order_layout_and_dtype(order, layout, dtype):
     spec = rw.RopeSpec(head_dim=10, layout=layout)
     x = torch.randn(shape, device=CUDA).to(dtype)
     got = rw.Rope(spec).rotate(x, seq_dim=seq_dim)
-    assert_near(got, turned_by_definition(x, spec, torch.arange(7), seq_dim), dtype)
+    assert_near(got, rotated_by_definition(x, spec, torch.arange(7), seq_dim), dtype)
 
 
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 96, 128, 192, 256, 512])
@@ -76,8 +76,8 @@ def test_head_dims_lengths_and_grouped_heads(head_dim, seq, order, seq_dim):
     )
     positions = torch.randint(0, 5000, (3, seq), device=CUDA)
     got_q, got_k = rw.Rope(spec)(q, k, positions, seq_dim=seq_dim)
-    assert_near(got_q, turned_by_definition(q, spec, positions, seq_dim), torch.bfloat16)
-    assert_near(got_k, turned_by_definition(k, spec, positions, seq_dim), torch.bfloat16)
+    assert_near(got_q, rotated_by_definition(q, spec, positions, seq_dim), torch.bfloat16)
+    assert_near(got_k, rotated_by_definition(k, spec, positions, seq_dim), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_specs(spec, inplace):
     )
     shape = (2, 7) if spec.num_axes == 1 else (spec.num_axes, 2, 7)
     positions = torch.randint(0, 300, shape, device=CUDA)
-    exact_q = turned_by_definition(q, spec, positions, -2)
-    exact_k = turned_by_definition(k, spec, positions, -2, key=True)
+    exact_q = rotated_by_definition(q, spec, positions, -2)
+    exact_k = rotated_by_definition(k, spec, positions, -2, key=True)
     got_q, got_k = rw.Rope(spec)(q, k, positions, inplace=inplace)
     assert inplace == (got_q.data_ptr() == q.data_ptr())
     assert_near(got_q, exact_q, torch.float32)
@@ -129,7 +129,7 @@ def test_frequencies_follow_each_rows_own_length(scaling):
     length = torch.tensor([40, 10])
     assert_near(
         rw.Rope(spec).rotate(x, positions),
-        turned_by_definition(x, spec, positions, -2, length=length),
+        rotated_by_definition(x, spec, positions, -2, length=length),
         torch.float32,
     )
 
@@ -160,21 +160,21 @@ def test_views_of_one_buffer_and_expanded_and_empty():
     rope = rw.Rope(spec)
     qkv = torch.randn(2, 7, 3 + 1 + 1, 10, device=CUDA)
     q, k = qkv[:, :, :3], qkv[:, :, 3:4]
-    exact = turned_by_definition(q, spec, torch.arange(7), -3)
+    exact = rotated_by_definition(q, spec, torch.arange(7), -3)
     untouched = qkv[:, :, 4].clone()
     rope(q, k, seq_dim=-3, inplace=True)
     assert_near(q, exact, torch.float32)
     assert torch.equal(qkv[:, :, 4], untouched)
     wide = torch.randn(1, 1, 7, 10, device=CUDA).expand(2, 3, 7, 10)
     assert_near(
-        rope.rotate(wide), turned_by_definition(wide, spec, torch.arange(7), -2), torch.float32
+        rope.rotate(wide), rotated_by_definition(wide, spec, torch.arange(7), -2), torch.float32
     )
     assert rope.rotate(torch.empty(2, 3, 0, 10, device=CUDA)).shape == (2, 3, 0, 10)
     odd = (
         torch.randn(2 * 3 * 7 * 10 + 1, device=CUDA).bfloat16()[1:].view(2, 3, 7, 10)
     )  # not 16-byte aligned
     assert_near(
-        rope.rotate(odd), turned_by_definition(odd, spec, torch.arange(7), -2), torch.bfloat16
+        rope.rotate(odd), rotated_by_definition(odd, spec, torch.arange(7), -2), torch.bfloat16
     )
     with pytest.raises(rw.RopeError, match="device"):
         rope.rotate(q, torch.arange(7), seq_dim=-3)
@@ -199,7 +199,7 @@ def test_more_than_two_to_the_31_elements():
     got = rw.Rope(spec).rotate(x, seq_dim=-3)
     for token, head in ((-1, -1), (5, 3)):
         position = torch.tensor([token % x.shape[1]])
-        exact = turned_by_definition(
+        exact = rotated_by_definition(
             x[:, token % x.shape[1] :][:, :1, head : head + 1 or None], spec, position, -3
         )
         assert_near(
@@ -208,7 +208,7 @@ def test_more_than_two_to_the_31_elements():
     assert got.count_nonzero() <= 256
 
 
-def test_gradient_is_the_opposite_turn():
+def test_gradient_is_the_opposite_rotation():
     rope = rw.Rope(rw.RopeSpec(head_dim=20, rotary_dim=14))
     q = torch.randn(2, 3, 7, 20, device=CUDA, requires_grad=True)
     k = torch.randn(2, 1, 7, 20, device=CUDA, requires_grad=True)

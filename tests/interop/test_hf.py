@@ -281,10 +281,10 @@ def test_no_rope_layers_of_llama4_and_smollm3():
     smol = from_hf({**shape, "model_type": "smollm3"}, per_layer=True)
     assert list(smol) == ["full_attention", "no_rope"]
     assert smol["no_rope"] is None
-    all_turn = from_hf(
+    all_rotate = from_hf(
         {**shape, "model_type": "smollm3", "no_rope_layers": [1, 1, 1, 1]}, per_layer=True
     )
-    assert list(all_turn) == ["full_attention"]
+    assert list(all_rotate) == ["full_attention"]
     llama4 = {
         **shape,
         "model_type": "llama4_text",

@@ -264,7 +264,7 @@ def test_a_row_says_whether_the_unscaled_rope_reads_partial_rotary_factor(name):
 
 
 @pytest.mark.parametrize("rotary_dim", [8, 16])
-def test_gptj_turns_neighbours_of_its_first_dimensions(rotary_dim):
+def test_gptj_rotates_neighbours_of_its_first_dimensions(rotary_dim):
     from transformers.models.gptj import modeling_gptj as code
 
     spec = from_hf(
@@ -291,7 +291,7 @@ def test_gptj_turns_neighbours_of_its_first_dimensions(rotary_dim):
     )
 
 
-def test_codegen_turns_as_gptj_does():
+def test_codegen_rotates_as_gptj_does():
     from transformers.models.codegen import modeling_codegen as code
 
     spec = from_hf(
@@ -306,7 +306,7 @@ def test_codegen_turns_as_gptj_does():
     )
 
 
-def test_roformer_turns_neighbours_with_an_exact_table():
+def test_roformer_rotates_neighbours_with_an_exact_table():
     """Its own table is made in float64, so precision="exact" is the one that repeats it."""
     from transformers import RoFormerConfig
     from transformers.models.roformer import modeling_roformer as code

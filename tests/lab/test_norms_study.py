@@ -69,7 +69,7 @@ class Written:
         q, k, v = self.attention.project(x)
         if self.name.endswith("before"):
             q, k = self.norm(q, "q"), self.norm(k, "k")
-        q, k = self.turned(q), self.turned(k)
+        q, k = self.rotated(q), self.rotated(k)
         if self.name.endswith("after"):
             q, k = self.norm(q, "q"), self.norm(k, "k")
         scores = (q @ k.transpose(-1, -2) / 4).masked_fill(
@@ -91,7 +91,7 @@ class Written:
             * weights["weight"]
         )
 
-    def turned(self, x):
+    def rotated(self, x):
         angles = torch.outer(torch.arange(x.shape[-2]), 10_000.0 ** (-torch.arange(8) / 8))
         if self.name == "norm not kept":
             # dimension j has the angle of pair j mod 8, as in the half layout, but its partner is
@@ -99,7 +99,7 @@ class Written:
             cos, sin = (table.repeat(1, 2) for table in (angles.cos(), angles.sin()))
             partner = x.view(*x.shape[:-1], 8, 2).flip(-1) * torch.tensor([-1.0, 1.0])
             return x * cos + partner.flatten(-2) * sin
-        turned = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(
+        rotated = torch.complex(x[..., :8], x[..., 8:]) * torch.polar(
             torch.ones_like(angles), angles
         )
-        return torch.cat((turned.real, turned.imag), dim=-1)
+        return torch.cat((rotated.real, rotated.imag), dim=-1)
