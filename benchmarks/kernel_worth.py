@@ -1,9 +1,10 @@
 """What each GPU kernel is worth: the time of a whole model's step with it and without it.
 
-A step is a prompt, a decode step of many rows, or a training step. "Without" means that the same
-model computes the same result by the next simpler way: a library product and a second launch, or
-torch's own operators. The two take turns, in one process. A kernel is kept if it makes a step of
-some real shape at least 2 % faster.
+A step is a prompt or a training step. "Without" means that the same model computes the same result
+by the next simpler way, which each row names. The two take turns, in one process. A kernel is kept
+if it makes a step of some real shape at least 2 % faster.
+
+The decode kernels are not here: `decode.py` times whole steps with them beside transformers.
 """
 
 from __future__ import annotations
@@ -11,75 +12,102 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 
-from decode import MODELS, NEW, OTHERS, _on_gpu
+from decode import MODELS, OTHERS, _on_gpu
+from ropewalk.attention import linear, lse
+from ropewalk.attention.remap import ReRope
 from ropewalk.caches import clear_caches
-from ropewalk.kernels.fused import api as fused
-from ropewalk.kernels.prefill import forms
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models.decoder_attention import PackedAttention
 from ropewalk.models.presets import PRESETS
 from ropewalk_lab.bench.rows import run_script
 
 ROUNDS = 7
-PROMPTS = (128, 512, 2048, 8192, 16384)
 
 
-@contextmanager
-def without_gluon() -> Iterator[None]:
-    """Choose the plain Triton form of the QKV kernel for many tokens."""
-    with mock.patch.object(forms, "pick_form", return_value=forms.PLAIN):
-        yield
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, what takes its place, and where it is timed.
+
+    off      (object, attribute, result): that function returns this result while the kernel is off
+    changes  fields of the models' config, without which they would not use the kernel
+    """
+
+    name: str
+    instead: str
+    off: tuple[Any, str, Any]
+    changes: dict[str, Any] = field(default_factory=dict)
+    models: tuple[str, ...] = ("Qwen3-0.6B shape", "Llama-3.2-1B shape")
+    prompts: tuple[int, ...] = (2048, 8192, 32768)
+    trained: bool = True
+
+    def switched_off(self) -> AbstractContextManager[Any]:
+        """Return a context in which models compute without the kernel."""
+        where, attribute, result = self.off
+        return mock.patch.object(where, attribute, return_value=result)
 
 
-@contextmanager
-def without_one_launch() -> Iterator[None]:
-    """Compute QKV of many tokens by the library's product and a second launch."""
-    with mock.patch.object(forms, "is_faster", return_value=False):
-        yield
-
-
-@contextmanager
-def without_fused() -> Iterator[None]:
-    """Norm, rotate and store by torch's operators and the rotation kernel."""
-    with (
-        mock.patch.object(forms, "is_faster", return_value=False),
-        mock.patch.object(fused, "why_not_kernel", return_value="switched off"),
-    ):
-        yield
-
-
-#: kernel -> what switches it off, and what takes its place
-SWITCHES: dict[str, tuple[Callable[[], AbstractContextManager[None]], str]] = {
-    "QKV of many tokens, Gluon": (without_gluon, "plain Triton"),
-    "QKV of many tokens, one launch": (without_one_launch, "library product and a second launch"),
-    "fused norm, rotation and cache write": (without_fused, "torch and the rotation kernel"),
+OFF = "switched off"
+REMAPPED: dict[str, Any] = {
+    "changes": {"remapping": ReRope(512)},
+    "prompts": (8192, 32768),
+    "trained": False,  # the kernel has no backward pass
 }
+KERNELS = (
+    Kernel(
+        "norm, rotation and cache write",
+        "torch's norm, the rotation kernel and torch's copy",
+        (PackedAttention, "project_rotated", None),
+        models=("Llama-3-8B shape", "Qwen3-4B shape", "Qwen3-0.6B shape", "Llama-3.2-1B shape"),
+        prompts=(512, 2048, 8192, 16384),
+    ),
+    Kernel(
+        "linear attention",
+        "sums over chunks in plain torch",
+        (linear, "why_not_triton", OFF),
+        changes={"attention": "linear"},
+    ),
+    Kernel(
+        "attention over a band",
+        "plain torch, a block of queries at a time",
+        (lse, "triton_why_not", OFF),
+        **REMAPPED,
+    ),
+    Kernel(
+        "attention over a band",
+        "torch's FlexAttention",
+        (lse, "pick_with_lse", ("flex", OFF)),
+        **REMAPPED,
+    ),
+)
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
     """Return the time of one call, until the GPU has finished."""
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
     start = time.perf_counter()
     call()
-    torch.cuda.synchronize()
+    wait()
     return (time.perf_counter() - start) * 1e3
 
 
-def compare(call: Callable[[], Any], off: Callable[[], AbstractContextManager[None]]) -> dict:
+def compare(call: Callable[[], Any], kernel: Kernel, rounds: int = ROUNDS) -> dict[str, Any]:
     """Return the median times of a call with and without a kernel, and what the kernel gains."""
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    ways = {"with": nullcontext, "without": off}
+    ways = {"with": nullcontext, "without": kernel.switched_off}
+    times: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
         with way():
             call()  # compiles
             call()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, way in ways.items():
             with way():
                 times[name].append(milliseconds(call))
@@ -93,75 +121,62 @@ def compare(call: Callable[[], Any], off: Callable[[], AbstractContextManager[No
     }
 
 
-def decode_step_ms(model: Decoder, prompt: torch.Tensor) -> float:
-    """Return the time of one decode step with a graph, from a generation of NEW tokens and of two."""
-    generate = partial(model.generate, prompt, cache="static", capacity=prompt.shape[1] + NEW)
-    generate(3)
-    short, long = (min(milliseconds(partial(generate, n)) for _ in range(3)) for n in (2, NEW))
-    return (long - short) / (NEW - 2)
+def random_tokens(model: Decoder, rows: int, tokens: int) -> torch.Tensor:
+    """Return random tokens [rows, tokens] on the model's device."""
+    device = next(model.parameters()).device
+    return torch.randint(0, model.config.vocab_size, (rows, tokens), device=device)
 
 
-def model_rows(name: str, model: Decoder) -> Iterator[dict[str, Any]]:
-    """Yield rows of prompts and of decode steps of many rows."""
-    vocabulary = model.config.vocab_size
-    for kernel, (off, instead) in SWITCHES.items():
-        row = {"what": "kernel worth", "kernel": kernel, "instead": instead, "model": name}
-        for tokens in PROMPTS:
-            prompt = torch.randint(0, vocabulary, (1, tokens), device="cuda")
-            call = partial(model.generate, prompt, 1)
-            yield row | {"step": f"prompt of {tokens:,} tokens"} | compare(call, off)
-        if "fused" in kernel:
-            continue
-        for rows in (96, 128):
-            prompt = torch.randint(0, vocabulary, (rows, 16), device="cuda")
-            times: dict[str, list[float]] = {"with": [], "without": []}
-            for _ in range(3):
-                for way, context in (("with", nullcontext), ("without", off)):
-                    clear_caches()
-                    with context():
-                        times[way].append(decode_step_ms(model, prompt))
-            best = {way: min(values) for way, values in times.items()}
-            yield (
-                row
-                | {"step": f"decode step of {rows} rows"}
-                | {f"{way}_ms": round(value, 3) for way, value in best.items()}
-                | {"gain_percent": round(100 * (best["without"] / best["with"] - 1), 2)}
-            )
+def prompt_step(model: Decoder, tokens: int) -> Callable[[], Any]:
+    """Return a call that reads a random prompt of one row and generates one token."""
+    prompt = random_tokens(model, 1, tokens)
+    return torch.no_grad()(partial(model.generate, prompt, 1))
 
 
-def training_rows() -> Iterator[dict[str, Any]]:
-    """Yield rows of training steps: loss and backward of a decoder of 100M parameters."""
-    model = Decoder(PRESETS["llama-100m"]).to("cuda", torch.bfloat16)
-    tokens = torch.randint(0, model.config.vocab_size, (8, 2048), device="cuda")
+def training_step(model: Decoder, rows: int, tokens: int) -> Callable[[], Any]:
+    """Return a call that computes the loss of random tokens and its gradients."""
+    batch = random_tokens(model, rows, tokens)
 
     def step() -> None:
-        model.loss(tokens).backward()
+        model.loss(batch).backward()
         model.zero_grad(set_to_none=True)
 
-    for kernel, (off, instead) in SWITCHES.items():
-        row = {"what": "kernel worth", "kernel": kernel, "instead": instead}
-        row |= {"model": "llama-100m", "step": "training step, 8 x 2,048"}
-        yield row | compare(step, off)
+    return step
 
 
-def measure() -> Iterator[dict[str, Any]]:
-    """Yield all rows."""
-    yield from training_rows()
-    sizes = dict(MODELS)
+def shapes() -> dict[str, dict[str, Any]]:
+    """Return the fields of `DecoderConfig` for each shape of a model."""
+    fields = dict(MODELS)
     for name in ("Qwen3-4B", "Llama-3.2-1B"):
         hidden, heads, kv, head_dim, inner, layers, vocabulary, normed = OTHERS[name]
-        sizes[f"{name} shape"] = {
+        fields[f"{name} shape"] = {
             "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner,
             "num_layers": layers, "num_heads": heads, "num_kv_heads": kv, "head_dim": head_dim,
             "qk_norm": normed,
         }  # fmt: skip
-    for name, fields in sizes.items():
-        clear_caches()
-        model = _on_gpu(lambda fields=fields: Decoder(DecoderConfig(**fields)))
-        with torch.no_grad():
-            yield from model_rows(name, model)
-        del model
-        torch.cuda.empty_cache()
+    return fields
+
+
+def measure() -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel, model and step."""
+    for kernel in KERNELS:
+        row = {"what": "kernel worth", "kernel": kernel.name, "instead": kernel.instead}
+        if kernel.trained:
+            config = PRESETS["llama-100m"].with_(**kernel.changes)
+            model = Decoder(config).to("cuda", torch.bfloat16)
+            step = training_step(model, 8, 2048)
+            where = {"model": "llama-100m", "step": "training step, 8 x 2,048"}
+            yield row | where | compare(step, kernel)
+            del model, step
+        for name in kernel.models:
+            clear_caches()
+            config = DecoderConfig(**shapes()[name], **kernel.changes)
+            model = _on_gpu(partial(Decoder, config))
+            for tokens in kernel.prompts:
+                where = {"model": name, "step": f"prompt of {tokens:,} tokens"}
+                yield row | where | compare(prompt_step(model, tokens), kernel)
+            del model
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ropewalk.models import DecoderConfig
+from ropewalk.models import Decoder, DecoderConfig
 from ropewalk_lab.bench.rows import run_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -132,6 +132,23 @@ def test_a_training_step_is_timed_on_models_with_equal_losses():
     )
     assert [row["contender"] for row in rows] == ["ropewalk, eager", "transformers, eager"]
     assert all(row["loss_error"] < 1e-5 and row["tokens_per_second"] > 0 for row in rows)
+
+
+def test_a_model_computes_the_same_with_each_kernel_and_without_it():
+    import kernel_worth
+
+    for kernel in kernel_worth.KERNELS:
+        model = Decoder(DecoderConfig(17, 24, 36, 2, 6, 2, **kernel.changes)).eval()
+        tokens = kernel_worth.random_tokens(model, 1, 9)
+        expected = model(tokens)
+        with kernel.switched_off() as switch:
+            if kernel.instead == "torch's FlexAttention":  # it is for GPUs
+                continue
+            torch.testing.assert_close(model(tokens), expected)
+        assert switch.called  # the model asks the function that is switched off
+        row = kernel_worth.compare(kernel_worth.training_step(model, 1, 5), kernel, rounds=1)
+        gain = 100 * (row["without_ms"] / row["with_ms"] - 1)
+        assert row["gain_percent"] == pytest.approx(gain, abs=0.1)
 
 
 def test_real_models_runs_every_part_on_the_given_model_and_texts(tmp_path):
