@@ -1,8 +1,8 @@
 """GPU times of the QKV product with norm, rotation and cache write inside, compared with the
 product alone.
 
-First Llama-3-8B in detail, then a sweep over the shapes of other models, from which
-`prefill/forms.py` has its rule for where one launch is faster.
+First Llama-3-8B in detail, then a sweep over the shapes of other models. Up to 64 tokens with a
+cache are one launch; more are the product and a second launch.
 Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its
 speed over milliseconds. A row has the median over the rounds of what a way takes more than the
 product in the same round. The kernels with the rotation inside must agree with the definition in
@@ -31,7 +31,7 @@ from ropewalk_lab.bench.rows import run_script
 
 ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
-SWEPT_ROWS = (16, 33, 64, 65, 128, 192, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192)
+SWEPT_ROWS = (1, 2, 16, 32, 33, 48, 64)
 SWEPT_ROUNDS = 12
 
 
@@ -54,7 +54,6 @@ class Shape:
 
 
 LLAMA = Shape(4096, 32, 8, 128)
-CHOSEN = "qkv_norm_rope as it chooses"
 OTHERS = {
     "Qwen3-0.6B": Shape(1024, 16, 8, 128),
     "Qwen3-4B": Shape(2560, 32, 8, 128),
@@ -115,11 +114,8 @@ class Projection:
             self.product(i), spec=self.spec, heads=self.shape.heads, norm=self.norm, **where
         )
 
-    def inside(self, i: int, norm: bool, stored: bool, backend: str | None = "triton") -> Any:
-        """Rotate inside the product's kernel, with the norm if `norm` and the cache write if
-        `stored`.
-        """
-        where = {"slots": self.slots, "cache": self.cache} if stored else {}
+    def inside(self, i: int, norm: bool) -> Any:
+        """Rotate inside the product's kernel, and write to the cache; with the norm if `norm`."""
         return qkv_norm_rope(
             self.xs[i],
             self.weights[i],
@@ -128,22 +124,22 @@ class Projection:
             heads=self.shape.heads,
             norm=self.norm if norm else None,
             workspace=self.workspace,
-            backend=backend,
-            **where,
+            slots=self.slots,
+            cache=self.cache,
+            backend="triton",
         )
 
-    def ways(self, stored: bool) -> dict[str, Callable[[int], Any]]:
-        """Return {name: call to time, a function of the index of the inputs}; `stored`: rotate
-        inside with a cache write too.
-        """
-        return {
+    def ways(self) -> dict[str, Callable[[int], Any]]:
+        """Return {name: call to time, a function of the index of the inputs}."""
+        ways: dict[str, Callable[[int], Any]] = {
             "product": self.product,
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
-            "rotation inside": partial(self.inside, norm=False, stored=stored),
-            "norm, rotation and cache inside": partial(self.inside, norm=True, stored=True),
-            CHOSEN: partial(self.inside, norm=True, stored=True, backend=None),
         }
+        if in_one_launch(self.rows):
+            ways["rotation inside"] = partial(self.inside, norm=False)
+            ways["norm, rotation and cache inside"] = partial(self.inside, norm=True)
+        return ways
 
     def error(self, call: Callable[[int], Any], norm: bool) -> float:
         """Return the largest relative error of q, k and v of a call of `inside`, compared with
@@ -161,12 +157,7 @@ class Projection:
         q, k = Rope(self.spec, backend="reference")(
             q[None], k[None], self.positions[None], seq_dim=-3
         )
-        got = call(0)
-        computed = (
-            got
-            if isinstance(got, tuple)
-            else (got, self.cache.k[self.slots], self.cache.v[self.slots])
-        )
+        computed = (call(0), self.cache.k[self.slots], self.cache.v[self.slots])
         pairs = zip(computed, (q[0], k[0], v), strict=True)
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
@@ -174,8 +165,8 @@ class Projection:
         """Return the microseconds of each of `rounds` rounds for each way; those with the rotation
         inside must agree first.
         """
-        for way in (way for way in ways if "inside" in way or way == CHOSEN):
-            error = self.error(ways[way], norm=way != "rotation inside")
+        for way in (way for way in ways if "inside" in way):
+            error = self.error(ways[way], norm="norm" in way)
             assert error < 5e-3, (way, error)
         graphs = {
             way: captured([partial(call, i) for i in range(self.count)])
@@ -204,9 +195,7 @@ def measure() -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     for rows in ROWS:
         case = Projection(rows, LLAMA)
-        times = case.times(
-            case.ways(stored=in_one_launch(rows)), ROUNDS
-        )  # the kernel for few tokens always stores them
+        times = case.times(case.ways(), ROUNDS)
         for way in list(times)[1:]:
             over = over_percent(times, way)
             yield {
@@ -226,15 +215,11 @@ def measure() -> Iterator[dict[str, Any]]:
 
 
 def sweep() -> Iterator[dict[str, Any]]:
-    """Yield a row for each other shape and number of tokens: one launch and two. Up to 64 tokens
-    are not stored in a cache.
-    """
+    """Yield a row for each other shape and number of tokens: one launch and two."""
     for name, shape in OTHERS.items():
         for rows in SWEPT_ROWS:
             case = Projection(rows, shape)
-            ways = case.ways(stored=False)
-            for other in (CHOSEN, *(way for way in ways if in_one_launch(rows) and "cache" in way)):
-                del ways[other]
+            ways = case.ways()
             times = case.times(ways, SWEPT_ROUNDS)
             over = {
                 way: round(statistics.median(over_percent(times, way)), 1) for way in list(ways)[1:]

@@ -178,8 +178,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     **_each("kernels/fused", "api config definition kernel launch tiles", _FUSED),
     **_each("kernels/decode", "attend config launch product qkv workspace", _DECODE),
-    **_each("kernels/prefill", "kernel launch", _interpreted("prefill")),
-    "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("prefill decode"),
+    "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("qkv decode"),
     **_each(
         "kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")
     ),

@@ -29,11 +29,8 @@ def compile_for_hopper(
     found, signature, constants, attributes = kernel._pack_args(
         backend, dict(options), bound, specialised, found
     )
-    source = ASTSource
-    if kernel.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as source
     return triton.compile(
-        source(kernel, signature, constants, attributes), target=target, options=found.__dict__
+        ASTSource(kernel, signature, constants, attributes), target=target, options=found.__dict__
     )
 
 

@@ -28,7 +28,7 @@ from torch_release import needs_triton_3_6
 @pytest.mark.gpu
 def test_the_kernels_keep_their_laws_on_the_gpu():
     laws = [
-        Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_prefill.py")
+        Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_qkv.py")
     ]
     run_tests(laws, full=True, TRITON_INTERPRET="0")
 

@@ -1,10 +1,9 @@
-"""qkv_norm_rope: the QKV product with head norm, rotation and cache write, in one launch where that
-is faster.
+"""qkv_norm_rope: the QKV product with head norm, rotation and cache write; for few tokens with a
+cache in one launch.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.kernels.decode.config import in_one_launch
+from ropewalk.kernels.decode.config import MOST_TILE_ROWS, in_one_launch
 from ropewalk.kernels.decode.workspace import Workspace
 from ropewalk.kernels.fused.api import BACKENDS, checked_call, qk_norm_rope
 from ropewalk.kernels.fused.config import why_not_kernel
 from ropewalk.kernels.fused.definition import Call, KVSlots, LatentNorm, QKNorm
-from ropewalk.kernels.prefill import forms
-from ropewalk.kernels.prefill import launch as many_tokens
 from ropewalk.spec import RopeSpec
 
 
@@ -50,8 +47,8 @@ def qkv_norm_rope(
     workspace  memory for a norm of few tokens, made once with Workspace(tokens, Hq, Hk, head_dim,
                device=...); calls on one stream may share it. None: every such call allocates one
                and sets its counters to zero, with one more launch
-    backend    "triton", "definition" (F.linear, then qk_norm_rope), or None: the faster one that
-               supports the call
+    backend    "triton" (one launch, for up to 64 tokens with a cache), "definition" (F.linear, then
+               qk_norm_rope), or None: one launch if it supports the call (`why_not` says why not)
 
     Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and
     the norm's weights. With a cache: q alone, without gradients.
@@ -66,8 +63,7 @@ def qkv_norm_rope(
             "an input requires grad",
         )
     rows = x.reshape(-1, x.shape[-1])
-    kernel = _kernel(rows, weight, call, any_size=backend == "triton")
-    reason = _why_not(kernel, rows, weight, bias, call, gradients)
+    reason = _why_not(rows, weight, bias, call)
     if backend is None:
         backend = "definition" if reason else "triton"
     if choice("backend", backend, BACKENDS) == "triton" and reason:
@@ -75,16 +71,8 @@ def qkv_norm_rope(
             "backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape)
         )
     if backend == "definition":
-        return _separately(F.linear(x, weight, bias), call, shape, heads)
-    if not isinstance(kernel, forms.Form):
-        return _few(rows, weight, bias, call, workspace).unflatten(0, shape)
-    run = _Projection.apply if gradients else many_tokens.run
-    results = (
-        run(kernel, rows, weight, bias, call).unflatten(1, (-1, spec.head_dim)).unflatten(0, shape)
-    )
-    return (
-        results.split_with_sizes((heads[0], heads[1], heads[1]), -2) if cache is None else results
-    )
+        return _two_launches(F.linear(x, weight, bias), call, shape, heads)
+    return _one_launch(rows, weight, bias, call, workspace).unflatten(0, shape)
 
 
 def why_not(
@@ -99,50 +87,23 @@ def why_not(
     slots=None,
     norm=None,
 ) -> str | None:
-    """Return why no Triton kernel supports this call of `qkv_norm_rope`, or None if one does."""
+    """Return why one launch cannot compute this call of `qkv_norm_rope`, or None if it can."""
     call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
-    rows = x.reshape(-1, x.shape[-1])
-    gradients = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, bias, *call.weights)
-    )
-    return _why_not(_kernel(rows, weight, call, any_size=True), rows, weight, bias, call, gradients)
+    return _why_not(x.reshape(-1, x.shape[-1]), weight, bias, call)
 
 
-def _kernel(rows: Tensor, weight: Tensor, call: Call, any_size: bool) -> forms.Form | str | None:
-    """Return the form of the kernel for many tokens, or "few"; None where two launches are faster,
-    unless `any_size`.
-
-    None also while torch.compile traces the call.
-    """
-    if torch.compiler.is_compiling():
-        return None
-    if call.cache is not None and in_one_launch(len(rows)):
-        return "few"
-    form = forms.pick_form(rows, weight, call)
-    return form if any_size or forms.is_faster(form, len(rows), len(weight), rows.device) else None
-
-
-def _why_not(
-    kernel: forms.Form | str | None,
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    call: Call,
-    gradients: bool,
-) -> str | None:
-    """Return why the kernel does not support this call, or None if it does."""
+def _why_not(rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call) -> str | None:
+    """Return why one launch cannot compute this call, or None if it can."""
     if torch.compiler.is_compiling():
         return "torch.compile compiles the definition in plain torch instead"
-    if kernel is None:
-        return f"two launches are faster for {len(rows)} tokens"
+    if call.cache is None:
+        return "the kernel stores k and v, so it needs a cache"
+    if not in_one_launch(len(rows)):
+        return f"the kernel takes at most {MOST_TILE_ROWS} tokens, these are {len(rows)}"
     if reason := why_not_kernel(call):
         return reason
     if not rows.numel():
         return "there are no tokens"
-    if isinstance(kernel, forms.Form):
-        if gradients and call.norm is not None:
-            return "the gradient of a norm needs the product itself"
-        return forms.why_not(rows, weight, bias, call)
     if isinstance(call.norm, LatentNorm):
         return "the kernel normalises whole heads, not latents"
     if (
@@ -154,7 +115,9 @@ def _why_not(
     return "head_dim is odd" if call.spec.head_dim % 2 else None
 
 
-def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]) -> Any:
+def _two_launches(
+    packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple[int, int]
+) -> Any:
     """Return what `qkv_norm_rope` returns, from the packed product: a second launch norms and
     rotates q and k.
     """
@@ -173,7 +136,7 @@ def _separately(packed: Tensor, call: Call, shape: tuple[int, ...], heads: tuple
     return q, k, packed.unflatten(-1, (-1, call.spec.head_dim))[..., sum(heads) :, :]
 
 
-def _few(
+def _one_launch(
     rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call, workspace: Workspace | None
 ) -> Tensor:
     """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode
@@ -211,50 +174,6 @@ def _few(
         workspace=workspace,
     )
     return q
-
-
-class _Projection(torch.autograd.Function):
-    """The product with rotated heads of q and k, without a norm; the gradient is rotated back and
-    multiplied by weight and x.
-    """
-
-    @staticmethod
-    def forward(
-        ctx, form: forms.Form, rows: Tensor, weight: Tensor, bias: Tensor | None, call: Call
-    ) -> Tensor:
-        """Return the packed product [T, N] with q and k rotated."""
-        ctx.save_for_backward(rows, weight)
-        ctx.call = call
-        return many_tokens.run(form, rows, weight, bias, call)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor):
-        """Return the gradients of rows, weight and bias, from `grad` with the heads of q and k
-        rotated back.
-        """
-        from ropewalk.kernels.fused.launch import run_backward
-
-        rows, weight = ctx.saved_tensors
-        call = ctx.call
-        counts = (call.q.shape[1], call.k.shape[1], call.k.shape[1])
-        q, k, v = (
-            grad.contiguous().view(len(rows), -1, call.spec.head_dim).split_with_sizes(counts, 1)
-        )
-        # without a norm, the gradient of the rotation needs no inputs, so the gradients stand in
-        # for them
-        dq, dk, *_ = run_backward(replace(call, q=q, k=k), q, k, weight_grad=False)
-        # the gradient of the plain product x @ weight^T, [T, N]
-        # both are tensors
-        back = torch.cat((dq, dk, v), dim=1).flatten(1)  # type: ignore[arg-type]
-        _, needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        return (
-            None,
-            back @ weight if needs_x else None,
-            back.T @ rows if needs_weight else None,
-            back.sum(0) if needs_bias else None,
-            None,
-        )
 
 
 def _checked(

@@ -26,11 +26,9 @@ from ropewalk.kernels.decode.config import (
     run_concurrently,
 )
 from ropewalk.kernels.decode.workspace import Workspace
-from ropewalk.kernels.fused.api import checked_call, qk_norm_rope
+from ropewalk.kernels.fused.api import qk_norm_rope
 from ropewalk.kernels.fused.definition import KVSlots, QKNorm
 from ropewalk.kernels.fused.launch import cache_strides
-from ropewalk.kernels.prefill import forms
-from ropewalk.kernels.prefill import launch as many_tokens
 from ropewalk.kernels.support import (
     has_pdl,
     has_sine_unit,
@@ -259,26 +257,14 @@ def _many_rows(
     x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec,
     bias: Tensor | None, head_norm: QKNorm | None,
 ) -> None:  # fmt: skip
-    """Do what `qkv_product` does for more rows than its kernel takes: by the kernel for many
-    tokens, or by two launches.
+    """Do what `qkv_product` does for more rows than its kernel takes: by the library's product and
+    a second launch.
     """
-    heads = (q_out.shape[1], cache.k.shape[-2])
-    shape = x.new_empty(len(weight)).expand(len(x), -1)  # of the product, without its memory
-    call, _ = checked_call(shape, None, None, spec, positions, heads, head_norm, cache, slots, None)
-    form = forms.pick_form(x, weight, call)
-    if (
-        form.specialised
-        and forms.is_faster(form, len(x), len(weight), x.device)
-        and not forms.why_not(x, weight, bias, call)
-    ):
-        many_tokens.run(form, x, weight, bias, call, out=q_out.view(len(x), -1))
-        return
-    packed = F.linear(x, weight, bias)
     qk_norm_rope(
-        packed,
+        F.linear(x, weight, bias),
         spec=spec,
         positions=positions,
-        heads=heads,
+        heads=(q_out.shape[1], cache.k.shape[-2]),
         norm=head_norm,
         cache=cache,
         slots=slots,
