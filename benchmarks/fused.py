@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.fused import Config, KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.norm_rotation import KVSlots, NormRotationConfig, QKNorm, qk_norm_rope
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.bench.gpu import COLD_BYTES, beside_copy, replay_us
 from ropewalk_lab.bench.rows import run_script
@@ -34,7 +34,12 @@ class FusedCase:
     norm: QKNorm
     heads: tuple[int, int]
 
-    def run(self, config: Config | None = None, backend: str | None = None, norm: bool = True):
+    def run(
+        self,
+        config: NormRotationConfig | None = None,
+        backend: str | None = None,
+        norm: bool = True,
+    ):
         """Return q, normalised and rotated; k and v are written to the cache."""
         return qk_norm_rope(
             self.qkv,

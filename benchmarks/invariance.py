@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import ropewalk as rw
-from ropewalk.kernels.fused import qk_norm_rope
+from ropewalk.kernels.norm_rotation import qk_norm_rope
 from ropewalk_lab.bench.rows import run_script
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

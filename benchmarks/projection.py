@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk.kernels.decode.config import in_one_launch
-from ropewalk.kernels.decode.workspace import Workspace
-from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
-from ropewalk.kernels.qkv import qkv_norm_rope
+from ropewalk.kernels.decode_step.config import in_one_launch
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.qkv import DecodeWorkspace, qkv_norm_rope
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.bench.gpu import COLD_BYTES, captured, replayed_us
@@ -91,7 +90,7 @@ class Projection:
             torch.randperm(rows, device="cuda"),
         )
         self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
-        self.workspace = Workspace(rows, *shape.heads, shape.head_dim, device="cuda")
+        self.workspace = DecodeWorkspace(rows, *shape.heads, shape.head_dim, device="cuda")
         self.rows = rows
 
     def product(self, i: int) -> Tensor:

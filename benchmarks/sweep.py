@@ -36,7 +36,7 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
     """Yield configurations where a thread holds 2 to 16 pairs and a program covers contiguous
     memory.
     """
-    from ropewalk.kernels.triton.config import Config
+    from ropewalk.kernels.rotation.triton.config import RotationConfig
 
     for warps, tokens, heads in itertools.product(WARPS, TOKENS, HEADS):
         per_thread = tokens * heads * pairs / (32 * warps)
@@ -47,14 +47,14 @@ def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iter
         for q_and_k, hints in itertools.product((False, True), (False, True)):
             if (decode and hints) or (order == "bhsd" and q_and_k):
                 continue
-            yield Config(tokens, heads, warps, q_and_k=q_and_k, hints=hints)
+            yield RotationConfig(tokens, heads, warps, q_and_k=q_and_k, hints=hints)
 
 
 def sweep_rotation(
     name: str, order: str, inplace: bool = False, variant: str = "plain"
 ) -> list[dict[str, Any]]:
     """Return rows with times of the rotation kernel for one shape, the fastest first."""
-    from ropewalk.kernels.triton.launch import launch
+    from ropewalk.kernels.rotation.triton.launch import launch
 
     sets = copies(make_case(name, order, "cuda", variant=variant))
     case = sets[0]
@@ -92,7 +92,9 @@ def sweep_fused(name: str) -> list[dict[str, Any]]:
     ]
     divisions += [(2, 16, 4), (4, 8, 4)]
     configs = [
-        fused.Config(tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store)
+        fused.NormRotationConfig(
+            tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store
+        )
         for (tokens, heads, warps), load, store in itertools.product(
             divisions, ("", "evict_first"), ("", ".cs")
         )

@@ -210,7 +210,9 @@ def test_a_circle_would_be_seen():
 
 def test_the_rings_would_notice_an_import_outward():
     assert (
-        ring_of("ropewalk.kernels.eager") > ring_of("ropewalk.spec") == ring_of("ropewalk.errors")
+        ring_of("ropewalk.kernels.rotation.eager")
+        > ring_of("ropewalk.spec")
+        == ring_of("ropewalk.errors")
     )
     assert ring_of("ropewalk_lab.fit") > ring_of("ropewalk.models.decoder")
     assert "ropewalk.frequencies" in imports_of(SOURCE / "ropewalk" / "spec.py")

@@ -19,7 +19,8 @@ import ropewalk_cli
 from command_line import all_functions, call, run_without
 from ropewalk import cli
 from ropewalk.caches import cache_infos
-from ropewalk.kernels import BACKENDS, Backend, available, eager
+from ropewalk.kernels import BACKENDS, Backend, available
+from ropewalk.kernels.rotation import eager
 from ropewalk_cli.commands import device_of, info
 from ropewalk_cli.declare import parameters
 from ropewalk_lab import selfcheck

@@ -254,7 +254,7 @@ def test_a_spec_survives_its_fingerprint():
 
 def test_fused_kernel_and_analysis_say_why_not():
     from ropewalk.analysis.ladder import radians
-    from ropewalk.kernels.fused import qk_norm_rope
+    from ropewalk.kernels.norm_rotation import qk_norm_rope
 
     x, spec = torch.ones(2, HEADS, 10), SPECS["golden"]
     assert_refused(

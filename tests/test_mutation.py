@@ -16,13 +16,13 @@ ROOT = Path(__file__).parent.parent
 #: module, the right text, the wrong text, the test that must fail
 MISTAKES = [
     (
-        "kernels/reference",
+        "kernels/rotation/definition",
         "(a * cos - b * sin, a * sin + b * cos",
         "(a * cos + b * sin, b * cos - a * sin",
         "kernels/test_reference.py",
     ),
     (
-        "kernels/reference",
+        "kernels/rotation/definition",
         '    if layout == "half":\n',
         '    if layout != "half":\n',
         "kernels/test_reference.py",

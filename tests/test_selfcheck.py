@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from ropewalk import Rope, RopeSpec
-from ropewalk.kernels import BACKENDS, Backend, eager
+from ropewalk.kernels import BACKENDS, Backend
 from ropewalk.kernels.request import Request
+from ropewalk.kernels.rotation import eager
 from ropewalk.spec import PRECISIONS
 from ropewalk_lab import selfcheck
 

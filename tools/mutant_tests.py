@@ -161,10 +161,10 @@ TESTS: dict[str, tuple[str, ...]] = {
         "kernels/test_cpu",
         "test_reliability_calls",
     ),
-    "kernels/reference": ("kernels/test_reference", "test_rotation", "test_laws"),
-    "kernels/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
+    "kernels/rotation/definition": ("kernels/test_reference", "test_rotation", "test_laws"),
+    "kernels/rotation/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
-    "kernels/launch": ("kernels/test_launch_plan", "kernels/test_cpu"),
+    "kernels/launch_plan": ("kernels/test_launch_plan", "kernels/test_cpu"),
     "kernels/support": _in("kernels", "triton fused") + _interpreted("fused"),
     **_each(
         "kernels/cpu",
@@ -172,15 +172,21 @@ TESTS: dict[str, tuple[str, ...]] = {
         ("kernels/test_cpu", "test_fast_path", "test_rotation"),
     ),
     **_each(
-        "kernels/triton",
+        "kernels/rotation/triton",
         "angle_source angles backend config kernel launch pairs plan",
         _in("kernels", "triton"),
     ),
-    **_each("kernels/fused", "api config definition kernel launch tiles", _FUSED),
-    **_each("kernels/decode", "attend config launch product qkv workspace", _DECODE),
-    "kernels/qkv": _in("kernels", "decode_kernels") + _interpreted("qkv decode"),
+    **_each("kernels/norm_rotation", "api config definition kernel launch tiles", _FUSED),
+    **_each("kernels/decode_step", "attend config definition launch product workspace", _DECODE),
     **_each(
-        "kernels/linear", "api kernel", _in("kernels", "linear_kernels") + _interpreted("linear")
+        "kernels/qkv",
+        "api definition kernel launch",
+        _in("kernels", "decode_kernels") + _interpreted("qkv decode"),
+    ),
+    **_each(
+        "kernels/linear_attention",
+        "api kernel",
+        _in("kernels", "linear_kernels") + _interpreted("linear"),
     ),
     # attention
     **_each("attention", "masks backends", (*_ATTENTION, *_REMAP)),

@@ -23,8 +23,8 @@ from ropewalk.checks import (
 )
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels import BACKENDS
-from ropewalk.kernels.reference import join_pairs
 from ropewalk.kernels.request import Request, TableRequest
+from ropewalk.kernels.rotation.definition import join_pairs
 from ropewalk.ops import request_tables
 from ropewalk.spec import RopeSpec
 from ropewalk.strategies import memory

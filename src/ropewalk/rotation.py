@@ -15,8 +15,6 @@ from ropewalk.axes import PER_HEAD, MixedAxes
 from ropewalk.checks import INTEGERS, check_no_overlap, check_tables, check_tensor, make_request
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels import BACKENDS
-from ropewalk.kernels.eager import differentiable
-from ropewalk.kernels.reference import split_pairs
 from ropewalk.kernels.request import (
     AnyRequest,
     Request,
@@ -25,6 +23,8 @@ from ropewalk.kernels.request import (
     table_dtype,
     token_axes,
 )
+from ropewalk.kernels.rotation.definition import split_pairs
+from ropewalk.kernels.rotation.eager import differentiable
 from ropewalk.ops import execute, request_tables, through_op
 from ropewalk.spec import LAYOUTS, RopeSpec
 from ropewalk.strategies import strategies

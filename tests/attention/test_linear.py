@@ -346,7 +346,7 @@ def test_gradients_behind_the_kernels_are_those_of_the_definition(rope, monkeypa
         return attend(features, v, State(kv_sum, k_sum, call.positions), causal=True, eps=call.eps)
 
     monkeypatch.setattr("ropewalk.attention.linear.why_not_triton", lambda *_: None)
-    monkeypatch.setattr("ropewalk.kernels.linear.run", run)
+    monkeypatch.setattr("ropewalk.kernels.linear_attention.run", run)
     inputs = [t.requires_grad_(need) for t, need in zip(draw(), needed, strict=True)]
     wanted = [t for t in inputs if t.requires_grad]
     found = torch.autograd.grad(linear_attention(*inputs, rope)[0].square().sum(), wanted)

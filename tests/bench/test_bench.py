@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ropewalk import Rope
-from ropewalk.kernels.reference import rotate_vector
+from ropewalk.kernels.rotation.definition import rotate_vector
 from ropewalk_lab.bench import cases, chart, contenders, cpu, rows
 from ropewalk_lab.machine import machine
 

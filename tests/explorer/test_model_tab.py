@@ -11,7 +11,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk_lab.explorer import controls, model_charts, reading
-from ropewalk_lab.explorer.reading import Request
+from ropewalk_lab.explorer.reading import ReadingRequest
 
 testing = pytest.importorskip(
     "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers")
 PAGE = Path(controls.__file__).with_name("page.py")
 HAN = re.compile("[\u4e00-\u9fff]")
 TYPED = "One day the rope was walked from end to end. " * 3
-ASKED = Request("yarn", 4.0, "own", TYPED, tokens=130, depth=0.5, gap=150)
+ASKED = ReadingRequest("yarn", 4.0, "own", TYPED, tokens=130, depth=0.5, gap=150)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,8 @@ def by_transformers(folder, request):
     "request_",
     [
         ASKED,
-        Request("none", 1.0, "python", tokens=117, gap=0),
-        Request("linear", 2.0, "own", TYPED),
+        ReadingRequest("none", 1.0, "python", tokens=117, gap=0),
+        ReadingRequest("linear", 2.0, "own", TYPED),
     ],
 )
 def test_a_reading_is_that_of_transformers(folder, request_):
@@ -123,7 +123,7 @@ def test_a_reading_is_that_of_transformers(folder, request_):
 
 
 def test_a_model_is_left_as_it_was_and_stays_loaded(folder, monkeypatch):
-    plain = Request("none", 1.0, "own", TYPED, tokens=110)
+    plain = ReadingRequest("none", 1.0, "own", TYPED, tokens=110)
     model = reading.load(str(folder))
     before = reading.read(model, plain)
     reading.read(model, ASKED)
@@ -139,7 +139,7 @@ def test_layers_are_reported_one_by_one(folder):
     seen = []
     reading.read(
         reading.load(str(folder)),
-        Request("ntk", 3.0, "own", TYPED, tokens=108),
+        ReadingRequest("ntk", 3.0, "own", TYPED, tokens=108),
         lambda *done: seen.append(done),
     )
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -148,11 +148,11 @@ def test_layers_are_reported_one_by_one(folder):
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
-        (Request(tokens=1025), "tokens: must be an integer from 1 to 1024"),
-        (Request("self_extend", 2.0), "method: must be one of"),
-        (Request("unknown"), "method: must be one of"),
-        (Request(text="own", typed="a", tokens=20), "length: must be at least"),
-        (Request("yarn", -1.0, "own", TYPED), "factor: must be"),
+        (ReadingRequest(tokens=1025), "tokens: must be an integer from 1 to 1024"),
+        (ReadingRequest("self_extend", 2.0), "method: must be one of"),
+        (ReadingRequest("unknown"), "method: must be one of"),
+        (ReadingRequest(text="own", typed="a", tokens=20), "length: must be at least"),
+        (ReadingRequest("yarn", -1.0, "own", TYPED), "factor: must be"),
     ],
 )
 def test_refusals(folder, request_, says):
@@ -191,7 +191,10 @@ def test_the_view_shows_the_figures_before_and_after(folder, monkeypatch, langua
     assert not app.error
     head, _, key, loss, last = table(app)
     assert head[2] == "yarn 4x"
-    for column, request in ((1, Request("none", 1.0, "own", TYPED, 130, 0.5, 150)), (2, ASKED)):
+    for column, request in (
+        (1, ReadingRequest("none", 1.0, "own", TYPED, 130, 0.5, 150)),
+        (2, ASKED),
+    ):
         _, positions, losses, _ = by_transformers(folder, request)
         assert loss[column] == f"{losses.mean():.3f}"
         assert last[column] == f"{positions[-1]:,}"

@@ -7,7 +7,7 @@ import torch
 
 import ropewalk as rw
 from invariance import DTYPES, count_differing
-from ropewalk.kernels.fused import KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
 
 pytestmark = pytest.mark.gpu
 

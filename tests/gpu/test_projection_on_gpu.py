@@ -5,7 +5,7 @@ gradients stay right.
 import pytest
 import torch
 
-from ropewalk.kernels.fused import KVSlots, launch
+from ropewalk.kernels.norm_rotation import KVSlots, launch
 from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.models import Decoder, DecoderConfig, decoder_attention
 from ropewalk.spec import RopeSpec

@@ -9,8 +9,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels import reference
 from ropewalk.kernels.request import align
+from ropewalk.kernels.rotation import definition
 from ropewalk.tensor_frequencies import ladder
 
 pytestmark = pytest.mark.gpu
@@ -42,7 +42,7 @@ def rotated_by_definition(x, spec, positions, seq_dim, *, key=False, length=None
     x = x.cpu().double()
     cos, sin = align(angles.cos() * size, x, seq_dim), align(angles.sin() * size, x, seq_dim)
     start, stop = spec.rotary_start, spec.rotary_start + spec.rotated_dims
-    middle = reference.rotate(x[..., start:stop], cos, sin, spec.layout, spec.output_layout)
+    middle = definition.rotate(x[..., start:stop], cos, sin, spec.layout, spec.output_layout)
     return torch.cat((x[..., :start], middle, x[..., stop:]), dim=-1)
 
 
@@ -187,7 +187,7 @@ def test_positions_near_two_to_the_31(positions_dtype):
     positions = torch.tensor([2**31 - 3, 2**31 - 2, 2**31 - 1])
     found = rw.Rope(spec).rotate(x, positions.to(CUDA, positions_dtype))
     cos, sin = rw.Rope(spec).cos_sin(positions, torch.float64)
-    exact = reference.rotate(x.cpu().double(), cos, sin, "half")
+    exact = definition.rotate(x.cpu().double(), cos, sin, "half")
     assert_near(found, exact, torch.float32)
 
 

@@ -20,7 +20,7 @@ from ropewalk.config.families import FAMILIES
 from ropewalk.config.hf import from_hf
 from ropewalk.frequencies import Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.kernels import reference
+from ropewalk.kernels.rotation import definition
 from ropewalk.tensor_frequencies import ladder
 from tensor_forms import tensors
 
@@ -194,7 +194,7 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
     rotated = rotate(x, x, *doubled)[0] if "k" in arguments else rotate(x, *doubled)
     assert torch.equal(
-        rotated, reference.rotate(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out)
+        rotated, definition.rotate(x, cos, sin, FAMILIES[name].layout, FAMILIES[name].layout_out)
     )
 
 

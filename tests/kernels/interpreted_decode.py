@@ -18,12 +18,13 @@ import triton.language as tl
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
-from ropewalk.kernels.decode import launch
-from ropewalk.kernels.decode.config import Tile
-from ropewalk.kernels.decode.product import rows_of_x
-from ropewalk.kernels.decode.workspace import Workspace
-from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.decode_step import launch
+from ropewalk.kernels.decode_step.config import ProductTile
+from ropewalk.kernels.decode_step.product import rows_of_x
+from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
+from ropewalk.kernels.qkv.launch import qkv_product
 
 pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -35,7 +36,7 @@ DTYPES = {
 }
 K, Q_HEADS, K_HEADS = 20, 2, 1
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-TILES = [(1, Tile(1, 4, 16)), (18, Tile(16, 4, 16))]
+TILES = [(1, ProductTile(1, 4, 16)), (18, ProductTile(16, 4, 16))]
 rows_and_tiles = pytest.mark.parametrize(("rows", "tile"), TILES)
 
 
@@ -67,7 +68,7 @@ def test_products_of_the_library(dtype, finish):
 
 @dtypes
 @pytest.mark.parametrize(
-    ("rows", "tile"), [*TILES, (18, Tile(32, 32, 16))]
+    ("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))]
 )  # 64 weight rows are the left operand of a product
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
@@ -140,7 +141,7 @@ def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate
             )
 
     monkeypatch.setattr(launch, "_PRODUCT", Recorder())
-    launch.product(x, weight, out, gate=gate, tile=Tile(tile_rows, 4, 16, masked=masked))
+    launch.product(x, weight, out, gate=gate, tile=ProductTile(tile_rows, 4, 16, masked=masked))
     want = x.double() @ weight.double().T
     if gate:
         want = torch.nn.functional.silu(want[:, :4]) * want[:, 4:]
@@ -166,7 +167,9 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num
     k, v = (random(batch, K_HEADS, tokens, dim, dtype=dtype) for _ in range(2))
     first = torch.tensor([0, 35], device=DEVICE)
     out = torch.full_like(q, math.nan)
-    workspace = Workspace(batch, K_HEADS * shared, K_HEADS, dim, splits=splits, device=q.device)
+    workspace = DecodeWorkspace(
+        batch, K_HEADS * shared, K_HEADS, dim, splits=splits, device=q.device
+    )
     last = torch.tensor([num_keys], device=DEVICE)
     if DEVICE == "cuda":
         torch.cuda.synchronize()  # an early kernel does not wait for what it reads
@@ -196,7 +199,7 @@ def test_the_next_token_is_the_first_highest_logit(dtype, splits):
         5 * torch.arange(2 * rows + 1, device=DEVICE),
     )
     x = torch.full((rows, width), math.nan, device=DEVICE, dtype=dtype)
-    workspace = Workspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
+    workspace = DecodeWorkspace(rows, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
     # the second call finds the workspace as the first left it
     for call, highest in enumerate(
         ([[2499], [1040, 1041], [0, 700, 2498], []], [[0], [2498, 2499], [1900], []]), 1
@@ -223,7 +226,7 @@ def test_without_a_number_among_the_logits_the_next_token_is_still_one_of_the_vo
         random(1, 8, dtype=torch.float32),
     )
     embedding = random(90, 8, dtype=torch.float32)
-    workspace = Workspace(1, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
+    workspace = DecodeWorkspace(1, 1, 1, 2, vocabulary_splits=splits, device=DEVICE)
     launch.next_token(
         torch.full((1, 90), math.nan, device=DEVICE), embedding, token, x, counters, workspace
     )
@@ -274,7 +277,7 @@ def test_qkv_product_of_wide_tiles(dtype, spec, norm):
     """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two
     parts, one of them narrower.
     """
-    check_qkv(dtype, 18, Tile(32, 32, 16), spec, norm)
+    check_qkv(dtype, 18, ProductTile(32, 32, 16), spec, norm)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter runs one program at a time")
@@ -288,7 +291,7 @@ def test_programs_of_a_head_wait_for_each_other_in_every_launch(rows, head_dim):
         QKNorm(*(random(head_dim, dtype=torch.bfloat16) for _ in range(2))),
     )
     workspace, index = (
-        Workspace(rows, Q_HEADS, K_HEADS, head_dim, device=DEVICE),
+        DecodeWorkspace(rows, Q_HEADS, K_HEADS, head_dim, device=DEVICE),
         torch.arange(rows, device=DEVICE),
     )
     xs, runs = [random(rows, 512, dtype=torch.bfloat16) for _ in range(8)], []
@@ -298,7 +301,7 @@ def test_programs_of_a_head_wait_for_each_other_in_every_launch(rows, head_dim):
                 x.new_empty(rows, Q_HEADS, head_dim),
                 KVSlots(*(x.new_empty(rows, K_HEADS, head_dim) for _ in range(2))),
             )
-            launch.qkv_product(
+            qkv_product(
                 x, weight, q, cache, index, index, spec, head_norm=norm, workspace=workspace
             )
             runs.append((q, cache.k))
@@ -334,9 +337,9 @@ def check_qkv(dtype, rows, tile, spec, norm):
     lead = (spec.num_axes,) if spec.num_axes > 1 else ()
     positions = torch.randint(0, 1_000_000, (*lead, rows), device=DEVICE)
     q = torch.full((rows, Q_HEADS, spec.head_dim), math.nan, device=DEVICE, dtype=dtype)
-    workspace = Workspace(rows, Q_HEADS, K_HEADS, spec.head_dim, device=x.device)
+    workspace = DecodeWorkspace(rows, Q_HEADS, K_HEADS, spec.head_dim, device=x.device)
     options = {"bias": bias, "head_norm": head_norm, "workspace": workspace, "tile": tile}
-    launch.qkv_product(x, weight, q, cache, slots, positions, spec, **options)
+    qkv_product(x, weight, q, cache, slots, positions, spec, **options)
     for got, want in zip(
         (q, cache.k.flatten(0, 1), cache.v.flatten(0, 1)),
         expected(x, weight, bias, head_norm, spec, positions),
@@ -358,9 +361,7 @@ def check_qkv(dtype, rows, tile, spec, norm):
     )
     if DEVICE == "cuda":
         torch.cuda.synchronize()
-    launch.qkv_product(
-        x, weight, early_q, early_cache, slots, positions, spec, early=True, **options
-    )
+    qkv_product(x, weight, early_q, early_cache, slots, positions, spec, early=True, **options)
     for got, want in ((early_q, q), (early_cache.k, cache.k), (early_cache.v, cache.v)):
         assert torch.equal(got.nan_to_num(9.0), want.nan_to_num(9.0))
 
@@ -500,5 +501,7 @@ def test_a_workspace_too_small_for_the_call_is_refused(sizes):
     }
     call |= {"norm": QKNorm(eps=0.01), "backend": "triton"}
     with pytest.raises(RopeError, match=r"^workspace: "):
-        qkv_norm_rope(x, weight, **call, workspace=Workspace(*sizes, device=DEVICE))
-    qkv_norm_rope(x, weight, **call, workspace=Workspace(2, Q_HEADS, K_HEADS, 12, device=DEVICE))
+        qkv_norm_rope(x, weight, **call, workspace=DecodeWorkspace(*sizes, device=DEVICE))
+    qkv_norm_rope(
+        x, weight, **call, workspace=DecodeWorkspace(2, Q_HEADS, K_HEADS, 12, device=DEVICE)
+    )

@@ -50,7 +50,7 @@ def test_every_step_gives_the_logits_of_the_whole_text(rows, options, multiproce
     the QKV product ends.
     """
     monkeypatch.setattr(
-        "ropewalk.kernels.decode.config.multiprocessors", lambda device: multiprocessors
+        "ropewalk.kernels.decode_step.config.multiprocessors", lambda device: multiprocessors
     )
     torch.manual_seed(4)
     model = Decoder(DecoderConfig(**SIZES, head_dim=8, init_std=0.3, **options)).eval()

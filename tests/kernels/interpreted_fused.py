@@ -15,8 +15,15 @@ from torch import Tensor
 
 import ropewalk as rw
 from ropewalk import axes, frequencies
-from ropewalk.kernels.fused import Config, KVSlots, LatentNorm, QKNorm, qk_norm_rope, why_not
-from ropewalk.kernels.fused import launch as fused_launch
+from ropewalk.kernels.norm_rotation import (
+    KVSlots,
+    LatentNorm,
+    NormRotationConfig,
+    QKNorm,
+    qk_norm_rope,
+    why_not,
+)
+from ropewalk.kernels.norm_rotation import launch as fused_launch
 
 pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,7 +69,7 @@ class Case:
         weights = (w.double() if wide else w.to(DEVICE) for w in self.weights)
         return QKNorm(*weights, eps=0.01, plus_one=self.norm == "1+w")
 
-    def run(self, make_cache, config: Config, **how):
+    def run(self, make_cache, config: NormRotationConfig, **how):
         """Return (q, k, v, k cache, v cache) by the kernel."""
         cache = make_cache(self.spec.head_dim)
         call = dict(
@@ -119,8 +126,8 @@ def near(found: Tensor, exact: Tensor, rounding: float | None = None) -> None:
     assert float(excess.nan_to_num(-1.0).max()) <= 0
 
 
-def check(case: Case, make_cache=None, config: Config | None = None) -> None:
-    config = Config(tokens=8, heads=2, warps=2) if config is None else config
+def check(case: Case, make_cache=None, config: NormRotationConfig | None = None) -> None:
+    config = NormRotationConfig(tokens=8, heads=2, warps=2) if config is None else config
     for found, exact in zip(
         case.run(make_cache or contiguous(case.dtype), config), case.exact(), strict=True
     ):
@@ -145,12 +152,12 @@ def test_a_rotated_slice_at_either_end(start):
 
 
 def test_a_power_of_two_needs_no_masks():
-    check(Case(rw.RopeSpec(16), tokens=4), config=Config(tokens=2))
+    check(Case(rw.RopeSpec(16), tokens=4), config=NormRotationConfig(tokens=2))
 
 
 @pytest.mark.parametrize("warps", [1, 4])
 def test_angles_shared_by_all_heads_or_found_by_each(warps):
-    check(Case(rw.RopeSpec(128), tokens=3), config=Config(warps=warps))
+    check(Case(rw.RopeSpec(128), tokens=3), config=NormRotationConfig(warps=warps))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +174,7 @@ def test_half_precision_is_rounded_once(dtype):
 
 def test_a_cache_of_another_precision():
     case = Case(WHOLE, dtype=torch.bfloat16)
-    *_, k, v = case.run(contiguous(torch.float32), Config(tokens=8))
+    *_, k, v = case.run(contiguous(torch.float32), NormRotationConfig(tokens=8))
     near(k, case.exact()[3])
     near(v, case.exact()[4])
 
@@ -186,7 +193,7 @@ def test_fp8_is_scaled_and_saturated():
     ).flatten()
     case.slots = torch.tensor([5, 2])
     scales = {"k_scale": 0.25, "v_scale": torch.tensor([2.0], device=DEVICE)}
-    *_, k, v = case.run(contiguous(torch.float8_e4m3fn, **scales), Config(tokens=2))
+    *_, k, v = case.run(contiguous(torch.float8_e4m3fn, **scales), NormRotationConfig(tokens=2))
     for found, limit in ((k, 448.0), (v, -448.0)):
         found = found.cpu().to(torch.float32)
         assert torch.equal(found[5], grid.expand(K, 10))
@@ -198,7 +205,7 @@ def test_fp8_is_scaled_and_saturated():
 def test_fp8_is_rounded_once():
     case = Case(WHOLE)
     *_, k, v = case.run(
-        contiguous(torch.float8_e4m3fn, k_scale=0.05, v_scale=0.25), Config(tokens=8)
+        contiguous(torch.float8_e4m3fn, k_scale=0.05, v_scale=0.25), NormRotationConfig(tokens=8)
     )
     for found, exact, scale in ((k, case.exact()[3], 0.05), (v, case.exact()[4], 0.25)):
         exact, found = (exact / scale).clamp(-448, 448), found.cpu().to(torch.float64)
@@ -212,7 +219,7 @@ def test_fp8_is_rounded_once():
 def test_slots_beyond_the_cache_write_nothing():
     case = Case(WHOLE, tokens=2)
     case.slots = torch.tensor([SLOTS, 2])
-    *_, k, v = case.run(contiguous(), Config(tokens=2))
+    *_, k, v = case.run(contiguous(), NormRotationConfig(tokens=2))
     assert not k[2].isnan().any()
     assert not v[2].isnan().any()
     assert int(k.isnan().sum()) == int(v.isnan().sum()) == (SLOTS - 1) * K * 10
@@ -289,7 +296,7 @@ def test_an_output_that_the_kernel_cannot_write_is_left_to_the_definition():
 
 def test_separate_and_strided_inputs_and_an_output_in_place():
     """q, k, v apart, each head first in memory; q is overwritten by its own result."""
-    case, config = Case(PARTIAL), Config(tokens=4, heads=2)
+    case, config = Case(PARTIAL), NormRotationConfig(tokens=4, heads=2)
     parts = case.qkv.to(DEVICE).unflatten(-1, (-1, 14)).split([Q, K, K], dim=1)
     q, k, v = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in parts)
     cache = contiguous()(14)
@@ -312,7 +319,7 @@ def test_kinds_of_calls_are_told_apart():
         (WHOLE, ""),
         (WHOLE, "w"),
     ):
-        check(Case(spec, norm, tokens=2), config=Config(tokens=2))
+        check(Case(spec, norm, tokens=2), config=NormRotationConfig(tokens=2))
 
 
 @pytest.mark.sampled(every=2)
@@ -350,7 +357,7 @@ def test_gradients(layout, norm, monkeypatch):
             positions=positions,
             norm=normed,
             backend=backend,
-            config=Config(tokens=8),
+            config=NormRotationConfig(tokens=8),
         )
         weigh = [
             torch.linspace(-1, 2, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
@@ -388,7 +395,7 @@ def test_latents_are_normed_and_keys_rotated_into_one_row(rank, rope, dtype, mak
             "spec": spec,
             "norm": LatentNorm(put(weight), 0.01),
             "cache": KVSlots(store),
-            "config": Config(tokens=4, heads=4),
+            "config": NormRotationConfig(tokens=4, heads=4),
         }
         where = {
             "positions": torch.tensor(POSITIONS).to(device),

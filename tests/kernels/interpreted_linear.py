@@ -13,7 +13,7 @@ import ropewalk as rw
 from ropewalk.attention import LinearAttention, linear_attention
 from ropewalk.attention.linear_sums import State
 from ropewalk.errors import RopeError
-from ropewalk.kernels.linear import api as kernels
+from ropewalk.kernels.linear_attention import api as kernels
 
 pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,9 +16,9 @@ import torch
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
-from ropewalk.kernels.decode import launch
-from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
+from ropewalk.kernels.qkv.launch import qkv_product
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: relative error; the interpreter multiplies the bits of bfloat16 as integers, and float32 is for
@@ -116,7 +116,7 @@ def test_keys_and_values_of_many_tokens_in_their_slots(dtype, normed, captured):
     slots[::7] = -1
     if captured:
         q = torch.full((TOKENS, HEADS[0], 32), math.nan, device=DEVICE, dtype=dtype)
-        launch.qkv_product(x, weight, q, cache, slots, positions, spec, bias=bias, head_norm=norm)
+        qkv_product(x, weight, q, cache, slots, positions, spec, bias=bias, head_norm=norm)
     else:
         call = {"spec": spec, "positions": positions, "heads": HEADS, "norm": norm}
         q = qkv_norm_rope(x, weight, bias, **call, cache=cache, slots=slots)

@@ -20,9 +20,9 @@ from helpers import AXES, TOLERANCE, definition, members, rotate_qk, sample_posi
 from ropewalk import axes, frequencies, rotation
 from ropewalk.kernels import BACKENDS
 from ropewalk.kernels.request import Request, TableRequest
-from ropewalk.kernels.triton import launch as triton_launch
-from ropewalk.kernels.triton import plan as triton_plan
-from ropewalk.kernels.triton.config import Config
+from ropewalk.kernels.rotation.triton import launch as triton_launch
+from ropewalk.kernels.rotation.triton import plan as triton_plan
+from ropewalk.kernels.rotation.triton.config import RotationConfig
 from ropewalk.strategies import STRATEGIES
 from ropewalk.table import TABLES
 
@@ -436,10 +436,10 @@ def test_real_positions():
 
 
 CONFIGS = [
-    Config(1, 2, 1),
-    Config(1, 8, 1, q_and_k=True),
-    Config(2, 4, 1, q_and_k=True, hints=True),
-    Config(4, 2, 1, hints=True),
+    RotationConfig(1, 2, 1),
+    RotationConfig(1, 8, 1, q_and_k=True),
+    RotationConfig(2, 4, 1, q_and_k=True, hints=True),
+    RotationConfig(4, 2, 1, hints=True),
 ]
 
 

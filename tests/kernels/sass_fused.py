@@ -20,17 +20,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import ropewalk as rw
-from ropewalk.kernels.fused import kernel as fused_kernel
-from ropewalk.kernels.fused import launch as fused_launch
-from ropewalk.kernels.fused.config import Config, pick_config
-from ropewalk.kernels.fused.definition import FP8, Call, KVSlots, QKNorm
+from ropewalk.kernels.norm_rotation import kernel as fused_kernel
+from ropewalk.kernels.norm_rotation import launch as fused_launch
+from ropewalk.kernels.norm_rotation.config import NormRotationConfig, pick_config
+from ropewalk.kernels.norm_rotation.definition import FP8, KVSlots, NormRotationCall, QKNorm
 
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "i64", FP8: "fp8e4nv"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9_.]+)", re.MULTILINE)
 
 
-def call_of(tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **spec) -> Call:
+def call_of(
+    tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **spec
+) -> NormRotationCall:
     """Return a bf16 decode or prefill call with norm; its tensors are empty, with the sizes and
     strides of a model's.
     """
@@ -44,7 +46,7 @@ def call_of(tokens, q_heads, k_heads, head_dim=128, *, cache=torch.bfloat16, **s
     )
     integers = torch.zeros(tokens, dtype=torch.int64)
     q_out, k_out = torch.empty_like(q), torch.empty_like(k) if cache is None else None
-    return Call(
+    return NormRotationCall(
         q,
         k,
         v,
@@ -102,7 +104,7 @@ def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: boo
     return {**Counter(INSTRUCTION.findall(listing)), **counts}
 
 
-def forward(call: Call, config: Config | None = None) -> dict:
+def forward(call: NormRotationCall, config: NormRotationConfig | None = None) -> dict:
     """Return the instruction counts of the forward kernel for a call."""
     config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
     names = fused_kernel.forward.arg_names
@@ -117,7 +119,7 @@ def forward(call: Call, config: Config | None = None) -> dict:
     )
 
 
-def backward(call: Call) -> dict:
+def backward(call: NormRotationCall) -> dict:
     """Return the instruction counts of the backward kernel for a call."""
     q, k = call.q, call.k
     groups, warps = fused_launch.backward_blocks(call)

@@ -16,7 +16,7 @@ from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import Visibility
 from ropewalk.attention.remap import SelfExtend
 from ropewalk.errors import RopeError
-from ropewalk.kernels.banded import api
+from ropewalk.kernels.banded_attention import api
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")

@@ -11,9 +11,9 @@ import torch
 
 import ropewalk as rw
 from another_process import run_tests
-from ropewalk.kernels.decode.config import (
+from ropewalk.kernels.decode_step.config import (
     MOST_TILE_ROWS,
-    Tile,
+    ProductTile,
     few_programs,
     library_is_faster,
     pick_keys,
@@ -21,7 +21,7 @@ from ropewalk.kernels.decode.config import (
     pick_splits,
     pick_tile,
 )
-from ropewalk.kernels.fused import KVSlots, QKNorm
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm
 from torch_release import needs_triton_3_6
 
 
@@ -67,7 +67,7 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
 
 
 def test_a_tile_has_at_least_one_stage():
-    assert Tile(64, 64, stages=4).fitted(4, 1 << 10) == Tile(64, 64, 16, stages=1)
+    assert ProductTile(64, 64, stages=4).fitted(4, 1 << 10) == ProductTile(64, 64, 16, stages=1)
 
 
 @pytest.mark.parametrize(("few", "programs"), [(True, 1), (False, 3)])
@@ -86,23 +86,23 @@ def test_the_tiles_of_attention_fit_into_shared_memory(few, programs, dims, elem
 def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtype, monkeypatch):
     from hopper import CompileInstead
 
-    from ropewalk.kernels.decode import launch
-    from ropewalk.kernels.decode.workspace import Workspace
+    from ropewalk.kernels.decode_step import launch
+    from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+    from ropewalk.kernels.qkv import launch as qkv
 
     built: list = []
     zeros = partial(torch.zeros, dtype=dtype)
-    for name in ("_PRODUCT", "_QKV", "_ATTEND"):
-        monkeypatch.setattr(
-            launch, name, CompileInstead(getattr(launch, name), built, capability=89)
-        )
-    monkeypatch.setattr(launch, "shared_memory", lambda device: SHARED[-1])
+    for module, name in ((launch, "_PRODUCT"), (qkv, "_QKV"), (launch, "_ATTEND")):
+        compiled = CompileInstead(getattr(module, name), built, capability=89)
+        monkeypatch.setattr(module, name, compiled)
+        monkeypatch.setattr(module, "shared_memory", lambda device: SHARED[-1])
     index, keys = torch.zeros(64, dtype=torch.int64), zeros(1, 8, 256, 128)
     cache = KVSlots(keys.transpose(1, 2), keys.clone().transpose(1, 2))
     launch.product(zeros(64, 1024), zeros(16384, 1024), zeros(64, 8192), gate=True)
     for rows in (2, 64):
-        q, workspace = zeros(rows, 32, 128), Workspace(rows, 32, 8, 128, device=index.device)
+        q, workspace = zeros(rows, 32, 128), DecodeWorkspace(rows, 32, 8, 128, device=index.device)
         where = (cache, index[:rows], index[:rows], rw.RopeSpec(128))
-        launch.qkv_product(zeros(rows, 1024), zeros(6144, 1024), q, *where)
+        qkv.qkv_product(zeros(rows, 1024), zeros(6144, 1024), q, *where)
         launch.attend(
             q,
             keys.expand(rows, -1, -1, -1),
@@ -125,7 +125,7 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
 
 @pytest.fixture
 def _h200(monkeypatch):
-    monkeypatch.setattr("ropewalk.kernels.decode.config.multiprocessors", lambda device: 132)
+    monkeypatch.setattr("ropewalk.kernels.decode_step.config.multiprocessors", lambda device: 132)
 
 
 @pytest.mark.usefixtures("_h200")
@@ -184,15 +184,17 @@ def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(
 def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_path):
     from hopper import CompileInstead, machine_code, registers_and_spills
 
-    from ropewalk.kernels.decode import launch
-    from ropewalk.kernels.decode.workspace import Workspace
+    from ropewalk.kernels.decode_step import launch
+    from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+    from ropewalk.kernels.qkv import launch as qkv
 
     built: list = []
     zeros = partial(torch.zeros, dtype=torch.bfloat16)
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_PRODUCT", "_QKV", "_ATTEND", "_NEXT"):
+        for name in ("_PRODUCT", "_ATTEND", "_NEXT"):
             patch.setattr(launch, name, CompileInstead(getattr(launch, name), built, PDL=True))
+        patch.setattr(qkv, "_QKV", CompileInstead(qkv._QKV, built, PDL=True))
         weight, norm = zeros(6144, 4096), launch.Norm(zeros(4096), 1e-6)
         keys = zeros(1, 8, 256, 128)
         cache = KVSlots(keys.transpose(1, 2), keys.clone().transpose(1, 2))
@@ -205,11 +207,11 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
         head_norm, wide = QKNorm(zeros(128), zeros(128)), len(built) + 1
         for rows, concurrent in ((1, False), (16, True), (64, True), (64, False)):
             patch.setattr(
-                launch,
+                qkv,
                 "run_concurrently",
                 lambda programs, device, concurrent=concurrent: concurrent,
             )
-            launch.qkv_product(
+            qkv.qkv_product(
                 zeros(rows, 4096),
                 weight,
                 zeros(rows, 32, 128),
@@ -218,15 +220,18 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
                 index[:rows],
                 rw.RopeSpec(128),
                 head_norm=None if rows == 1 else head_norm,
-                workspace=Workspace(rows, 32, 8, 128, device=index.device),
+                workspace=DecodeWorkspace(rows, 32, 8, 128, device=index.device),
             )
         small = KVSlots(*(torch.zeros(4, 8, 128, dtype=torch.float8_e4m3fn) for _ in range(2)))
-        launch.qkv_product(
+        qkv.qkv_product(
             zeros(1, 4096), weight, zeros(1, 32, 128), small, index[:1], index[:1], rw.RopeSpec(128)
         )
-        q, workspace = zeros(1, 32, 128), Workspace(1, 32, 8, 128, splits=4, device=index.device)
+        q, workspace = (
+            zeros(1, 32, 128),
+            DecodeWorkspace(1, 32, 8, 128, splits=4, device=index.device),
+        )
         launch.attend(q, keys, keys, q.clone(), index[:1], index[:1], 0.1, workspace)
-        workspace = Workspace(1, 1, 1, 2, vocabulary_splits=64, device=index.device)
+        workspace = DecodeWorkspace(1, 1, 1, 2, vocabulary_splits=64, device=index.device)
         launch.next_token(
             zeros(1, 128256), zeros(128256, 4096), index[:1], zeros(1, 4096), index[:3], workspace
         )

@@ -24,8 +24,15 @@ import ropewalk as rw
 from another_process import run_tests
 from frequency_oracle import oracle
 from ropewalk import axes, frequencies
-from ropewalk.kernels.fused import CONFIGS, Config, KVSlots, QKNorm, qk_norm_rope, why_not
-from ropewalk.kernels.fused.config import pick_config
+from ropewalk.kernels.norm_rotation import (
+    CONFIGS,
+    KVSlots,
+    NormRotationConfig,
+    QKNorm,
+    qk_norm_rope,
+    why_not,
+)
+from ropewalk.kernels.norm_rotation.config import pick_config
 from torch_release import needs_triton_3_6
 
 HERE = Path(__file__).parent
@@ -381,12 +388,12 @@ def test_configurations_cover_every_length_and_refuse_what_cannot_be():
             assert config.warps == 1 or config.heads * width >= 256 * config.warps
     for wrong in ({"tokens": 3}, {"heads": 6}, {"warps": 0}, {"load": ".cs"}, {"store": "evict"}):
         with pytest.raises(rw.RopeError):
-            Config(**wrong)
+            NormRotationConfig(**wrong)
 
 
 def test_evenly_spaced_pages_are_plain_slots_to_the_kernel():
     pytest.importorskip("triton", reason="triton has no build for this platform")
-    from ropewalk.kernels.fused.launch import cache_strides
+    from ropewalk.kernels.norm_rotation.launch import cache_strides
 
     pages = torch.zeros(3, 4, K, D)
     row, head = K * D, D

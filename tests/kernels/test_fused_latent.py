@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import LatentAttention
-from ropewalk.kernels.fused import KVSlots, LatentNorm, qk_norm_rope
+from ropewalk.kernels.norm_rotation import KVSlots, LatentNorm, qk_norm_rope
 
 RANK, ROPE, TOKENS, SLOTS = 9, 4, 5, 8
 SPEC = rw.RopeSpec(RANK + ROPE, rotary_start=RANK)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton has no build for this platform")
-from ropewalk.kernels import launch
+from ropewalk.kernels import launch_plan as launch
 
 
 class Kernel:

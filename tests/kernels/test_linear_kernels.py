@@ -9,7 +9,7 @@ from hopper import CompileInstead, registers_and_spills
 import ropewalk as rw
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
-from ropewalk.kernels.linear import api as kernels
+from ropewalk.kernels.linear_attention import api as kernels
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import rotate_half as llama_rotate
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
-from ropewalk.kernels import reference
+from ropewalk.kernels.rotation import definition
 from ropewalk.rotation import rotate_by
 
 PAIRS, S = 5, 7
@@ -37,8 +37,8 @@ def repeated(table, layout):
 @both_layouts
 def test_split_then_join_is_the_identity(layout):
     x = torch.randn(3, 2 * PAIRS)
-    first, second = reference.split_pairs(x, layout)
-    assert torch.equal(reference.join_pairs(first, second, layout), x)
+    first, second = definition.split_pairs(x, layout)
+    assert torch.equal(definition.join_pairs(first, second, layout), x)
     where = (1, 1 + PAIRS) if layout == "half" else (2, 3)
     assert torch.equal(torch.stack((first[:, 1], second[:, 1]), -1), x[:, list(where)])
     assert first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
@@ -49,18 +49,18 @@ def test_four_forms_are_equal(layout):
     """Dense matrix, complex product, interleaved pairs, half-split pairs."""
     x, a = torch.randn(S, 2 * PAIRS, dtype=torch.float64), angles()
     cos, sin = a.cos(), a.sin()
-    rotated = reference.rotate(x, cos, sin, layout)
-    assert_close(reference.rotate_complex(x, cos, sin, layout), rotated, rtol=0, atol=1e-14)
-    matrix = reference.rotation_matrix(cos, sin, layout)
+    rotated = definition.rotate(x, cos, sin, layout)
+    assert_close(definition.rotate_complex(x, cos, sin, layout), rotated, rtol=0, atol=1e-14)
+    matrix = definition.rotation_matrix(cos, sin, layout)
     assert_close((matrix @ x[..., None])[..., 0], rotated, rtol=0, atol=1e-14)
     # the other layout is the same rotation of permuted dimensions
     order = torch.arange(2 * PAIRS).view(2, PAIRS).T.flatten()  # half -> interleaved
     order = order if layout == "half" else order.argsort()
     other = "interleaved" if layout == "half" else "half"
-    assert_close(reference.rotate(x[:, order], cos, sin, other), rotated[:, order], rtol=0, atol=0)
+    assert_close(definition.rotate(x[:, order], cos, sin, other), rotated[:, order], rtol=0, atol=0)
     for m in range(S):
         assert_close(
-            torch.from_numpy(reference.rotate_vector(x[m].numpy(), m, layout=layout)),
+            torch.from_numpy(definition.rotate_vector(x[m].numpy(), m, layout=layout)),
             rotated[m],
             rtol=0,
             atol=1e-14,
@@ -71,7 +71,7 @@ def test_four_forms_are_equal(layout):
 def test_matrix_is_orthogonal_and_adds_up(layout):
     """R_m^T R_n = R_{n-m}: orthogonal, and the score sees only the distance."""
     a = angles()
-    r = reference.rotation_matrix(a.cos(), a.sin(), layout)
+    r = definition.rotation_matrix(a.cos(), a.sin(), layout)
     eye = torch.eye(2 * PAIRS, dtype=torch.float64)
     assert_close(r.mT @ r, eye.expand(S, -1, -1), rtol=0, atol=1e-14)
     assert_close(r[2] @ r[3], r[5], rtol=0, atol=1e-14)
@@ -86,8 +86,10 @@ def test_numpy_vector_against_python_complex_numbers():
             complex(x[2 * i], x[2 * i + 1]) * np.exp(1j * m * 100.0 ** (-i / 3)) for i in range(3)
         ]
         expected = [part for z in pairs for part in (z.real, z.imag)]
-        assert np.allclose(reference.rotate_vector(x, m, theta=100.0), expected, rtol=0, atol=1e-14)
-    assert reference.rotate_vector(x.astype(np.float32), 3).dtype == np.float64
+        assert np.allclose(
+            definition.rotate_vector(x, m, theta=100.0), expected, rtol=0, atol=1e-14
+        )
+    assert definition.rotate_vector(x.astype(np.float32), 3).dtype == np.float64
 
 
 @pytest.mark.parametrize(
@@ -309,6 +311,6 @@ def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
     stack = np.random.default_rng(0).normal(
         size=(10, 10)
     )  # square, so that rows taken for columns would go unnoticed by shape
-    rotated = reference.rotate_vector(stack, 3, layout=layout)
+    rotated = definition.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):
-        np.testing.assert_allclose(found, reference.rotate_vector(vector, 3, layout=layout))
+        np.testing.assert_allclose(found, definition.rotate_vector(vector, 3, layout=layout))

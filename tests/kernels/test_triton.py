@@ -14,8 +14,8 @@ import torch
 
 from another_process import run_tests
 from ropewalk.kernels import available
+from ropewalk.kernels.rotation.triton.config import CONFIGS, SPECIAL_CONFIGS, pick_config
 from ropewalk.kernels.support import power_of_two
-from ropewalk.kernels.triton.config import CONFIGS, SPECIAL_CONFIGS, pick_config
 
 
 def test_every_law_of_every_kernel_holds_under_the_interpreter(full):

@@ -79,9 +79,9 @@ class Case:
 @cache
 def compiled(case: Case):
     """The kernel of one call, specialised as Triton's own launch would."""
-    from ropewalk.kernels.triton import kernel as triton_kernel
-    from ropewalk.kernels.triton import plan as triton_plan
-    from ropewalk.kernels.triton.angle_source import angle_source
+    from ropewalk.kernels.rotation.triton import kernel as triton_kernel
+    from ropewalk.kernels.rotation.triton import plan as triton_plan
+    from ropewalk.kernels.rotation.triton.angle_source import angle_source
 
     xs, request = case.tensors(), case.request()
     outs = tuple(torch.empty_like(x) for x in xs)
@@ -189,8 +189,8 @@ def test_a_direct_launch_passes_what_the_compiled_kernel_expects(monkeypatch):
     """Triton's C launcher takes the grid, a stream, the function, two flags, two scratches,
     metadata, three hooks, arguments.
     """
-    from ropewalk.kernels.triton import kernel as triton_kernel
-    from ropewalk.kernels.triton import plan as triton_plan
+    from ropewalk.kernels.rotation.triton import kernel as triton_kernel
+    from ropewalk.kernels.rotation.triton import plan as triton_plan
 
     case = DECODE["64 rows"]
     xs, request = case.tensors(), case.request()

@@ -39,8 +39,8 @@ from ropewalk.attention.linear_sums import (
 from ropewalk.attention.masks import check_token_masks
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Linear
-from ropewalk.kernels import linear as kernels
-from ropewalk.kernels.linear import LinearCall
+from ropewalk.kernels import linear_attention as kernels
+from ropewalk.kernels.linear_attention import LinearCall
 from ropewalk.positions import left_padded
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec

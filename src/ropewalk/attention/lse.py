@@ -18,7 +18,7 @@ from ropewalk.attention import flex
 from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import part_of_scores
 from ropewalk.errors import RopeError, choice
-from ropewalk.kernels import banded
+from ropewalk.kernels import banded_attention
 
 #: the most scores that the plain torch backend holds at a time; 256 MiB in float32
 MOST_SCORES = 1 << 26
@@ -180,7 +180,7 @@ def triton_why_not(call: Call) -> str | None:
         return "our Triton kernel supports causality and a band, and no other mask or bias"
     if visible.band is None or call.k.shape[-2] == 0:
         return "our Triton kernel needs keys, and a band that limits which of them a query sees"
-    return banded.why_not(call.q, call.k, call.v)
+    return banded_attention.why_not(call.q, call.k, call.v)
 
 
 def run_triton(call: Call) -> Partial:
@@ -189,7 +189,7 @@ def run_triton(call: Call) -> Partial:
     """
     visible, band = call.visible, call.visible.band
     assert band is not None  # see triton_why_not
-    ranges = key_ranges(call, banded.ROWS)
+    ranges = key_ranges(call, banded_attention.ROWS)
     masks = (
         ranges,
         visible.causal,
@@ -199,7 +199,11 @@ def run_triton(call: Call) -> Partial:
         band.low,
         band.high,
     )
-    return Partial(*banded.run(banded.BandedCall(call.q, call.k, call.v, call.scale, *masks)))
+    return Partial(
+        *banded_attention.run(
+            banded_attention.BandedCall(call.q, call.k, call.v, call.scale, *masks)
+        )
+    )
 
 
 #: name -> (why_not, run); each returns the output and the log-sum-exp. Torch's fused kernel,

@@ -20,7 +20,7 @@ from ropewalk.attention.row_order import RowOrder, real_tokens, visible_keys
 from ropewalk.attention.short_conv import ShortConv
 from ropewalk.attention.token_driven import TokenDrivenAttention
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.kernels.reference import rotate
+from ropewalk.kernels.rotation.definition import rotate
 from ropewalk.rotation import rotate_by_phase
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_frequencies import ladder

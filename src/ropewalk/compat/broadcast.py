@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.kernels.reference import split_pairs
+from ropewalk.kernels.rotation.definition import split_pairs
 from ropewalk.rotation import rotate_by
 
 

@@ -16,7 +16,7 @@ from ropewalk.caches import cached
 from ropewalk.checks import check_no_overlap, check_tables, check_tensor
 from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default, XPos
-from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 from ropewalk.rope import Rope
 from ropewalk.rotation import table_rows
 from ropewalk.spec import RopeSpec

@@ -21,7 +21,7 @@ from ropewalk.compat.broadcast import pair_entries, rotate_broadcast
 from ropewalk.errors import RopeError, choice, flag, integer, number
 from ropewalk.frequencies import Given
 from ropewalk.frequencies.formulas import ntk_theta, periods
-from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_frequencies import CPU, TorchNumbers
 

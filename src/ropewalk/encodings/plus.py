@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 
 
 class RotaryPlus(Rotary):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ropewalk.encodings.base import Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
-from ropewalk.kernels.reference import join_pairs
+from ropewalk.kernels.rotation.definition import join_pairs
 from ropewalk.spec import RopeSpec
 
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ropewalk import levels
 from ropewalk.errors import MissingExtra, RopeError, integer
-from ropewalk.kernels.reference import join_pairs, split_pairs
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align
+from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 from ropewalk.ops import replaced_ops
 from ropewalk.phase import TURN
 from ropewalk.spec import RopeSpec

@@ -1,5 +1,15 @@
 """BACKENDS: the rotation kernels by name, fastest first. Each can say why it does not support a
 tensor.
+
+One folder for each operation, with its definition in plain torch beside its kernels:
+
+rotation          the rotation of q and k; its CPU kernel is in `cpu`
+norm_rotation     head norm, rotation and cache write
+qkv               the QKV product, then head norm, rotation and cache write
+decode_step       the other products of a decode step, its attention, and the next token
+linear_attention  causal linear attention with rotated features
+banded_attention  attention over a band of (query, key) pairs, with its log-sum-exp
+cpu               the native library: the rotation, and causal attention
 """
 
 from __future__ import annotations
@@ -11,8 +21,9 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice
-from ropewalk.kernels import cpu, eager, reference, triton
+from ropewalk.kernels import cpu
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, align, table_dtype
+from ropewalk.kernels.rotation import eager, triton
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class Backend:
 
 
 def _run_reference(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
-    """Write each rotated x into its out, computed by the definition in `reference.py`."""
+    """Write each rotated x into its out, computed by the definition in `rotation/definition.py`."""
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
         cos, sin = request.rows(
             x.shape[request.seq_dim], x.device, table_dtype(x), key=request.is_key(index)
@@ -85,4 +96,4 @@ def available(device: torch.device | str = "cpu") -> dict[str, str | None]:
     return {name: backend.why_not(x, request) for name, backend in BACKENDS.items()}
 
 
-__all__ = ["BACKENDS", "Backend", "available", "pick", "reference"]
+__all__ = ["BACKENDS", "Backend", "available", "pick"]

@@ -20,11 +20,12 @@ from ropewalk.attention import KVCache
 from ropewalk.attention.linear import identity_rope
 from ropewalk.caches import Cache
 from ropewalk.encodings.rotary import Rotary
-from ropewalk.kernels.decode import launch
-from ropewalk.kernels.decode.config import few_programs, pick_splits, pick_vocabulary_splits
-from ropewalk.kernels.decode.workspace import Workspace
-from ropewalk.kernels.fused.config import why_not_spec
-from ropewalk.kernels.fused.definition import KVSlots
+from ropewalk.kernels.decode_step import launch
+from ropewalk.kernels.decode_step.config import few_programs, pick_splits, pick_vocabulary_splits
+from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+from ropewalk.kernels.norm_rotation.config import why_not_spec
+from ropewalk.kernels.norm_rotation.definition import KVSlots
+from ropewalk.kernels.qkv.launch import qkv_product
 from ropewalk.kernels.support import power_of_two, why_no_triton
 from ropewalk.models.decoder_attention import PackedAttention
 from ropewalk.models.experts import GatedNetwork
@@ -175,7 +176,7 @@ class DecodeStep:
         self.positions, self.slots, self.num_keys = self.counters.split((rows, rows, 1))
         self.row_starts = torch.arange(rows, **integers) * capacity
         heads = (config.num_heads, config.num_kv_heads, config.head_dim)
-        self.workspace = Workspace(
+        self.workspace = DecodeWorkspace(
             rows,
             *heads,
             splits=pick_splits(rows, config.num_kv_heads, capacity, device),
@@ -225,7 +226,7 @@ class DecodeStep:
         # earlier keys were written before this replay, so they can be read early; with many
         # programs attention is faster if it waits
         x, norm = self._normed(self.x, layer.input_layernorm)
-        launch.qkv_product(
+        qkv_product(
             x,
             attention.qkv_proj.weight,
             self.q,

@@ -15,8 +15,8 @@ from ropewalk.attention.softmax import Attended, SoftmaxAttention, as_encoding, 
 from ropewalk.encodings import Sizes
 from ropewalk.encodings.rotary import Rotary
 from ropewalk.errors import RopeError
-from ropewalk.kernels.fused.config import why_not_spec
-from ropewalk.kernels.fused.definition import QKNorm
+from ropewalk.kernels.norm_rotation.config import why_not_spec
+from ropewalk.kernels.norm_rotation.definition import QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.kernels.support import why_no_triton
 from ropewalk.models.decoder_config import WINDOWED, DecoderConfig

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ropewalk import axes
 from ropewalk.errors import RopeError
-from ropewalk.kernels import reference
 from ropewalk.kernels.request import align
+from ropewalk.kernels.rotation.definition import rotate
 from ropewalk.spec import RopeSpec
 
 #: batch, tokens, query heads, key heads, head_dim, dtype
@@ -140,7 +140,7 @@ def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
     cos, sin = (
         align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin())
     )  # broadcast over the heads
-    rotated = reference.rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
+    rotated = rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
 

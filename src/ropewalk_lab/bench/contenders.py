@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ropewalk.errors import RopeError
-from ropewalk.kernels.reference import join_pairs, split_pairs
+from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
 from ropewalk_lab.bench.cases import TOLERANCE, Case, rms_error

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk_lab.downloads import find_fetched
 from ropewalk_lab.explorer import model_charts, reading
 from ropewalk_lab.explorer.controls import MAX_TEXT
-from ropewalk_lab.explorer.reading import OWN, Model, Reading, Request
+from ropewalk_lab.explorer.reading import OWN, Model, Reading, ReadingRequest
 from ropewalk_lab.explorer.widgets import draw_control, literal, show_error, widget_key
 from ropewalk_lab.explorer.words import Translate
 from ropewalk_lab.fit.methods import NONE, methods
@@ -122,16 +122,16 @@ def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str
     return session["typed"]
 
 
-def _request(values: dict[str, Any], typed: str) -> Request:
+def _request(values: dict[str, Any], typed: str) -> ReadingRequest:
     """Return what the controls ask for; the factor is 1 if the method has none, so that equal
     readings are equal requests.
     """
     fields = ("method", "factor", "text", "tokens", "depth", "gap")
-    request = Request(**{field: values[f"model.{field}"] for field in fields}, typed=typed)
+    request = ReadingRequest(**{field: values[f"model.{field}"] for field in fields}, typed=typed)
     return request if methods()[request.method].factor else replace(request, factor=1.0)
 
 
-def _read(model: Model, request: Request, translate: Translate) -> tuple[Reading, Reading]:
+def _read(model: Model, request: ReadingRequest, translate: Translate) -> tuple[Reading, Reading]:
     """Return the readings without and with the method; a bar shows the layers that are done."""
     bar = st.empty()
 

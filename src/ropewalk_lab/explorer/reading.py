@@ -59,7 +59,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadingRequest:
     """What is to be read, and how.
 
     text    one of TEXTS; `typed` is the text if it is OWN
@@ -187,7 +187,9 @@ def _attention_hooks(
         yield
 
 
-def read(model: Model, request: Request, report: Report = lambda done, total: None) -> Reading:
+def read(
+    model: Model, request: ReadingRequest, report: Report = lambda done, total: None
+) -> Reading:
     """Return the reading of a request by a model; the latest readings are cached. `report` is
     called after every layer.
     """
@@ -199,7 +201,7 @@ def read(model: Model, request: Request, report: Report = lambda done, total: No
         return _READINGS.keep((model.source, request), _read(model, request, report))
 
 
-def text_of(model: Model, request: Request) -> PassKey:
+def text_of(model: Model, request: ReadingRequest) -> PassKey:
     """Return the text of a request as tokens, with the pass key in it and the question at its end."""
     tokens = integer("tokens", request.tokens, low=1, high=MAX_TOKENS)
     if request.text == FILLER:
@@ -218,7 +220,7 @@ def positions_of(key: PassKey, gap: int) -> Tensor:
 
 
 @torch.no_grad()
-def _read(model: Model, request: Request, report: Report) -> Reading:
+def _read(model: Model, request: ReadingRequest, report: Report) -> Reading:
     """Run the text of a request through the model and return its losses and attention maps."""
     key = text_of(model, request)
     tokens, positions = key.tokens[None], positions_of(key, request.gap)

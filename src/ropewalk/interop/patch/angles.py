@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._guards import TracingContext
 from torch.utils import _pytree as pytree
 
-from ropewalk.kernels.reference import join_pairs
+from ropewalk.kernels.rotation.definition import join_pairs
 from ropewalk.rope import Rope
 
 #: the forms in which rotary modules return cos and sin: each entry twice (as halves or

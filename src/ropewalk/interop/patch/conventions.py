@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.interop.patch.angles import FORMS
-from ropewalk.kernels.reference import split_pairs
+from ropewalk.kernels.rotation.definition import split_pairs
 from ropewalk.spec import LAYOUTS
 
 #: parameters that hold cos and sin separately

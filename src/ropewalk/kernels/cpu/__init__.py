@@ -1,4 +1,6 @@
-"""The native CPU backend: a plain shared library in C (cpu.c), called through ctypes."""
+"""The native CPU library in C (cpu.c), called through ctypes: the rotation (`backend.py`), defined in
+`ropewalk.kernels.rotation`, and causal attention (`attention.py`).
+"""
 
 from ropewalk.kernels.cpu.backend import prepare, run, why_not
 

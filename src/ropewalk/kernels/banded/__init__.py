@@ -1,9 +1,0 @@
-"""Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch;
-defined in `attention.lse`.
-
-Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
-"""
-
-from ropewalk.kernels.banded.api import ROWS, BandedCall, run, why_not
-
-__all__ = ["ROWS", "BandedCall", "run", "why_not"]

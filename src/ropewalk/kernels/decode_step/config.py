@@ -1,0 +1,180 @@
+"""How the decode kernels divide their work; the numbers come from sweeps on an H200. Importing this
+does not import Triton.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from ropewalk.kernels.support import interpreting, multiprocessors, power_of_two
+
+#: the most rows of a tile
+MOST_TILE_ROWS = 64
+#: the pairs of a tile of `qkv_product` with several rows
+QKV_PAIRS = 32
+#: fewer tiles than this in shared memory at once would make the products wait for their loads
+FEWEST_STAGES = 3
+#: a product with more columns than this gives the logits
+MOST_HIDDEN = 32768
+#: above MOST_TILE_ROWS rows, the most results of a product that is faster than the library's
+MOST_RESULTS = 128 * 1024
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """How a product is divided: a program computes `rows` x `columns` results, `depth` terms of
+    their sums at a time.
+
+    Rows of the tile after the last row of x are `masked`, or else read other rows again.
+    """
+
+    rows: int
+    columns: int
+    depth: int = 128
+    stages: int = 5
+    warps: int = 4
+    masked: bool = False
+
+    def options(self) -> dict[str, int]:
+        return {"num_stages": self.stages, "num_warps": self.warps}
+
+    def masks(self, rows: int) -> bool:
+        """Return whether a product of `rows` rows needs the mask."""
+        return self.masked and rows % self.rows != 0
+
+    def fitted(self, element_size: int, shared_bytes: int) -> ProductTile:
+        """Return the tile with so many stages, or so little depth, that it fits into a GPU's shared
+        memory.
+
+        A stage has a block of x and two blocks of weights. A single row needs none of it: it is
+        computed in registers.
+        """
+        stage = (self.rows + 2 * self.columns) * self.depth * element_size
+        if self.rows == 1 or self.stages * stage <= shared_bytes:
+            return self
+        if shared_bytes // stage < FEWEST_STAGES and self.depth > 16:
+            return replace(self, depth=self.depth // 2).fitted(element_size, shared_bytes)
+        return replace(self, stages=max(1, shared_bytes // stage))
+
+
+def library_is_faster(rows: int, columns: int, depth: int, element_size: int, gate: bool) -> bool:
+    """Return whether the library's product, without a norm, is faster than our kernel; from sweeps
+    on an H200.
+
+    It divides long sums among programs, which helps where there are few columns.
+    """
+    if gate:
+        return rows > MOST_TILE_ROWS
+    if rows == 1:
+        return columns > MOST_HIDDEN
+    many = rows > MOST_TILE_ROWS and rows * columns > MOST_RESULTS
+    return many or columns > MOST_HIDDEN or depth > 4 * columns or element_size > 2
+
+
+def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -> ProductTile:
+    """Return the tile of a product with `columns` results for each row, sums of `depth` terms, on
+    `available` multiprocessors.
+
+    The numbers come from sweeps on an H200. A single row is fastest with many programs of few
+    warps, each with enough loads under way. Several rows need small tiles where there are few
+    columns, so that there are enough programs for the multiprocessors.
+    """
+    if gate and rows > 1:
+        height = 16 if rows <= 16 else 32 if rows <= 32 else MOST_TILE_ROWS
+        # the width with which the multiprocessor that has the most tiles computes the fewest
+        # columns
+        width = min((64, 32), key=lambda width: -(-columns // (width * available)) * width)
+        return ProductTile(height, width, stages=4 if width == 64 else 6, masked=rows <= 16)
+    if rows > 16:
+        if columns <= 4096:
+            return ProductTile(MOST_TILE_ROWS, 16 if columns <= 2048 else 32, stages=8)
+        return ProductTile(MOST_TILE_ROWS, 64, 64, stages=8)
+    if rows > 1:
+        return ProductTile(16, 16 if columns <= 1024 else 32, 256, warps=2)
+    if gate:
+        return (
+            ProductTile(1, 1, 1024)
+            if depth in (2048, 3072)
+            else ProductTile(1, 1, 512, warps=2 if depth < 2048 else 1)
+        )
+    if depth <= 2048:
+        return ProductTile(1, 2, 2048)
+    return ProductTile(1, 1, 1024, warps=2) if columns >= 4096 else ProductTile(1, 1, 2048)
+
+
+def pick_qkv_tile(rows: int, depth: int, norm: bool) -> ProductTile:
+    """Return the tile of `qkv_product`, from sweeps on an H200; its columns are pairs.
+
+    With `norm` the product also norms its input, which must be a single row.
+    """
+    if norm:
+        if depth == 1024:
+            return ProductTile(1, 2, 1024, warps=1)
+        return (
+            ProductTile(1, 1, 1024)
+            if depth < 1024 or depth in (2048, 3072)
+            else ProductTile(1, 1, 512, warps=4 if depth <= 4096 else 1)
+        )
+    if rows <= 16:
+        return ProductTile(16, QKV_PAIRS, 256, stages=4, masked=True)
+    return ProductTile(32 if rows <= 32 else MOST_TILE_ROWS, QKV_PAIRS, stages=6)
+
+
+def in_one_launch(tokens: int) -> bool:
+    """Return whether the QKV product with the rotation inside is faster than the library's product
+    and a second launch.
+    """
+    return tokens <= MOST_TILE_ROWS
+
+
+def run_concurrently(programs: int, device: torch.device) -> bool:
+    """Return whether so many programs all run at the same time if a launch requires it; the
+    interpreter runs one at a time.
+    """
+    return programs <= multiprocessors(device) and not interpreting()
+
+
+def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:
+    """Return whether `attend` has a multiprocessor for every row and key head."""
+    return rows * k_heads <= multiprocessors(device)
+
+
+def pick_keys(
+    few: bool, dim_block: int, element_size: int, shared_bytes: int
+) -> tuple[int, int, int]:
+    """Return how many keys `attend` reads at a time, how many such tiles of k and v are in shared
+    memory at once, and its warps.
+
+    With `few` programs each may use all shared memory of a multiprocessor. Otherwise three share a
+    multiprocessor, so that one computes while another waits for its keys.
+    """
+    keys, stages, warps, bytes_left = (
+        (64, 3, 8, shared_bytes) if few else (64, 2, 4, shared_bytes // 3)
+    )
+    while keys > 16 and stages * 2 * keys * dim_block * element_size > bytes_left:
+        keys //= 2
+    return keys, stages, warps
+
+
+def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
+    """Return among how many programs the keys of a row are divided, at most 16: adding up more
+    parts takes too long.
+
+    With few rows there should be a program, of at least 64 keys, for each multiprocessor of the
+    GPU; with more rows two, of at least 256 keys.
+    """
+    pairs, available = rows * k_heads, multiprocessors(device)
+    if few_programs(rows, k_heads, device):
+        wanted, fewest_keys = 1 << (available // pairs).bit_length() - 1, 64
+    else:
+        wanted, fewest_keys = power_of_two(-(-2 * available // pairs)), 256
+    return max(1, min(wanted, capacity // fewest_keys, 16))
+
+
+def pick_vocabulary_splits(rows: int, device: torch.device) -> int:
+    """Return among how many programs the logits of a row are divided: enough for every
+    multiprocessor, at most 64.
+    """
+    return min(64, power_of_two(-(-multiprocessors(device) // rows)))

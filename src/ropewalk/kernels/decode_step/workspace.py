@@ -1,0 +1,55 @@
+"""DecodeWorkspace: memory in which the programs of one decode kernel exchange their parts."""
+
+from __future__ import annotations
+
+import torch
+
+from ropewalk.kernels.decode_step.config import MOST_TILE_ROWS, QKV_PAIRS
+
+
+class DecodeWorkspace:
+    """Memory for the parts of one launch; launches on one stream may share it, and each leaves its
+    counters at zero.
+
+    It is large enough for `attend` with `splits` parts, for the head norm of `qkv_product` with the
+    same rows and heads, and for `next_token` with `vocabulary_splits` parts.
+    """
+
+    def __init__(
+        self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
+        device: torch.device | str,
+    ) -> None:  # fmt: skip
+        #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs
+        #: that have stored theirs, and `sums` has the sums of squares for which the programs of a
+        #: head wait
+        self.splits, self.vocabulary_splits = splits, vocabulary_splits
+        heads = q_heads + k_heads
+        # the parts of `attend`, or the heads of `qkv_product`
+        size = max(rows * q_heads * splits, _padded(rows) * heads) * head_dim
+        self.partial = torch.empty(size, dtype=torch.float32, device=device)
+        self.statistics = torch.empty(
+            rows * q_heads * splits * 2, dtype=torch.float32, device=device
+        )
+        self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
+        self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
+        parts = -(-head_dim // (2 * QKV_PAIRS))
+        sizes = (rows * heads, _padded(rows) * heads * parts * parts)
+        self.arrived, self.sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(
+            sizes
+        )
+
+    def holds(self, rows: int, heads: int, head_dim: int, device: torch.device) -> bool:
+        """Return whether it is on the device and large enough for a head norm of `heads` heads of q
+        and k together.
+        """
+        size = _padded(rows) * heads * head_dim
+        return (
+            self.partial.device == device
+            and self.partial.numel() >= size
+            and self.arrived.numel() >= rows * heads
+        )
+
+
+def _padded(rows: int) -> int:
+    """Return how many rows `qkv_product` stores: they fill whole tiles."""
+    return -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS

@@ -1,0 +1,9 @@
+"""Causal linear attention with rotation in two Triton launches; `attention.linear` has its
+definition in plain torch.
+
+Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
+"""
+
+from ropewalk.kernels.linear_attention.api import LinearCall, run, why_not
+
+__all__ = ["LinearCall", "run", "why_not"]

@@ -1,0 +1,197 @@
+"""qkv_norm_rope: the QKV product with head norm, rotation and cache write; for few tokens with a
+cache in one launch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.kernels.decode_step.config import MOST_TILE_ROWS, in_one_launch
+from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+from ropewalk.kernels.norm_rotation.api import BACKENDS, checked_call
+from ropewalk.kernels.norm_rotation.config import why_not_kernel
+from ropewalk.kernels.norm_rotation.definition import KVSlots, LatentNorm, NormRotationCall, QKNorm
+from ropewalk.kernels.qkv import definition
+from ropewalk.spec import RopeSpec
+
+
+def qkv_norm_rope(
+    x: Float[Tensor, "... K"],
+    weight: Float[Tensor, "N K"],
+    bias: Float[Tensor, " N"] | None = None,
+    *,
+    spec: RopeSpec,
+    positions: Shaped[Tensor, "..."],
+    heads: tuple[int, int],
+    cache: KVSlots | None = None,
+    slots: Shaped[Tensor, "..."] | None = None,
+    norm: QKNorm | None = None,
+    workspace: DecodeWorkspace | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Return the heads of x @ weight^T + bias, those of q and k normed and rotated.
+
+    weight     [(Hq + 2 Hk) head_dim, K]: the rows of all queries, then of all keys, then of all
+               values
+    positions  integers, one per token of x or fewer leading axes that broadcast; [axes, ...] if the
+               spec has several axes
+    heads      (Hq, Hk)
+    cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is
+               padding and not stored
+    norm       QKNorm of each head of q and k before the rotation, or None
+    workspace  memory for a norm of few tokens, made once with DecodeWorkspace(tokens, Hq, Hk, head_dim,
+               device=...); calls on one stream may share it. None: every such call allocates one
+               and sets its counters to zero, with one more launch
+    backend    "triton" (one launch, for up to 64 tokens with a cache), "definition" (F.linear, then
+               qk_norm_rope), or None: one launch if it supports the call (`why_not` says why not)
+
+    Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and
+    the norm's weights. With a cache: q alone, without gradients.
+    """
+    call, shape = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
+    inputs = (x, weight, bias, *call.weights)
+    gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    if gradients and cache is not None:
+        raise RopeError(
+            "cache",
+            "stores values without gradients; call it under torch.no_grad()",
+            "an input requires grad",
+        )
+    rows = x.reshape(-1, x.shape[-1])
+    reason = _why_not(rows, weight, bias, call)
+    if backend is None:
+        backend = "definition" if reason else "triton"
+    if choice("backend", backend, BACKENDS) == "triton" and reason:
+        raise RopeError(
+            "backend", f"'triton' cannot take this call: {reason}; pass backend=None", list(x.shape)
+        )
+    if backend == "definition":
+        return definition.run(x, weight, bias, call, shape)
+    return _one_launch(rows, weight, bias, call, workspace).unflatten(0, shape)
+
+
+def why_not(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    spec,
+    positions,
+    heads,
+    cache=None,
+    slots=None,
+    norm=None,
+) -> str | None:
+    """Return why one launch cannot compute this call of `qkv_norm_rope`, or None if it can."""
+    call, _ = _checked(x, weight, bias, spec, positions, heads, norm, cache, slots)
+    return _why_not(x.reshape(-1, x.shape[-1]), weight, bias, call)
+
+
+def _why_not(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, call: NormRotationCall
+) -> str | None:
+    """Return why one launch cannot compute this call, or None if it can."""
+    if torch.compiler.is_compiling():
+        return "torch.compile compiles the definition in plain torch instead"
+    if call.cache is None:
+        return "the kernel stores k and v, so it needs a cache"
+    if not in_one_launch(len(rows)):
+        return f"the kernel takes at most {MOST_TILE_ROWS} tokens, these are {len(rows)}"
+    if reason := why_not_kernel(call):
+        return reason
+    if not rows.numel():
+        return "there are no tokens"
+    if isinstance(call.norm, LatentNorm):
+        return "the kernel normalises whole heads, not latents"
+    if (
+        rows.stride(-1) != 1
+        or not weight.is_contiguous()
+        or (bias is not None and not bias.is_contiguous())
+    ):
+        return "the last dimension of x, the weight or the bias is not contiguous"
+    return "head_dim is odd" if call.spec.head_dim % 2 else None
+
+
+def _one_launch(
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    call: NormRotationCall,
+    workspace: DecodeWorkspace | None,
+) -> Tensor:
+    """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode
+    step.
+    """
+    from ropewalk.kernels.qkv import launch
+
+    assert call.cache is not None
+    assert call.slots is not None
+    q_heads, k_heads, norm = call.q.shape[1], call.k.shape[1], call.head_norm
+    q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
+    if norm is None:
+        workspace = None
+    elif workspace is None:
+        workspace = DecodeWorkspace(
+            len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device
+        )
+    elif not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
+        needed = (
+            f"DecodeWorkspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, "
+            f"device={str(rows.device)!r})"
+        )
+        got = [workspace.partial.numel(), workspace.arrived.numel(), workspace.partial.device]
+        raise RopeError(
+            "workspace", f"must be as large as {needed} and on its device; pass that, or None", got
+        )
+    launch.qkv_product(
+        rows,
+        weight,
+        q,
+        call.cache,
+        call.slots,
+        call.positions,
+        call.spec,
+        bias=bias,
+        head_norm=norm,
+        workspace=workspace,
+    )
+    return q
+
+
+def _checked(
+    x: Tensor, weight: Tensor, bias: Tensor | None, spec, positions, heads, norm, cache, slots
+):
+    """Return the checked call, whose q and k have the product's shape without its memory, and the
+    shape of the tokens.
+    """
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and (t.dtype != x.dtype or t.device != x.device):
+            raise RopeError(name, f"must be {x.dtype} on {x.device}, like x", [t.dtype, t.device])
+    if weight.ndim != 2 or weight.shape[1] != x.shape[-1]:
+        raise RopeError("weight", f"must be [N, {x.shape[-1]}]", list(weight.shape))
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise RopeError(
+            "bias", f"must be [{weight.shape[0]}], one for each row of the weight", list(bias.shape)
+        )
+    if isinstance(spec, RopeSpec):  # checked_call refuses others
+        if spec.needs_length:
+            rule = (
+                "must have frequencies that do not depend on the length; use F.linear and "
+                "qk_norm_rope, which takes a length"
+            )
+            raise RopeError("spec", rule, spec.scaling)
+        q_heads, k_heads = (integer("heads", count, low=1) for count in heads)
+        if weight.shape[0] != (q_heads + 2 * k_heads) * spec.head_dim:
+            rule = (
+                f"must be [({q_heads} + 2 * {k_heads}) * {spec.head_dim}, {x.shape[-1]}] for these "
+                "heads"
+            )
+            raise RopeError("weight", rule, list(weight.shape))
+    # checked_call needs only the shape, so this is one row of memory expanded to all tokens
+    packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
+    return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)
