@@ -18,7 +18,7 @@ import triton.language as tl
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
-from ropewalk.kernels.decode_step import launch
+from ropewalk.kernels.decode_step import definition, launch
 from ropewalk.kernels.decode_step.config import ProductTile
 from ropewalk.kernels.decode_step.product import rows_of_x
 from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
@@ -96,13 +96,14 @@ def check_product(dtype, rows, tile, finish, bias):
     launch.product(
         x, weight, out, norm=norm, bias=added, residual=given, gate=finish == "gate", tile=tile
     )
-    want = (x.double() if norm is None else rms_normed(x, norm_weight, 1e-3)) @ weight.double().T
-    want = want if added is None else want + added.double()
-    if finish == "add":
-        want = want + residual.double()
-    if finish == "gate":
-        gate, up = want.chunk(2, -1)
-        want = gate / (1 + torch.exp(-gate)) * up
+    want = definition.product(
+        x.double(),
+        weight.double(),
+        norm=None if norm is None else launch.Norm(norm_weight.double(), 1e-3),
+        bias=None if added is None else added.double(),
+        residual=None if residual is None else residual.double(),
+        gate=finish == "gate",
+    )
     assert relative_error(out, want) < DTYPES[dtype]
 
 
@@ -177,15 +178,8 @@ def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num
         launch.attend(
             q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early
         )
-    index = torch.arange(tokens, device=DEVICE)
-    seen = (index >= first[:, None]) & (index < num_keys)
-    if window:
-        seen &= index >= num_keys - window
-    scores = 0.3 * torch.einsum(
-        "bhd,bhnd->bhn", q.double(), k.double().repeat_interleave(shared, 1)
-    )
-    weights = scores.masked_fill(~seen[:, None], -math.inf).softmax(-1)
-    want = torch.einsum("bhn,bhnd->bhd", weights, v.double().repeat_interleave(shared, 1))
+    doubles = (t.double() for t in (q, k, v))
+    want = definition.attend(*doubles, first, last, 0.3, window)
     assert relative_error(out, want) < DTYPES[dtype]
 
 
@@ -215,6 +209,8 @@ def test_the_next_token_is_the_first_highest_logit(dtype, splits):
         assert token.tolist() == [min(places, default=0) for places in highest]
         assert int((tokens >= 0).sum()) == 4 * call
         assert torch.equal(x, embedding[token])
+        for ours, theirs in zip((token, x), definition.next_token(logits, embedding), strict=True):
+            assert torch.equal(ours, theirs)
         assert counters.tolist() == [5 * count + call for count in range(2 * rows + 1)]
 
 

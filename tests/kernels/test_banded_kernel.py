@@ -14,9 +14,9 @@ from hopper import CompileInstead, registers_and_spills
 from ropewalk.attention import lse
 from ropewalk.attention.backends import Call
 from ropewalk.attention.masks import Visibility
-from ropewalk.attention.remap import SelfExtend
+from ropewalk.attention.remap import DualChunk, SelfExtend
 from ropewalk.errors import RopeError
-from ropewalk.kernels.banded_attention import api
+from ropewalk.kernels.banded_attention import api, definition
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
@@ -36,6 +36,17 @@ def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
         call.q, call.k, call.v, 1.0, Visibility(True, padding=torch.ones(1, 17, dtype=torch.bool))
     )
     assert "no other mask" in lse.triton_why_not(masked)
+
+
+@pytest.mark.parametrize("remapping", [SelfExtend(4, 8), DualChunk(12, 3)], ids=str)
+def test_the_definition_equals_attention_in_blocks_of_queries(remapping, monkeypatch):
+    """`run_math` computes the same another way: from masks of any kind, a few queries at a time."""
+    monkeypatch.setattr(lse, "MOST_SCORES", 100)
+    monkeypatch.setattr(lse.banded_attention, "run", definition.run)
+    for call in calls(remapping, 2, 6, 2, 37, 16, 24, torch.float64):
+        found, expected = lse.run_triton(call), lse.run_math(call)
+        torch.testing.assert_close(found.out, expected.out)
+        torch.testing.assert_close(found.lse, expected.lse)
 
 
 @needs_triton_3_6

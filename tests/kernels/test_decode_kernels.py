@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
+from torch.testing import assert_close as close
 
 import ropewalk as rw
 from another_process import run_tests
+from ropewalk.kernels.decode_step import definition
 from ropewalk.kernels.decode_step.config import (
     MOST_TILE_ROWS,
     ProductTile,
@@ -31,6 +34,31 @@ def test_the_kernels_keep_their_laws_on_the_gpu():
         Path(__file__).parent / name for name in ("interpreted_decode.py", "interpreted_qkv.py")
     ]
     run_tests(laws, full=True, TRITON_INTERPRET="0")
+
+
+def test_the_definitions_are_torchs_own_operators():
+    torch.manual_seed(1)
+    random = partial(torch.randn, dtype=torch.float64)
+    x, weight, bias, residual = random(3, 8), random(6, 8), random(6), random(3, 6)
+    norm = definition.Norm(random(8), 0.1)
+    normed = F.rms_norm(x, (8,), norm.weight, norm.eps)
+    close(definition.normed(x, norm), normed)
+    linear = F.linear(normed, weight, bias)
+    got = definition.product(x, weight, norm=norm, bias=bias, residual=residual)
+    close(got, linear + residual)
+    got = definition.product(x, weight, norm=norm, bias=bias, gate=True)
+    close(got, F.silu(linear[:, :3]) * linear[:, 3:])
+    q, k, v = random(2, 6, 4), random(2, 3, 9, 4), random(2, 3, 9, 4)
+    first, last, index = torch.tensor([0, 5]), torch.tensor([7]), torch.arange(9)
+    for window in (None, 4):
+        seen = (index >= first[:, None]) & (index < 7) & (index >= 7 - (window or 7))
+        options = {"attn_mask": seen[:, None, None], "scale": 0.3, "enable_gqa": True}
+        want = F.scaled_dot_product_attention(q[:, :, None], k, v, **options)
+        close(definition.attend(q, k, v, first, last, 0.3, window), want[:, :, 0])
+    logits = torch.tensor([[1.0, 5.0, 5.0], [-1.0, -2.0, -3.0], [torch.nan] * 3])
+    tokens, embedded = definition.next_token(logits, weight)
+    assert tokens.tolist() == [1, 0, 0]
+    assert torch.equal(embedded, weight[[1, 0, 0]])
 
 
 #: shared memory of one program on Hopper, on an A100 and on consumer GPUs since Ampere

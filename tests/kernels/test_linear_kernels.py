@@ -10,6 +10,7 @@ import ropewalk as rw
 from ropewalk.attention import linear_attention
 from ropewalk.errors import RopeError
 from ropewalk.kernels.linear_attention import api as kernels
+from ropewalk.kernels.linear_attention import definition
 from torch_release import needs_triton_3_6
 
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
@@ -21,6 +22,33 @@ def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
     with pytest.raises(RopeError, match="CUDA tensors"):
         linear_attention(q, q, q, rw.Rope(rw.RopeSpec(10)), backend="triton")
     assert linear_attention(q, q, q, rw.Rope(rw.RopeSpec(10)))[0].shape == q.shape
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("feature", kernels.FEATURES)
+def test_the_definition_equals_sums_over_chunks(feature, layout):
+    """Two calls in a row, so that the second has a state; some tokens are padding, and the first of
+    a row sees no key.
+    """
+    torch.manual_seed(2)
+    spec = rw.RopeSpec(10, layout=layout)
+    q, k, v = (torch.randn(2, 3, 40, size, dtype=torch.float64) for size in (10, 10, 6))
+    positions, real = torch.randint(0, 90, (2, 40)), torch.rand(2, 40) > 0.2
+    real[0, 0] = False
+    scale = torch.tensor([0.3, 0.9, 0.5], dtype=torch.float64).view(3, 1, 1)
+    cosine = feature == "cosine"
+    how = {"form": "cosine", "scale": scale} if cosine else {"phi": feature}
+    state, rows = None, 11 if cosine else 10
+    sums = torch.zeros(2, 3, rows, 6).double(), torch.zeros(2, 3, rows).double()
+    for part in (slice(0, 17), slice(17, 40)):
+        tensors, at, some = [t[:, :, part] for t in (q, k, v)], positions[:, part], real[:, part]
+        options = {"padding": some, "state": state, "chunk": 8, "backend": "torch", **how}
+        want, state = linear_attention(*tensors, rw.Rope(spec), at, **options)
+        call = kernels.LinearCall(spec, feature, at, some, 1e-6)
+        got, *sums = definition.run(*tensors, *sums, scale if cosine else None, call)
+        for ours, theirs in zip((got, *sums), (want, *state[:2]), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert not want.isnan().any()
 
 
 @needs_triton_3_6

@@ -1,5 +1,5 @@
 """Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch;
-defined in `attention.lse`.
+`definition.py` has it in plain torch.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

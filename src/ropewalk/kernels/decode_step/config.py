@@ -45,8 +45,8 @@ class ProductTile:
         return self.masked and rows % self.rows != 0
 
     def fitted(self, element_size: int, shared_bytes: int) -> ProductTile:
-        """Return the tile with so many stages, or so little depth, that it fits into a GPU's shared
-        memory.
+        """Return the tile with fewer stages, or with less depth, if it does not fit into a GPU's
+        shared memory.
 
         A stage has a block of x and two blocks of weights. A single row needs none of it: it is
         computed in registers.
@@ -130,7 +130,7 @@ def in_one_launch(tokens: int) -> bool:
 
 
 def run_concurrently(programs: int, device: torch.device) -> bool:
-    """Return whether so many programs all run at the same time if a launch requires it; the
+    """Return whether `programs` programs all run at the same time if a launch requires it; the
     interpreter runs one at a time.
     """
     return programs <= multiprocessors(device) and not interpreting()

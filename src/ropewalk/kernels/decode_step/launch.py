@@ -4,7 +4,6 @@ Importing this imports Triton.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from ropewalk.kernels.decode_step.config import (
     pick_keys,
     pick_tile,
 )
+from ropewalk.kernels.decode_step.definition import Norm
 from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
 from ropewalk.kernels.support import (
     has_pdl,
@@ -40,14 +40,6 @@ _NEXT: Any = next_token_kernel.next_token
 #: how many results a program of `gated` computes
 GATE_BLOCK = 1024
 FINISHES = {"store": device.STORE.value, "add": device.ADD.value, "gate": device.GATE.value}
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """The RMS norm of a product's input: weight [K] and epsilon."""
-
-    weight: Tensor
-    eps: float
 
 
 def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
@@ -144,7 +136,7 @@ def attend(
 
     first_keys  [B], the index of each row's first key; the keys before it are padding
     num_keys    [1], how many keys the cache holds, those of q's own tokens included
-    window      a row sees only so many of its latest keys; None: all
+    window      how many of its latest keys a row sees; None: all
     keys        how many keys a program reads at a time
     early       read `num_keys`, `first_keys` and all keys and values but the newest without waiting
                 for the kernels before this one; only for a captured graph, none of whose earlier

@@ -24,7 +24,7 @@ GATE = tl.constexpr(2)
 #: how many weights of each row are moved to the L2 cache before the previous kernel ends; none, or
 #: four times as many, are slower
 EARLY_WEIGHTS = tl.constexpr(128)
-#: a matrix instruction of a Hopper GPU computes so many rows
+#: the rows that one matrix instruction of a Hopper GPU computes
 INSTRUCTION_ROWS = tl.constexpr(64)
 
 
@@ -185,7 +185,7 @@ def _matrix_products(
         else:
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if PDL:
-        # not earlier: programs of the next kernel would then crowd on the multiprocessors with free
+        # not earlier: programs of the next kernel would all start on the multiprocessors with free
         # shared memory
         tl.extra.cuda.gdc_launch_dependents()
     return tl.trans(total) if SWAPPED else total

@@ -1,5 +1,5 @@
-"""Causal linear attention with rotation in two Triton launches; `attention.linear` has its
-definition in plain torch.
+"""Causal linear attention with rotation in two Triton launches; `definition.py` has it in plain
+torch.
 
 Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
 """

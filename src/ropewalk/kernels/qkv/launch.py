@@ -16,7 +16,8 @@ from ropewalk.kernels.decode_step.config import (
     pick_qkv_tile,
     run_concurrently,
 )
-from ropewalk.kernels.decode_step.launch import Norm, machine_options
+from ropewalk.kernels.decode_step.definition import Norm
+from ropewalk.kernels.decode_step.launch import machine_options
 from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
 from ropewalk.kernels.norm_rotation.api import qk_norm_rope
 from ropewalk.kernels.norm_rotation.definition import KVSlots, QKNorm
