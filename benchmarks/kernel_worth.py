@@ -163,6 +163,7 @@ def measure() -> Iterator[dict[str, Any]]:
         row = {"what": "kernel worth", "kernel": kernel.name, "instead": kernel.instead}
         if kernel.trained:
             config = PRESETS["llama-100m"].with_(**kernel.changes)
+            assert isinstance(config, DecoderConfig)
             model = Decoder(config).to("cuda", torch.bfloat16)
             step = training_step(model, 8, 2048)
             where = {"model": "llama-100m", "step": "training step, 8 x 2,048"}

@@ -156,6 +156,7 @@ class Projection:
         q, k = Rope(self.spec, backend="reference")(
             q[None], k[None], self.positions[None], seq_dim=-3
         )
+        assert self.cache.v is not None
         computed = (call(0), self.cache.k[self.slots], self.cache.v[self.slots])
         pairs = zip(computed, (q[0], k[0], v), strict=True)
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)

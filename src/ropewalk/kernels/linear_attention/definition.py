@@ -36,8 +36,8 @@ def run(
     # of the numerator and of the denominator
     q_top, k_top = _rotated(q, call, key=False), _rotated(k, call, key=True)
     q_bottom, k_bottom = q, k
-    if call.feature == "cosine":
-        # a constant feature 1 adds the 1 of the weight 1 + a cos
+    if scale is not None:
+        # "cosine": a constant feature 1 adds the 1 of the weight 1 + a cos
         one = torch.ones_like(q_top[..., :1])
         q_top = q_bottom = torch.cat((one, q_top * scale), dim=-1)
         k_top = k_bottom = torch.cat((one, k_top), dim=-1)
