@@ -185,8 +185,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     **_each(
         "kernels/linear_attention",
-        "api kernel",
+        "api definition kernel",
         _in("kernels", "linear_kernels") + _interpreted("linear"),
+    ),
+    **_each(
+        "kernels/banded_attention",
+        "api definition kernel",
+        _in("kernels", "banded_kernel") + _interpreted("banded"),
     ),
     # attention
     **_each("attention", "masks backends", (*_ATTENTION, *_REMAP)),
