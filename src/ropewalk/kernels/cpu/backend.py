@@ -93,8 +93,9 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
         if (
             levels is None
             or not levels.words
-            or not _run_from_levels(xs, outs, request, levels, shapes)
-        ):  # type: ignore[arg-type]
+            # only a Request has levels
+            or not _run_from_levels(xs, outs, request, levels, shapes)  # type: ignore[arg-type]
+        ):
             _run_from_rows(xs, outs, request, shapes)
 
 
