@@ -108,7 +108,7 @@ def test_numpy_vector_against_python_complex_numbers():
 )
 def test_numpy_vector_refuses_what_it_cannot_rotate(field, places):
     with pytest.raises(RopeError) as caught:
-        reference.rotate_vector(*places)
+        definition.rotate_vector(*places)
     assert caught.value.field == field
 
 
