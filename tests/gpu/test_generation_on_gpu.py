@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import ropewalk as rw
+from ropewalk.attention.remap import ReRope
 from ropewalk.caches import cache_infos
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.models.generation import why_not_graph
@@ -201,3 +202,11 @@ def test_the_host_never_waits_for_a_step():
                 pass
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_remapped_model_reads_a_long_prompt_with_a_cache():
+    """Its cache holds keys that are not rotated, whatever the fused kernels would ask of it."""
+    model = make(remapping=ReRope(16))
+    prompt = torch.randint(0, 499, (1, 300), device="cuda")
+    cached = model.generate(prompt, 4)
+    assert torch.equal(cached, model.cpu().generate(prompt.cpu(), 4, cache="none").cuda())

@@ -7,11 +7,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ropewalk.axes import axial
+from ropewalk.caches import cached
 from ropewalk.config.values import Entry
 from ropewalk.errors import RopeError, choice
 from ropewalk.spec import MAX_HEAD_DIM, PRECISIONS, RopeSpec
@@ -43,7 +43,7 @@ class Model:
     float64: bool = True
 
 
-@cache
+@cached("diffusion models", entries=1)
 def models() -> dict[str, Model]:
     """Return the rows of diffusion.toml by class name."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))

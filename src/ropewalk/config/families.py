@@ -10,10 +10,10 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, flag, integer, number
 
 TABLE = Path(__file__).with_name("families.toml")
@@ -135,17 +135,24 @@ class Family:
         return self.default("mrope_section")
 
 
+#: the family of each known `model_type`, once families.toml was read
+_KNOWN: dict[str, Family] = {}
+
+
 def families() -> dict[str, Family]:
-    """Return the family of each known `model_type`."""
-    return _shipped()[0]
+    """Return the family of each known `model_type`: those of families.toml, read at first use, and
+    added ones.
+    """
+    if not _KNOWN:
+        _KNOWN.update(_shipped()[0])
+    return _KNOWN
 
 
 def family_of(model_type: object) -> Family:
     """Return the family of a `model_type`; for one without a row, the family that reads the
     standard config keys and has the usual defaults.
     """
-    known, unknown = _shipped()
-    return known.get(str(model_type), unknown)
+    return families().get(str(model_type)) or _shipped()[1]
 
 
 def add_families(text: str) -> tuple[str, ...]:
@@ -163,7 +170,7 @@ def add_families(text: str) -> tuple[str, ...]:
     return tuple(rows)
 
 
-@cache
+@cached("rows of families", entries=1)
 def _shipped() -> tuple[dict[str, Family], Family]:
     """Return the families of families.toml, and the one of an unknown model_type."""
     document = tomllib.loads(TABLE.read_text(encoding="utf-8"))

@@ -72,10 +72,11 @@ class PackedAttention(SoftmaxAttention):
         """
         if torch.compiler.is_compiling() or not x.is_cuda or x.shape[:-1].numel() < FEWEST_TOKENS:
             return None
-        if cache is not None and not cache.keeps_rotated(self.encoding):
-            return None
         encoding = self.encoding
         if not isinstance(encoding, Rotary) or self.why_not_fused(x) is not None:
+            return None
+        # asked last: a new cache decides here that its keys are rotated
+        if cache is not None and not cache.keeps_rotated(encoding):
             return None
         heads = qkv_norm_rope(
             x,

@@ -7,12 +7,12 @@ its position, and goes through the same updates, crops and reorderings.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError
 
 #: what a cache layer may do to the rows and tokens that it holds, besides adding to them
@@ -26,7 +26,7 @@ FOLLOWED = (
 )
 
 
-@functools.cache
+@cached("classes of cached positions", entries=64)
 def _class_with_positions(base: Any) -> type:
     """Return a subclass of a cache layer's class that also keeps the positions of its keys."""
 
