@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 import ropewalk.engines.rules as rules
+from ropewalk.caches import clear_caches
 from ropewalk.engines import ENGINES, audit
 from ropewalk.errors import RopeError
 
@@ -37,7 +38,7 @@ source = "linear_scaling_rope.py:12"
 def with_file(tmp_path, text, name="new.toml"):
     """The newest releases of the engines, with a file in a folder of the user's own."""
     (tmp_path / name).write_text(text, encoding="utf-8")
-    rules.newest.cache_clear()
+    clear_caches()
     return rules.newest(tmp_path)
 
 

@@ -9,10 +9,10 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.engines.difference import Rotation
 from ropewalk.engines.reading import frequencies_of
 from ropewalk.spec import RopeSpec
@@ -68,7 +68,7 @@ class Cell:
     found: Rotation | str | None
 
 
-@cache
+@cached("recorded runs of engines", entries=8)
 def load(*folders: Path) -> dict[str, Record]:
     """Return the newest record of every engine, from the package and from `folders`."""
     found: dict[str, Record] = {}
@@ -85,7 +85,7 @@ def _order(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-@cache
+@cached("config keys without a rope", entries=1)
 def _other_keys() -> frozenset[str]:
     text = (FOLDER / "other_keys.toml").read_text(encoding="utf-8")
     return frozenset(tomllib.loads(text)["keys"])

@@ -12,10 +12,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.engines.case import Case
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineRule, Reading
@@ -218,7 +218,7 @@ def load(*folders: Path) -> dict[str, dict[str, Release]]:
     }
 
 
-@cache
+@cached("rules of engines", entries=8)
 def newest(*folders: Path) -> dict[str, Release]:
     """Return the newest release of every engine, the reference first."""
     return {engine: next(iter(releases.values())) for engine, releases in load(*folders).items()}
