@@ -19,7 +19,7 @@ FILES = sorted(path for package in SOURCE.glob("ropewalk*/") for path in package
 #: a module imports from its own ring and from the rings inside it; a folder is in one ring
 RINGS = {
     1: "safe_text errors caches frequencies axes phase spec strategies temperatures config engines "
-    "gguf analysis",
+    "gguf analysis diagnosis",
     2: "tensor_phase tensor_frequencies layout positions table levels tracing kernels checks ops "
     "rotation rope fast_path jax mlx",
     3: "encodings attention distributed models interop compat",

@@ -1,8 +1,9 @@
 """ropewalk: rotary position embedding, exact at any position.
 
 Names are imported when they are first used. What defines a rope (`RopeSpec`, `frequencies`, `axes`,
-`from_hf`, `to_hf`, `explain`, `audit`) needs the standard library alone; `Rope` and all that works
-on tensors imports torch. A submodule is reached as an attribute too: `rw.kernels.BACKENDS`.
+`from_hf`, `to_hf`, `explain`, `audit`, `doctor`) needs the standard library alone; `Rope` and all
+that works on tensors imports torch. A submodule is reached as an attribute too:
+`rw.kernels.BACKENDS`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ropewalk import axes, frequencies
     from ropewalk.attention import Attention, KVCache, LinearAttention
     from ropewalk.config import explain, from_hf, to_hf
+    from ropewalk.diagnosis import doctor
     from ropewalk.engines import audit
     from ropewalk.errors import RopeError
     from ropewalk.interop.extend import extend
@@ -41,6 +43,7 @@ __all__ = [
     "audit",
     "axes",
     "convert_layout",
+    "doctor",
     "explain",
     "extend",
     "fit",
@@ -67,6 +70,7 @@ _MODULE_OF = {
     "apply_rotary_pos_emb": "ropewalk.rotation",
     "audit": "ropewalk.engines",
     "convert_layout": "ropewalk.layout",
+    "doctor": "ropewalk.diagnosis",
     "explain": "ropewalk.config",
     "extend": "ropewalk.interop.extend",
     "fit": "ropewalk_lab.fit",

@@ -2,7 +2,7 @@
 
 A command imports what it needs when it runs: `inspect`, `audit`, help and completion need neither
 torch nor numpy. Exit codes: 0 success; 1 the check of `demo` failed; 2 refused, with the reason in
-one line on stderr; 130 interrupted.
+one line on stderr; 3 and 4 warnings and errors of `doctor`; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ COMMANDS: dict[str, Command | str] = {
         UNDERSTAND,
         "Explain a checkpoint's rope: length, precision, memory, advice.",
         "ropewalk inspect config.json --served 131072 --plot rope.png",
+    ),
+    "doctor": Command(
+        "ropewalk_cli.commands.doctor:doctor",
+        UNDERSTAND,
+        "Find what is wrong with a config, and print the corrected one.",
+        "ropewalk doctor config.json --engine vllm --length 131072",
     ),
     "audit": Command(
         "ropewalk_cli.commands.audit:audit",

@@ -1,0 +1,189 @@
+"""The config that is examined: its objects may be changed, the caller's may not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.families import Family, family_of
+from ropewalk.config.file import TEXT_PARTS
+from ropewalk.config.hf import read_specs
+from ropewalk.errors import RopeError
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.spec import RopeSpec
+
+Specs = dict[str, RopeSpec | None]
+#: what a finder tells of a mistake: texts for the words of its row, and values for its repair
+Facts = dict[str, Any]
+OBJECT_KEYS = ("rope_parameters", "rope_scaling")
+
+
+@dataclass
+class Case:
+    """One config while it is examined.
+
+    root        the whole config, a copy
+    length      tokens of the longest sequence that it will be used with; None: not said
+    draft       the config of a draft model that serves beside it, a copy
+    metadata    the metadata of a GGUF file, and its architecture's name; None for other configs
+    duplicates  {key that the file gives more than once: its values}
+    """
+
+    root: dict[str, Any]
+    length: int | None = None
+    draft: dict[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    architecture: str = ""
+    duplicates: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The part of the config that the text model reads, to be changed in place."""
+        return text_of(self.root)
+
+    @property
+    def model_type(self) -> str | None:
+        """The model type of the text part; where it has none, as transformers names it."""
+        own = self.text.get("model_type")
+        if own is None and self.text is not self.root and self.root.get("model_type") is not None:
+            return f"{self.root['model_type']}_text"
+        return own if isinstance(own, str) else None
+
+    @property
+    def family(self) -> Family:
+        """What the model's code fixes."""
+        return family_of(self.model_type)
+
+    def ropes(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return every rope object with its place, such as "rope_parameters.full_attention"."""
+        found = []
+        for key in OBJECT_KEYS:
+            rope = self.text.get(key)
+            if not isinstance(rope, dict):
+                continue
+            layers = layers_of(rope)
+            found += [(f"{key}.{name}", each) for name, each in layers.items()] or [(key, rope)]
+        return found
+
+    def flat(self) -> dict[str, Any] | None:
+        """Return the only rope object; None if there is none, or one for each layer type."""
+        ropes = self.ropes()
+        return ropes[0][1] if len(ropes) == 1 and "." not in ropes[0][0] else None
+
+    def places(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the objects that hold rotary keys: every rope, then the config itself."""
+        yield from self.ropes()
+        yield "", self.text
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key in the first rope that has it, or else of the config."""
+        return next((o[key] for _, o in self.places() if o.get(key) is not None), None)
+
+    @property
+    def rope_type(self) -> str:
+        """The scaling of the first rope by its name in transformers; "default" if there is none."""
+        for _, rope in self.ropes():
+            name = type_of(rope)
+            if isinstance(name, str):
+                renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
+                return renamed.get(name, name)
+        return "default"
+
+    @property
+    def served(self) -> int | None:
+        """The longest sequence by the config."""
+        return next((n for k in keys.LENGTH_KEYS if (n := whole(self.text.get(k)))), None)
+
+    @property
+    def trained(self) -> int | None:
+        """The trained length that a scaling reads: the config's own key comes first."""
+        outside = whole(self.text.get(TRAINED_LENGTH_KEY))
+        return outside or whole(self.get(TRAINED_LENGTH_KEY))
+
+    @property
+    def factor(self) -> float | None:
+        """The factor of the scaling."""
+        return positive(self.get("factor"))
+
+    @property
+    def head_dim(self) -> int | None:
+        """The width of a head; None if the config does not say it."""
+        for spec in (self.specs() or {}).values():
+            if spec is not None:
+                return spec.head_dim
+        own = next((n for k in keys.HEAD_DIM_KEYS if (n := whole(self.text.get(k)))), None)
+        size, heads = (
+            next((n for k in names if (n := whole(self.text.get(k)))), None)
+            for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
+        )
+        default = self.family.default("head_dim")
+        if own is None and default is None and size and heads and size % heads == 0:
+            return size // heads
+        return own or default
+
+    def specs(self) -> Specs | None:
+        """Return the spec of each layer type; None if the config cannot be read."""
+        return specs_of(self.root)
+
+    def error(self) -> RopeError | None:
+        """Return why the config cannot be read; None if it can."""
+        try:
+            read_specs(self.root, "exact")
+        except RopeError as error:
+            return error
+        return None
+
+    def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        """Return a copy of the config whose text part was changed by `change`."""
+        root = copy.deepcopy(self.root)
+        change(text_of(root))
+        return root
+
+
+def text_of(root: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a config that the text model reads, itself and not a copy."""
+    for _ in range(8):
+        part = next((root[k] for k in TEXT_PARTS if isinstance(root.get(k), dict)), None)
+        if part is None:
+            break
+        root = part
+    return root
+
+
+def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the ropes of layer types in an object; {} if it is one rope for all layers."""
+    inner = keys.inner_keys()
+    return {k: v for k, v in rope.items() if k not in inner and isinstance(v, dict)}
+
+
+def type_of(rope: Mapping[str, Any]) -> Any:
+    """Return the rope_type of an object, or its older key `type`; None if it has neither."""
+    return rope.get("rope_type") if rope.get("rope_type") is not None else rope.get("type")
+
+
+def specs_of(config: Any) -> Specs | None:
+    """Return the spec of each layer type of a config; None if it cannot be read."""
+    try:
+        return read_specs(config, "exact")[0]
+    except RopeError:
+        return None
+
+
+def number_of(value: Any) -> float | None:
+    """Return a value if it is a number, which true and false are not."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def positive(value: Any) -> float | None:
+    """Return a value if it is a finite number above 0."""
+    number = number_of(value)
+    return number if number is not None and 0 < number < float("inf") else None
+
+
+def whole(value: Any) -> int | None:
+    """Return a value if it is an integer above 0."""
+    number = positive(value)
+    return int(number) if isinstance(number, int) else None

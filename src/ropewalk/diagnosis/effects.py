@@ -1,0 +1,89 @@
+"""What a mistake does, in numbers: the pairs that rotate otherwise, from which token, and the factor
+on attention logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ropewalk.diagnosis.case import Specs
+from ropewalk.spec import RopeSpec
+
+#: frequencies within this part of each other are one: float32 rounds them to the same
+SAME = 1e-6
+#: the angle, in radians, from which a pair counts as off
+OFF = 0.1
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How a rope differs from the one that was meant, in one layer type.
+
+    pairs, of    pairs with another frequency, of how many
+    first_pair   the first of them; None if there is none
+    from_token   the first distance at which one of them is off by 0.1 rad; None: never
+    logits       the factor on every attention logit
+    """
+
+    layer_type: str
+    length: int | None
+    pairs: int
+    of: int
+    first_pair: int | None
+    from_token: int | None
+    logits: float
+
+    def __str__(self) -> str:
+        parts = []
+        if self.pairs:
+            parts.append(
+                f"{self.pairs} of {self.of} pairs rotate otherwise, the first is pair "
+                f"{self.first_pair}; 0.1 rad off from distance {self.from_token:,}"
+            )
+        if abs(self.logits - 1) > SAME:
+            parts.append(f"logits x {self.logits:.4g}")
+        return f"{self.layer_type}: {', '.join(parts)}"
+
+
+def effects(wrong: Specs | None, meant: Specs | None, length: int | None) -> tuple[Effect, ...]:
+    """Return how the ropes of a config differ from those that were meant, for the layer types that
+    both have; () if they are the same or one cannot be read.
+    """
+    found = []
+    for name, spec in (meant or {}).items():
+        other = (wrong or {}).get(name)
+        if spec is not None and other is not None:
+            effect = _effect(name, other, spec, length)
+            if effect.pairs or abs(effect.logits - 1) > SAME:
+                found.append(effect)
+    return tuple(found)
+
+
+def _effect(name: str, wrong: RopeSpec, meant: RopeSpec, length: int | None) -> Effect:
+    """Return how one rope differs from the one that was meant in sequences of this length."""
+    ours, theirs = _ladder(meant, length), _ladder(wrong, length)
+    count = max(len(ours), len(theirs))
+    ours += [0.0] * (count - len(ours))
+    theirs += [0.0] * (count - len(theirs))
+    gaps = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    different = [i for i, gap in enumerate(gaps) if gap > SAME * max(ours[i], theirs[i])]
+    largest = max((gaps[i] for i in different), default=0.0)
+    magnitudes = [spec.magnitude(length) ** 2 for spec in (wrong, meant)]
+    softmax = wrong.extra_softmax_factor / meant.extra_softmax_factor
+    return Effect(
+        name,
+        length,
+        len(different),
+        count,
+        different[0] if different else None,
+        math.floor(OFF / largest) + 1 if largest else None,
+        magnitudes[0] / magnitudes[1] * softmax,
+    )
+
+
+def _ladder(spec: RopeSpec, length: int | None) -> list[float]:
+    """Return the frequency of each pair on its own axis."""
+    return [
+        max(each) if isinstance(each, tuple) else each for each in spec.frequencies(length).radians
+    ]

@@ -1,0 +1,160 @@
+"""What one engine makes of the corrected config, and how to write it so that the engine agrees."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from ropewalk.diagnosis.case import Case, Facts, specs_of, text_of
+from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes
+from ropewalk.diagnosis.places import as_v4, as_v5
+from ropewalk.diagnosis.report import Evidence, Finding
+from ropewalk.errors import RopeError, choice
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+
+#: engines by the names that `audit` has, with other names of theirs
+NAMES = {
+    "transformers": "hf",
+    "hf": "hf",
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "mlx-lm": "mlx-lm",
+    "mlx": "mlx-lm",
+    "llama.cpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+}
+
+
+def name_of(engine: str) -> str:
+    """Return the name of an engine as `audit` has it."""
+    return NAMES[choice("engine", str(engine).lower(), NAMES)]
+
+
+def findings(case: Case, engine: str) -> list[Finding]:
+    """Return what an engine computes otherwise than transformers from the examined config.
+
+    Where another form of the same config makes it agree, the config is changed to that form.
+    """
+    rows = {row.id: row for row in mistakes()}
+    try:
+        found = _audited(case.root, engine, case.length)
+    except RopeError as error:
+        facts = {"key": error.field, "value": error.value, "why": str(error)}
+        return [_finding(rows["engine_not_known"], facts, None, False)]
+    told = []
+    for each in found:
+        if each.agrees:
+            continue
+        problem = each.problem or ""
+        kind = "engine_differs"
+        if problem:
+            kind = "engine_refuses" if problem.startswith("refused") else "engine_not_known"
+        why = problem or _in_words(each)
+        repaired = kind != "engine_not_known" and _rewritten(case, engine)
+        title = each.layer_type
+        facts = {"key": title, "value": engine, "why": why}
+        told.append(_finding(rows[kind], facts, each, repaired))
+        if repaired:
+            break
+    return told
+
+
+def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[Any]:
+    """Return the findings of `audit` about one engine."""
+    from ropewalk.engines import ENGINES, REFERENCE, audit
+
+    releases = {name: ENGINES[name] for name in dict.fromkeys((REFERENCE, engine))}
+    result = audit(config, max_model_len=length, engines=releases)
+    return list(result.of(engine))
+
+
+def _rewritten(case: Case, engine: str) -> bool:
+    """Write the config in the first form that reads the same and that the engine agrees with."""
+    meant = case.specs()
+    for form in FORMS:
+        root = copy.deepcopy(case.root)
+        try:
+            form(text_of(root))
+            if root == case.root or specs_of(root) != meant:
+                continue
+            if all(each.agrees for each in _audited(root, engine, case.length)):
+                case.root.clear()
+                case.root.update(root)
+                return True
+        except (RopeError, KeyError, TypeError):
+            continue
+    return False
+
+
+def _with_outer_length(text: dict[str, Any]) -> None:
+    """Write the trained length outside the rope too."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        if isinstance(rope, dict) and TRAINED_LENGTH_KEY in rope:
+            text[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
+
+
+def _with_both_types(text: dict[str, Any]) -> None:
+    """Write both names of the scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = text.get(key)
+        if isinstance(rope, dict):
+            name = rope.get("rope_type") or rope.get("type")
+            if name is not None:
+                rope["rope_type"] = rope["type"] = name
+
+
+def _as_v4_with_both_types(text: dict[str, Any]) -> None:
+    as_v4(text)
+    _with_both_types(text)
+
+
+#: ways of writing the same rope
+FORMS: tuple[Callable[[dict[str, Any]], None], ...] = (
+    as_v4,
+    _with_both_types,
+    _as_v4_with_both_types,
+    as_v5,
+    _with_outer_length,
+)
+
+
+def _in_words(finding: Any) -> str:
+    """Return a difference as one line, with the rules that explain it."""
+    difference = finding.difference
+    parts = []
+    if difference.first_pair is not None:
+        parts.append(f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}")
+        if difference.until_tenth is not None:
+            parts.append(f"0.1 rad off from distance {difference.until_tenth:,}")
+    if difference.temperature != 1:
+        parts.append(f"logits x {difference.temperature:.4g}")
+    return "; ".join([*parts, *map(str, finding.rules)])
+
+
+def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) -> Finding:
+    """Return a finding of `audit` in the words of a row."""
+    words = {key: str(value) for key, value in facts.items()}
+    evidence = Evidence("not known", words["value"])
+    if found is not None:
+        evidence = Evidence(found.known, facts["value"], found.version)
+    fix = row.fix.split("|")[0 if repaired else -1].strip()
+    return Finding(
+        row.id,
+        row.severity,
+        words["key"],
+        facts["value"],
+        row.cause.format_map(words),
+        row.effect.format_map(words),
+        fix,
+        evidence,
+        (),
+        repaired,
+    )
+
+
+@finder
+def by_audit(case: Case, row: Mistake) -> Facts | None:
+    """Find nothing: `findings` asks the engines after all other rows."""
+    return None

@@ -1,0 +1,207 @@
+"""`doctor`: look for every mistake of the table, repair what the config itself says how, and look
+again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropewalk.config import file as config_file
+from ropewalk.diagnosis import engine as engines_here
+from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa: F401 - the rows name them
+from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, Specs, specs_of
+from ropewalk.diagnosis.effects import Effect, effects
+from ropewalk.diagnosis.flags import flags, patch, same
+from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
+from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
+from ropewalk.errors import RopeError, integer
+from ropewalk.gguf import GgufFile, hf_config, is_gguf
+
+#: times that one row may be found and repaired: a list of 64 keys needs no more
+MOST = 64
+
+
+def doctor(
+    config: Any, engine: str | None = None, length: int | None = None, *, draft: Any = None
+) -> Diagnosis:
+    """Return what is wrong with a config, what it does, and the corrected config.
+
+    config  a transformers config, a dict, or the path of a config.json, of its folder or of a GGUF
+            file
+    engine  also compare what this engine computes: "vllm", "sglang", "mlx-lm" or "llama.cpp"
+    length  the longest sequence that the model will be used with
+    draft   the config of a draft model for speculative decoding, which needs the same rope
+
+    The repair is exact: it is made only where the config itself, its family or its published form
+    says what was meant. Otherwise the finding says what to decide.
+    """
+    length = None if length is None else integer("length", length, low=1)
+    engine = None if engine is None else engines_here.name_of(engine)
+    case, text = _case(config, length, draft)
+    original, original_draft = copy.deepcopy(case.root), copy.deepcopy(case.draft)
+    findings = _look(case)
+    unread = any(f.severity == "error" and not f.repaired for f in findings)
+    if engine is not None and not unread:
+        findings += engines_here.findings(case, engine)
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    changed = not same(case.root, original)
+    to_paste = flags(original, case.root, case.specs(), length)
+    if case.metadata is not None:
+        to_paste = _gguf_flags(findings, case)
+        changed = False
+    return Diagnosis(
+        case.model_type,
+        case.family.known,
+        tuple(findings),
+        case.root if changed else None,
+        patch(original, case.root, text, "config.json") if changed else "",
+        to_paste,
+        None if same(case.draft, original_draft) else case.draft,
+        engine,
+        length,
+    )
+
+
+def _look(case: Case) -> list[Finding]:
+    """Return the finding of every row, after its repair."""
+    found: list[tuple[Mistake, Facts, Any, bool]] = []
+    for row in mistakes():
+        if row.gguf != (case.metadata is not None) and row.find != "unreadable":
+            continue
+        # an error that is not repaired says why the config cannot be read
+        told = any(each.severity == "error" and not done for each, _, _, done in found)
+        if row.find == "unreadable" and told:
+            continue
+        for _ in range(MOST):
+            facts = FINDERS[row.find](case, row)
+            if facts is None:
+                break
+            before = copy.deepcopy(case.root)
+            repaired = row.repair is not None and facts.get("fixable", True)
+            if repaired:
+                REPAIRS[row.repair](case, row, facts)  # type: ignore[index]
+            found.append((row, facts, before, repaired))
+            if not repaired:
+                break
+    meant = case.specs()
+    return [_finding(case, meant, *each) for each in found]
+
+
+def _finding(
+    case: Case, meant: Specs | None, row: Mistake, facts: Facts, before: Any, repaired: bool
+) -> Finding:
+    """Return one finding with its numbers: the rope before its repair, or, where that cannot be
+    read, one without the rope object.
+    """
+    words = _Words(facts)
+    effect = row.effect.format_map(words)
+    numbers: tuple[Effect, ...] = ()
+    if repaired and case.metadata is None:
+        length = case.length or case.served
+        wrong = specs_of(before)
+        if wrong is None and case.ropes():
+            wrong = specs_of(_without_ropes(case))
+            numbers = effects(wrong, meant, length)
+            effect += " Code that ignores the rope object:" if numbers else ""
+        else:
+            numbers = effects(wrong, meant, length)
+    fix = row.fix if repaired or "|" not in row.fix else row.fix.split("|")[1].strip()
+    return Finding(
+        row.id,
+        row.severity,
+        str(facts["key"]),
+        facts["value"],
+        row.cause.format_map(words),
+        effect,
+        fix.split("|")[0].strip().format_map(words),
+        Evidence(row.evidence, row.engine, row.version),
+        numbers,
+        repaired,
+    )
+
+
+class _Words(dict):
+    """Facts as the texts of a message: long values shortened, lengths with commas."""
+
+    def __getitem__(self, key: str) -> str:
+        value = super().__getitem__(key)
+        if isinstance(value, bool) or value is None:
+            return json.dumps(value)
+        if isinstance(value, int):
+            return f"{value:,}" if abs(value) >= 10_000 else str(value)
+        if isinstance(value, float):
+            return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:g}"
+        text = value if isinstance(value, str) else repr(value)
+        return text if len(text) <= 160 else text[:157] + "..."
+
+
+def _without_ropes(case: Case) -> dict[str, Any]:
+    """Return the corrected config without a scaling."""
+
+    def change(text: dict[str, Any]) -> None:
+        for key in OBJECT_KEYS:
+            rope = text.pop(key, None)
+            if isinstance(rope, dict) and text.get("rope_theta") is None and "rope_theta" in rope:
+                text["rope_theta"] = rope["rope_theta"]
+
+    return case.with_(change)
+
+
+def _gguf_flags(findings: list[Finding], case: Case) -> dict[str, str]:
+    """Return the flags of llama.cpp for a file that cannot be changed by a patch."""
+    for row in mistakes():
+        if row.gguf and any(finding.id == row.id for finding in findings):
+            facts = FINDERS[row.find](case, row)
+            if facts and facts.get("new") and facts.get("trained"):
+                return {
+                    "llama.cpp": f"--rope-scaling yarn --rope-scale {facts['new']:g} "
+                    f"--yarn-orig-ctx {facts['trained']}"
+                }
+    return {}
+
+
+def _case(config: Any, length: int | None, draft: Any) -> tuple[Case, str | None]:
+    """Return the config to examine, and the text of its file if it is one."""
+    other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
+    if is_gguf(config):
+        file = GgufFile(config)
+        name = file.architecture
+        try:
+            root = dict(hf_config(file))
+        except RopeError:  # a row may say why
+            root = {"model_type": name}
+        return Case(root, length, other, file.metadata, name), None
+    if not isinstance(config, str | Path):
+        return Case(copy.deepcopy(dict(config_file.load(config))), length, other), None
+    path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
+    duplicates: dict[str, list[Any]] = {}
+    try:
+        root = config_file.read(path)
+    except RopeError as error:
+        if "given once" not in error.rule and "must be finite" not in error.rule:
+            raise
+        root = _lenient(path, duplicates)
+    return Case(root, length, other, duplicates=duplicates), path.read_text(encoding="utf-8")
+
+
+def _lenient(path: Path, duplicates: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return the object of a file that has NaN, or a key twice; record such keys."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        given: dict[str, list[Any]] = {}
+        for key, value in items:
+            given.setdefault(key, []).append(value)
+        duplicates.update({key: each for key, each in given.items() if len(each) > 1})
+        return dict(items)
+
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=pairs)
+    except ValueError as error:
+        raise RopeError("config", f"must be JSON ({error})", str(path)) from None
+    if not isinstance(value, Mapping):
+        raise RopeError("config", "must be a JSON object", str(path))
+    return dict(value)

@@ -1,0 +1,113 @@
+"""The corrected config in the forms that engines take: flags to paste, Python, and a patch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ropewalk.diagnosis.case import Specs
+from ropewalk.frequencies import Default, Linear, Yarn
+from ropewalk.frequencies.formulas import mscale
+
+TRANSFORMERS = """\
+import json
+from transformers import AutoConfig, AutoModelForCausalLM
+config = json.load(open("FOLDER/config.json"))
+config.update(json.loads({text!r}))
+model = AutoModelForCausalLM.from_pretrained("FOLDER", config=AutoConfig.for_model(**config))"""
+MLX_LM = """\
+import json
+from mlx_lm import load
+model, tokenizer = load("FOLDER", model_config=json.loads({text!r}))"""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two values are the same JSON: 8192 and 8192.0 are not."""
+    return _json(one) == _json(other)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config that are to be written over: null for those that were removed."""
+    changed = {k: value for k, value in new.items() if k not in old or not same(old[k], value)}
+    return changed | {key: None for key in old if key not in new}
+
+
+def flags(
+    old: Mapping[str, Any], new: Mapping[str, Any], specs: Specs | None, length: int | None
+) -> dict[str, str]:
+    """Return {engine: what to paste} that turns the config `old` into `new`; {} if they are equal.
+
+    `length` is the longest sequence; `specs` are those of `new`.
+    """
+    changed = changes(old, new)
+    if not changed:
+        return {}
+    text = json.dumps(changed)
+    long = "" if length is None else f" --max-model-len {length}"
+    context = "" if length is None else f" --context-length {length}"
+    return {
+        "vllm": f"--hf-overrides {shlex.quote(text)}{long}",
+        "sglang": f"--json-model-override-args {shlex.quote(text)}{context}",
+        "llama.cpp": llama_cpp(specs, length),
+        "transformers": TRANSFORMERS.format(text=text),
+        "mlx-lm": MLX_LM.format(text=text),
+    }
+
+
+def llama_cpp(specs: Specs | None, length: int | None) -> str:
+    """Return the flags of llama.cpp for a rope that flags can say; otherwise what to do instead."""
+    rotated = [spec for spec in (specs or {}).values() if spec is not None]
+    again = "convert the corrected folder again: no flag of llama.cpp says this rope"
+    if not rotated or any(spec != rotated[0] for spec in rotated):
+        return again
+    spec, scaling = rotated[0], rotated[0].scaling
+    parts = [f"--rope-freq-base {spec.theta:.17g}"]
+    if isinstance(scaling, Yarn) and scaling.truncate:
+        parts = [
+            "--rope-scaling yarn",
+            f"--rope-scale {scaling.factor:g}",
+            f"--yarn-orig-ctx {scaling.original_length}",
+            *parts,
+        ]
+        if (scaling.beta_fast, scaling.beta_slow) != (32.0, 1.0):
+            parts += [
+                f"--yarn-beta-fast {scaling.beta_fast:g}",
+                f"--yarn-beta-slow {scaling.beta_slow:g}",
+            ]
+        usual = float(mscale(scaling.factor))  # llama.cpp multiplies by it
+        if abs(spec.magnitude() / usual - 1) > 1e-6:
+            parts.append(f"--yarn-attn-factor {spec.magnitude() / usual:.9g}")
+    elif isinstance(scaling, Linear):
+        parts = ["--rope-scaling linear", f"--rope-scale {scaling.factor:g}", *parts]
+    elif isinstance(scaling, Default):
+        parts = ["--rope-scaling none", *parts]
+    else:
+        return again
+    return " ".join([*parts, *([] if length is None else [f"--ctx-size {length}"])])
+
+
+def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name: str) -> str:
+    """Return the unified diff from one config to another; "" if they are equal.
+
+    text  what the file has; None: the config as JSON with an indent of 2
+    """
+    if same(old, new):
+        return ""
+    before, after = _lines(old, 2), _lines(new, 2)
+    if text is not None and text != before:
+        before, after = text, _lines(new, 4) if text == _lines(old, 4) else after
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", lineterm=""
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _lines(config: Mapping[str, Any], indent: int) -> str:
+    return json.dumps(config, indent=indent, default=str) + "\n"

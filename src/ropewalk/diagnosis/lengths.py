@@ -1,0 +1,277 @@
+"""Mistakes of lengths: what a scaling covers, and what the model is served with."""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.config import keys
+from ropewalk.diagnosis.case import Case, Facts, positive, type_of
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.published import rows_of
+from ropewalk.diagnosis.spelling import at
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
+
+#: scalings that cover trained length x factor
+STATIC = ("yarn", "linear")
+#: lengths within this part of each other are one: 40,960 tokens are served with factors for 32,768
+SAME_LENGTH = 0.02
+
+
+def covered(case: Case) -> float | None:
+    """Return up to which length the config's rope was made; None if it does not say."""
+    kind, factor, trained = case.rope_type, case.factor, case.trained
+    if kind == "yarn" and factor and trained:
+        return trained * factor
+    if kind == "linear" and factor and case.served:
+        return None if trained is None else trained * factor
+    return case.served
+
+
+def length_key(case: Case) -> str:
+    """Return the key of the config's served length."""
+    return next((k for k in keys.LENGTH_KEYS if case.text.get(k) is not None), SERVED_LENGTH_KEY)
+
+
+@finder
+def trained_length_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find YaRN without the trained length, for which the served one is then taken."""
+    if case.trained is not None or TRAINED_LENGTH_KEY in case.family.defaults:
+        return None
+    for place, rope in case.ropes():
+        if type_of(rope) in row.keys:
+            known = {each["trained"] for each in rows_of(case) if "trained" in each}
+            new = known.pop() if len(known) == 1 else None
+            same = new is not None and new == case.served  # then it is read all the same
+            return {
+                "key": at(place, TRAINED_LENGTH_KEY),
+                "value": None,
+                "new": new,
+                "served": case.served,
+                "holder": rope,
+                "name": TRAINED_LENGTH_KEY,
+                "fixable": new is not None and not same,
+                "type": type_of(rope),
+            }
+    return None
+
+
+@finder
+def lengths_swapped(case: Case, row: Mistake) -> Facts | None:
+    """Find a trained length above the served one."""
+    trained, served, factor = case.trained, case.served, case.factor
+    if not trained or not served or trained <= served or case.rope_type not in row.keys:
+        return None
+    is_swap = factor is not None and math.isclose(served * factor, trained, rel_tol=SAME_LENGTH)
+    return {"key": TRAINED_LENGTH_KEY, "value": trained, "served": served, "fixable": is_swap}
+
+
+@repair
+def swap_lengths(case: Case, row: Mistake, facts: Facts) -> None:
+    """Exchange the trained and the served length."""
+    for _, holder in case.places():
+        if holder.get(TRAINED_LENGTH_KEY) == facts["value"]:
+            holder[TRAINED_LENGTH_KEY] = facts["served"]
+    case.text[length_key(case)] = facts["value"]
+
+
+@finder
+def multiplied_twice(case: Case, row: Mistake) -> Facts | None:
+    """Find a served length that is the trained one times the square of the factor."""
+    trained, served, factor = case.trained, case.served, case.factor
+    if case.rope_type != "yarn" or not trained or not served or not factor or factor <= 1:
+        return None
+    if not math.isclose(served, trained * factor**2, rel_tol=SAME_LENGTH):
+        return None
+    return {
+        "key": length_key(case),
+        "value": served,
+        "new": round(trained * factor),
+        "trained": trained,
+        "factor": factor,
+        "holder": case.text,
+        "name": length_key(case),
+    }
+
+
+@finder
+def factor_too_small(case: Case, row: Mistake) -> Facts | None:
+    """Find a served length that the factor does not reach."""
+    trained, served, factor = case.trained, case.served, case.factor
+    if case.rope_type != "yarn" or not trained or not served or not factor:
+        return None
+    if served <= trained * factor * (1 + SAME_LENGTH):
+        return None
+    ratio = served / trained
+    rope = case.flat()
+    return {
+        "key": "factor",
+        "value": factor,
+        "new": ratio,
+        "covered": round(trained * factor),
+        "served": served,
+        "trained": trained,
+        "holder": rope,
+        "name": "factor",
+        "fixable": rope is not None and ratio.is_integer(),
+    }
+
+
+@finder
+def factor_too_large(case: Case, row: Mistake) -> Facts | None:
+    """Find a factor that reaches farther than the served length."""
+    trained, served, factor = case.trained, case.served, case.factor
+    if case.rope_type != "yarn" or not trained or not served or not factor:
+        return None
+    # equal lengths: the served length was left as it was, which engines multiply themselves
+    if served == trained or trained * factor <= served * (1 + SAME_LENGTH):
+        return None
+    return {
+        "key": "factor",
+        "value": factor,
+        "covered": round(trained * factor),
+        "served": served,
+        "ratio": served / trained,
+    }
+
+
+@finder
+def served_beyond_scaling(case: Case, row: Mistake) -> Facts | None:
+    """Find a length in use that the scaling does not cover."""
+    reach = covered(case)
+    if case.length is None or reach is None or case.rope_type == "default":
+        return None
+    if case.rope_type == "dynamic" or case.length <= reach * (1 + SAME_LENGTH):
+        return None
+    trained, rope = case.trained, case.flat()
+    can = case.rope_type == "yarn" and trained is not None and rope is not None
+    return {
+        "key": "factor",
+        "value": case.factor,
+        "length": case.length,
+        "covered": round(reach),
+        "type": case.rope_type,
+        "trained": trained,
+        "fixable": can,
+        "holder": rope,
+        "new": case.length / trained if trained else None,
+    }
+
+
+@repair
+def raise_factor(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the factor for the length in use, and the length itself where the config had the
+    multiplied one.
+    """
+    facts["holder"]["factor"] = facts["new"]
+    if case.served != facts["trained"]:
+        case.text[length_key(case)] = facts["length"]
+
+
+@finder
+def served_beyond_training(case: Case, row: Mistake) -> Facts | None:
+    """Find a length in use beyond the config's own, without a scaling."""
+    if case.length is None or case.served is None or case.length <= case.served:
+        return None
+    if case.rope_type != "default":
+        return None
+    known = {each["trained"] for each in rows_of(case) if "trained" in each}
+    trained = known.pop() if len(known) == 1 else case.served
+    family, nested = case.family, any("." in place for place, _ in case.ropes())
+    can = family.known and not (family.only_default or family.layer_thetas or nested)
+    specs = case.specs()
+    plain = specs is not None and all(s is None or s.rotary_dim is None for s in specs.values())
+    return {
+        "key": "rope_scaling",
+        "value": None,
+        "length": case.length,
+        "trained": trained,
+        "served": case.served,
+        "factor": case.length / trained,
+        "fixable": can and plain,
+    }
+
+
+@repair
+def add_yarn(case: Case, row: Mistake, facts: Facts) -> None:
+    """Add YaRN from the trained length to the length in use."""
+    yarn = {"rope_type": "yarn", "factor": facts["factor"], TRAINED_LENGTH_KEY: facts["trained"]}
+    v5, v4 = case.text.get("rope_parameters"), case.text.get("rope_scaling")
+    rope = v5 if isinstance(v5, dict) and v5 else v4 if isinstance(v4, dict) else {}
+    rope.pop("type", None)
+    rope.update(yarn)
+    if rope is not v5:
+        case.text["rope_scaling"] = rope
+    case.text[length_key(case)] = facts["length"]
+
+
+@finder
+def short_under_yarn(case: Case, row: Mistake) -> Facts | None:
+    """Find YaRN where no text is longer than the trained length."""
+    trained, factor = case.trained, case.factor
+    if case.length is None or case.rope_type != "yarn" or not trained or not factor:
+        return None
+    if case.length > trained or factor <= 1:
+        return None
+    return {
+        "key": "rope_type",
+        "value": "yarn",
+        "length": case.length,
+        "trained": trained,
+        "factor": factor,
+    }
+
+
+@finder
+def dynamic_without_length(case: Case, row: Mistake) -> Facts | None:
+    """Find dynamic NTK without the length from which it grows."""
+    if case.rope_type != "dynamic" or case.get("alpha") is not None:
+        return None
+    if case.text.get(SERVED_LENGTH_KEY) is not None:
+        return None
+    new = case.trained or case.served
+    return {
+        "key": SERVED_LENGTH_KEY,
+        "value": None,
+        "new": new,
+        "holder": case.text,
+        "name": SERVED_LENGTH_KEY,
+        "fixable": new is not None,
+    }
+
+
+@finder
+def factor_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find a scaling without its factor."""
+    for place, rope in case.ropes():
+        if type_of(rope) not in row.keys or rope.get("factor") is not None:
+            continue
+        if rope.get("alpha") is not None:
+            continue
+        trained, served = case.trained, case.served
+        ratio = served / trained if served and trained else None
+        # the ratio is what YaRN's code takes; Llama 3 has another factor than its ratio
+        can = type_of(rope) == "yarn" and ratio is not None and ratio > 1
+        return {
+            "key": at(place, "factor"),
+            "value": None,
+            "new": ratio,
+            "fixable": can,
+            "holder": rope,
+            "name": "factor",
+            "type": type_of(rope),
+        }
+    return None
+
+
+@finder
+def attends_far_by_window(case: Case, row: Mistake) -> Facts | None:
+    """Find a length in use beyond a window that every layer has."""
+    window = positive(case.text.get("sliding_window"))
+    if case.length is None or window is None or case.text.get("use_sliding_window") is False:
+        return None
+    types = case.text.get("layer_types")
+    if not isinstance(types, list) or set(types) != {"sliding_attention"}:
+        return None
+    if case.length <= window:
+        return None
+    return {"key": "sliding_window", "value": int(window), "length": case.length}

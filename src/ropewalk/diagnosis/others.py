@@ -1,0 +1,150 @@
+"""Mistakes that are not in the rope itself: a draft model, a GGUF file, an unknown family, keys
+that are not read.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ropewalk.config.hf import read_specs
+from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, positive, specs_of, text_of, whole
+from ropewalk.diagnosis.lengths import covered
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.errors import RopeError
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
+
+#: keys that a draft takes over with the rope
+INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
+
+
+@finder
+def unreadable(case: Case, row: Mistake) -> Facts | None:
+    """Find a config that cannot be read, for a reason that no other row is about."""
+    error = case.error()
+    return None if error is None else {"key": error.field, "value": error.value, "why": error.rule}
+
+
+@finder
+def family_unknown(case: Case, row: Mistake) -> Facts | None:
+    """Find a model type whose code is not known."""
+    if case.metadata is not None or case.family.known or "_class_name" in case.text:
+        return None
+    return {"key": "model_type", "value": case.model_type}
+
+
+@finder
+def keys_unread(case: Case, row: Mistake) -> Facts | None:
+    """Find keys that the model's code does not read, and values that differ from others."""
+    try:
+        told = read_specs(case.root, "exact")[1].warnings
+    except RopeError:
+        return None
+    told = tuple(text for text in told if not text.startswith("model_type:"))
+    return {"key": "config", "value": len(told), "told": "; ".join(told)} if told else None
+
+
+def _scaled(specs: dict[str, Any] | None) -> bool:
+    return any(s is not None and s.scaling.name != "default" for s in (specs or {}).values())
+
+
+@finder
+def draft_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find a draft model whose rope lacks the scaling or the theta of the model it drafts for."""
+    if case.draft is None:
+        return None
+    target, draft = case.specs(), specs_of(case.draft)
+    if target is None or draft is None:
+        return None
+    ours = next((s for s in target.values() if s is not None), None)
+    theirs = next((s for s in draft.values() if s is not None), None)
+    if ours is None or theirs is None or not _scaled(target):
+        return None
+    if ours.scaling == theirs.scaling:
+        return None
+    same = ours.theta == theirs.theta and ours.rotated_dims == theirs.rotated_dims
+    reach = covered(Case(case.draft))
+    return {
+        "key": "draft",
+        "value": theirs.scaling.name,
+        "target": ours.scaling.name,
+        "from": reach,
+        "fixable": same and len(target) == 1,
+    }
+
+
+@repair
+def inherit(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the rope of the model into the config of its draft."""
+    assert case.draft is not None
+    draft = text_of(case.draft)
+    for key in INHERITED:
+        draft.pop(key, None)
+        if case.text.get(key) is not None:
+            draft[key] = copy.deepcopy(case.text[key])
+
+
+def _gguf(case: Case, key: str) -> Any:
+    """Return a value of a GGUF file by its key without the architecture's name."""
+    return (case.metadata or {}).get(f"{case.architecture}.{key}")
+
+
+@finder
+def gguf_factor_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find a scaling type of a GGUF file without its factor."""
+    kind, factor = _gguf(case, "rope.scaling.type"), _gguf(case, "rope.scaling.factor")
+    if kind not in ("yarn", "linear") or positive(factor) not in (None, 1):
+        return None
+    trained = whole(_gguf(case, "rope.scaling.original_context_length"))
+    served = whole(_gguf(case, "context_length"))
+    new = served / trained if served and trained and served > trained else None
+    return {
+        "key": "rope.scaling.factor",
+        "value": factor,
+        "type": kind,
+        "new": new,
+        "trained": trained,
+    }
+
+
+@finder
+def gguf_type_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find a factor of a GGUF file whose scaling type is absent or none."""
+    kind, factor = _gguf(case, "rope.scaling.type"), positive(_gguf(case, "rope.scaling.factor"))
+    if kind not in (None, "none") or factor is None or factor == 1:
+        return None
+    return {"key": "rope.scaling.type", "value": kind, "factor": factor}
+
+
+@finder
+def gguf_lengths(case: Case, row: Mistake) -> Facts | None:
+    """Find a context length of a GGUF file that its YaRN does not reach."""
+    trained = whole(_gguf(case, "rope.scaling.original_context_length"))
+    factor, served = (
+        positive(_gguf(case, "rope.scaling.factor")),
+        whole(_gguf(case, "context_length")),
+    )
+    if _gguf(case, "rope.scaling.type") != "yarn" or not trained or not factor or not served:
+        return None
+    if served <= trained * factor * 1.02:
+        return None
+    return {
+        "key": "context_length",
+        "value": served,
+        "covered": round(trained * factor),
+        "new": served / trained,
+        "trained": trained,
+        "factor": factor,
+    }
+
+
+@finder
+def gguf_width(case: Case, row: Mistake) -> Facts | None:
+    """Find a rotated width of a GGUF file that is odd or wider than the head."""
+    width, head = (
+        whole(_gguf(case, "rope.dimension_count")),
+        whole(_gguf(case, "attention.key_length")),
+    )
+    if width is None or not (width % 2 or (head is not None and width > head)):
+        return None
+    return {"key": "rope.dimension_count", "value": width, "head": head}

@@ -1,0 +1,355 @@
+"""Mistakes of place: keys inside, outside and beside the object that is read, and the forms of
+transformers 4 and 5.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, layers_of, positive, specs_of, type_of
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.published import published_theta
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+
+THETA = "rope_theta"
+FRACTION = "partial_rotary_factor"
+
+
+def _objects(case: Case) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return `rope_parameters` and `rope_scaling`; None where it is absent or empty."""
+    v5, v4 = (case.text.get(key) for key in OBJECT_KEYS)
+    return v5 if isinstance(v5, dict) and v5 else None, v4 if isinstance(v4, dict) and v4 else None
+
+
+def as_v4(text: dict[str, Any]) -> None:
+    """Write a flat `rope_parameters` as transformers 4 reads it: theta and fraction outside."""
+    rope = dict(text.pop("rope_parameters"))
+    for key in (THETA, FRACTION):
+        if rope.get(key) is not None:
+            text[key] = rope.pop(key)
+    rope = {key: value for key, value in rope.items() if value is not None}
+    text["rope_scaling"] = None if set(rope) <= {"rope_type"} and _is_default(rope) else rope
+
+
+def as_v5(text: dict[str, Any]) -> None:
+    """Write theta and `rope_scaling` as transformers 5 does: one object with all of them."""
+    rope = {"rope_type": "default", **(text.pop("rope_scaling", None) or {})}
+    if text.get(THETA) is not None:
+        rope[THETA] = text.pop(THETA)
+    text["rope_parameters"] = rope
+
+
+def _is_default(rope: dict[str, Any]) -> bool:
+    return type_of(rope) in (None, "default")
+
+
+def _without(case: Case, key: str) -> dict[str, Any]:
+    """Return the config without one of its two rope objects, whose theta stays."""
+
+    def change(text: dict[str, Any]) -> None:
+        gone = text.pop(key)
+        if text.get(THETA) is None and gone.get(THETA) is not None:
+            text[THETA] = gone[THETA]
+
+    return case.with_(change)
+
+
+@finder
+def both_objects(case: Case, row: Mistake) -> Facts | None:
+    """Find `rope_scaling` beside `rope_parameters`; `names` says whether they agree."""
+    v5, v4 = _objects(case)
+    if v5 is None or v4 is None:
+        return None
+    new, old = specs_of(_without(case, "rope_scaling")), specs_of(_without(case, "rope_parameters"))
+    agree = new is not None and new == old
+    if agree != ("agree" in row.names):
+        return None
+    facts = {"key": "rope_scaling", "value": type_of(v4), "other": type_of(v5) or "default"}
+    if agree:
+        return facts
+    keep = "rope_scaling" if old is not None else "rope_parameters"
+    return {**facts, "keep": keep, "fixable": old is not None or new is not None}
+
+
+@repair
+def keep_one_object(case: Case, row: Mistake, facts: Facts) -> None:
+    """Remove the object that is not read; a theta that only it has stays."""
+    gone = next(key for key in OBJECT_KEYS if key != facts["keep"])
+    root = _without(case, gone)
+    case.root.clear()
+    case.root.update(root)
+
+
+@finder
+def theta_twice(case: Case, row: Mistake) -> Facts | None:
+    """Find a theta outside the rope that differs from the one inside."""
+    rope = case.flat()
+    inside = positive(rope.get(THETA)) if rope else None
+    name = case.family.renamed.get(THETA, THETA)
+    outside = positive(case.text.get(name))
+    if rope is None or inside is None or outside is None or inside == outside:
+        return None
+    usual = {10_000.0, case.family.default(THETA)}
+    known = published_theta(case)
+    meant = [each for each in (inside, outside) if each in known]
+    meant = meant or [each for each in (inside, outside) if each not in usual]
+    new = meant[0] if len(meant) == 1 else None
+    return {
+        "key": THETA,
+        "value": inside,
+        "other": outside,
+        "new": new,
+        "rope": rope,
+        "name": name,
+        "fixable": new is not None,
+    }
+
+
+@repair
+def one_theta(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the same theta at both places."""
+    facts["rope"][THETA] = case.text[facts["name"]] = facts["new"]
+
+
+@finder
+def theta_in_v4(case: Case, row: Mistake) -> Facts | None:
+    """Find a theta that only `rope_scaling` has, where transformers 4 does not look for it."""
+    v5, v4 = _objects(case)
+    name = case.family.renamed.get(THETA, THETA)
+    value = positive(v4.get(THETA)) if v4 else None
+    if v5 is not None or value is None or case.text.get(name) is not None:
+        return None
+    return {
+        "key": f"rope_scaling.{THETA}",
+        "value": value,
+        "new": value,
+        "holder": case.text,
+        "name": name,
+        "default": case.family.default(THETA),
+    }
+
+
+@finder
+def theta_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find `rope_parameters` without theta, which transformers 5 always writes."""
+    v5, v4 = _objects(case)
+    if v5 is None or v4 is not None or layers_of(v5) or case.family.layer_thetas:
+        return None
+    names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
+    if any(case.get(key) is not None for key in names) or THETA in v5:
+        return None
+    known = published_theta(case)
+    new = next(iter(known)) if len(known) == 1 else None
+    return {
+        "key": f"rope_parameters.{THETA}",
+        "value": None,
+        "new": new,
+        "holder": v5,
+        "name": THETA,
+        "default": case.family.default(THETA),
+        "fixable": new is not None,
+    }
+
+
+@finder
+def llama3_without_theta(case: Case, row: Mistake) -> Facts | None:
+    """Find the scaling of Llama 3 in a Llama without theta, or with that of Llama 2."""
+    theta = case.get(THETA)
+    if case.model_type != "llama" or theta not in (None, 10_000):
+        return None
+    for place, rope in case.ropes():
+        if type_of(rope) == "llama3":
+            holder = rope if place == "rope_parameters" else case.text
+            return {"key": THETA, "value": theta, "new": 500_000.0, "holder": holder, "name": THETA}
+    return None
+
+
+@finder
+def release_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find keys of transformers 5 in a file of transformers 4, or the reverse; `keys` has the major
+    number of the release that wrote the file.
+    """
+    version = case.root.get("transformers_version")
+    if not isinstance(version, str) or version.split(".")[0] != row.keys[0]:
+        return None
+    v5, v4 = _objects(case)
+    if row.keys[0] == "4":
+        flat = v5 is not None and not layers_of(v5)
+        if v5 is None or v4 is not None:
+            return None
+        return {"key": "rope_parameters", "value": version, "fixable": flat}
+    if v5 is not None or (v4 is None and case.text.get(THETA) is None):
+        return None
+    return {"key": "rope_scaling" if v4 else THETA, "value": version}
+
+
+@repair
+def write_as_v4(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the keys of transformers 4, which both releases read."""
+    as_v4(case.text)
+
+
+@finder
+def nested_in_flat(case: Case, row: Mistake) -> Facts | None:
+    """Find ropes by layer type in a family that has one rope for all layers."""
+    v5 = _objects(case)[0]
+    layers = layers_of(v5 or {})
+    family = case.family
+    if not layers or not family.known or family.layer_thetas or family.rope_required:
+        return None
+    if case.text.get("layer_types") or family.unrotated:
+        return None
+    ropes = list(layers.values())
+    same = all(rope == ropes[0] for rope in ropes)
+    return {
+        "key": "rope_parameters",
+        "value": ", ".join(layers),
+        "fixable": same,
+        "new": copy.deepcopy(ropes[0]),
+        "holder": case.text,
+        "name": "rope_parameters",
+        "model": case.model_type,
+    }
+
+
+@finder
+def flat_in_nested(case: Case, row: Mistake) -> Facts | None:
+    """Find one rope for all layers in a family whose layer types have ropes of their own."""
+    v5, v4 = _objects(case)
+    thetas = case.family.layer_thetas
+    if v5 is None or v4 is not None or layers_of(v5) or not thetas:
+        return None
+    if v5.keys() <= set(case.text.get("layer_types") or ()):
+        return None
+    new = {}
+    for index, (name, facts) in enumerate(thetas.items()):
+        rope = copy.deepcopy(v5) if facts.scaled else {"rope_type": "default"}
+        theta = case.text.get(facts.key) if facts.key else None
+        # the theta of the one rope is that of the first layer type, full attention
+        theta = v5.get(THETA, theta) if index == 0 else theta
+        new[name] = {**rope, THETA: facts.default if theta is None else theta}
+    return {
+        "key": "rope_parameters",
+        "value": type_of(v5),
+        "new": new,
+        "holder": case.text,
+        "name": "rope_parameters",
+        "model": case.model_type,
+        "types": " and ".join(thetas),
+    }
+
+
+@finder
+def beside_layers(case: Case, row: Mistake) -> Facts | None:
+    """Find keys beside layer types, which no model reads."""
+    v5 = _objects(case)[0]
+    layers = layers_of(v5 or {})
+    if v5 is None or not layers:
+        return None
+    for key in (key for key in v5 if key in keys.inner_keys()):
+        lack = [name for name, rope in layers.items() if rope.get(key) is None]
+        # every layer type has its own: what is beside them is not missed
+        return {
+            "key": f"rope_parameters.{key}",
+            "value": v5[key],
+            "fixable": not lack,
+            "holder": v5,
+            "name": key,
+            "lack": ", ".join(lack) or "none",
+        }
+    return None
+
+
+@finder
+def outside_text_part(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope object of the whole model where only the text part's is read."""
+    if case.text is case.root:
+        return None
+    for key in OBJECT_KEYS:
+        value = case.root.get(key)
+        if isinstance(value, dict) and value and not any(_objects(case)):
+            return {"key": key, "value": type_of(value), "name": key}
+    return None
+
+
+@repair
+def move_to_text_part(case: Case, row: Mistake, facts: Facts) -> None:
+    """Move the rope object into the text part."""
+    case.text[facts["name"]] = case.root.pop(facts["name"])
+
+
+@finder
+def fraction_unread(case: Case, row: Mistake) -> Facts | None:
+    """Find a fraction of the head in a family whose code rotates whole heads; `names` has
+    "scaled" for configs with a scaling and "plain" for those without.
+    """
+    family = case.family
+    if (
+        not family.known
+        or family.reads_partial
+        or family.latent
+        or case.rope_type == "proportional"
+    ):
+        return None
+    if ("plain" if case.rope_type == "default" else "scaled") not in row.names:
+        return None
+    for place, holder in case.places():
+        for key in keys.FRACTION_KEYS:
+            value = positive(holder.get(key))
+            if value is not None and value < 1:
+                where = f"{place}.{key}" if place else key
+                return {
+                    "key": where,
+                    "value": value,
+                    "holder": holder,
+                    "name": key,
+                    "model": case.model_type,
+                }
+    return None
+
+
+@finder
+def width_contradicts(case: Case, row: Mistake) -> Facts | None:
+    """Find rotary_dim beside a fraction that gives another width."""
+    width, head = positive(case.text.get("rotary_dim")), case.head_dim
+    fraction = positive(case.get(FRACTION)) or positive(case.text.get("rotary_pct"))
+    if "rotary_dim" not in case.family.reads or not width or not fraction or not head:
+        return None
+    if int(head * fraction) != width and fraction <= 1:
+        return {
+            "key": "rotary_dim",
+            "value": width,
+            "other": fraction,
+            "width": int(head * fraction),
+            "head": head,
+        }
+    return None
+
+
+@finder
+def trained_length_twice(case: Case, row: Mistake) -> Facts | None:
+    """Find a trained length outside the rope that differs from the one inside."""
+    rope = case.flat()
+    inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
+    outside = positive(case.text.get(TRAINED_LENGTH_KEY))
+    if rope is None or inside is None or outside is None or inside == outside:
+        return None
+    factor, served = case.factor, case.served
+    fits = [each for each in (inside, outside) if factor and each * factor == served]
+    new = fits[0] if len(fits) == 1 else None
+    return {
+        "key": TRAINED_LENGTH_KEY,
+        "value": inside,
+        "other": outside,
+        "rope": rope,
+        "new": new,
+        "fixable": new is not None,
+    }
+
+
+@repair
+def one_trained_length(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the same trained length at both places."""
+    facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]

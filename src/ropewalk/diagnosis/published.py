@@ -1,0 +1,204 @@
+"""The ropes of well-known models, recognised by their sizes, and what a config has otherwise.
+
+Fine-tuned models keep their sizes and may have another theta or scaling, so a row is compared only
+where a difference cannot be meant.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.diagnosis.case import Case, Facts, positive, type_of
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+
+TABLE = Path(__file__).with_name("published.json")
+#: what a model is recognised by: all of these must be in the config
+IDENTITY = {
+    "hidden_size": keys.HIDDEN_SIZE_KEYS,
+    "heads": keys.HEAD_COUNT_KEYS,
+    "layers": keys.LAYER_COUNT_KEYS,
+    "vocab_size": ("vocab_size",),
+}
+#: theta of a class that lost its own
+LOST_THETA = 10_000.0
+
+
+@cache
+def models() -> tuple[dict[str, Any], ...]:
+    """Return the rows of the table: name, sizes, thetas, lengths and scaling."""
+    return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["models"])
+
+
+def rows_of(case: Case) -> list[dict[str, Any]]:
+    """Return the published models with the sizes of a config; those with its length, if any."""
+    text = case.text
+    sizes = {
+        name: next((text[key] for key in names if text.get(key) is not None), None)
+        for name, names in IDENTITY.items()
+    }
+    if None in sizes.values():
+        return []
+    found = [
+        row
+        for row in models()
+        if case.model_type in row["model_types"]
+        and all(row[name] == size for name, size in sizes.items())
+        and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
+    ]
+    return [row for row in found if case.served in row["lengths"]] or found
+
+
+def published_theta(case: Case) -> set[float]:
+    """Return the thetas of the published models with the sizes of a config; empty: not known."""
+    return {theta for row in rows_of(case) for theta in row["theta"]}
+
+
+def _theta(case: Case) -> float | None:
+    """Return the theta of the config's full attention layers; None if it cannot be read."""
+    specs = case.specs() or {}
+    spec = specs.get("full_attention") or next(filter(None, specs.values()), None)
+    return None if spec is None else spec.theta
+
+
+@finder
+def theta_lost(case: Case, row: Mistake) -> Facts | None:
+    """Find the theta of an unnamed class in a model that was published with another one."""
+    known, theta = published_theta(case), _theta(case)
+    if not known or theta != LOST_THETA or theta in known:
+        return None
+    names = ", ".join(each["name"] for each in rows_of(case))
+    new = next(iter(known)) if len(known) == 1 else None
+    holder = case.flat()
+    inside = holder is not None and (
+        holder.get("rope_theta") is not None or holder is case.text.get("rope_parameters")
+    )
+    return {
+        "key": "rope_theta",
+        "value": theta,
+        "new": new,
+        "published": sorted(known),
+        "model": names,
+        "fixable": new is not None,
+        "holder": holder if inside else case.text,
+    }
+
+
+@repair
+def put_theta(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the published theta where the config has its theta."""
+    for holder in (facts["holder"], case.text):
+        if holder is facts["holder"] or holder.get("rope_theta") is not None:
+            name = case.family.renamed.get("rope_theta", "rope_theta")
+            holder[name if holder is case.text else "rope_theta"] = facts["new"]
+
+
+@finder
+def theta_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find another theta than the published one, which a fine-tuned model may have."""
+    known, theta = published_theta(case), _theta(case)
+    if not known or theta is None or theta in known or theta == LOST_THETA:
+        return None
+    if case.family.layer_thetas:
+        return None
+    names = ", ".join(each["name"] for each in rows_of(case))
+    return {"key": "rope_theta", "value": theta, "published": sorted(known), "model": names}
+
+
+@finder
+def scaling_lost(case: Case, row: Mistake) -> Facts | None:
+    """Find a config without the scaling that every published model of its sizes and length has."""
+    rows = [each for each in rows_of(case) if case.served in each["lengths"]]
+    if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
+        return None
+    if any(each["scaling"] != rows[0]["scaling"] for each in rows):
+        return None
+    scaling = rows[0]["scaling"]
+    whole_scaling = "short_factor" not in scaling.get("left_out", ())
+    return {
+        "key": "rope_scaling",
+        "value": None,
+        "new": scaling,
+        "model": rows[0]["name"],
+        "fixable": whole_scaling and not case.family.layer_thetas,
+        "length": case.served,
+    }
+
+
+@repair
+def put_scaling(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the published scaling in the form that the config has."""
+    v5 = case.text.get("rope_parameters")
+    if isinstance(v5, dict) and v5:
+        v5.update(facts["new"])
+        v5.pop("type", None)
+    else:
+        case.text["rope_scaling"] = dict(facts["new"])
+
+
+@finder
+def scaling_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find another number in the scaling of a published model at its published length."""
+    rows = [each for each in rows_of(case) if case.served in each["lengths"]]
+    rope = case.flat()
+    if not rows or rope is None or len(rows) != 1:
+        return None
+    scaling = rows[0].get("scaling") or {}
+    if type_of(rope) != scaling.get("rope_type") or "left_out" in scaling:
+        return None
+    for key, value in scaling.items():
+        own = rope.get(key, case.text.get(key))
+        if key != "rope_type" and positive(own) is not None and own != value:
+            return {
+                "key": key,
+                "value": own,
+                "new": value,
+                "model": rows[0]["name"],
+                "holder": rope if key in rope else case.text,
+                "name": key,
+            }
+    return None
+
+
+@finder
+def head_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find another head_dim than the published one, which fits the same weights never."""
+    rows = [each for each in rows_of(case) if "head_dim" in each]
+    heads = {each["head_dim"] for each in rows}
+    specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    if len(heads) != 1 or not specs or specs[0].head_dim in heads:
+        return None
+    return {
+        "key": "head_dim",
+        "value": specs[0].head_dim,
+        "new": heads.pop(),
+        "model": rows[0]["name"],
+        "holder": case.text,
+        "name": "head_dim",
+    }
+
+
+@finder
+def fraction_differs(case: Case, row: Mistake) -> Facts | None:
+    """Find another rotated width than the published one."""
+    rows = [each for each in rows_of(case) if "rotated" in each]
+    widths = {each["rotated"] for each in rows}
+    specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    if len(widths) != 1 or not specs or specs[0].rotated_dims in widths:
+        return None
+    width = widths.pop()
+    name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    rope = case.flat()
+    inside = rope is not None and rope.get("partial_rotary_factor") is not None
+    return {
+        "key": name,
+        "value": specs[0].rotated_dims,
+        "width": width,
+        "model": rows[0]["name"],
+        "new": width / specs[0].head_dim,
+        "holder": rope if inside else case.text,
+        "name": "partial_rotary_factor" if inside else name,
+    }

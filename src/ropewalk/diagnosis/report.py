@@ -1,0 +1,143 @@
+"""What `doctor` returns: the findings from the heaviest to the lightest, and the corrected config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ropewalk.diagnosis.effects import Effect
+from ropewalk.diagnosis.mistakes import SEVERITIES
+from ropewalk.safe_text import shown
+
+#: the exit status of `ropewalk doctor` for the heaviest finding; 2 is a refused input
+EXIT_STATUS = {"error": 4, "warning": 3, "note": 0}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """How the effect of a finding is known: "formula" (arithmetic on the config), or "run",
+    "recorded" or "rule" of a release of an engine.
+    """
+
+    known: str = "formula"
+    engine: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.known, f"{self.engine} {self.version}".strip())))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake of a config.
+
+    id                  the name of its row in mistakes.toml
+    severity            "error": the model computes something else, or does not start; "warning":
+                        engines or releases may differ; "note": worth knowing, nothing to change
+    key, value          the config key that it is about, and its value
+    cause, effect, fix  in words
+    effects             the effect in numbers, for each layer type
+    repaired            whether the corrected config has the repair
+    """
+
+    id: str
+    severity: str
+    key: str
+    value: Any
+    cause: str
+    effect: str
+    fix: str
+    evidence: Evidence = Evidence()
+    effects: tuple[Effect, ...] = ()
+    repaired: bool = False
+
+    def lines(self) -> list[str]:
+        """Return the finding as lines of text."""
+        numbers = "; ".join(map(str, self.effects))
+        return [
+            f"{self.severity}: {self.cause} [{self.id}]",
+            f"  effect: {self.effect}{f' ({numbers})' if numbers else ''}",
+            f"  known by: {self.evidence}",
+            f"  fix: {self.fix}",
+        ]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The findings about a config, and the corrected config with its other forms.
+
+    corrected   the config with all repairs; None if there is nothing to repair
+    patch       the same as a unified diff
+    flags       {engine: what to paste instead of changing the file}
+    draft       the corrected config of the draft model; None if there is nothing to repair
+    """
+
+    model_type: str | None
+    known: bool
+    findings: tuple[Finding, ...] = ()
+    corrected: dict[str, Any] | None = None
+    patch: str = ""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    draft: dict[str, Any] | None = None
+    engine: str | None = None
+    length: int | None = None
+
+    @property
+    def severity(self) -> str | None:
+        """The severity of the heaviest finding; None if there is none."""
+        return next((s for s in SEVERITIES if any(f.severity == s for f in self.findings)), None)
+
+    @property
+    def exit_status(self) -> int:
+        """0 if nothing is to be changed, 3 after a warning, 4 after an error."""
+        return EXIT_STATUS.get(self.severity or "", 0)
+
+    @property
+    def verdict(self) -> str:
+        """One line: how many findings there are, and whether all are repaired."""
+        about = self.model_type or "model_type not given"
+        counts = {s: sum(f.severity == s for f in self.findings) for s in SEVERITIES}
+        told = ", ".join(f"{n} {s}{'s' if n > 1 else ''}" for s, n in counts.items() if n)
+        heavy = [f for f in self.findings if f.severity != "note"]
+        if not heavy:
+            return f"{about}: nothing to change{f' ({told})' if told else ''}."
+        repaired = sum(f.repaired for f in heavy)
+        end = "all repaired below" if repaired == len(heavy) else f"{repaired} repaired below"
+        return f"{about}: {told}; {end}."
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data for JSON; a number that JSON has no form for is text."""
+        plain = _plain(asdict(self))
+        return {
+            "verdict": self.verdict,
+            "severity": self.severity,
+            "exit_status": self.exit_status,
+            **plain,
+        }
+
+    def __str__(self) -> str:
+        """Return the verdict, the findings, and the repair."""
+        lines = [self.verdict]
+        for finding in self.findings:
+            lines += ["", *map(shown, finding.lines())]
+        if self.patch:
+            lines += ["", "the corrected config.json:", *map(shown, self.patch.splitlines())]
+        for name, text in self.flags.items():
+            if self.engine in self.flags and name != self.engine:
+                continue
+            lines += ["", f"or {name}:", *map(shown, text.splitlines())]
+        if self.draft is not None:
+            lines += ["", "the draft needs the rope of the model: see `draft` of --json"]
+        return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with texts in place of NaN and infinity."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value - value != 0:
+        return str(value)
+    return value

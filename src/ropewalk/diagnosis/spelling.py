@@ -1,0 +1,328 @@
+"""Mistakes of spelling: texts in place of numbers, wrong names of keys and of scalings."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.checks import CONFIG_CHECKS
+from ropewalk.config.normal import NAMES
+from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, positive, type_of
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.frequencies.formulas import ntk_theta
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
+
+NULLS = ("null", "none", "nil", "nan", "")
+TYPE_KEYS = ("rope_type", "type")
+INTEGERS = (TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", "head_dim")
+#: the least likeness of a misspelled key and the one that was meant, by difflib
+LIKENESS = 0.8
+
+
+def rotary_keys(case: Case, place: str) -> set[str]:
+    """Return the keys of an object that have to do with the rotation."""
+    return keys.inner_keys() if place else {*CONFIG_CHECKS, *OBJECT_KEYS}
+
+
+def at(place: str, key: str) -> str:
+    """Return the name of a key with that of the object that holds it."""
+    return f"{place}.{key}" if place else key
+
+
+@finder
+def given_twice(case: Case, row: Mistake) -> Facts | None:
+    """Find a key that the file has more than once in one object."""
+    for key, values in case.duplicates.items():
+        if key in {*keys.inner_keys(), *CONFIG_CHECKS, *OBJECT_KEYS}:
+            return {"key": key, "values": values, "value": values[-1]}
+    return None
+
+
+@repair
+def keep_last(case: Case, row: Mistake, facts: Facts) -> None:
+    """Keep the last value, which every JSON reader keeps."""
+    del case.duplicates[facts["key"]]
+
+
+@finder
+def null_as_text(case: Case, row: Mistake) -> Facts | None:
+    """Find a text that stands for null."""
+    for place, holder in case.places():
+        for key in rotary_keys(case, place) & holder.keys() - set(TYPE_KEYS):
+            value = holder[key]
+            if isinstance(value, str) and value.strip().lower() in NULLS:
+                return {"key": at(place, key), "name": key, "value": value, "holder": holder}
+    return None
+
+
+@repair
+def remove(case: Case, row: Mistake, facts: Facts) -> None:
+    """Remove a key; a rope object becomes null."""
+    if facts["name"] in OBJECT_KEYS:
+        facts["holder"][facts["name"]] = None
+    else:
+        del facts["holder"][facts["name"]]
+
+
+@finder
+def object_as_text(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope object that is written as a text of JSON."""
+    for key in OBJECT_KEYS:
+        value = case.text.get(key)
+        if isinstance(value, str) and len(value) < 1 << 16:
+            try:
+                read = json.loads(value)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(read, dict):
+                return {"key": key, "value": value, "new": read, "holder": case.text, "name": key}
+    return None
+
+
+@finder
+def not_an_object(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope object that is neither an object nor null."""
+    for key in OBJECT_KEYS:
+        value = case.text.get(key)
+        if value is not None and not isinstance(value, dict):
+            empty = not value  # false, 0 and [] can only mean that there is no scaling
+            facts = {"key": key, "value": value, "fixable": empty}
+            return {**facts, "new": None, "holder": case.text, "name": key}
+    return None
+
+
+@repair
+def put(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the new value of a key."""
+    facts["holder"][facts["name"]] = facts["new"]
+
+
+@finder
+def number_as_text(case: Case, row: Mistake) -> Facts | None:
+    """Find a number, or numbers of a list, written as text."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = holder[key]
+            many = value if isinstance(value, list) else [value]
+            texts = [each for each in many if isinstance(each, str)]
+            if texts and all(_number(each, key) is not None for each in texts):
+                new = [_number(each, key) if isinstance(each, str) else each for each in many]
+                new = new if isinstance(value, list) else new[0]
+                facts = {"key": at(place, key), "value": texts[0], "new": new}
+                return {**facts, "holder": holder, "name": key}
+    return None
+
+
+def _number(text: str, key: str) -> float | int | None:
+    """Return the number that a text is; None if it is none."""
+    digits = text.strip().replace(",", "").replace("_", "")
+    try:
+        value = float(digits)
+    except ValueError:
+        return None
+    if positive(abs(value)) is None:
+        return None
+    return int(value) if key in INTEGERS and value.is_integer() else value
+
+
+@finder
+def flag_as_text(case: Case, row: Mistake) -> Facts | None:
+    """Find a text or a number in place of true or false."""
+    meant = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = holder[key]
+            new = meant.get(str(value).strip().lower())
+            if not isinstance(value, bool) and new is not None:
+                facts = {"key": at(place, key), "value": value, "new": new}
+                return {**facts, "holder": holder, "name": key}
+    return None
+
+
+@finder
+def length_as_float(case: Case, row: Mistake) -> Facts | None:
+    """Find an integer that is written with a decimal point."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = holder[key]
+            if isinstance(value, float) and positive(value) and value.is_integer():
+                facts = {"key": at(place, key), "value": value, "new": int(value)}
+                return {**facts, "holder": holder, "name": key}
+    return None
+
+
+@finder
+def type_contradicts(case: Case, row: Mistake) -> Facts | None:
+    """Find `type` beside another `rope_type`."""
+    for place, rope in case.ropes():
+        new, old = rope.get("rope_type"), rope.get("type")
+        if isinstance(new, str) and isinstance(old, str):
+            same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
+            if same.get(new, new) != same.get(old, old):
+                facts = {"key": at(place, "type"), "value": old, "kept": new}
+                return {**facts, "holder": rope, "name": "type"}
+    return None
+
+
+def _plain(name: Any) -> str:
+    """Return a name of a scaling in small letters, without what stands between them."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+@finder
+def type_misspelled(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope_type that is nearly a known one."""
+    known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
+    for place, rope in case.ropes():
+        for key in TYPE_KEYS:
+            name = rope.get(key)
+            if name is None or (isinstance(name, str) and name in known):
+                continue
+            new = row.names.get(_plain(name))
+            if new is not None:
+                facts = {"key": at(place, key), "value": name, "new": new}
+                return {**facts, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def type_is_ntk(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope_type that stands for NTK with a fixed factor."""
+    rope = case.flat()
+    if rope is None or _plain(type_of(rope)) not in row.names:
+        return None
+    factor, theta = positive(rope.get("factor")), positive(case.get("rope_theta"))
+    width = case.head_dim
+    theta = theta or case.family.default("rope_theta")
+    facts: Facts = {"key": "rope_type", "value": type_of(rope), "fixable": False, "new": ""}
+    if factor and factor >= 1 and width and width > 2:
+        new = float(ntk_theta(theta, factor, width))
+        facts |= {"fixable": True, "new": new, "theta": theta, "factor": factor}
+    return facts
+
+
+@repair
+def raise_theta(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the theta of NTK in place of the scaling."""
+    for key in OBJECT_KEYS:
+        if isinstance(case.text.get(key), dict):
+            if key == "rope_parameters":
+                case.text[key] = {"rope_type": "default", "rope_theta": facts["new"]}
+            else:
+                case.text[key] = None
+    if case.text.get("rope_theta") is not None or "rope_parameters" not in case.text:
+        case.text["rope_theta"] = facts["new"]
+
+
+@finder
+def type_unknown(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope_type that no scaling has."""
+    known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
+    for place, rope in case.ropes():
+        name = type_of(rope)
+        if name is not None and not (isinstance(name, str) and name in known):
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            likely = f" (perhaps {nearest[0]})" if nearest else ""
+            return {"key": at(place, "rope_type"), "value": name, "likely": likely}
+    return None
+
+
+@finder
+def only_type(case: Case, row: Mistake) -> Facts | None:
+    """Find the older key `type` without `rope_type`."""
+    for place, rope in case.ropes():
+        if rope.get("type") is not None and rope.get("rope_type") is None:
+            return {"key": at(place, "type"), "value": rope["type"]}
+    return None
+
+
+@finder
+def type_missing(case: Case, row: Mistake) -> Facts | None:
+    """Find a rope with the keys of a scaling and without its name."""
+    free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
+    for place, rope in case.ropes():
+        given = {key for key, value in rope.items() if value is not None}
+        if type_of(rope) is None and given - free:
+            meant = next((row.names[key] for key in row.names if key in given), None)
+            listed = ", ".join(sorted(given - free))
+            facts = {"key": at(place, "rope_type"), "given": listed, "value": meant}
+            return {
+                **facts,
+                "new": meant,
+                "fixable": bool(meant),
+                "holder": rope,
+                "name": "rope_type",
+            }
+    return None
+
+
+@finder
+def key_misspelled(case: Case, row: Mistake) -> Facts | None:
+    """Find an unknown key of a rope that is nearly a known one."""
+    known = keys.inner_keys()
+    for place, rope in case.ropes():
+        for key in rope:
+            if key in known or isinstance(rope[key], dict):
+                continue
+            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=LIKENESS)
+            new = row.names.get(key, near[0] if near else None)
+            if new is not None and rope.get(new) is None:
+                return {
+                    "key": at(place, key),
+                    "value": rope[key],
+                    "new": new,
+                    "holder": rope,
+                    "name": key,
+                }
+    return None
+
+
+@repair
+def rename(case: Case, row: Mistake, facts: Facts) -> None:
+    """Give a value its right key, at the place of the wrong one."""
+    holder, old, new = facts["holder"], facts["name"], facts["new"]
+    items = [(new if key == old else key, value) for key, value in holder.items() if key != new]
+    holder.clear()
+    holder.update(items)
+
+
+@finder
+def key_unknown(case: Case, row: Mistake) -> Facts | None:
+    """Find a key of a rope that nothing reads."""
+    known = keys.inner_keys()
+    for place, rope in case.ropes():
+        for key, value in rope.items():
+            if key not in known and not isinstance(value, dict):
+                return {"key": at(place, key), "value": value, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def outer_key_misspelled(case: Case, row: Mistake) -> Facts | None:
+    """Find a key of the config under a name that this family's code does not read.
+
+    `keys` has the standard name; a family may have its own name of it.
+    """
+    if not case.family.known:
+        return None
+    standard = row.keys[0]
+    read = case.family.renamed.get(standard, standard)
+    given = [holder for _, holder in case.places() if holder.get(read) is not None]
+    if given or (case.get(standard) is not None and standard == read):
+        return None
+    if any(rope.get(standard) is not None for _, rope in case.ropes()):
+        return None
+    for key in (*row.names, *NAMES.get(standard, ())):
+        if key != read and case.text.get(key) is not None:
+            return {
+                "key": key,
+                "value": case.text[key],
+                "new": read,
+                "holder": case.text,
+                "name": key,
+                "model": case.model_type,
+            }
+    return None

@@ -1,0 +1,439 @@
+"""Mistakes of values: impossible numbers, swapped numbers, and numbers in the wrong key."""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.config import keys
+from ropewalk.diagnosis.case import Case, Facts, number_of, positive, type_of, whole
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.spelling import at
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+
+#: keys whose default is what most models have: without them the formula of the scaling is used
+REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+#: a list of factors is the long one if its sum is this many times that of the other
+MUCH_LONGER = 1.5
+
+
+def ratio(case: Case) -> float | None:
+    """Return served length / trained length; None if the config does not say both."""
+    return case.served / case.trained if case.served and case.trained else None
+
+
+@finder
+def not_finite(case: Case, row: Mistake) -> Facts | None:
+    """Find NaN and infinity."""
+    for place, holder in case.places():
+        for key, value in holder.items():
+            many = value if isinstance(value, list) else [value]
+            if any(isinstance(each, float) and not math.isfinite(each) for each in many):
+                return _impossible(case, place, holder, key)
+    return None
+
+
+@finder
+def not_positive(case: Case, row: Mistake) -> Facts | None:
+    """Find numbers that must be above 0 and are not."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = number_of(holder[key])
+            if value is not None and value <= 0:
+                return _impossible(case, place, holder, key)
+    return None
+
+
+def _impossible(case: Case, place: str, holder: dict, key: str) -> Facts:
+    """Return the facts about a number that cannot be; where the config says it, with another."""
+    facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
+    meant = ratio(case)
+    if key == "factor" and meant is not None and meant > 1:
+        return {**facts, "new": float(meant), "words": f"served / trained length = {meant:g}"}
+    if key in REMOVABLE:
+        return {**facts, "new": None, "words": "its default: remove the key"}
+    words = "the value that the model was trained with; its published config has it"
+    return {**facts, "fixable": False, "words": words}
+
+
+@repair
+def replace_or_remove(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write the new value, or remove the key if there is none."""
+    if facts["new"] is None:
+        del facts["holder"][facts["name"]]
+    else:
+        facts["holder"][facts["name"]] = facts["new"]
+
+
+@finder
+def factor_inverted(case: Case, row: Mistake) -> Facts | None:
+    """Find a factor below 1, which is a factor on frequencies and not on lengths."""
+    for place, rope in case.ropes():
+        value = positive(rope.get("factor"))
+        if value is None or value >= 1 or type_of(rope) in ("longrope", "su", None):
+            continue
+        meant = ratio(case)
+        # where lengths contradict 1 / factor, the config does not say what was meant
+        fits = meant is None or meant <= 1 or math.isclose(meant, 1 / value, rel_tol=1e-3)
+        return {
+            "key": at(place, "factor"),
+            "value": value,
+            "new": 1 / value,
+            "fixable": fits,
+            "holder": rope,
+            "name": "factor",
+        }
+    return None
+
+
+@finder
+def factor_is_integer(case: Case, row: Mistake) -> Facts | None:
+    """Find a factor that is written as an integer."""
+    for place, rope in case.ropes():
+        if whole(rope.get("factor")):
+            return {"key": at(place, "factor"), "value": rope["factor"]}
+    return None
+
+
+@finder
+def factor_is_one(case: Case, row: Mistake) -> Facts | None:
+    """Find a scaling that scales nothing."""
+    for place, rope in case.ropes():
+        if rope.get("factor") == 1 and type_of(rope) not in ("default", "longrope", "su", None):
+            return {"key": at(place, "factor"), "value": type_of(rope)}
+    return None
+
+
+@finder
+def swapped(case: Case, row: Mistake) -> Facts | None:
+    """Find two keys of which the first must not be below the second."""
+    larger, smaller = row.keys
+    for place, rope in case.ropes():
+        high, low = positive(rope.get(larger)), positive(rope.get(smaller))
+        if high is not None and low is not None and high < low:
+            return {"key": at(place, larger), "value": high, "other": low, "holder": rope}
+    return None
+
+
+@repair
+def swap(case: Case, row: Mistake, facts: Facts) -> None:
+    """Exchange the values of the two keys of the row."""
+    first, second = row.keys
+    holder = facts["holder"]
+    holder[first], holder[second] = holder[second], holder[first]
+
+
+@finder
+def magnitude_is_factor(case: Case, row: Mistake) -> Facts | None:
+    """Find an attention_factor that repeats the factor of the lengths."""
+    for place, rope in case.ropes():
+        value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
+        if value is not None and factor is not None and value == factor and value >= 2:
+            return {
+                "key": at(place, "attention_factor"),
+                "value": value,
+                "square": value**2,
+                "holder": rope,
+                "name": "attention_factor",
+            }
+    return None
+
+
+@finder
+def mscale_beside_magnitude(case: Case, row: Mistake) -> Facts | None:
+    """Find mscale beside attention_factor, which comes first."""
+    for place, rope in case.ropes():
+        given = [key for key in ("mscale", "mscale_all_dim") if positive(rope.get(key))]
+        if given and positive(rope.get("attention_factor")):
+            return {"key": at(place, given[0]), "value": rope[given[0]]}
+    return None
+
+
+@finder
+def mscale_alone(case: Case, row: Mistake) -> Facts | None:
+    """Find mscale without mscale_all_dim in a model with latent attention, which needs both."""
+    if not case.family.latent:
+        return None
+    for place, rope in case.ropes():
+        value = positive(rope.get("mscale"))
+        if value is not None and rope.get("mscale_all_dim") is None and type_of(rope) == "yarn":
+            return {
+                "key": at(place, "mscale"),
+                "value": value,
+                "new": value,
+                "holder": rope,
+                "name": "mscale_all_dim",
+            }
+    return None
+
+
+def _lists(rope: dict) -> tuple[list, list] | None:
+    short, long = rope.get("short_factor"), rope.get("long_factor")
+    if not isinstance(short, list) or not isinstance(long, list):
+        return None
+    numbers = all(positive(each) is not None for each in (*short, *long))
+    return (short, long) if numbers and short and long else None
+
+
+def rotated_pairs(case: Case) -> int | None:
+    """Return the number of pairs that rotate by the config, whatever its scaling says."""
+    width = case.head_dim
+    latent = whole(case.text.get(keys.LATENT_KEY))
+    if latent is not None:
+        return latent // 2
+    name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    fraction = positive(case.get("partial_rotary_factor")) or positive(case.text.get(name))
+    fraction = fraction or case.family.partial
+    return None if width is None else int(width * min(fraction, 1)) // 2
+
+
+@finder
+def lists_swapped(case: Case, row: Mistake) -> Facts | None:
+    """Find short factors that are larger than the long ones."""
+    for place, rope in case.ropes():
+        lists = _lists(rope)
+        if lists and sum(lists[0]) > MUCH_LONGER * sum(lists[1]) and max(lists[0]) > max(lists[1]):
+            return {
+                "key": at(place, "short_factor"),
+                "value": max(lists[0]),
+                "other": max(lists[1]),
+                "holder": rope,
+            }
+    return None
+
+
+@finder
+def lists_doubled(case: Case, row: Mistake) -> Facts | None:
+    """Find lists that have each factor twice: one for each dimension and not for each pair."""
+    pairs = rotated_pairs(case)
+    for place, rope in case.ropes():
+        lists = _lists(rope)
+        if lists and pairs and all(len(each) == 2 * pairs for each in lists):
+            halves = [_half(each) for each in lists]
+            return {
+                "key": at(place, "long_factor"),
+                "value": 2 * pairs,
+                "pairs": pairs,
+                "halves": halves,
+                "fixable": None not in halves,
+                "holder": rope,
+            }
+    return None
+
+
+def _half(values: list) -> list | None:
+    """Return a list of which each entry is repeated, once; None if entries are not repeated."""
+    count = len(values) // 2
+    if values[:count] == values[count:]:
+        return values[:count]
+    return values[::2] if values[::2] == values[1::2] else None
+
+
+@repair
+def halve_lists(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write each factor once."""
+    facts["holder"]["short_factor"], facts["holder"]["long_factor"] = facts["halves"]
+
+
+@finder
+def fraction_lost(case: Case, row: Mistake) -> Facts | None:
+    """Find lists for fewer pairs than the head has, in a family whose heads rotate in part."""
+    width = case.head_dim
+    if not case.family.reads_partial or case.get("partial_rotary_factor") is not None:
+        return None
+    for place, rope in case.ropes():
+        lists = _lists(rope)
+        if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
+            count = len(lists[0])
+            return {
+                "key": at(place, "long_factor"),
+                "value": count,
+                "pairs": width // 2,
+                "holder": case.text,
+                "name": "partial_rotary_factor",
+                "new": 2 * count / width,
+            }
+    return None
+
+
+@finder
+def lists_misfit(case: Case, row: Mistake) -> Facts | None:
+    """Find lists of LongRoPE that do not have one number for each pair."""
+    pairs = rotated_pairs(case)
+    for place, rope in case.ropes():
+        if type_of(rope) not in ("longrope", "su", "yarn") or not {*row.keys} & rope.keys():
+            continue
+        for key in row.keys:
+            value = rope.get(key)
+            if not isinstance(value, list):
+                return {"key": at(place, key), "value": value, "pairs": pairs}
+            wrong = [each for each in value if positive(each) is None]
+            if wrong:
+                return {"key": at(place, key), "value": wrong, "pairs": pairs}
+            if pairs is not None and len(value) != pairs:
+                return {"key": at(place, key), "value": f"{len(value)} numbers", "pairs": pairs}
+    return None
+
+
+@finder
+def sections_misfit(case: Case, row: Mistake) -> Facts | None:
+    """Find mrope_section whose sum is not the number of pairs."""
+    pairs = rotated_pairs(case)
+    for place, rope in case.ropes():
+        for key in (key for key in keys.SECTION_KEYS if isinstance(rope.get(key), list)):
+            sizes = rope[key]
+            if pairs is None or not all(number_of(each) is not None for each in sizes):
+                continue
+            if sum(sizes) == pairs:
+                continue
+            new = None
+            if sum(sizes) == 2 * pairs and all(each % 2 == 0 for each in sizes):
+                new = [each // 2 for each in sizes]
+            elif case.family.sections and sum(case.family.sections) == pairs:
+                new = list(case.family.sections)
+            return {
+                "key": at(place, key),
+                "value": sizes,
+                "sum": sum(sizes),
+                "pairs": pairs,
+                "new": new,
+                "fixable": new is not None,
+                "holder": rope,
+                "name": key,
+            }
+    return None
+
+
+@finder
+def sections_lost(case: Case, row: Mistake) -> Facts | None:
+    """Find a scaling that was written over mrope_section."""
+    sections = case.family.sections
+    for place, rope in case.ropes():
+        given = any(rope.get(key) is not None for key in keys.SECTION_KEYS)
+        if not sections or given or type_of(rope) in (None, "default"):
+            continue
+        if sum(sections) == rotated_pairs(case):
+            return {
+                "key": at(place, "mrope_section"),
+                "value": None,
+                "new": list(sections),
+                "holder": rope,
+                "name": "mrope_section",
+                "model": case.model_type,
+            }
+    return None
+
+
+@finder
+def interleaved_flag(case: Case, row: Mistake) -> Facts | None:
+    """Find mrope_interleaved that says another order than the model's code has; `names` has the
+    order of the code that the row is about.
+    """
+    order = case.family.axis_order
+    if order not in row.names:
+        return None
+    for place, rope in case.ropes():
+        sections = next((rope[k] for k in keys.SECTION_KEYS if rope.get(k) is not None), None)
+        given = rope.get("mrope_interleaved")
+        given = rope.get("interleaved") if given is None else given
+        if sections is not None and bool(given) != (order == "interleaved"):
+            return {
+                "key": at(place, "mrope_interleaved"),
+                "value": given,
+                "holder": rope,
+                "new": order == "interleaved",
+                "name": "mrope_interleaved",
+                "model": case.model_type,
+            }
+    return None
+
+
+@repair
+def put_flag(case: Case, row: Mistake, facts: Facts) -> None:
+    """Write mrope_interleaved, and remove its other name."""
+    facts["holder"].pop("interleaved", None)
+    facts["holder"]["mrope_interleaved"] = facts["new"]
+
+
+@finder
+def fraction_too_large(case: Case, row: Mistake) -> Facts | None:
+    """Find a fraction above 1: a number of dimensions, or a percentage."""
+    width = case.head_dim
+    for place, holder in case.places():
+        for key in (key for key in keys.FRACTION_KEYS if key in holder):
+            value = positive(holder[key])
+            if value is None or value <= 1:
+                continue
+            new = None
+            if float(value).is_integer() and width:
+                count = int(value)
+                is_percent = count in (25, 50, 75, 100) and int(width * count / 100) % 2 == 0
+                if count & (count - 1) == 0 and 2 <= count <= width:  # a power of 2
+                    new = count / width
+                elif is_percent:
+                    new = count / 100
+            return {
+                "key": at(place, key),
+                "value": value,
+                "new": new,
+                "fixable": new is not None,
+                "holder": holder,
+                "name": key,
+            }
+    return None
+
+
+@finder
+def head_is_hidden(case: Case, row: Mistake) -> Facts | None:
+    """Find a head_dim that is odd, or as wide as the whole model."""
+    size, heads, head = (
+        next((n for k in names if (n := whole(case.text.get(k)))), None)
+        for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)
+    )
+    if head is None or case.text.get(keys.LATENT_KEY) is not None:
+        return None
+    if not head % 2 and not (size == head and heads is not None and heads > 1):
+        return None
+    new = size // heads if size and heads and size % heads == 0 else None
+    name = next(key for key in keys.HEAD_DIM_KEYS if key in case.text)
+    return {
+        "key": name,
+        "value": head,
+        "size": size,
+        "heads": heads,
+        "new": new,
+        "fixable": new is not None and new % 2 == 0,
+        "holder": case.text,
+        "name": name,
+    }
+
+
+@finder
+def head_not_whole(case: Case, row: Mistake) -> Facts | None:
+    """Find a hidden size that the heads do not divide, where no head_dim is given."""
+    size, heads, head = (
+        next((n for k in names if (n := whole(case.text.get(k)))), None)
+        for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)
+    )
+    if head or case.text.get(keys.LATENT_KEY) or case.family.default("head_dim"):
+        return None
+    if size and heads and size % heads:
+        return {"key": "head_dim", "value": None, "size": size, "heads": heads}
+    return None
+
+
+@finder
+def trained_length_of_llama3(case: Case, row: Mistake) -> Facts | None:
+    """Find the scaling of Llama 3 without its trained length, in a Llama."""
+    if case.model_type not in ("llama", "mllama_text_model") or case.trained is not None:
+        return None
+    for place, rope in case.ropes():
+        if type_of(rope) == "llama3":
+            return {
+                "key": at(place, TRAINED_LENGTH_KEY),
+                "value": None,
+                "new": 8192,
+                "holder": rope,
+                "name": TRAINED_LENGTH_KEY,
+                "served": case.served,
+            }
+    return None

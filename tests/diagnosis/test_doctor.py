@@ -1,0 +1,318 @@
+"""Every row of mistakes.toml: a broken config is found by its name, and the repair is what was
+meant, by the frequencies that are computed from it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import subprocess
+import warnings
+
+import pytest
+from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed
+
+import gguf_samples
+import ropewalk as rw
+from ropewalk.config.examples import EXAMPLES
+from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, mistakes
+from ropewalk.diagnosis.published import models
+
+ELSEWHERE = {
+    "key_given_twice",
+    "draft_lacks_scaling",
+    "gguf_factor_missing",
+    "gguf_type_missing",
+    "gguf_lengths_contradict",
+    "gguf_width_wrong",
+    "engine_refuses",
+    "engine_differs",
+    "engine_not_known",
+}
+
+
+def ropes(config, length=None):
+    """Frequencies, magnitude and axes of every layer type."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        specs = rw.from_hf(config, per_layer=True, precision="exact")
+    longest = length or 8192
+    return {
+        name: spec
+        and (flat(spec.frequencies(longest).radians), spec.softmax_factor, spec.axis_of_pair)
+        for name, spec in specs.items()
+    }
+
+
+def flat(radians):
+    """One number for each pair and axis."""
+    return [x for each in radians for x in (each if isinstance(each, tuple) else (each,))]
+
+
+def assert_same(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, rope in ours.items():
+        if rope is None or theirs[name] is None:
+            assert rope is theirs[name]
+            continue
+        assert rope[0] == pytest.approx(theirs[name][0], rel=1e-12)
+        assert rope[1] == pytest.approx(theirs[name][1], rel=1e-12)
+        assert rope[2:] == theirs[name][2:]
+
+
+named = pytest.mark.parametrize(
+    "broken", BROKEN, ids=[f"{each.id}-{i}" for i, each in enumerate(BROKEN)]
+)
+
+
+@named
+def test_a_mistake_is_found_and_repaired(broken):
+    given = copy.deepcopy(broken.config)
+    found = rw.doctor(broken.config, **broken.options)
+    assert json.dumps(broken.config) == json.dumps(given), "the caller's config was changed"
+    first = found.findings[0]
+    assert first.id == broken.id
+    assert "{" not in first.cause + first.effect
+    if broken.meant is None:
+        assert found.corrected is None
+        assert not first.repaired
+        assert found.flags == {}
+        return
+    if first.severity == "note":
+        assert found.corrected is None
+        assert found.exit_status == 0
+        assert_same(ropes(broken.config), ropes(broken.meant))
+        return
+    assert first.repaired
+    assert found.corrected is not None
+    assert found.exit_status == {"error": 4, "warning": 3}[first.severity]
+    length = broken.options.get("length")
+    assert_same(ropes(found.corrected, length), ropes(broken.meant, length))
+    again = rw.doctor(found.corrected, **broken.options)
+    assert again.corrected is None
+    assert again.exit_status == 0, again.findings
+
+
+def test_every_row_has_a_broken_config():
+    ids = [row.id for row in mistakes()]
+    assert len(set(ids)) == len(ids) >= 40
+    assert {each.id for each in BROKEN} | ELSEWHERE == set(ids)
+    assert not {each.id for each in BROKEN} & ELSEWHERE
+
+
+def test_every_row_names_functions_that_exist_and_every_function_is_named():
+    assert {row.find for row in mistakes()} == set(FINDERS)
+    assert {row.repair for row in mistakes()} - {None} == set(REPAIRS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_published_configs_need_no_change(name):
+    found = rw.doctor(EXAMPLES[name])
+    assert found.exit_status == 0
+    assert found.corrected is None
+
+
+@pytest.mark.parametrize("row", models(), ids=lambda row: row["name"])
+def test_the_published_table_agrees_with_itself(row):
+    """A config that is made from a row is healthy; with the default theta it is not, unless that was
+    published.
+    """
+    config = {
+        "model_type": row["model_types"][0],
+        "hidden_size": row["hidden_size"],
+        "num_attention_heads": row["heads"],
+        "num_hidden_layers": row["layers"],
+        "vocab_size": row["vocab_size"],
+        "max_position_embeddings": row["lengths"][0],
+        "rope_theta": row["theta"][0],
+    }
+    if "kv_heads" in row:
+        config["num_key_value_heads"] = row["kv_heads"]
+    if config["model_type"].startswith("deepseek"):
+        config["qk_rope_head_dim"] = 64
+    elif "head_dim" in row:
+        config["head_dim"] = row["head_dim"]
+    if "rotated" in row and config["model_type"] != "gptj":
+        head = row["hidden_size"] // row["heads"]
+        name = "rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"
+        config[name] = row["rotated"] / head
+    if config["model_type"] == "gpt_neox":
+        config["rotary_emb_base"] = config.pop("rope_theta")
+    if "scaling" in row:
+        config["rope_scaling"] = row["scaling"]
+    found = rw.doctor(config)
+    assert [each.id for each in found.findings if each.severity != "note"] == []
+    if config["model_type"] != "gemma3_text" and 10_000.0 not in row["theta"]:
+        lost = rw.doctor({**config, "rope_theta": 10_000.0})
+        assert lost.exit_status == 4
+
+
+def test_effects_are_those_of_the_definition():
+    broken = changed(LLAMA, {**YARN, "attention_factor": 4.0})
+    (effect,) = rw.doctor(broken).findings[0].effects
+    magnitude = 0.1 * math.log(4) + 1
+    assert effect.pairs == 0
+    assert effect.first_pair is None
+    assert effect.logits == pytest.approx((4.0 / magnitude) ** 2, rel=1e-12)
+    lost = changed(RIGHT3, rope_theta=10000.0)
+    (effect,) = rw.doctor(lost).findings[0].effects
+    fast = [10000.0 ** (-i / 64) - 500000.0 ** (-i / 64) for i in range(64)]
+    # the slowest pairs are scaled by 8, the fastest are not
+    assert effect.first_pair == 1
+    assert effect.pairs == 63
+    assert effect.of == 64
+    assert effect.from_token == math.floor(0.1 / max(fast[:20])) + 1
+
+
+@pytest.mark.parametrize(
+    "broken", [b for b in BROKEN if b.meant is not None][::7], ids=lambda b: b.id
+)
+def test_flags_and_patch_give_the_corrected_config(broken, tmp_path):
+    found = rw.doctor(broken.config, **broken.options)
+    if found.corrected is None:
+        return
+    text = found.flags["vllm"].split("'")[1] if "'" in found.flags["vllm"] else "{}"
+    over = {**broken.config, **json.loads(text.encode().decode("unicode_escape"))}
+    assert_same(ropes(over), ropes(found.corrected))
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(broken.config, indent=2) + "\n")
+    patch = rw.doctor(path, **broken.options).patch
+    done = subprocess.run(
+        ["git", "apply", "--unsafe-paths", "-p1", "-"],
+        input=patch,
+        text=True,
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(path.read_text()) == found.corrected
+
+
+def test_flags_of_llama_cpp():
+    flags = rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"}), length=8192).flags
+    expected = "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 2048 --rope-freq-base 500000"
+    assert flags["llama.cpp"] == f"{expected} --ctx-size 8192"
+    assert "--max-model-len 8192" in flags["vllm"]
+    assert "--context-length 8192" in flags["sglang"]
+    flags = rw.doctor(changed(RIGHT3, rope_theta=10000.0)).flags
+    assert flags["llama.cpp"].startswith("convert the corrected folder again")
+
+
+def test_transformers_reads_the_corrected_config_as_meant():
+    transformers = pytest.importorskip("transformers")
+    found = rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"}))
+    config = transformers.AutoConfig.for_model(**found.corrected)
+    assert config.rope_parameters["rope_type"] == "yarn"
+    assert config.rope_parameters["rope_theta"] == 500000.0
+
+
+def test_a_key_given_twice_and_nan_in_a_file(tmp_path):
+    path = tmp_path / "config.json"
+    text = json.dumps(RIGHT, indent=2)
+    path.write_text(text.replace('"factor": 4.0,', '"factor": 2.0,\n    "factor": 4.0,'))
+    found = rw.doctor(path)
+    assert found.findings[0].id == "key_given_twice"
+    assert found.exit_status == 4
+    path.write_text(text.replace('"factor": 4.0', '"factor": NaN'))
+    found = rw.doctor(tmp_path)
+    assert found.findings[0].id == "number_not_finite"
+    assert_same(ropes(found.corrected), ropes(RIGHT))
+    json.dumps(found.as_dict(), allow_nan=False)
+    path.write_text("[1, 2")
+    with pytest.raises(rw.RopeError):
+        rw.doctor(path)
+
+
+def test_a_draft_inherits_the_scaling():
+    found = rw.doctor(RIGHT, draft=changed(LLAMA, max_position_embeddings=2048))
+    assert [each.id for each in found.findings] == ["draft_lacks_scaling"]
+    assert found.corrected is None
+    assert found.draft is not None
+    assert_same(ropes(found.draft), ropes(RIGHT))
+    assert rw.doctor(RIGHT, draft=found.draft).findings == ()
+    other = rw.doctor(RIGHT, draft=changed(LLAMA, rope_theta=1e6))
+    assert other.draft is None
+    assert not other.findings[0].repaired
+
+
+GGUF = {
+    "general.architecture": "qwen2",
+    "qwen2.context_length": 8192,
+    "qwen2.embedding_length": 512,
+    "qwen2.attention.head_count": 4,
+    "qwen2.block_count": 2,
+    "qwen2.rope.freq_base": 1000000.0,
+    "qwen2.rope.scaling.type": "yarn",
+    "qwen2.rope.scaling.factor": 4.0,
+    "qwen2.rope.scaling.original_context_length": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "flags"),
+    [
+        (None, {}, None),
+        ("gguf_factor_missing", {"qwen2.rope.scaling.factor": 1.0}, 4.0),
+        ("gguf_lengths_contradict", {"qwen2.context_length": 16384}, 8.0),
+        ("gguf_type_missing", {"qwen2.rope.scaling.type": "none"}, None),
+        ("gguf_width_wrong", {"qwen2.rope.dimension_count": 63}, None),
+    ],
+)
+def test_a_gguf_file_that_contradicts_itself(name, keys, flags, tmp_path):
+    path = gguf_samples.write(tmp_path / "model.gguf", {**GGUF, **keys})
+    found = rw.doctor(path)
+    heavy = [each.id for each in found.findings if each.severity != "note"]
+    assert heavy[:1] == ([] if name is None else [name])
+    if flags is not None:
+        expected = f"--rope-scaling yarn --rope-scale {flags:g} --yarn-orig-ctx 2048"
+        assert found.flags == {"llama.cpp": expected}
+
+
+def test_an_engine_is_asked():
+    found = rw.doctor(RIGHT3, engine="vllm", length=131072)
+    assert found.exit_status == 0
+    with pytest.raises(rw.RopeError, match="engine"):
+        rw.doctor(RIGHT3, engine="abacus")
+
+
+def test_an_engine_that_does_not_read_the_new_form_gets_the_old_one():
+    """mlx-lm takes theta from the config's own key for Gemma 3."""
+    nested = changed(
+        LLAMA,
+        rope_theta=GONE,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+    )
+    found = rw.doctor(nested, engine="mlx-lm")
+    for each in found.findings:
+        assert each.evidence.engine == "mlx-lm"
+        assert each.evidence.known != "formula"
+    if found.corrected is not None:
+        assert_same(ropes(found.corrected), ropes(LLAMA))
+
+
+def test_what_is_printed_says_the_verdict_first():
+    text = str(rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"})))
+    lines = text.splitlines()
+    assert lines[0] == "llama: 1 error; all repaired below."
+    assert "[rope_type_misspelled]" in lines[2]
+    assert '-    "rope_type": "YaRN",' in lines
+    assert '+    "rope_type": "yarn",' in lines
+    assert "--hf-overrides" in text
+    assert "--json-model-override-args" in text
+    healthy = str(rw.doctor(RIGHT))
+    assert healthy == "llama: nothing to change."
+
+
+def test_a_config_cannot_speak_to_the_terminal():
+    text = str(rw.doctor(changed(LLAMA, {**YARN, "rope_type": "\x1b[31mred"})))
+    assert "\x1b" not in text
+
+
+def test_v5_and_nested_forms_are_healthy():
+    for config in (
+        changed(LLAMA, rope_theta=GONE, rope_parameters=V5),
+        GEMMA3,
+        RIGHT3,
+    ):
+        assert rw.doctor(config).exit_status == 0
