@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import random
 import subprocess
 import warnings
 
@@ -276,19 +277,38 @@ def test_an_engine_is_asked():
         rw.doctor(RIGHT3, engine="abacus")
 
 
-def test_an_engine_that_does_not_read_the_new_form_gets_the_old_one():
-    """mlx-lm takes theta from the config's own key for Gemma 3."""
-    nested = changed(
-        LLAMA,
-        rope_theta=GONE,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-    )
-    found = rw.doctor(nested, engine="mlx-lm")
-    for each in found.findings:
-        assert each.evidence.engine == "mlx-lm"
-        assert each.evidence.known != "formula"
-    if found.corrected is not None:
-        assert_same(ropes(found.corrected), ropes(LLAMA))
+@pytest.mark.parametrize("base", [LLAMA, RIGHT3], ids=["plain", "llama3"])
+def test_an_engine_that_does_not_read_the_new_form_gets_the_old_one(base):
+    """mlx-lm takes theta and scaling of a Llama from the keys of transformers 4 alone."""
+    rope = {"rope_theta": 500000.0, **(base.get("rope_scaling") or {"rope_type": "default"})}
+    new_form = changed(base, rope_theta=GONE, rope_scaling=GONE, rope_parameters=rope)
+    assert rw.doctor(new_form).findings == ()
+    found = rw.doctor(new_form, engine="mlx-lm")
+    (finding,) = found.findings
+    assert finding.id == "engine_differs"
+    assert finding.repaired
+    assert finding.evidence.engine == "mlx-lm"
+    assert finding.evidence.known in ("recorded", "rule")
+    assert_same(ropes(found.corrected), ropes(base))
+    assert rw.doctor(found.corrected, engine="mlx-lm").findings == ()
+    assert rw.audit(found.corrected).of("mlx-lm")[0].agrees
+
+
+def test_an_engine_that_refuses_and_one_that_differs_in_every_form():
+    refused = rw.doctor({**LLAMA, "model_type": "glm"}, engine="sglang").findings[0]
+    assert refused.id == "engine_refuses"
+    assert not refused.repaired
+    differs = rw.doctor(EXAMPLES["gpt-oss-20b"], engine="llama.cpp")
+    assert differs.findings[0].id == "engine_differs"
+    assert "truncate" in differs.findings[0].effect
+    assert differs.corrected is None
+    assert differs.exit_status == 3
+
+
+def test_what_is_not_known_is_a_note():
+    found = rw.doctor({**LLAMA, "model_type": "my_model"}, engine="vllm")
+    assert {each.id for each in found.findings} == {"model_type_unknown", "engine_not_known"}
+    assert found.exit_status == 0
 
 
 def test_what_is_printed_says_the_verdict_first():
@@ -316,3 +336,50 @@ def test_v5_and_nested_forms_are_healthy():
         RIGHT3,
     ):
         assert rw.doctor(config).exit_status == 0
+
+
+def test_defaults_of_every_class_of_transformers_need_no_change():
+    """A class's own defaults are a config that its code reads as meant."""
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    examined, heavy = 0, {}
+    for name in CONFIG_MAPPING:
+        try:
+            config = CONFIG_MAPPING[name]().to_dict()
+            ropes(config)
+        except Exception:  # no defaults, or no rope
+            continue
+        found = rw.doctor(config)
+        examined += 1
+        if found.exit_status:
+            heavy[name] = [each.id for each in found.findings]
+    assert heavy == {}
+    assert examined > 100
+
+
+JUNK = [None, True, 0, -1, 2, 1e300, 10**30, math.nan, math.inf, "", "null", "4.0", "{value}", [],
+        {}, [1.0, "a"], {"a": 1}, {"rope_type": "yarn"}, "[1]", 0.5, [16, 24, 24]]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_in_a_config_breaks_the_doctor(seed):
+    """What it corrects can be read, unless it says why not, and it finds no more to correct there."""
+    draw = random.Random(seed)
+    for _ in range(60):
+        broken = draw.choice(BROKEN)
+        config = copy.deepcopy(broken.config)
+        for _ in range(draw.randint(1, 3)):
+            inside = [each for each in config.values() if isinstance(each, dict)]
+            holder = draw.choice([config, *inside])
+            key = draw.choice([*holder, "rope_parameters", "factor", "type", "head_dim"])
+            holder[key] = copy.deepcopy(draw.choice(JUNK))
+        found = rw.doctor(config, length=draw.choice([None, 4096, 10**6]))
+        json.dumps(found.as_dict(), allow_nan=False)
+        assert str(found)
+        if found.corrected is None:
+            continue
+        again = rw.doctor(found.corrected, length=found.length)
+        assert again.corrected is None, config
+        if all(each.repaired or each.severity == "note" for each in found.findings):
+            ropes(found.corrected)

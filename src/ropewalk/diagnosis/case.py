@@ -105,8 +105,9 @@ class Case:
 
     @property
     def factor(self) -> float | None:
-        """The factor of the scaling."""
-        return positive(self.get("factor"))
+        """The factor of the scaling; None if it is missing or larger than any scaling takes."""
+        factor = positive(self.get("factor"))
+        return factor if factor is not None and factor < 1e18 else None
 
     @property
     def head_dim(self) -> int | None:

@@ -149,8 +149,7 @@ def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) ->
         row.effect.format_map(words),
         fix,
         evidence,
-        (),
-        repaired,
+        repaired=repaired,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,24 @@ from ropewalk.config import file as config_file
 from ropewalk.diagnosis import engine as engines_here
 from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa: F401 - the rows name them
 from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, Specs, specs_of
-from ropewalk.diagnosis.effects import Effect, effects
+from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import flags, patch, same
 from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
 from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
 from ropewalk.errors import RopeError, integer
-from ropewalk.gguf import GgufFile, hf_config, is_gguf
 
-#: times that one row may be found and repaired: a list of 64 keys needs no more
+#: times that one row may be found and repaired, and that all rows are looked for
 MOST = 64
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A row that was found, its facts, the config before its repair, and whether there was one."""
+
+    row: Mistake
+    facts: Facts
+    before: dict[str, Any]
+    repaired: bool
 
 
 def doctor(
@@ -67,13 +77,30 @@ def doctor(
 
 
 def _look(case: Case) -> list[Finding]:
-    """Return the finding of every row, after its repair."""
-    found: list[tuple[Mistake, Facts, Any, bool]] = []
+    """Return the findings: those that were repaired, and what the repaired config still has.
+
+    A repair may show a mistake of an earlier row, so all rows are looked for until none is repaired.
+    """
+    repaired: list[_Found] = []
+    for _ in range(MOST):
+        found = _pass(case)
+        new = [each for each in found if each.repaired]
+        repaired += new
+        if not new:
+            break
+    meant = case.specs()
+    left = [each for each in found if not each.repaired]
+    return [_finding(case, meant, each) for each in (*repaired, *left)]
+
+
+def _pass(case: Case) -> list[_Found]:
+    """Look for every row once, in the order of the table, and repair what can be repaired."""
+    found: list[_Found] = []
     for row in mistakes():
         if row.gguf != (case.metadata is not None) and row.find != "unreadable":
             continue
         # an error that is not repaired says why the config cannot be read
-        told = any(each.severity == "error" and not done for each, _, _, done in found)
+        told = any(each.row.severity == "error" and not each.repaired for each in found)
         if row.find == "unreadable" and told:
             continue
         for _ in range(MOST):
@@ -81,32 +108,30 @@ def _look(case: Case) -> list[Finding]:
             if facts is None:
                 break
             before = copy.deepcopy(case.root)
-            repaired = row.repair is not None and facts.get("fixable", True)
-            if repaired:
+            can = row.repair is not None and facts.get("fixable", True)
+            if can:
                 REPAIRS[row.repair](case, row, facts)  # type: ignore[index]
-            found.append((row, facts, before, repaired))
-            if not repaired:
+            found.append(_Found(row, facts, before, can))
+            if not can:
                 break
-    meant = case.specs()
-    return [_finding(case, meant, *each) for each in found]
+    return found
 
 
-def _finding(
-    case: Case, meant: Specs | None, row: Mistake, facts: Facts, before: Any, repaired: bool
-) -> Finding:
+def _finding(case: Case, meant: Specs | None, found: _Found) -> Finding:
     """Return one finding with its numbers: the rope before its repair, or, where that cannot be
     read, one without the rope object.
     """
+    row, facts, repaired = found.row, found.facts, found.repaired
     words = _Words(facts)
     effect = row.effect.format_map(words)
-    numbers: tuple[Effect, ...] = ()
+    numbers, compared = (), "before the repair"
     if repaired and case.metadata is None:
         length = case.length or case.served
-        wrong = specs_of(before)
+        wrong = specs_of(found.before)
         if wrong is None and case.ropes():
             wrong = specs_of(_without_ropes(case))
             numbers = effects(wrong, meant, length)
-            effect += " Code that ignores the rope object:" if numbers else ""
+            compared = "without the rope object"
         else:
             numbers = effects(wrong, meant, length)
     fix = row.fix if repaired or "|" not in row.fix else row.fix.split("|")[1].strip()
@@ -120,6 +145,7 @@ def _finding(
         fix.split("|")[0].strip().format_map(words),
         Evidence(row.evidence, row.engine, row.version),
         numbers,
+        compared,
         repaired,
     )
 
@@ -167,7 +193,9 @@ def _gguf_flags(findings: list[Finding], case: Case) -> dict[str, str]:
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Case, str | None]:
     """Return the config to examine, and the text of its file if it is one."""
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
-    if is_gguf(config):
+    if isinstance(config, str | Path) and str(config).lower().endswith(".gguf"):
+        from ropewalk.gguf import GgufFile, hf_config
+
         file = GgufFile(config)
         name = file.architecture
         try:

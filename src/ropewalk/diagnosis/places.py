@@ -8,6 +8,7 @@ import copy
 from typing import Any
 
 from ropewalk.config import keys
+from ropewalk.config.families import family_of
 from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, layers_of, positive, specs_of, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import published_theta
@@ -24,13 +25,28 @@ def _objects(case: Case) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
 
 
 def as_v4(text: dict[str, Any]) -> None:
-    """Write a flat `rope_parameters` as transformers 4 reads it: theta and fraction outside."""
-    rope = dict(text.pop("rope_parameters"))
+    """Write `rope_parameters` as transformers 4 reads it: theta and fraction outside, under the
+    family's names of them.
+
+    Of ropes by layer type only thetas that have a config key can be written, and one scaling; what
+    cannot be written does not read back as the same ropes.
+    """
+    family = family_of(text.get("model_type"))
+    v5 = text.pop("rope_parameters")
+    layers = layers_of(v5)
+    for name, rope in layers.items():
+        facts = family.layer_thetas.get(name)
+        if facts is not None and facts.key is not None and rope.get(THETA) is not None:
+            text[facts.key] = rope[THETA]
+    rope = dict(v5)
+    if layers:
+        scaled = [dict(rope) for rope in layers.values() if not _is_default(rope)]
+        rope = {key: value for key, value in (scaled or [{}])[0].items() if key != THETA}
     for key in (THETA, FRACTION):
         if rope.get(key) is not None:
-            text[key] = rope.pop(key)
+            text[family.renamed.get(key, key)] = rope.pop(key)
     rope = {key: value for key, value in rope.items() if value is not None}
-    text["rope_scaling"] = None if set(rope) <= {"rope_type"} and _is_default(rope) else rope
+    text["rope_scaling"] = None if rope.keys() <= {"rope_type"} and _is_default(rope) else rope
 
 
 def as_v5(text: dict[str, Any]) -> None:
@@ -286,12 +302,10 @@ def fraction_unread(case: Case, row: Mistake) -> Facts | None:
     "scaled" for configs with a scaling and "plain" for those without.
     """
     family = case.family
-    if (
-        not family.known
-        or family.reads_partial
-        or family.latent
-        or case.rope_type == "proportional"
-    ):
+    if not family.known or family.reads_partial or family.latent:
+        return None
+    # p-RoPE has the fraction as its own setting
+    if any(type_of(rope) == "proportional" for _, rope in case.ropes()):
         return None
     if ("plain" if case.rope_type == "default" else "scaled") not in row.names:
         return None

@@ -38,6 +38,8 @@ class Finding:
     key, value          the config key that it is about, and its value
     cause, effect, fix  in words
     effects             the effect in numbers, for each layer type
+    compared            the rope that differs by them: "before the repair", or, if that cannot be
+                        read, "without the rope object"
     repaired            whether the corrected config has the repair
     """
 
@@ -50,6 +52,7 @@ class Finding:
     fix: str
     evidence: Evidence = Evidence()
     effects: tuple[Effect, ...] = ()
+    compared: str = "before the repair"
     repaired: bool = False
 
     def lines(self) -> list[str]:
@@ -57,7 +60,8 @@ class Finding:
         numbers = "; ".join(map(str, self.effects))
         return [
             f"{self.severity}: {self.cause} [{self.id}]",
-            f"  effect: {self.effect}{f' ({numbers})' if numbers else ''}",
+            f"  effect: {self.effect}",
+            *([f"  in numbers, {self.compared}: {numbers}"] if numbers else []),
             f"  known by: {self.evidence}",
             f"  fix: {self.fix}",
         ]

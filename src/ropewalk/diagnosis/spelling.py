@@ -61,7 +61,7 @@ def null_as_text(case: Case, row: Mistake) -> Facts | None:
 @repair
 def remove(case: Case, row: Mistake, facts: Facts) -> None:
     """Remove a key; a rope object becomes null."""
-    if facts["name"] in OBJECT_KEYS:
+    if facts["name"] in OBJECT_KEYS and facts["holder"] is case.text:
         facts["holder"][facts["name"]] = None
     else:
         del facts["holder"][facts["name"]]
@@ -316,7 +316,9 @@ def outer_key_misspelled(case: Case, row: Mistake) -> Facts | None:
     if any(rope.get(standard) is not None for _, rope in case.ropes()):
         return None
     for key in (*row.names, *NAMES.get(standard, ())):
-        if key != read and case.text.get(key) is not None:
+        # what is the default anyway need not be read
+        default = case.family.default(standard)
+        if key != read and case.text.get(key) not in (None, default):
             return {
                 "key": key,
                 "value": case.text[key],

@@ -7,7 +7,7 @@ import math
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Case, Facts, number_of, positive, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.spelling import at
+from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 #: keys whose default is what most models have: without them the formula of the scaling is used
@@ -25,8 +25,8 @@ def ratio(case: Case) -> float | None:
 def not_finite(case: Case, row: Mistake) -> Facts | None:
     """Find NaN and infinity."""
     for place, holder in case.places():
-        for key, value in holder.items():
-            many = value if isinstance(value, list) else [value]
+        for key in sorted(rotary_keys(case, place) & holder.keys()):
+            many = holder[key] if isinstance(holder[key], list) else [holder[key]]
             if any(isinstance(each, float) and not math.isfinite(each) for each in many):
                 return _impossible(case, place, holder, key)
     return None
