@@ -22,13 +22,13 @@ from safetensors.torch import save_file
 import command_line
 from door import as_users_call
 from finetune_tiny import write_checkpoint
-from ropewalk.engines import installed
 from ropewalk.models import DecoderConfig
 from ropewalk_cli.commands import demo
 from ropewalk_cli.declare import Parameter, parameters
 from ropewalk_lab import runs, selfcheck
 from ropewalk_lab.bench import cpu
 from ropewalk_lab.distributed import Parallel
+from ropewalk_lab.engines_run import installed
 from ropewalk_lab.explorer import launch
 from ropewalk_lab.finetuning import Files, finetuning_preset
 from ropewalk_lab.fit import open_model as opening
@@ -177,7 +177,8 @@ def valid(files) -> dict[str, list[str]]:
     return {
         "inspect": [config],
         "audit": [config],
-        "engines": ["--match", "llama-2"],
+        "doctor": [config],
+        "engines": ["--match", "llama-3.1"],
         "figures": ["pictures"],
         "completion": ["bash"],
         "explore": ["--port", "8599", "--no-browser"],
@@ -310,6 +311,8 @@ def run(capsys, command: str, arguments: list[str]) -> int:
     said = f"{command} {arguments}: {code}\n{out[-300:]}\n{err[-1000:]}"
     if code == 130 and command in ("train", "lab train", "lab finetune"):
         code = 0  # the trainer of these tests says that its run was stopped
+    if code in (3, 4) and command == "doctor":
+        code = 0  # it answered, and found something
     assert code in (0, 1, 2), said
     assert "Traceback" not in out + err, said
     if code:

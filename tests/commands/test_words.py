@@ -146,11 +146,11 @@ def test_no_two_options_of_a_command_have_one_name():
 
 def test_choices_are_those_of_the_library():
     """They are written in signatures, so that help imports nothing."""
-    from ropewalk.engines.readers import TITLES
-
+    from ropewalk.diagnosis.engine import NAMES
     from ropewalk.frequencies import Ntk
     from ropewalk.interop.extend.keys import kinds
     from ropewalk.spec import LAYOUTS
+    from ropewalk_lab.engines_run.installed import TITLES
     from ropewalk_lab.plots.look import FORMATS, LANGUAGES
 
     functions = all_functions()
@@ -162,6 +162,7 @@ def test_choices_are_those_of_the_library():
     written = {name for name, scaling in kinds().items() if scaling.in_configs or scaling is Ntk}
     assert choices["extend", "KIND"] == written
     assert choices["engines", "--only"] == set(TITLES)
+    assert {NAMES[name] for name in choices["doctor", "--engine"]} == set(NAMES.values())
     assert choices["convert", "--from"] == choices["convert", "--to"] == set(LAYOUTS)
     assert choices["figures", "--format"] == set(FORMATS)
     assert choices["figures", "--language"] == set(LANGUAGES)
