@@ -208,6 +208,49 @@ def test_transformers_reads_the_corrected_config_as_meant():
     assert config.rope_parameters["rope_theta"] == 500000.0
 
 
+@pytest.mark.parametrize(
+    ("keys", "does"),
+    [
+        ({"rope_scaling": {**YARN, "rope_type": "YaRN"}}, KeyError),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, KeyError),
+        ({"rope_scaling": {**YARN, "factor": "4.0"}}, TypeError),
+        ({"rope_scaling": {key: YARN[key] for key in YARN if key != "factor"}}, KeyError),
+        ({"rope_scaling": {**YARN, "type": "linear"}}, ("yarn", 500000.0, 2048)),
+        (
+            {"rope_scaling": {key: YARN[key] for key in YARN if key != "rope_type"}},
+            ("default", 500000.0, 2048),
+        ),
+        ({"rope_parameters": {**YARN, "rope_theta": 1e6}}, ("yarn", 1e6, 2048)),
+        (
+            {"rope_scaling": YARN, "rope_parameters": {"rope_type": "default"}},
+            ("yarn", 500000.0, 2048),
+        ),
+        (
+            {"rope_scaling": YARN, "original_max_position_embeddings": 8192},
+            ("yarn", 500000.0, 8192),
+        ),
+        ({"rope_parameters": {"full_attention": V5}}, ("default", 500000.0, None)),
+    ],
+    ids=str,
+)
+def test_transformers_does_what_the_rows_say(keys, does):
+    """The effects that rows with the evidence of transformers 5 claim, in transformers itself."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    def rope():
+        config = transformers.AutoConfig.for_model(**copy.deepcopy({**LLAMA, **keys}))
+        return LlamaRotaryEmbedding(config).rope_type, config.rope_parameters
+
+    if isinstance(does, type):
+        with pytest.raises(does):
+            rope()
+        return
+    kind, found = rope()
+    trained = found.get("original_max_position_embeddings")
+    assert (kind, found["rope_theta"], trained) == does
+
+
 def test_a_key_given_twice_and_nan_in_a_file(tmp_path):
     path = tmp_path / "config.json"
     text = json.dumps(RIGHT, indent=2)
