@@ -40,6 +40,7 @@ SIGNS = {
     "langle": "⟨",
     "rangle": "⟩",
     "cdot": "·",
+    "oplus": "⊕",
     "otimes": "⊗",
     "times": "×",
     "le": "≤",

@@ -110,7 +110,7 @@ class Slower(Scaling):
     name: ClassVar[str] = "slower"
 
     def _radians(self, dim, theta, length, ops):
-        return SCALINGS["default"]()._radians(dim, theta, length, dtype) / self.by
+        return SCALINGS["default"]()._radians(dim, theta, length, ops) / self.by
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ class Squeezed(Scaling):
     in_configs: ClassVar[bool] = True
     in_extend: ClassVar[bool] = True
 
-    def _radians(self, dim, theta, length, dtype):
-        plain = SCALINGS["default"]()._radians(dim, theta, length, dtype)
-        return plain / self.factor**self.strength / torch.tensor(self.weights, dtype=dtype)
+    def _radians(self, dim, theta, length, ops):
+        plain = SCALINGS["default"]()._radians(dim, theta, length, ops)
+        return plain / self.factor**self.strength / ops.vector(self.weights)
 
-    def _magnitude(self, length, dtype):
+    def _magnitude(self, length, ops):
         return self.boost or 1.0
 
 

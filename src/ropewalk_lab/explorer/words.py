@@ -180,7 +180,8 @@ CHINESE: dict[str, str] = (
 
 def about(scaling: type[Scaling], language: str) -> str:
     """Return the first docstring line of a scaling, translated if the language is zh."""
-    line = (scaling.__doc__ or scaling.__name__).strip().splitlines()[0]
+    paragraph = (scaling.__doc__ or scaling.__name__).strip().split("\n\n")[0]
+    line = " ".join(paragraph.split())
     return CHINESE.get(line, line) if language == "zh" else line
 
 
