@@ -96,7 +96,7 @@ def golden(look: Look) -> Any:
     scaling = rw.frequencies.geometric(16, slowest=0.2, fastest=2.0)
     spec = rw.RopeSpec(32, axes=rw.axes.GoldenAxes(num_heads=3, pairs=16), scaling=scaling)
     return methods.directions(
-        spec.frequencies().radians, title="The direction of every pair", look=look
+        torch.tensor(spec.frequencies().radians), title="The direction of every pair", look=look
     )
 
 
@@ -201,7 +201,7 @@ def _kernel(
 def pope(look: Look) -> Any:
     """Draw the score of equal vectors of ones by distance."""
     series = {
-        name: _kernel(rw.RopeSpec(width).frequencies().radians)
+        name: _kernel(torch.tensor(rw.RopeSpec(width).frequencies().radians, dtype=torch.float64))
         for name, width in {"RoPE, 32 pairs": 64, "PoPE, 64 channels": 128}.items()
     }
     return methods.method_lines(
@@ -230,7 +230,7 @@ def riflex(look: Look) -> Any:
 
 def plus(look: Look) -> Any:
     """Draw the real and the imaginary score of equal vectors by distance."""
-    omega = rw.RopeSpec(64).frequencies().radians
+    omega = torch.tensor(rw.RopeSpec(64).frequencies().radians, dtype=torch.float64)
     series = {"real, as RoPE": _kernel(omega), "imaginary": _kernel(omega, -math.pi / 2)}
     return methods.method_lines(
         series,

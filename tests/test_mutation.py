@@ -41,14 +41,14 @@ MISTAKES = [
     ),
     (
         "frequencies/per_pair",
-        "per_row(length > self.original_length)",
-        "per_row(length >= self.original_length)",
+        "ops.exceeds(length, self.original_length)",
+        "ops.exceeds(length + 1, self.original_length)",
         "test_frequencies.py::test_the_longrope_switch_is_after_the_trained_length",
     ),
     (
         "frequencies/formulas",
-        "multiples_from_zero(2, dim // 2, dtype, device) / dim)",
-        "multiples_from_zero(2, dim // 2, dtype, device) / (dim - 2))",
+        "ops.multiples(2, dim // 2) / dim)",
+        "ops.multiples(2, dim // 2) / (dim - 2))",
         "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
     ),
     (

@@ -68,15 +68,15 @@ _RING = _in(
 )
 
 TESTS: dict[str, tuple[str, ...]] = {
-    # floors 0 to 2
+    # rings 1 and 2
     "errors": ("test_errors", "test_refusals"),
     "caches": ("test_caches", "test_bounds"),
-    "machine": ("test_machine",),
-    "examples": ("commands/test_examples",),
+    "../ropewalk_lab/machine": ("test_machine",),
+    "config/examples": ("commands/test_examples",),
     **_each("frequencies", "formulas basic", _FREQUENCIES),
     **_each("frequencies", "scaling banded per_pair", _FREQUENCIES + _NAMED),
-    "frequencies/double_double": (
-        "test_double_double",
+    "frequencies/decimals": (
+        "test_decimals",
         "test_exactness",
         "test_frequencies",
         "test_wrapping",
@@ -212,14 +212,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     **_each("encodings", "absolute base bias fourier plus polar rotary", _ENCODINGS),
     "encodings/vjepa2": ("encodings/test_vjepa2",),
     # interop
-    **_each("interop/config", "checks families hf keys layers read scalings values write", _CONFIG),
-    "interop/config/families": (*_CONFIG, *_in("interop", "hf_class_defaults hf_families")),
-    "interop/config/values": (*_CONFIG, *_in("interop", "config_file")),
-    "interop/config/hf": (*_CONFIG, *_in("interop", "config_temperatures unrotated")),
-    "interop/config/file": _in("interop", "config_file config_rules hf"),
-    "interop/config/diffusion": _in("interop", "diffusion_configs"),
-    "interop/config/temperatures": _in("interop", "config_temperatures"),
-    "interop/config/unrotated": _in("interop", "unrotated config_file hf_strict"),
+    **_each("config", "checks families hf keys layers normal read values write", _CONFIG),
+    "config/families": (*_CONFIG, *_in("interop", "hf_class_defaults hf_families")),
+    "config/values": (*_CONFIG, *_in("interop", "config_file")),
+    "config/hf": (*_CONFIG, *_in("interop", "config_temperatures unrotated")),
+    "config/file": _in("interop", "config_file config_rules hf"),
+    "config/diffusion": _in("interop", "diffusion_configs"),
+    "config/temperatures": _in("interop", "config_temperatures"),
     **_each(
         "interop/checkpoint",
         "shards safetensors_file",
@@ -240,14 +239,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "interop/patch/length_hook": _in(
         "interop", "extend_rules extend_effect extend_patched patch_parts"
     ),
-    **_each("interop/engines", "audit difference readers readings", _AUDIT),
+    **_each("engines", "audit case conditions difference operations reading rules unread", _AUDIT),
+    "engines/recorded": _RUNS,
+    **_each("../ropewalk_lab/engines_run", "installed measured", _RUNS),
+    **_each("../ropewalk_lab/fit", "decide ledger summary", _in("interop", "fit_choice fit")),
+    **_each("../ropewalk_lab/fit", "measure methods open_model session", _FIT),
     **_each(
-        "interop/engines", "read_llama_cpp read_mlx read_sglang read_transformers read_vllm", _AUDIT
+        "../ropewalk_lab/fit", "passkeys reader text", _in("interop", "fit_samples fit_steps fit")
     ),
-    **_each("interop/engines", "installed matrix matrix_rows measured record runs", _RUNS),
-    **_each("interop/fit", "decide ledger summary", _in("interop", "fit_choice fit")),
-    **_each("interop/fit", "measure methods open_model session", _FIT),
-    **_each("interop/fit", "passkeys reader text", _in("interop", "fit_samples fit_steps fit")),
     **_each("gguf", "architectures factors file read tensor_types write", _GGUF),
     **_each("interop/gguf", "tensors tokenizer tokenizer_files weights", _GGUF),
     "interop/gguf/extend": _in("interop", "gguf_extend"),
@@ -255,13 +254,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     # analysis and models
     "analysis/advice": _in("analysis", "advice"),
     "analysis/checkpoint": _in("analysis", "checkpoint_facts"),
-    "analysis/comparison": _in("analysis", "comparison"),
-    "analysis/distance": _in("analysis", "distance"),
+    "../ropewalk_lab/comparison": _in("analysis", "comparison"),
+    "../ropewalk_lab/analysis/distance": _in("analysis", "distance"),
     "analysis/exactness": _in("analysis", "exactness_curves"),
     "analysis/facts": _in("analysis", "advice ladder checkpoint_facts"),
     "analysis/ladder": _in("analysis", "ladder"),
-    "analysis/order": _in("analysis", "order"),
-    "analysis/statistics": (*_in("lab", "statistics"), "analysis/test_comparison"),
+    "../ropewalk_lab/analysis/order": _in("analysis", "order"),
+    "../ropewalk_lab/scores": (*_in("lab", "statistics"), "analysis/test_comparison"),
     **_each(
         "models",
         "decoder decoder_attention decoder_config decoder_loss experts layer_caches",
@@ -280,48 +279,58 @@ TESTS: dict[str, tuple[str, ...]] = {
     "models/migrate": _in("models", "defaults migrate"),
     # lab
     **_each(
-        "lab",
+        "../ropewalk_lab",
         "batches checkpoint evaluation gradients loader precision schedule settings trainer",
         _TRAINING,
     ),
     **_each(
-        "lab",
+        "../ropewalk_lab",
         "corpus sources stateless_random",
         _in("lab", "corpus batches stateless_random labelled"),
     ),
     **_each(
-        "lab",
+        "../ropewalk_lab",
         "data finetuning held_out model_folders runs",
         _in("lab", "held_out finetuning settings"),
     ),
     **_each(
-        "lab",
+        "../ropewalk_lab",
         "guide recommendations report report_html published",
         _in("lab", "guide published report"),
     ),
     **_each(
-        "lab",
+        "../ropewalk_lab",
         "labelled objectives samples",
         _in("lab", "labelled samples tasks finetune_page settings"),
     ),
-    **_each("lab", "json_lines log progress", _in("lab", "progress_lines report trainer")),
-    "lab/long_ce": _in("lab", "real_studies"),
-    "lab/matching": _in("lab", "matching study_parts"),
-    "lab/recalibration": _in("lab", "recalibration"),
-    **_each("lab", "subwords text_rows tokenizer", _in("lab", "tokenizer text_rows labelled")),
-    **_each("lab", "tasks text_tasks", _in("lab", "tasks")),
     **_each(
-        "lab/studies",
-        "base decay encodings extend extension_methods findings jobs linear matching migrate",
+        "../ropewalk_lab", "json_lines log progress", _in("lab", "progress_lines report trainer")
+    ),
+    "../ropewalk_lab/long_ce": _in("lab", "real_studies"),
+    "../ropewalk_lab/matching": _in("lab", "matching study_parts"),
+    "../ropewalk_lab/recalibration": _in("lab", "recalibration"),
+    **_each(
+        "../ropewalk_lab",
+        "subwords text_rows tokenizer",
+        _in("lab", "tokenizer text_rows labelled"),
+    ),
+    **_each("../ropewalk_lab", "tasks text_tasks", _in("lab", "tasks")),
+    **_each(
+        "../ropewalk_lab/studies",
+        "decay encodings extend extension_methods findings jobs linear matching migrate",
         _STUDIES,
     ),
     **_each(
-        "lab/studies",
+        "../ropewalk_lab/studies",
         "mlm_lengths multimodal passkey precision relative rows study training",
         _STUDIES,
     ),
-    "lab/studies/norms": (*_in("lab", "norms_study"), *_STUDIES),
-    **_each("lab/studies", "real real_extend real_kv real_passkey real_precision real_tune", _REAL),
+    "../ropewalk_lab/studies/norms": (*_in("lab", "norms_study"), *_STUDIES),
+    **_each(
+        "../ropewalk_lab/studies",
+        "real real_extend real_kv real_passkey real_precision real_tune",
+        _REAL,
+    ),
     # distributed
     **_each("distributed", "context_parallel placements ring ring_linear sharding tiles", _RING),
 }

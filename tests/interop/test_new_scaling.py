@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-import torch
 from config_samples import LLAMA, refused
 
 from ropewalk import RopeError, RopeSpec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ropewalk.diagnosis.case import Case, Facts, specs_of, text_of
@@ -11,7 +12,7 @@ from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes
 from ropewalk.diagnosis.places import as_v4, as_v5
 from ropewalk.diagnosis.report import Evidence, Finding
 from ropewalk.errors import RopeError, choice
-from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: engines by the names that `audit` has, with other names of theirs
 NAMES = {
@@ -72,7 +73,10 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
 def _rewritten(case: Case, engine: str) -> bool:
     """Write the config in the first form that reads the same and that the engine agrees with."""
     meant = case.specs()
-    for form in FORMS:
+    forms = list(FORMS)
+    if case.length is not None and all(_covers(spec, case.length) for spec in meant.values()):
+        forms.append(partial(_serve, length=case.length))
+    for form in forms:
         root = copy.deepcopy(case.root)
         try:
             form(text_of(root))
@@ -85,6 +89,18 @@ def _rewritten(case: Case, engine: str) -> bool:
         except (RopeError, KeyError, TypeError):
             continue
     return False
+
+
+def _covers(spec: Any, length: int) -> bool:
+    """Return whether a scaling was made for sequences of this length."""
+    scaling = None if spec is None else spec.scaling.innermost
+    trained = getattr(scaling, "original_length", None)
+    return spec is None or (trained or 0) * getattr(scaling, "factor", 1.0) >= length
+
+
+def _serve(text: dict[str, Any], length: int) -> None:
+    """Raise the served length, beyond which an engine does not start."""
+    text[SERVED_LENGTH_KEY] = max(length, int(text.get(SERVED_LENGTH_KEY) or 0))
 
 
 def _with_outer_length(text: dict[str, Any]) -> None:

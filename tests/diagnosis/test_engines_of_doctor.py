@@ -1,0 +1,33 @@
+"""What an engine refuses although the rope is right: the doctor writes what it needs."""
+
+import ropewalk as rw
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 40_960,
+    "rope_theta": 1e6,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
+
+def test_a_served_length_that_the_scaling_covers_is_written():
+    """vLLM starts for no more than the config's served length; YaRN was made for 131,072 tokens."""
+    config = {**QWEN3, "rope_scaling": YARN}
+    found = rw.doctor(config, engine="vllm", length=131_072)
+    assert found.corrected["max_position_embeddings"] == 131_072
+    assert (
+        rw.from_hf(found.corrected).frequencies().radians
+        == rw.from_hf(config).frequencies().radians
+    )
+    again = rw.doctor(found.corrected, engine="vllm", length=131_072)
+    assert [each for each in again.findings if each.severity == "error"] == []
+
+
+def test_a_length_that_no_scaling_covers_gets_one_that_does():
+    found = rw.doctor(QWEN3, engine="vllm", length=131_072)
+    assert found.corrected is not None
+    scaling = rw.from_hf(found.corrected).scaling
+    assert scaling.factor * scaling.original_length >= 131_072
