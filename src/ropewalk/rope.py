@@ -66,7 +66,7 @@ class Rope(nn.Module):
         # without a spec, copy and pickle make the object of its own class
         if cls is Rope and isinstance(spec, RopeSpec) and spec.learned:
             cls = LearnedRope
-        return super().__new__(cls)
+        return super().__new__(cls)  # type: ignore
 
     def __init__(self, spec: RopeSpec, *, backend: str | None = None, tables: str = "auto") -> None:
         super().__init__()

@@ -86,7 +86,7 @@ class GradientNorms:
         if present:
             self._group = self._group.to(first.device)
             norms = torch.stack(
-                [n.float() for n in torch._foreach_norm([grads[i] for i in present])]
+                [n.float() for n in torch._foreach_norm([grads[i] for i in present])]  # type: ignore
             )  # type: ignore[misc]
             group = self._group if len(present) == len(grads) else self._group[present]
             squares.index_add_(0, group, norms.square())

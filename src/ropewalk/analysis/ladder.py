@@ -8,20 +8,29 @@ full revolution, 2 pi.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
 
-#: one number for each pair
-Numbers = Sequence[float]
 #: what a scaling does to a pair's frequency: unchanged, reduced in part, reduced by the whole
 #: factor, set to 0, increased
 BANDS = ("kept", "blended", "interpolated", "still", "faster")
 # relative tolerance: two formulas of the same ratio may differ by a few units in the last place
 _TOLERANCE = 1e-9
+
+
+class Numbers(Protocol):
+    """One number for each pair: a list, a tuple or an array."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[float]: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:

@@ -74,7 +74,9 @@ def _rewritten(case: Case, engine: str) -> bool:
     """Write the config in the first form that reads the same and that the engine agrees with."""
     meant = case.specs()
     forms = list(FORMS)
-    if case.length is not None and all(_covers(spec, case.length) for spec in meant.values()):
+    if case.length is not None and all(
+        _covers(spec, case.length) for spec in (meant or {}).values()
+    ):
         forms.append(partial(_serve, length=case.length))
     for form in forms:
         root = copy.deepcopy(case.root)

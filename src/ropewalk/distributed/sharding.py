@@ -201,8 +201,9 @@ class Ring:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         world = dist.group.WORLD if group is None else group
         self.next, self.previous = (
-            dist.get_global_rank(world, (self.rank + by) % self.size) for by in (1, -1)
-        )  # type: ignore[arg-type]
+            dist.get_global_rank(world, (self.rank + by) % self.size)  # type: ignore[arg-type]
+            for by in (1, -1)
+        )
 
     def source(self, step: int) -> int:
         """Return the rank whose shard is here after `step` transfers."""

@@ -139,7 +139,7 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
         weights, log_sum = weights.masked_fill(empty, 0.0), log_sum.masked_fill(empty, -math.inf)
     out = (weights.unflatten(1, grouped) @ v.unsqueeze(2)).flatten(1, 2)
     value_term = (
-        None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)
+        None if encoding is None else encoding.value_bias(weights, q_positions, k_positions)  # type: ignore
     )  # type: ignore[arg-type]
     return out if value_term is None else out + value_term.to(out.dtype), log_sum.squeeze(-1)
 

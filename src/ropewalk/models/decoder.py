@@ -45,7 +45,11 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Tensor, Routes | None]:
         """Return the new x [B, S, hidden], and the routes of a mixture of experts or None."""
         attention_out = self.self_attn.attend(
-            self.input_layernorm(x), positions, padding, documents, cache
+            self.input_layernorm(x),
+            positions,
+            padding,
+            documents,
+            cache,  # type: ignore
         )  # type: ignore[arg-type]
         x = x + self._dropout(attention_out)
         out, routes = self.mlp(self.post_attention_layernorm(x))

@@ -293,7 +293,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         )
     # if every layer is a "nope" layer, none uses the encoding, and any spec describes the model
     unrotated = (
-        set(config.layer_types) <= {"nope", "nope_sliding"} and config.input_encoding is None
+        set(config.layer_types) <= {"nope", "nope_sliding"} and config.input_encoding is None  # type: ignore
     )  # type: ignore[arg-type]
     spec = (
         RopeSpec(head_dim=config.head_dim or 0)
@@ -335,7 +335,8 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         hf_config["mlp_bias"] = config.mlp_bias
     if model_type == "smollm3":  # in this key 1 means that the layer is rotated
         hf_config["no_rope_layers"] = [
-            int(not each.startswith("nope")) for each in config.layer_types
+            int(not each.startswith("nope"))
+            for each in config.layer_types  # type: ignore
         ]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
     if (
@@ -368,7 +369,7 @@ def _window_keys(config: DecoderConfig, model_type: str) -> dict[str, Any]:
         return keys
     names = [
         "sliding_attention" if each.endswith("sliding") else "full_attention"
-        for each in config.layer_types
+        for each in config.layer_types  # type: ignore
     ]  # type: ignore[union-attr]
     return {"layer_types": names, **keys, "max_window_layers": 0}
 

@@ -308,7 +308,7 @@ class RoFormer(nn.Module):
         layers use the same.
         """
         cache = caches[0] if caches else None
-        return self.layers[0].attention.token_positions(
+        return self.layers[0].attention.token_positions(  # type: ignore
             positions, padding, documents, cache, *tokens.shape, tokens.device
         )  # type: ignore[operator]
 

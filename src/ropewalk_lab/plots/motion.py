@@ -10,6 +10,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ropewalk.caches import cached
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
@@ -63,7 +65,7 @@ def dials_of(spec: RopeSpec, trained: int, served: int) -> list[Dial]:
     wavelengths = analysis.wavelengths(analysis.radians(spec, served))
     return [
         Dial(pair, float(wavelengths[pair]), float(turns.trained[pair]), float(turns.scaled[pair]))
-        for pair in pairs_with_turns(turns.trained, _WANTED_TURNS)
+        for pair in pairs_with_turns(np.asarray(turns.trained), _WANTED_TURNS)
     ]
 
 

@@ -140,8 +140,9 @@ def claim_order(
         return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
     floor = seed_noise(list(scores.values()), same_model=same_model)
     comparisons = {
-        f"{a} - {b}": compare(scores[a], scores[b], floor=floor) for a, b in pairwise(order)
-    }  # type: ignore[arg-type]
+        f"{a} - {b}": compare(scores[a], scores[b], floor=floor)  # type: ignore[arg-type]
+        for a, b in pairwise(order)
+    }
     # the verdict of a comparison is "a" if the first is lower, as claimed, "b" if the second is
     verdicts = [comparison.verdict for comparison in comparisons.values()]
     verdict = FAILS if "b" in verdicts else TIED if "tied" in verdicts else HOLDS
