@@ -300,14 +300,11 @@ def spell(
     beside = {} if theta is None else {draw.choice(["rope_theta", "rotary_emb_base"][own:]): theta}
     if partial and (own or draw.random() < 0.5):
         fraction = partial["partial_rotary_factor"]
-        slices = [
-            {"rotary_pct": fraction},
-            {"rotary_emb_fraction": fraction},
-            {"rotary_dim": width},
-        ]
-        partial = draw.choice(
-            slices[:1] if own else slices[:2] if name == "proportional" or width is None else slices
-        )
+        # a family that is known reads its own name of the fraction alone
+        slices = [{"rotary_pct" if own else "partial_rotary_factor": fraction}]
+        if not own and name != "proportional" and width is not None:
+            slices.append({"rotary_dim": width})
+        partial = draw.choice(slices)
     whole = {**config, **beside, "rope_scaling": rope, **partial}
     if names == {"rope_type": "default"} and rope == names:
         whole["rope_scaling"] = draw.choice([None, {}, rope])

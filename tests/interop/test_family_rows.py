@@ -141,6 +141,7 @@ def test_a_model_type_has_one_row(names):
 def test_every_name_of_the_table_is_known_once():
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["family"]
     names = [name for row in rows for name in row["model_types"]]
-    assert len(names) == len(set(names)) == len(families()) > 150
+    assert len(names) == len(set(names)) > 150
+    assert set(names) <= set(families())
     assert family_of("llama").default("rope_theta") == 10_000.0
     assert family_of("no such model") is family_of(None)

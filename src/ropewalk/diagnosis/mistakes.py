@@ -9,10 +9,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.diagnosis.case import Case, Facts
 from ropewalk.errors import choice
 
@@ -66,7 +66,7 @@ def repair(function: Repair) -> Repair:
     return function
 
 
-@cache
+@cached("rows of mistakes", entries=1)
 def mistakes() -> tuple[Mistake, ...]:
     """Return the rows in the order in which they are looked for: a repair helps those after it."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mistake"]

@@ -7,10 +7,10 @@ where a difference cannot be meant.
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Case, Facts, positive, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
@@ -27,7 +27,7 @@ IDENTITY = {
 LOST_THETA = 10_000.0
 
 
-@cache
+@cached("published ropes", entries=1)
 def models() -> tuple[dict[str, Any], ...]:
     """Return the rows of the table: name, sizes, thetas, lengths and scaling."""
     return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["models"])

@@ -12,8 +12,15 @@ from ropewalk_lab.explorer.words import Translate
 
 
 def config_of(facts: Facts) -> dict[str, Any]:
-    """Return a Llama config with the rope of a spec; a RopeError says why no config can name it."""
-    return {"model_type": "llama", "max_position_embeddings": facts.served, **to_hf(facts.spec)}
+    """Return a config with the rope of a spec, of Llama or, with several axes, of Qwen2-VL; a
+    RopeError says why no config can name it.
+    """
+    lengths = {"max_position_embeddings": facts.served}
+    if facts.spec.axes is None:
+        return {"model_type": "llama", **lengths, **to_hf(facts.spec)}
+    # v4 keys, which all engines read
+    keys = to_hf(facts.spec, version=4, model_type="qwen2_vl_text")
+    return {"model_type": "qwen2_vl_text", **lengths, **keys}
 
 
 @dataclass(frozen=True)
