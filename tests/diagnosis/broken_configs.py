@@ -487,7 +487,7 @@ BROKEN = [
     Broken("config_unreadable", {"model_type": "nanochat", "head_dim": 64}, None),
     Broken(
         "model_type_unknown",
-        changed(LLAMA, model_type="my_model"),
+        changed(LLAMA, model_type="a_model_without_a_row"),
         LLAMA,
     ),
     Broken("keys_not_read", changed(RIGHT3, {**LLAMA3, "beta_fast": 32.0}), RIGHT3),
