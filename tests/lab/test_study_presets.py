@@ -38,7 +38,7 @@ RUNS: dict[str, set[str]] = {
     "cpu_real_kv": set(),
     "cpu_relative": {"names"},
     "h200_base": set(),
-    "h200_encodings": {"encodings"},
+    "h200_encodings": set(),
     "h200_extend": {"tuned_factors"},
     "h200_matching": {"seeds"},
     "h200_migrate": set(),

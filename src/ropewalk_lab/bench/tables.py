@@ -457,7 +457,7 @@ TABLES = {
     "models": ("h200_models.jsonl", models_table),
     "cpu": ("cpu.jsonl", cpu_table),
     "cpu_x86": ("cpu_x86.jsonl", cpu_table),
-    "two_trees": ("methods_before_after.jsonl", two_trees_table),
+    "two_trees": ("cpu_two_trees.jsonl", two_trees_table),
     "cpu_patch": ("cpu_patch.jsonl", models_table),
     "cpu_linear": ("cpu_linear.jsonl", attention_table),
     "doc_shapes": ("doc_shapes.jsonl", doc_shapes_table),
