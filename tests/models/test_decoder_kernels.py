@@ -133,10 +133,12 @@ def plain(x, weight, bias, *, spec, positions, heads, norm):
     "cache", [None, KVCache(), KVCache(rotated=False)], ids=["none", "rotated", "not rotated"]
 )
 @pytest.mark.parametrize(
-    "options", [{}, {"qk_norm": True, "norm_eps": 0.3}, {"qkv_bias": True}], ids=str
+    "options",
+    [{"qk_norm": True, "norm_eps": 0.3}, {"qk_norm": True, "qkv_bias": True}, {"qkv_bias": True}],
+    ids=str,
 )
 def test_the_fused_projection_is_the_projection_normed_and_rotated(monkeypatch, options, cache):
-    """A cache of keys that are not rotated gets them from the layer's own path."""
+    """The layer's own path serves a cache of keys that are not rotated, and heads without norms."""
     monkeypatch.setattr(decoder_attention, "FEWEST_TOKENS", 1)
     monkeypatch.setattr(decoder_attention, "qkv_norm_rope", plain)
     layer = make(**options).double().layers[0].self_attn
@@ -144,7 +146,7 @@ def test_the_fused_projection_is_the_projection_normed_and_rotated(monkeypatch, 
         nn.init.normal_(parameter)
     x, positions = OnCuda(torch.randn(2, 5, 12, dtype=torch.float64)), torch.arange(5) + 3
     found = layer.project_rotated(x, positions, cache)
-    if cache is not None and cache.rotated is False:
+    if "qk_norm" not in options or (cache is not None and cache.rotated is False):
         assert found is None
         return
     q, k, v = layer.project(x)
