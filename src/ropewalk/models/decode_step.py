@@ -17,19 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from ropewalk.attention import KVCache
-from ropewalk.attention.linear import identity_rope
 from ropewalk.caches import Cache
-from ropewalk.encodings.rotary import Rotary
 from ropewalk.kernels.decode_step import launch
 from ropewalk.kernels.decode_step.config import few_programs, pick_splits, pick_vocabulary_splits
 from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
-from ropewalk.kernels.norm_rotation.config import why_not_spec
+from ropewalk.kernels.invariant import launch as invariant_launch
+from ropewalk.kernels.norm_rotation import qk_norm_rope
 from ropewalk.kernels.norm_rotation.definition import KVSlots
 from ropewalk.kernels.qkv.launch import qkv_product
-from ropewalk.kernels.support import power_of_two, why_no_triton
-from ropewalk.models.decoder_attention import PackedAttention
-from ropewalk.models.experts import GatedNetwork
-from ropewalk.spec import RopeSpec
+from ropewalk.kernels.support import multiprocessors, power_of_two, why_no_triton
+from ropewalk.models.plain_layers import fixed_config, plain_spec, why_not_layer
 
 #: captured steps by model; a step holds its key-value cache, so few are kept
 _STEPS = Cache("decode graphs", entries=4)
@@ -58,6 +55,8 @@ def why_not(model: Any, tokens: Tensor) -> str | None:
         return "another capture or autocast is active"
     if model.encoding is not None:
         return "the encoding is added to the embeddings"
+    if model.training:
+        return "the model is in training mode; call model.eval()"
     for module in model.modules():
         if isinstance(module, nn.Module) and (module._forward_hooks or module._forward_pre_hooks):
             return f"{type(module).__name__} has forward hooks, which a graph would skip"
@@ -70,49 +69,7 @@ def why_not(model: Any, tokens: Tensor) -> str | None:
             return f"{name} must be a plain {weight.dtype} tensor"
         if not parameter.is_contiguous() or parameter.device != weight.device:
             return f"{name} must be contiguous and on {weight.device}"
-    return next((reason for layer in model.layers if (reason := _why_not_layer(layer))), None)
-
-
-def _why_not_layer(layer: nn.Module) -> str | None:
-    """Return why the decode kernels do not support a layer, or None if they do."""
-    attention, network = layer.self_attn, layer.mlp
-    if type(attention) is not PackedAttention or type(network) is not GatedNetwork:
-        return f"{type(attention).__name__} with {type(network).__name__} has no decode kernels"
-    if network.activation not in ("silu", "swish"):
-        return f"the gate kernel computes silu, not {network.activation}"
-    if attention.head_dim % 2 or attention.head_dim > 256:
-        return "head_dim must be even and at most 256"
-    linears = (attention.qkv_proj, attention.o_proj, network.gate_up_proj, network.down_proj)
-    if any(type(linear) is not nn.Linear for linear in linears):
-        return "a projection is not a plain nn.Linear"
-    if (reason := attention.why_not_head_norm()) is not None:
-        return reason
-    if any(
-        part is not None for part in (attention.temperature, attention.remapping, attention.sinks)
-    ):
-        return "a temperature, a remapping or learned sinks have no decode kernel"
-    encoding = attention.encoding
-    if attention.training or not (_is_plain_rotary(encoding) or encoding.entry == "none"):
-        return f"{type(encoding).__name__} has no decode kernel, or the model is in training mode"
-    spec = _spec(attention)
-    return why_not_spec(spec.fingerprint, attention.qkv_proj.weight.device)
-
-
-def _is_plain_rotary(encoding: Any) -> bool:
-    return (
-        isinstance(encoding, Rotary)
-        and type(encoding).rotate is Rotary.rotate
-        and not encoding.rope.spec.learned
-    )
-
-
-def _spec(attention: Any) -> RopeSpec:
-    encoding = attention.encoding
-    return (
-        encoding.rope.spec
-        if isinstance(encoding, Rotary)
-        else identity_rope(attention.head_dim).spec
-    )
+    return next((reason for layer in model.layers if (reason := why_not_layer(layer))), None)
 
 
 def _norm(module: Any) -> launch.Norm:
@@ -129,13 +86,15 @@ def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
     on another CUDA stream also gets its own, since it would not wait for the work of this one.
     """
     capacity = max(256, power_of_two(capacity))  # few different sizes, so that steps can be reused
-    key = (id(model), rows, capacity, _stream(model.embed_tokens.weight.device))
+    # a copy of the model that computes invariantly has the same layers
+    invariant = model.invariant
+    key = (id(model.layers), invariant, rows, capacity, _stream(model.embed_tokens.weight.device))
     step = _STEPS.newest(key)
     pointers = tuple(parameter.data_ptr() for parameter in model.parameters())
     # a graph reads the parameters at the addresses they had when it was captured
     if step is None or step.busy or step.pointers != pointers:
         if step is None:  # drop the step when the model is deleted
-            weakref.finalize(model, _STEPS.pop, key, None)
+            weakref.finalize(model.layers, _STEPS.pop, key, None)
         step = _STEPS.keep(key, DecodeStep(model, rows, capacity, pointers))
     step.busy = True
     try:
@@ -163,7 +122,7 @@ class DecodeStep:
         """
         config, weight = model.config, model.embed_tokens.weight
         device, dtype = weight.device, weight.dtype
-        self.pointers, self.busy = pointers, False
+        self.pointers, self.busy, self.invariant = pointers, False, model.invariant
         shape = (len(model.layers), rows, config.num_kv_heads, capacity, config.head_dim)
         self.keys, self.values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
         integers: dict[str, Any] = {"dtype": torch.int64, "device": device}
@@ -214,7 +173,7 @@ class DecodeStep:
         for layer, k, v in zip(model.layers, self.keys, self.values, strict=True):
             self._run_layer(layer, k, v)
         launch.normed(self.x, _norm(model.norm), self.normed)
-        launch.product(self.normed, model.head_weight, self.logits)
+        self._product(self.normed, model.head_weight, self.logits)
         launch.next_token(
             self.logits, self.embedding, self.tokens, self.x, self.counters, self.workspace
         )
@@ -222,10 +181,27 @@ class DecodeStep:
     def _run_layer(self, layer: Any, k: Tensor, v: Tensor) -> None:
         """Run one layer: self.x is its input and becomes its output; k and v are its cache."""
         attention, network = layer.self_attn, layer.mlp
-        # queries, keys and values, rotated; keys and values go into the cache. Positions, slots and
-        # earlier keys were written before this replay, so they can be read early; with many
-        # programs attention is faster if it waits
         x, norm = self._normed(self.x, layer.input_layernorm)
+        if self.invariant:
+            self._attend_invariantly(attention, x, k, v)
+        else:
+            self._attend(attention, x, norm, k, v)
+        out, down = attention.o_proj, network.down_proj
+        self._product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
+        # the gated network, added to self.x
+        gate_up = network.gate_up_proj
+        x, norm = self._normed(self.x, layer.post_attention_layernorm)
+        self._product(x, gate_up.weight, self.middle, norm=norm, bias=gate_up.bias, gate=True)
+        self._product(self.middle, down.weight, self.x, bias=down.bias, residual=self.x)
+
+    def _attend(
+        self, attention: Any, x: Tensor, norm: launch.Norm | None, k: Tensor, v: Tensor
+    ) -> None:
+        """Write the heads that attention mixes to `mixed`; keys and values go into the cache.
+
+        Positions, slots and earlier keys were written before this replay, so they can be read
+        early; with many programs attention is faster if it waits.
+        """
         qkv_product(
             x,
             attention.qkv_proj.weight,
@@ -233,14 +209,13 @@ class DecodeStep:
             KVSlots(k.transpose(1, 2), v.transpose(1, 2)),
             self.slots,
             self.positions,
-            _spec(attention),
+            plain_spec(attention),
             norm=norm,
             bias=attention.qkv_proj.bias,
             head_norm=attention.head_norm(),
             workspace=self.workspace,
             early=True,
         )
-        # attention, written to self.mixed, then the output projection, added to self.x
         launch.attend(
             self.q,
             k,
@@ -253,20 +228,52 @@ class DecodeStep:
             window=attention.window,
             early=few_programs(len(self.x), attention.num_kv_heads, self.x.device),
         )
-        out, down = attention.o_proj, network.down_proj
-        launch.product(self.mixed.flatten(1), out.weight, self.x, bias=out.bias, residual=self.x)
-        # the gated network, added to self.x
-        gate_up = network.gate_up_proj
-        x, norm = self._normed(self.x, layer.post_attention_layernorm)
-        launch.product(x, gate_up.weight, self.middle, norm=norm, bias=gate_up.bias, gate=True)
-        launch.product(self.middle, down.weight, self.x, bias=down.bias, residual=self.x)
+
+    def _attend_invariantly(self, attention: Any, x: Tensor, k: Tensor, v: Tensor) -> None:
+        """Do what `_attend` does with the kernels that also compute a prompt."""
+        linear, spec = attention.qkv_proj, plain_spec(attention)
+        axes = (spec.num_axes,) if spec.num_axes > 1 else ()
+        qk_norm_rope(
+            invariant_launch.product(x, linear.weight, linear.bias, None, False),
+            spec=spec,
+            positions=self.positions.expand(*axes, -1),
+            heads=(attention.num_heads, attention.num_kv_heads),
+            norm=attention.head_norm(),
+            cache=KVSlots(k.transpose(1, 2), v.transpose(1, 2)),
+            slots=self.slots,
+            q_out=self.q,
+            config=fixed_config(attention),
+        )
+        invariant_launch.decode(
+            self.q,
+            k,
+            v,
+            self.mixed,
+            self.first_keys,
+            self.num_keys,
+            attention.scale,
+            attention.window,
+        )
+
+    def _product(
+        self, x: Tensor, weight: Tensor, out: Tensor, *, gate: bool = False, **finish: Any
+    ) -> None:
+        """Write a product into `out`, by a tile of several rows if the step is invariant."""
+        tile = None
+        if self.invariant:
+            tile = invariant_launch.product_tile(
+                x.shape[0], out.shape[1], x.shape[1], gate, multiprocessors(x.device)
+            )
+        launch.product(x, weight, out, gate=gate, tile=tile, **finish)
 
     def _normed(self, x: Tensor, module: Any) -> tuple[Tensor, launch.Norm | None]:
         """Return (x, norm) for one row, which the kernel of the product norms itself; (normed x,
-        None) for several rows.
+        None) for several rows, or if the step is invariant.
         """
         norm = _norm(module)
-        return (x, norm) if len(x) == 1 else (launch.normed(x, norm, self.normed), None)
+        if len(x) == 1 and not self.invariant:
+            return x, norm
+        return launch.normed(x, norm, self.normed), None
 
     def start(self, prompt_caches: list[KVCache]) -> None:
         """Copy the keys and values of the prompt, whose rows may be padded on the left, and set the

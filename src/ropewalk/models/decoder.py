@@ -14,7 +14,7 @@ from ropewalk.attention import KVCache
 from ropewalk.attention.softmax import as_encoding
 from ropewalk.checks import check_tokens
 from ropewalk.encodings import Encoding, Sizes
-from ropewalk.models import generation
+from ropewalk.models import generation, invariant
 from ropewalk.models.decoder_attention import PackedAttention, PackedLinearAttention, next_positions
 from ropewalk.models.decoder_config import DecoderConfig
 from ropewalk.models.decoder_loss import IGNORED, check_targets, token_loss
@@ -62,11 +62,15 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """A decoder-only language model; see `DecoderConfig` for its options and `rw.load` for trained
     weights.
+
+    invariant  whether the bits of a row's logits depend on the row alone: not on the other rows,
+               chunks of the prompt, or the cache. It may be set later; `models.invariant.why_not`
+               says which models cannot. On a CPU every token is then computed alone, which is slow
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, *, invariant: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.invariant = config, invariant
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         sizes = Sizes(config.num_heads, config.head_dim or 0, config.hidden_size, config.length)
         self.encoding = as_encoding(config.input_encoding, sizes) if config.input_encoding else None
@@ -124,9 +128,13 @@ class Decoder(nn.Module):
                    document
         caches     from `caches()`; `tokens` continue the cached ones and are added to them
         """
-        return F.linear(
-            self.features(tokens, positions, padding, documents, caches), self.head_weight
-        )
+        return self.logits(self.features(tokens, positions, padding, documents, caches))
+
+    def logits(self, features: Float[Tensor, "... H"]) -> Float[Tensor, "... V"]:
+        """Return the logits of what `features` returns."""
+        if self.invariant:
+            return invariant.logits(self, features)
+        return F.linear(features, self.head_weight)
 
     def features(
         self,
@@ -201,6 +209,11 @@ class Decoder(nn.Module):
         x = self.embed_tokens(tokens)
         if self.encoding is not None:
             x = self.encoding.embed(x, positions)
+        if self.invariant:
+            invariant.check(self, padding, documents, caches)
+            for layer, cache in zip(self.layers, layer_caches, strict=True):
+                x = invariant.run_layer(layer, x, positions, padding, cache)
+            return invariant.final_norm(self, x), []
         all_routes: list[Routes] = []
         for layer, cache in zip(self.layers, layer_caches, strict=True):
             x, routes = layer(x, positions, padding, documents, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class Model(Protocol):
     def head_weight(self) -> Tensor: ...
 
     def features(self, tokens: Tensor, *args: Any, **kwargs: Any) -> Tensor: ...
+
+    def logits(self, features: Tensor) -> Tensor: ...
 
     def caches(self, kind: str = ..., capacity: int | None = ..., sinks: int = ...) -> Any: ...
 
@@ -141,6 +144,7 @@ def steps(
     sinks: int = 0,
     seed: int | None = None,
     graph: bool | None = None,
+    invariant: bool = False,
     contexts: ExitStack | None = None,
 ) -> Iterator[Tensor]:
     """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped.
@@ -156,11 +160,18 @@ def steps(
     seed      of the sampling; None: torch's global generator
     graph     whether the steps after the prompt run as one CUDA graph, with a growing or static
               cache; None: if they can
+    invariant  whether a row's tokens may not depend on the other rows; as if the Decoder were
+               `invariant`, which says more
     contexts  the caller closes them at the end, and a later generation may then overwrite the
               yielded tokens; None: every token is a copy, and the iterator closes its contexts
               itself
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
+    if invariant:
+        if not hasattr(model, "invariant"):
+            raise RopeError("invariant", "needs a Decoder", type(model).__name__)
+        model = copy.copy(model)  # with the same weights
+        model.invariant = True  # type: ignore[attr-defined]
     vocabulary = model.head_weight.shape[0]
     _check_prompt(tokens, padding, vocabulary)
     integer("max_new_tokens", max_new_tokens, low=0)
@@ -260,8 +271,7 @@ def _caches_of(model: Model, cache: Any, tokens: int, capacity: int | None, sink
 
 
 def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
-    hidden = model.features(tokens, padding=padding, caches=caches)[:, -1]
-    return hidden @ model.head_weight.transpose(0, 1)
+    return model.logits(model.features(tokens, padding=padding, caches=caches)[:, -1])
 
 
 def _graph_opener(

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ropewalk.attention import Attention, KVCache, LinearAttention
@@ -343,3 +344,6 @@ class _GenerationModel:
 
     def features(self, tokens: Tensor, **call: Any) -> Tensor:
         return self.head.features(self.model.hidden(tokens, **call))
+
+    def logits(self, features: Tensor) -> Tensor:
+        return F.linear(features, self.head_weight)

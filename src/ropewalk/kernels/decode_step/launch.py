@@ -49,7 +49,7 @@ def normed(x: Tensor, norm: Norm, out: Tensor) -> Tensor:
     with torch.cuda.device_of(x):
         _NORM[(rows,)](
             x, norm.weight, out, norm.eps, x.stride(0), out.stride(0), K=width, BLOCK=block,
-            num_warps=max(1, min(16, block // 256)), **_dependent_launch(x),
+            num_warps=max(1, min(16, block // 256)), **dependent_launch(x),
         )  # fmt: skip
     return out
 
@@ -115,7 +115,7 @@ def _library_product(
                 out.stride(0),
                 COUNT=count,
                 BLOCK=GATE_BLOCK,
-                **_dependent_launch(x),
+                **dependent_launch(x),
             )
     elif residual is None:
         torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(
@@ -219,16 +219,16 @@ def next_token(
             WIDTH=x.shape[1],
             SPLITS=workspace.vocabulary_splits,
             num_warps=4,
-            **_dependent_launch(x),
+            **dependent_launch(x),
         )
 
 
 def machine_options(x: Tensor) -> dict[str, Any]:
     """Return the options of a kernel with matrix products, which depend on the GPU and the dtype."""
-    return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", **_dependent_launch(x)}
+    return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", **dependent_launch(x)}
 
 
-def _dependent_launch(x: Tensor) -> dict[str, Any]:
+def dependent_launch(x: Tensor) -> dict[str, Any]:
     """Return the options of a kernel that starts before the previous one ends, where the GPU can."""
     pdl = has_pdl(x.device)
     return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}

@@ -1,0 +1,83 @@
+"""Attention and steps whose bits do not depend on the batch, run by Triton's interpreter.
+
+`test_decode_kernels.py` starts this file in a process of its own; tests/gpu runs them compiled.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ropewalk.kernels import invariant
+from ropewalk.kernels.invariant import launch
+from ropewalk.models import Decoder, DecoderConfig
+from ropewalk.models.decode_step import DecodeStep, captured_step
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the kernels")
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    """Segments of 16 keys, which few keys fill several of; a replay is a call of what is captured."""
+    for name, size in {"QUERIES": 16, "KEYS": 32, "SEGMENT": 16, "AT_ONCE": 2}.items():
+        monkeypatch.setattr(launch, name, size)
+    monkeypatch.setattr(
+        DecodeStep,
+        "_capture",
+        lambda self, model: setattr(
+            self, "graph", SimpleNamespace(replay=partial(self._run, model))
+        ),
+    )
+
+
+def dense(q, k, v, first_keys, scale, window):
+    """Return the attention of q [B, S, H, D] by all its scores, in float64."""
+    q, k, v = q.double().transpose(1, 2), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    own = torch.arange(k.shape[2] - q.shape[2], k.shape[2])[:, None]
+    key = torch.arange(k.shape[2])
+    seen = (key <= own) & (key >= first_keys[:, None, None]) & (key > own - (window or 1 << 30))
+    scores = (q @ k.mT * scale).masked_fill(~seen[:, None], float("-inf"))
+    return (scores.softmax(-1).nan_to_num(0.0) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize(("heads", "dims", "window"), [((1, 1), 16, None), ((3, 1), 12, 21)])
+def test_attention(heads, dims, window):
+    """Queries of which some are padding; alone each has the same bits."""
+    torch.manual_seed(1)
+    q = torch.randn(2, 9, heads[0], dims)
+    k, v = (torch.randn(2, heads[1], 75, dims) for _ in range(2))
+    first = torch.tensor([0, 70])
+    found = invariant.attention(q, k, v, first, 0.3, window)
+    torch.testing.assert_close(
+        found.double(), dense(q, k, v, first, 0.3, window), rtol=0, atol=2e-6
+    )
+    for token in (4, 8):
+        keys = 75 - 8 + token
+        alone = invariant.attention(
+            q[:, token : token + 1], k[:, :, :keys], v[:, :, :keys], first, 0.3, window
+        )
+        assert torch.equal(alone[:, 0], found[:, token])
+
+
+def test_a_captured_step_has_the_bits_of_the_forward():
+    torch.manual_seed(2)
+    config = DecoderConfig(
+        vocab_size=11, hidden_size=16, intermediate_size=12, num_layers=1, num_heads=2,
+        num_kv_heads=1, head_dim=8, init_std=0.3, qk_norm=True,
+    )  # fmt: skip
+    model = Decoder(config, invariant=True).eval()
+    tokens = torch.randint(0, 11, (2, 19))
+    padding = torch.ones_like(tokens, dtype=torch.bool)
+    padding[1, :2] = False
+    with torch.no_grad():
+        forced = model(tokens, padding=padding)
+        caches = model.caches()
+        model(tokens[:, :17], padding=padding[:, :17], caches=caches)
+        with captured_step(model, 2, 19) as step:
+            step.start(caches)
+            for token in (17, 18):
+                assert torch.equal(step(tokens[:, token]), forced[:, token])
