@@ -14,7 +14,7 @@ import torch
 
 import fused
 from ropewalk.kernels.request import Request
-from ropewalk_lab.bench.cases import Case, make_case
+from ropewalk_lab.bench.cases import BenchCase, make_case
 from ropewalk_lab.bench.gpu import DECODE, ceiling_us, copies, replay_us
 from ropewalk_lab.bench.rows import run_script
 
@@ -61,7 +61,7 @@ def sweep_rotation(
     default_positions = variant == "plain" and not case.decode
     request = Request(case.spec, case.seq_dim, None if default_positions else case.positions)
 
-    def call(case: Case, config: Any) -> tuple[torch.Tensor, ...]:
+    def call(case: BenchCase, config: Any) -> tuple[torch.Tensor, ...]:
         """Rotate q and k of a case by the kernel with this configuration."""
         xs = case.q, case.k
         outs = xs if inplace else tuple(map(torch.empty_like, xs))

@@ -63,7 +63,7 @@ def normal_form(config: Mapping[str, Any], ropes: Mapping[str, Rope], family: Fa
         if rope is None:
             normal.layers[layer_type] = None
             continue
-        layer = _Layer(normal.outside, rope, family, model, layer_type, normal.warnings)
+        layer = _NormalLayer(normal.outside, rope, family, model, layer_type, normal.warnings)
         normal.layers[layer_type] = layer.normal_values()
     if config.get("model_type") is not None and not family.known:
         normal.warnings.insert(0, _unknown(model, normal.layers))
@@ -121,7 +121,7 @@ def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
 
 
 @dataclass
-class _Layer:
+class _NormalLayer:
     """One layer type while its normal values are made: the config's own values, and its rope."""
 
     outside: Mapping[str, Value]

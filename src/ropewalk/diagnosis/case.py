@@ -22,7 +22,7 @@ OBJECT_KEYS = ("rope_parameters", "rope_scaling")
 
 
 @dataclass
-class Case:
+class Examination:
     """One config while it is examined.
 
     root        the whole config, a copy

@@ -325,7 +325,7 @@ class RoFormer(nn.Module):
 
 
 class _GenerationModel:
-    """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column
+    """A RoFormer with the interface of `generation.GeneratingModel`; the bias of the logits becomes a column
     of `head_weight`.
     """
 
