@@ -72,8 +72,8 @@ class MeasuredEncoding:
 def compare(
     names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128
 ) -> list[MeasuredEncoding]:
-    """Return one MeasuredEncoding for each encoding in `names`, in attention of these sizes; `length` is
-    the trained length.
+    """Return one MeasuredEncoding for each encoding in `names`, in attention of these sizes;
+    `length` is the trained length.
     """
     integer("length", length, low=8)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
@@ -84,7 +84,9 @@ def compare(
 
 
 def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredEncoding:
-    """Return the MeasuredEncoding of one encoding, measured in an attention layer with this encoding."""
+    """Return the MeasuredEncoding of one encoding, measured in an attention layer with this
+    encoding.
+    """
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding

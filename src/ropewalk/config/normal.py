@@ -114,9 +114,9 @@ def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
         if any(values[key].where.startswith("default of") for values in rotated):
             assumed.append(f"{key} = {rotated[0][key].value!r}")
     return (
-        f"model_type: {model!r} is not known, so its config keys are read as most models read them; "
-        f"assumed: {'; '.join(assumed) or 'nothing else'}. Compare that with the model's code; "
-        "ropewalk.config.add_families adds a family"
+        f"model_type: {model!r} is not known, so its config keys are read as most models read "
+        f"them; assumed: {'; '.join(assumed) or 'nothing else'}. Compare that with the model's "
+        "code; ropewalk.config.add_families adds a family"
     )
 
 

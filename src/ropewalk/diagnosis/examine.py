@@ -79,7 +79,8 @@ def doctor(
 def _look(case: Examination) -> list[Finding]:
     """Return the findings: those that were repaired, and what the repaired config still has.
 
-    A repair may show a mistake of an earlier row, so all rows are looked for until none is repaired.
+    A repair may show a mistake of an earlier row, so all rows are looked for until none is
+    repaired.
     """
     repaired: list[_Found] = []
     for _ in range(MOST):

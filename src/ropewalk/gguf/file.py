@@ -67,8 +67,8 @@ class GgufTensorEntry:
 
 
 class GgufFile:
-    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read entries
-    and tensors.
+    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read
+    entries and tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from ropewalk.engines.audit import EngineRun
 
 LEGEND = (
-    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "  # noqa: E501
-    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that. "  # noqa: E501
-    "known by: run, the engine was run here; recorded, this very config was run before; rule, read in the engine's sources; "  # noqa: E501
-    "each with the release and the date."
+    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. "
+    "change of a score: the largest change of q.k of unit vectors, over distances up to the "
+    "length. 0.1 rad off: positions until a pair's angle is off by that. known by: run, the "
+    "engine was run here; recorded, this very config was run before; rule, read in the engine's "
+    "sources; each with the release and the date."
 )
 DETAILS_LEGEND = (
-    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "  # noqa: E501
-    "angle is off by half a turn. tokens that differ: all, or those of images and video."
+    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: "
+    "positions until some pair's angle is off by half a turn. tokens that differ: all, or those "
+    "of images and video."
 )
 
 
@@ -36,7 +38,8 @@ def audit(
     length: Annotated[
         int | None,
         Option(
-            "Tokens of the longest sequence of a batch; by default the trained and the served length."
+            "Tokens of the longest sequence of a batch; by default the trained and the served "
+            "length."
         ),
     ] = None,
     max_model_len: Annotated[

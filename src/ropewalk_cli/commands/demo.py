@@ -269,8 +269,9 @@ def _speed(report: SelfCheckReport, tokens: int, device: str) -> Table:
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
         ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", "verdict"),
         rows,
-        "error: largest, over both layouts and positions up to 10,000,000, relative to the length of the pair. "  # noqa: E501
-        "rotate_half uses a ready-made table in the tensor's dtype; it has no error bound and so no verdict.",
+        "error: largest, over both layouts and positions up to 10,000,000, relative to the length "
+        "of the pair. rotate_half uses a ready-made table in the tensor's dtype; it has no error "
+        "bound and so no verdict.",
     )
 
 

@@ -1,5 +1,5 @@
-"""Chinese translations of the page's texts, by English text, from words.toml; labels of figures come
-from `plots`.
+"""Chinese translations of the page's texts, by English text, from words.toml; labels of figures
+come from `plots`.
 """
 
 from __future__ import annotations

@@ -214,8 +214,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         losses = (cell(score(rows, "loss", norm=name, length=length)) for length in lengths)
         cells.append((name, *losses, f"{largest_change(rows, name):.1e}"))
     note = (
-        "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "  # noqa: E501
-        f"relative to the standard deviation of all, if all positions are shifted by {shift:,}."
+        "Nats per byte, on the same last tokens of held-out windows. The last column is the "
+        "largest change of a logit, relative to the standard deviation of all, if all positions "
+        f"are shifted by {shift:,}."
     )
     table = Table(
         "Loss by norm and context length",

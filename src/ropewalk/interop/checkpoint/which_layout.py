@@ -174,8 +174,9 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> LayoutObservatio
         return LayoutObservation("too few heads to compare the norms of paired rows", None, "weak")
     half, interleaved = (_mean_and_error(agreements[layout]) for layout in ("half", "interleaved"))
     observation = (
-        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, {interleaved[0]:.2f} ± "  # noqa: E501
-        f"{interleaved[1]:.2f} as interleaved (1: equal, 0: chance; {len(agreements['half'])} heads)"
+        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, "
+        f"{interleaved[0]:.2f} ± {interleaved[1]:.2f} as interleaved (1: equal, 0: chance; "
+        f"{len(agreements['half'])} heads)"
     )
     return LayoutObservation(observation, _layout_that_agrees(half, interleaved), "weak")
 
