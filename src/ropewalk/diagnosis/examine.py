@@ -194,7 +194,7 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
     """Return the config to examine, and the text of its file if it is one."""
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
-    if isinstance(config, str | Path) and str(config).lower().endswith(".gguf"):
+    if config_file.is_gguf(config):
         from ropewalk.gguf import GgufFile, hf_config
 
         file = GgufFile(config)

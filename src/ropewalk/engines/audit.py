@@ -24,7 +24,6 @@ from ropewalk.engines.rules import Release, newest
 from ropewalk.engines.unread import reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
-from ropewalk.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
 #: the newest release of every engine whose rules are in the package, the reference first
@@ -200,7 +199,10 @@ def audit(
     What was run comes first, then what was recorded, then the rules; `known` of each finding says
     which of them it rests on. Other releases may differ.
     """
-    config = hf_config(GgufFile(config)) if is_gguf(config) else config
+    if config_file.is_gguf(config):
+        from ropewalk.gguf import GgufFile, hf_config
+
+        config = hf_config(GgufFile(config))
     text = config_file.text_part(config_file.load(config))
     if DIFFUSERS_KEY in text:
         raise RopeError(
