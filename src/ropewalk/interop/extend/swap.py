@@ -84,8 +84,8 @@ State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 
 class ModuleSwap:
-    """The state of a rotary module before and after an extension, or a hook that updates it at each
-    call.
+    """The state of a rotary module before and after an extension, or a hook that computes its
+    tables at each call.
     """
 
     def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:
@@ -98,7 +98,7 @@ class ModuleSwap:
         _set_state(self.module, self.after)
         setattr(self.module, EXTENSION, self.extension)
         if self.hook is not None and self.handle is None:
-            self.handle = self.module.register_forward_pre_hook(self.hook, with_kwargs=True)
+            self.handle = self.module.register_forward_hook(self.hook, with_kwargs=True)
 
     def remove(self) -> None:
         """Restore the old state."""
