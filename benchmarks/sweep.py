@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-import fused
+import norm_rotation
 from ropewalk.kernels.request import Request
-from ropewalk_lab.bench.cases import Case, make_case
+from ropewalk_lab.bench.cases import BenchCase, make_case
 from ropewalk_lab.bench.gpu import DECODE, ceiling_us, copies, replay_us
 from ropewalk_lab.bench.rows import run_script
 
@@ -28,8 +28,8 @@ def measure() -> Iterator[dict[str, Any]]:
     for name, order in itertools.product("ABCDEF", ("bshd", "bhsd")):
         if order == "bshd" or name not in DECODE:
             yield from sweep_rotation(name, order)
-    for name in fused.SHAPES:
-        yield from sweep_fused(name)
+    for name in norm_rotation.SHAPES:
+        yield from sweep_norm_rotation(name)
 
 
 def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[Any]:
@@ -61,7 +61,7 @@ def sweep_rotation(
     default_positions = variant == "plain" and not case.decode
     request = Request(case.spec, case.seq_dim, None if default_positions else case.positions)
 
-    def call(case: Case, config: Any) -> tuple[torch.Tensor, ...]:
+    def call(case: BenchCase, config: Any) -> tuple[torch.Tensor, ...]:
         """Rotate q and k of a case by the kernel with this configuration."""
         xs = case.q, case.k
         outs = xs if inplace else tuple(map(torch.empty_like, xs))
@@ -80,9 +80,9 @@ def sweep_rotation(
     )
 
 
-def sweep_fused(name: str) -> list[dict[str, Any]]:
+def sweep_norm_rotation(name: str) -> list[dict[str, Any]]:
     """Return rows with times of the fused kernel for one shape, the fastest first."""
-    cases = fused.make_cases(name)
+    cases = norm_rotation.make_cases(name)
     # a thread holds 16 to 64 numbers; several tokens need more threads than pairs
     divisions = [
         (1, heads, warps)
@@ -92,7 +92,7 @@ def sweep_fused(name: str) -> list[dict[str, Any]]:
     ]
     divisions += [(2, 16, 4), (4, 8, 4)]
     configs = [
-        fused.NormRotationConfig(
+        norm_rotation.NormRotationConfig(
             tokens=tokens, heads=heads, warps=warps, pdl=True, load=load, store=store
         )
         for (tokens, heads, warps), load, store in itertools.product(
@@ -100,7 +100,9 @@ def sweep_fused(name: str) -> list[dict[str, Any]]:
         )
     ]
     calls = {config: [partial(case.run, config) for case in cases] for config in configs}
-    return _sweep({"shape": name, "pass": "norm+rope+cache, sweep"}, calls, fused.copy_us(cases))
+    return _sweep(
+        {"shape": name, "pass": "norm+rope+cache, sweep"}, calls, norm_rotation.copy_us(cases)
+    )
 
 
 @torch.no_grad()

@@ -2,20 +2,22 @@
 Markdown.
 
 Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there; its
-link text is the name in the menu. Each module in the table of `api.md` becomes a page made from its
-docstrings, in the folder `reference`, which is written here and not committed; the public names are
-read from `ropewalk.__all__`. Dark pages show `x-dark.png` instead of `x.png`.
+link text is the name in the menu. Each row in the table of `api.md` becomes a page made from the
+docstrings of its modules, in the folder `reference`, which is written here and not committed; the
+public names are read from `ropewalk.__all__`. A name that several modules export is documented once
+and linked from the others. Dark pages show `x-dark.png` instead of `x.png`.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
 import textwrap
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import ropewalk as rw
@@ -47,7 +49,9 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 110
 
 ROW_LINK = re.compile(r"^\| \[(?P<name>[^\]]+)\]\((?P<page>[\w/-]+)\.md\)", re.MULTILINE)
-ROW_MODULE = re.compile(r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>.+) \|$", re.MULTILINE)
+ROW_MODULE = re.compile(
+    r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>[^|]+) \| (?P<parts>[^|]*)\|$", re.MULTILINE
+)
 
 
 def setup(app: Any) -> None:
@@ -101,7 +105,10 @@ def with_reference(text: str) -> str:
         directive(name) for name in rw.__all__ if not isinstance(getattr(rw, name), ModuleType)
     )
     linked = ROW_MODULE.sub(
-        lambda row: f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} |", text
+        lambda row: (
+            f"| [`{row['module']}`](reference/{row['module']}.md) | {row['says']} | {row['parts']}|"
+        ),
+        text,
     )
     menu = [
         "",
@@ -116,21 +123,39 @@ def with_reference(text: str) -> str:
 
 
 def write_reference(table: Path, folder: Path) -> None:
-    """Write one page per module of a table; a page that is the same stays, so that Sphinx does not
-    read it again.
+    """Write one page for each row of a table; a page that is the same stays, so that Sphinx does
+    not read it again.
     """
     folder.mkdir(exist_ok=True)
     pages = {}
-    for match in ROW_MODULE.finditer(table.read_text(encoding="utf-8")):
-        pages[f"{match['module']}.md"] = (
-            f"# {match['module']}\n\n{in_rst(of_module(match['module']))}"
-        )
+    #: id of a class, function or registry -> the name it is documented by
+    documented = {id(getattr(rw, name)): f"ropewalk.{name}" for name in rw.__all__}
+    for row in ROW_MODULE.finditer(table.read_text(encoding="utf-8")):
+        first, *parts = modules_of(row)
+        text = [f"# {first}", in_rst(of_module(first, documented))]
+        for part in parts:
+            text += [f"## {part}", in_rst(of_module(part, documented))]
+        pages[f"{first}.md"] = "\n\n".join(text)
     for old in folder.glob("*.md"):
         if old.name not in pages:
             old.unlink()
     for name, text in pages.items():
         if not (folder / name).exists() or (folder / name).read_text(encoding="utf-8") != text:
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def modules_of(row: re.Match[str]) -> list[str]:
+    """Return the modules of a row: its first, and the parts that share its page, which are modules
+    in it or beside it.
+    """
+    inside, beside = row["module"], row["module"].rpartition(".")[0]
+    package = importlib.import_module(inside)
+    parts = []
+    for part in re.findall(r"`([\w.]+)`", row["parts"]):
+        child = f"{inside}.{part.split('.')[0]}"
+        within = hasattr(package, "__path__") and importlib.util.find_spec(child)
+        parts.append(f"{inside if within else beside}.{part}")
+    return [inside, *parts]
 
 
 def with_dark_pictures(app: Any, doctree: Any) -> None:
@@ -149,24 +174,49 @@ def with_dark_pictures(app: Any, doctree: Any) -> None:
         image.parent.insert(image.parent.index(image) + 1, other)
 
 
-def of_module(name: str) -> str:
-    """Return the directives for a module: its docstring, its registries with their entries, and its
-    other members.
+def of_module(name: str, documented: dict[int, str]) -> str:
+    """Return the directives for a module: its docstring, its registries with their entries, its
+    other members, and links to those that `documented` already has. Add the members to it.
     """
     module = importlib.import_module(name)
-    annotated = [
-        key
-        for key in getattr(module, "__annotations__", {})
-        if key.isupper() and not key.startswith("_")
-    ]
-    registries = [key for key in annotated if isinstance(getattr(module, key), dict)]
+    registries, links = [], []
+    for key in exported(module):
+        value = getattr(module, key)
+        here = f"{name}.{key}"
+        if (target := documented.setdefault(id(value), here)) != here:
+            links.append((key, target))
+        elif isinstance(value, dict):
+            registries.append(key)
+    excluded = registries + [key for key, _ in links]
     members = [
         f".. automodule:: {name}",
         "   :members:",
-        f"   :exclude-members: {', '.join(registries)}" if registries else "",
+        f"   :exclude-members: {', '.join(excluded)}" if excluded else "",
     ]
     shown = [f".. autodata:: {name}.{key}\n   :no-value:" for key in registries]
+    if links:
+        shown.append("Also here: " + ", ".join(f":py:obj:`{target}`" for _, target in links) + ".")
     return "\n\n".join(["\n".join(filter(None, members)), *shown])
+
+
+def exported(module: ModuleType) -> list[str]:
+    """Return the classes and functions that a module's `__all__` names, or that it defines if it
+    has none, and its registries.
+    """
+    named, annotated = getattr(module, "__all__", ()), getattr(module, "__annotations__", {})
+    found = []
+    for key, value in vars(module).items():
+        if key.startswith("_"):
+            continue
+        if isinstance(value, dict) and key.isupper():
+            is_exported = key in named or key in annotated
+        elif isinstance(value, type | FunctionType):
+            is_exported = key in named if named else value.__module__ == module.__name__
+        else:
+            is_exported = False
+        if is_exported:
+            found.append(key)
+    return found
 
 
 def directive(name: str) -> str:

@@ -374,3 +374,15 @@ def test_every_list_of_public_names_is_true(module):
         if isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
             names = ast.literal_eval(node.value)
             assert all(hasattr(importlib.import_module(module), name) for name in names)
+
+
+def test_no_two_classes_share_a_name():
+    """But those of `compat`, which have the names of what they replace."""
+    found: dict[str, list[str]] = {}
+    for path in FILES:
+        if "compat" in path.parts:
+            continue
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(short_name(path))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}

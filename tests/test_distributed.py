@@ -46,7 +46,7 @@ def test_ddp(group, name):
 @needs_torch_2_7("fully_shard needs an accelerator")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_fsdp2_in_mixed_precision(group):
-    """Weights and activations in bf16: the turn is still that of the bf16 values by exact angles."""
+    """Weights and activations in bf16: the rotation is still that of the bf16 values by exact angles."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 

@@ -1,4 +1,4 @@
-"""How exact a turn is, far away and in every dtype; and that nothing but a token's own position
+"""How exact a rotation is, far away and in every dtype; and that nothing but a token's own position
 decides its bits.
 """
 
@@ -63,7 +63,7 @@ def test_float32_at_ten_million(theta, backend):
 
 @every_backend
 def test_float64_keeps_its_own_accuracy(backend):
-    """float64 input is turned in float64, right to 1e-14 near and to the definition's own 1e-8 far
+    """float64 input is rotated in float64, right to 1e-14 near and to the definition's own 1e-8 far
     away.
     """
     spec = rw.RopeSpec(128)
@@ -115,7 +115,7 @@ def test_output_has_the_dtype_of_its_input(dtype):
 
 
 def call(name, dtype, backend):
-    """A turn of x [.., S, D] at positions [B, S], with a length given so that parts see the same
+    """The rotation of x [.., S, D] at positions [B, S], with a length given so that parts see the same
     one.
     """
     spec = sample_spec(name)

@@ -23,7 +23,7 @@ SPEC = rw.RopeSpec(10)
 
 
 def slow_path(*_, **__):
-    raise AssertionError("the long way was taken")
+    raise AssertionError("no fast path was taken")
 
 
 def draw(heads: int) -> torch.Tensor:

@@ -277,7 +277,7 @@ class LooksBack:
     """One attention head whose weights make every token look `back` steps back, written for one
     layout.
 
-    The input is a constant; its query is `c` and its key is `c` turned by `back` steps, so the
+    The input is a constant; its query is `c` and its key is `c` rotated by `back` steps, so the
     score at distance d is a sum of |c_i|^2 cos((d - back) omega_i), largest at d = back. The loss
     is what the head pays for naming that token.
     """

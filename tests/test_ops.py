@@ -35,7 +35,7 @@ def small(**about):
 
 
 def rotated(name, layout="half", layout_out="half", **where):
-    """x, k -> turned, at positions past the trained length."""
+    """x, k -> rotated, at positions past the trained length."""
     rope = rw.Rope(sample_spec(name, layout=layout, layout_out=layout_out))
     return lambda *xs: rope(*xs, positions=torch.tensor([3, 40]), **where)
 

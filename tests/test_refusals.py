@@ -214,7 +214,7 @@ def test_the_smallest_theta_gives_finite_tables(precision):
 
 
 def test_ends_given_in_the_wrong_order_are_refused():
-    """Swapped betas would turn the ramp around."""
+    """Swapped betas would reverse the ramp."""
     for scaling in (fq.Yarn, fq.DynamicYarn):
         assert "beta_slow = 32" in str(
             assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0))  # noqa: B023
@@ -309,7 +309,7 @@ EXTREMES = (1e-30, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 1e4, 1e30)
 
 @pytest.mark.parametrize("name", [name for name, bad in BAD_FIELDS.items() if bad])
 def test_what_is_accepted_gives_finite_tables(name, full):
-    """Of 900 hostile configs another library turned 205 into NaN, infinite or zero frequencies."""
+    """Of 900 hostile configs another library computed 205 as NaN, infinite or zero frequencies."""
     kept = 0
     for theta in EXTREMES if full else EXTREMES[::3]:
         for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):

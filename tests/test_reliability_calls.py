@@ -207,7 +207,7 @@ def test_item_33_partial_rotary_pairs_and_counts_within_the_slice(layout):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("order", ["chunked", "interleaved", "ernie"])
 def test_item_36_every_pair_listens_to_its_own_axis(order, layout):
-    """Only the pairs of an axis turn when only that axis moves."""
+    """Only the pairs of an axis rotate when only that axis moves."""
     spec = sample_spec(axis=order, layout=layout)
     x = x_of(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     for axis in range(3):

@@ -1,4 +1,4 @@
-"""rerotate: keys already turned become keys turned elsewhere, as if rebuilt from scratch."""
+"""rerotate: rotated keys become keys rotated elsewhere, as if rebuilt from scratch."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_rounded_once(dtype, change, backend):
 
 
 def undone(k, spec, positions):
-    """The definition backwards: the turn by minus the position."""
+    """The definition backwards: the rotation by minus the position."""
     return definition(k, spec, -positions, key=True)
 
 

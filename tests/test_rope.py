@@ -25,7 +25,7 @@ def x_of(dtype=torch.float32, **about):
 
 
 class Layer(nn.Module):
-    """A projection and a turn: the least that has weights to cast and shard."""
+    """A projection and a rotation: the least that has weights to cast and shard."""
 
     def __init__(self, spec):
         super().__init__()
@@ -246,7 +246,7 @@ def test_gradient_of_learned_frequencies(start, axis):
 @pytest.mark.parametrize("start", ["yarn", "xpos"])
 @pytest.mark.parametrize("axis", ["one", "chunked"])
 def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
-    """Before training they turn, turn back and write tables as the scaling they start from."""
+    """Before training they rotate, rotate back and write tables as the scaling they start from."""
     plain = sample_spec(
         start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half"
     )

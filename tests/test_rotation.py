@@ -198,7 +198,7 @@ def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
         assert_close(found.detach(), definition(x, spec, positions, key=key), rtol=0, atol=1e-12)
         weights = torch.randn_like(x)
         (grad,) = torch.autograd.grad(found, x, weights)
-        assert_close((grad * x).sum(), (weights * found).sum())  # a turn is linear
+        assert_close((grad * x).sum(), (weights * found).sum())  # a rotation is linear
 
 
 @pytest.mark.parametrize("backend", [None, "eager", "reference"])

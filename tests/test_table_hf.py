@@ -78,7 +78,7 @@ def test_tables_have_transformers_bits(rope_type, dim, theta, positions):
 
 
 def test_hf_frequencies_have_exact_angles():
-    """At a million tokens transformers' float32 angle is off by 1e-2; the same frequencies, turned
+    """At a million tokens transformers' float32 angle is off by 1e-2; the same frequencies, rotated
     exactly, are not.
     """
     position = torch.tensor([1_000_003])

@@ -25,10 +25,17 @@ from typing import Any
 
 from draw_configs import draw
 from ropewalk.engines import ENGINES
-from ropewalk.engines.audit import Finding, audit
+from ropewalk.engines.audit import EngineFinding, audit
 from ropewalk.errors import RopeError
 from ropewalk_lab.engines_run.installed import RUNNERS, SCRIPTS
-from ropewalk_lab.engines_run.measured import KEYS, LayerRope, Row, cells, first_difference, verdict
+from ropewalk_lab.engines_run.measured import (
+    KEYS,
+    LayerRope,
+    ServedConfig,
+    cells,
+    first_difference,
+    verdict,
+)
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
@@ -66,7 +73,7 @@ def run(engine: str, rows: Path, engines: Path, out: Path) -> None:
     )
 
 
-def kind_of(finding: Finding, rope: Rope) -> str:
+def kind_of(finding: EngineFinding, rope: Rope) -> str:
     """Return one of KINDS for what audit says and what was run: a rope, the text of an error, or
     None for no rotation.
     """
@@ -86,7 +93,7 @@ def kind_of(finding: Finding, rope: Rope) -> str:
     )
 
 
-def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the kind of every cell of a runner's output, and one line about it."""
     engine = KEYS.get(output["engine"], output["engine"])
     for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
@@ -104,7 +111,7 @@ def compare(rows: Sequence[Row], output: Mapping[str, Any]) -> Iterator[tuple[st
                 )
 
 
-def _in_words(finding: Finding, rope: Rope) -> str:
+def _in_words(finding: EngineFinding, rope: Rope) -> str:
     """Return a line with what audit says and what the engine did, to explain a wrong cell."""
     if isinstance(rope, str):
         return f"audit: {finding.problem or 'rotates'}; the engine: {rope}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from engines.matrix import FAMILIES, VISION, Config, Row
+from engines.matrix import FAMILIES, VISION, Config, ServedConfig
 from engines.matrix_rows import by_type, config_of, longrope
 
 #: the families to draw from; a family that is added here changes the configs of every seed
@@ -63,13 +63,13 @@ USUAL: dict[tuple[str, str], Config] = {
 }
 
 
-def draw(seed: int, count: int) -> list[Row]:
+def draw(seed: int, count: int) -> list[ServedConfig]:
     """Return the first `count` rows of a seed."""
     random = Random(seed)
     return [_row(random, f"draw {seed}.{index}") for index in range(count)]
 
 
-def _row(random: Random, name: str) -> Row:
+def _row(random: Random, name: str) -> ServedConfig:
     """Return a random config, the length of its sequence and the length that engines are started
     for.
     """
@@ -110,7 +110,7 @@ def _row(random: Random, name: str) -> Row:
         config = config_of(model_type, spelling, served, theta, scaling or None, partial, **keys)
     length, limit = _lengths(random, kind, served, trained)
     title = f"{name}: {model_type} {kind or 'unscaled'} v{spelling}"
-    return Row(title, config, length, limit, axes=3 if model_type in VISION else 1)
+    return ServedConfig(title, config, length, limit, axes=3 if model_type in VISION else 1)
 
 
 def _head(random: Random, model_type: str) -> Config:

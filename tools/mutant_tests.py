@@ -46,7 +46,9 @@ _GGUF = (
 )
 _RUNS = _in("interop", "engine_runs engine_records engine_runners")
 _ENCODINGS = (*_in("encodings", "encodings rotary_encodings recent"), "models/test_defaults")
-_FUSED = _in("kernels", "fused fused_latent") + _interpreted("fused")
+_NORM_ROTATION = _in("kernels", "norm_rotation norm_rotation_latent") + _interpreted(
+    "norm_rotation"
+)
 _DECODE = _in("kernels", "decode_kernels") + _interpreted("decode")
 _DECODER = _in("models", "defaults decoder decoder_kernels decoder_hf generation decoder_training")
 _ROFORMER = _in("models", "defaults roformer roformer_options roformer_training checkpoints")
@@ -165,7 +167,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "kernels/rotation/eager": ("test_rotation", "kernels/test_reference", "test_laws"),
     "kernels/request": ("test_rotation", "test_checks", "test_laws", "test_rerotate"),
     "kernels/launch_plan": ("kernels/test_launch_plan", "kernels/test_cpu"),
-    "kernels/support": _in("kernels", "triton fused") + _interpreted("fused"),
+    "kernels/support": _in("kernels", "triton norm_rotation") + _interpreted("norm_rotation"),
     **_each(
         "kernels/cpu",
         "backend call library",
@@ -176,7 +178,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "angle_source angles backend config kernel launch pairs plan",
         _in("kernels", "triton"),
     ),
-    **_each("kernels/norm_rotation", "api config definition kernel launch tiles", _FUSED),
+    **_each("kernels/norm_rotation", "api config definition kernel launch tiles", _NORM_ROTATION),
     **_each("kernels/decode_step", "attend config definition launch product workspace", _DECODE),
     **_each(
         "kernels/qkv",

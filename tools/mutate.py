@@ -33,7 +33,15 @@ from pathlib import Path
 from mutant_tests import TESTS
 from mutants import Mutant, mutants
 from mutation_bench import BASICS, ROOT, Bench, Outcome, is_interpreted, preload
-from mutation_rows import Row, append_row, equivalents, not_in, replace_rows, row_of, survivors_in
+from mutation_rows import (
+    ServedConfig,
+    append_row,
+    equivalents,
+    not_in,
+    replace_rows,
+    row_of,
+    survivors_in,
+)
 
 #: seconds that a quick test takes at most
 QUICK = 2.0
@@ -282,7 +290,9 @@ def wanted(options: argparse.Namespace) -> dict[str, int | None]:
 
 
 def run(
-    options: argparse.Namespace, picked: list[Mutant], write: Callable[[Mutant, Row], object]
+    options: argparse.Namespace,
+    picked: list[Mutant],
+    write: Callable[[Mutant, ServedConfig], object],
 ) -> int:
     """Run the mutants, print their verdicts, call `write` with each and its row, and return the
     number of survivors.
@@ -348,7 +358,7 @@ def main() -> int:
         return 0
     preload()
 
-    def write(_: Mutant, row: Row) -> None:
+    def write(_: Mutant, row: ServedConfig) -> None:
         if options.out:
             append_row(options.out, row)
 

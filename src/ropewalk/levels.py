@@ -1,8 +1,8 @@
 """Exact cos and sin for array libraries: tables of the digits of a position.
 
 A position of 32 or 64 bits is a sum of digits, each times a power of two. A table holds cos and sin
-of every value of one digit, computed from its exact phase, and angle addition combines the digits: a
-few float32 products, whatever the position is. The functions take the library's module as `xp`:
+of every value of one digit, computed from its exact phase, and angle addition combines the digits:
+a few float32 products, whatever the position is. The functions take the library's module as `xp`:
 `rotate` and `rotated` take `jax.numpy` or `mlx.core`, the others also `torch`. NumPy computes the
 tables; torch is not needed.
 """

@@ -51,8 +51,8 @@ def _on_copies(
         out.copy_(copy)
 
 
-# the arguments that give the angles, and those that give tables; `spec` is a fingerprint, `tables` a
-# table strategy
+# the arguments that give the angles, and those that give tables; `spec` is a fingerprint, `tables`
+# a table strategy
 _ANGLES = (
     "Tensor? positions, SymInt offset, Tensor? length, str spec, str tables, int seq_dim, int sign, "
     "int magnitude_power"

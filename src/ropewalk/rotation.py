@@ -268,7 +268,8 @@ def apply_rotary_pos_emb(
     """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S,
     R].
 
-        apply_rotary_pos_emb(q, k, cos, sin)                 also with an int unsqueeze_dim at the end
+        apply_rotary_pos_emb(q, k, cos, sin)                 also with an int unsqueeze_dim at the
+                                                             end
         apply_rotary_pos_emb(q, k, cos, sin, position_ids)   rows [B, S] of tables [N, R]
         apply_rotary_pos_emb(x, cos, sin)                    one tensor, also with position_ids
 

@@ -13,9 +13,9 @@ TWO_LEVEL_REACH = LEVEL * LEVEL
 #: bytes of the float32 rows that "auto" keeps for one spec on one device
 FIRST_ROWS_BYTES = 2 << 20
 
-#: what is kept for one spec on one device: the two-level table and the first float32 rows, a float32
-#: row for every position up to the largest one used, the two-level table alone, or nothing but the
-#: phase steps. Positions of 2^20 and more have no table
+#: what is kept for one spec on one device: the two-level table and the first float32 rows, a
+#: float32 row for every position up to the largest one used, the two-level table alone, or nothing
+#: but the phase steps. Positions of 2^20 and more have no table
 STRATEGIES = ("auto", "full", "two-level", "none")
 
 

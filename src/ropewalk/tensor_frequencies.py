@@ -2,8 +2,8 @@
 
 In float32 their operations run in the order in which transformers runs them, so precision "hf" and
 "hf_frequencies" reproduce a checkpoint's own frequencies bit for bit. In float64 they follow a
-length for each row, on the device where the lengths are. Fixed frequencies of precision "exact" come
-from their 40 digits.
+length for each row, on the device where the lengths are. Fixed frequencies of precision "exact"
+come from their 40 digits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Exact phases of tensors: frequencies as 64-bit fixed-point fractions of a turn, as `ropewalk.phase`
-has them, on any device.
+"""Exact phases of tensors: frequencies as 64-bit fixed-point fractions of a turn, as
+`ropewalk.phase` has them, on any device.
 """
 
 from __future__ import annotations

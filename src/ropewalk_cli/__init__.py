@@ -190,7 +190,7 @@ def _run_group(
         kind = "option" if is_option(name) else "command"
         raise UsageError(f"no such {kind}: {name!r}{nearest(name, commands)}; see: {path} --help")
     command, path = as_command(commands[name]), f"{path} {name}"
-    with _Missing(name):
+    with _MissingPackage(name):
         target = command.load()
     if callable(target):
         _run_command(path, target, rest, command.example)
@@ -202,7 +202,7 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
     """Read the words that follow a command, and call its function."""
     taken, values = parameters(function), {}
     try:
-        with _Missing(path.split(" ", 1)[1]):
+        with _MissingPackage(path.split(" ", 1)[1]):
             values = read(words, taken)
             function(**values)
     except HelpAsked:
@@ -219,7 +219,7 @@ class _Refused(Exception):
     """The message of a RopeError in the words of the command line."""
 
 
-class _Missing:
+class _MissingPackage:
     """Context manager: a package that is not installed is named with the extra that installs it."""
 
     def __init__(self, command: str) -> None:

@@ -1,11 +1,14 @@
 """What a command takes: declared once, in the signature of the function that does the work.
 
-    def fortune(name: Annotated[str, Argument("Whose fortune.")], lines: Annotated[int, Option("How many.")] = 1) -> None: ...
+    def fortune(
+        name: Annotated[str, Argument("Whose fortune.")],
+        lines: Annotated[int, Option("How many.")] = 1,
+    ) -> None: ...
 
 A parameter without a default must be given. One without `Annotated` is an option if it has a
 default, and an argument if it has none. Types are str, int, float, Path, bool (a flag), a Literal
 of texts (a choice), a list of one of them (may be repeated), each also `| None`.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

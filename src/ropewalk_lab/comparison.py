@@ -27,7 +27,7 @@ EXACT = 1e-9
 
 
 @dataclass(frozen=True)
-class Comparison:
+class MeasuredEncoding:
     """One encoding, measured in float64 with its initial parameters.
 
     entry         where it adds positions: "input", "qk", "scores", several of them joined by " + ",
@@ -71,9 +71,9 @@ class Comparison:
 
 def compare(
     names: Iterable[str] = ENCODINGS, num_heads: int = 4, head_dim: int = 32, length: int = 128
-) -> list[Comparison]:
-    """Return one Comparison for each encoding in `names`, in attention of these sizes; `length` is
-    the trained length.
+) -> list[MeasuredEncoding]:
+    """Return one MeasuredEncoding for each encoding in `names`, in attention of these sizes;
+    `length` is the trained length.
     """
     integer("length", length, low=8)
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
@@ -83,8 +83,10 @@ def compare(
         ]
 
 
-def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Comparison:
-    """Return the Comparison of one encoding, measured in an attention layer with this encoding."""
+def _measure(name: str, num_heads: int, head_dim: int, length: int) -> MeasuredEncoding:
+    """Return the MeasuredEncoding of one encoding, measured in an attention layer with this
+    encoding.
+    """
     torch.manual_seed(0)
     layer = Attention(num_heads * head_dim, num_heads, encoding=name, length=length, backend="math")
     encoding = layer.encoding
@@ -92,7 +94,7 @@ def _measure(name: str, num_heads: int, head_dim: int, length: int) -> Compariso
     _, bytes_at_twice_the_length = _cost(encoding, 2 * length)
     layer.double()
     bounded = _is_bounded(encoding, length)
-    return Comparison(
+    return MeasuredEncoding(
         name=name,
         entry=" + ".join(_entries(encoding)) or "none",
         drift=_drift(layer, length),
@@ -305,13 +307,13 @@ COLUMNS = (
 )
 
 
-def as_markdown(rows: Iterable[Comparison]) -> str:
+def as_markdown(rows: Iterable[MeasuredEncoding]) -> str:
     """Return the rows as a Markdown table, with the drift of encodings that are not relative."""
     lines = [COLUMNS, ("---",) * 6 + ("---:",) * 6, *(_cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def _cells(row: Comparison) -> tuple[str, ...]:
+def _cells(row: MeasuredEncoding) -> tuple[str, ...]:
     """Return a row of the Markdown table, one text per column."""
     return (
         f"`{row.name}`",

@@ -19,7 +19,7 @@ import numpy as np
 
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk_lab.cache_folder import cache_folder
-from ropewalk_lab.sources import Source, find_source
+from ropewalk_lab.sources import TextSource, find_source
 from ropewalk_lab.stateless_random import fold, permuted
 from ropewalk_lab.tokenizer import Bytes, Tokenizer
 
@@ -129,7 +129,7 @@ def held_out(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < HELD_OUT * 2**64
 
 
-def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
+def _cache_id(source: TextSource, tokenizer: Tokenizer, field: str) -> str:
     """Return an id of the sizes and modification times of the files, how they are read, the
     tokenizer and the format.
     """
@@ -142,7 +142,7 @@ def _cache_id(source: Source, tokenizer: Tokenizer, field: str) -> str:
     return digest.hexdigest()[:24]
 
 
-def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
+def _build(source: TextSource, tokenizer: Tokenizer, folder: Path) -> None:
     """Write the splits to a temporary folder and rename it to `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".corpus-", dir=folder.parent))
@@ -159,7 +159,7 @@ def _build(source: Source, tokenizer: Tokenizer, folder: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(source: Source, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
+def _write(source: TextSource, tokenizer: Tokenizer, draft: Path) -> dict[str, Any]:
     """Write the tokens and document starts of both splits into the folder `draft`, and return the
     facts about them.
     """

@@ -179,7 +179,7 @@ def _download(wanted: Download, folder: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
         try:
-            # no input: a question about a password would wait for an answer that nobody is asked
+            # no input: a question about a password would wait for an answer that cannot come
             # for
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "timeout": TIME_LIMIT}
             process = subprocess.run(

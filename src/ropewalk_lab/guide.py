@@ -97,9 +97,10 @@ def _zero_shot(extend: list[Row], keys: list[Row]) -> str:
         for method in ("dynamic_yarn", "yarn")
     }
     return (
-        f"loss at 4x {long['dynamic_yarn']} (no scaling {long['none']}, interpolation {long['linear']}); "
-        f"on short text {short['dynamic_yarn']}, as without scaling (YaRN with factor 16: {short['yarn']}); SmolLM2 at 4x, "  # noqa: E501
-        f"pass keys found within and beyond the trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"  # noqa: E501
+        f"loss at 4x {long['dynamic_yarn']} (no scaling {long['none']}, interpolation "
+        f"{long['linear']}); on short text {short['dynamic_yarn']}, as without scaling (YaRN with "
+        f"factor 16: {short['yarn']}); SmolLM2 at 4x, pass keys found within and beyond the "
+        f"trained length: {_real_keys(keys, ('dynamic_yarn', 'dynamic', 'yarn', 'rerope'))}"
     )
 
 
@@ -152,10 +153,10 @@ def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row], kinds:
     ]
     return (
         f"pass keys found at the trained length and at twice that: {', '.join(found_by_base)}; "
-        f"largest error of cos and sin over the {WIDTH} positions up to 131,072: "
-        f"exact {errors[0]:.1e}, float32 angles {errors[1]:.1e}; "
-        f"KL of SmolLM2 in bfloat16 to itself in float32 at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}"  # noqa: E501
-        f"; {_linear_frequencies(kinds)}"
+        f"largest error of cos and sin over the {WIDTH} positions up to 131,072: exact "
+        f"{errors[0]:.1e}, float32 angles {errors[1]:.1e}; KL of SmolLM2 in bfloat16 to itself in "
+        f"float32 at 8,192 tokens: exact {kl[0]:.2e}, as transformers rotates {kl[1]:.2e}; "
+        f"{_linear_frequencies(kinds)}"
     )
 
 
@@ -211,9 +212,10 @@ def _norms(norms: list[Row]) -> str:
         for name in ("LayerNorm before", "LayerNorm after", "none")
     }
     return (
-        f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their deviation, after the rotation by "  # noqa: E501
-        f"{changes['LayerNorm after']:.1f}; loss at twice the trained length: before {losses['LayerNorm before']}, "  # noqa: E501
-        f"after {losses['LayerNorm after']}, no norm {losses['none']}"
+        f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their "
+        f"deviation, after the rotation by {changes['LayerNorm after']:.1f}; loss at twice the "
+        f"trained length: before {losses['LayerNorm before']}, after {losses['LayerNorm after']}, "
+        f"no norm {losses['none']}"
     )
 
 

@@ -1,7 +1,5 @@
 """HTML of the report: one file that contains its styles and pictures; all texts are escaped."""
 
-# ruff: noqa: RUF001 - full-width punctuation is right in Chinese
-
 from __future__ import annotations
 
 import base64
@@ -11,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropewalk_lab.data_files import toml_beside
 from ropewalk_lab.recommendations import Recommendation
 from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, Claim, Table
 
@@ -31,6 +30,7 @@ th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--
 .holds{color:var(--good);font-weight:600}.fails{color:var(--bad);font-weight:600}.tied{color:var(--quiet);font-weight:600}
 img{max-width:100%;background:#fff;border-radius:.4rem}pre{overflow-x:auto;font-size:.8rem}
 """
+_SUMMARY = toml_beside(__file__)
 #: verdict of a claim -> its CSS class
 VERDICT_CLASSES = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
 
@@ -104,15 +104,14 @@ def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
     )
     links = ", ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
     num_other = len(claims) - num_hold - num_fail
-    english = (
-        f"Of {len(claims)} claims {num_hold} hold, {num_fail} do not, {num_other} are within noise "
-        "or not measured."
-    )
-    chinese = (
-        f"共 {len(names)} 项实验，{len(claims)} 条结论：{num_hold} 条成立，"
-        f"{num_fail} 条不成立，{num_other} 条差异在噪声范围内或未测量。"
-        "灰框内是文献发表或资料所述的数字；标有 ours 的列是我们测得的。"
-    )
+    counts = {
+        "studies": len(names),
+        "claims": len(claims),
+        "hold": num_hold,
+        "fail": num_fail,
+        "other": num_other,
+    }
+    english, chinese = (_SUMMARY[language].format(**counts) for language in ("english", "chinese"))
     return (
         f"<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p "
         f'lang="zh">{escape(chinese)}</p>'

@@ -58,7 +58,7 @@ RUN_FILE, RESULTS_FILE = "run.json", "results.json"
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """How a run ended, its results on the held-out parts, and the folder of its model; `reason`
     says why there is none.
     """
@@ -256,7 +256,7 @@ def run_preset(
     *,
     tensorboard: bool = False,
     progress: bool = True,
-) -> Report:
+) -> RunReport:
     """Train the model of a preset, evaluate it on the held-out parts, and write it to the folder
     `model` of the run.
 
@@ -289,14 +289,14 @@ def _only_run(folder: Path) -> Iterator[None]:
 
 def _run_preset(
     preset: Preset, folder: Path, parallel: Parallel, tensorboard: bool, progress: bool
-) -> Report:
+) -> RunReport:
     """Do the work of `run_preset` in a folder that no other run uses."""
     trainer = make_trainer(
         preset, folder, parallel=parallel, tensorboard=tensorboard, progress=progress
     )
     outcome = trainer.run()
     if outcome.stopped:
-        return Report(
+        return RunReport(
             outcome, {}, reason="the training was stopped; run the same command to continue it"
         )
     held_out: HeldOut = trainer.evaluate  # type: ignore[assignment]  # make_trainer passes one
@@ -318,4 +318,4 @@ def _run_preset(
         }
         write_atomically(folder / RESULTS_FILE, json.dumps(numbers, indent=2))
     parallel.wait()  # no rank leaves while the first still writes
-    return Report(outcome, results, model, reason)
+    return RunReport(outcome, results, model, reason)

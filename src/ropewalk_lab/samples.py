@@ -10,22 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ropewalk.errors import RopeError, choice, integer
+from ropewalk_lab.data_files import toml_beside
 from ropewalk_lab.json_lines import write_atomically
 
+_PHRASES = toml_beside(__file__)
 #: subjects of cases, each with two phrases of which every case on the subject has one
-SUBJECTS = {
-    "民间借贷": ("借款到期后被告未归还本金", "被告出具借条后拒绝还款"),
-    "买卖合同": ("原告交货后被告拖欠货款", "被告收到货物却未付价款"),
-    "劳动报酬": ("公司拖欠原告三个月工资", "单位解除合同未付补偿金"),
-    "房屋租赁": ("承租人逾期未交房租", "租赁期满被告拒不搬离"),
-    "交通事故": ("被告驾车追尾造成原告受伤", "车辆相撞致原告住院治疗"),
-    "离婚": ("双方感情破裂已分居两年", "原告请求判令双方离婚"),
-}
+SUBJECTS: dict[str, list[str]] = _PHRASES["subjects"]
 #: sentences that say nothing about the subject
-FILLER = (
-    "原告向本院提出诉讼请求。", "本院受理后依法组成合议庭。", "双方当事人均到庭参加诉讼。", "被告未提交书面答辩意见。",  # noqa: E501
-    "上述事实有双方陈述为证。", "本院公开开庭进行了审理。", "案件受理费由被告负担。", "如不服本判决可在十五日内上诉。",  # noqa: E501
-)  # fmt: skip
+FILLER: list[str] = _PHRASES["filler"]
 THINGS, PLACES = (
     ("rope", "cord", "cable", "chain", "ribbon"),
     ("harbour", "market", "workshop", "tower", "garden"),

@@ -333,7 +333,7 @@ def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) 
 
 
 @dataclass(frozen=True)
-class Report:
+class SelfCheckReport:
     """All results of the self-check."""
 
     precision: list[Precision]
@@ -362,9 +362,9 @@ def steps(tokens: int, device: str = "cpu") -> Iterator[tuple[str, Callable[[], 
             )
 
 
-def gather(rows: Sequence[Precision | Law | Speed]) -> Report:
+def gather(rows: Sequence[Precision | Law | Speed]) -> SelfCheckReport:
     """Return a report of the rows of all steps."""
-    return Report(
+    return SelfCheckReport(
         [row for row in rows if isinstance(row, Precision)],
         [row for row in rows if isinstance(row, Law)],
         [row for row in rows if isinstance(row, Speed)],

@@ -37,7 +37,7 @@ SHORTEST_PROSE = 200
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """Sorted (name, path) pairs of files, and a function that reads the documents of one file."""
 
     files: tuple[tuple[str, Path], ...]
@@ -103,23 +103,23 @@ def prose(name: str, path: Path) -> Iterator[Document]:
         yield name, text.encode("utf-8", errors="replace")
 
 
-def _prose_source() -> Source:
+def _prose_source() -> TextSource:
     """Return the docstrings of the standard library and Python's help topics as a source."""
     topics = Path(sysconfig.get_paths()["stdlib"]) / "pydoc_data" / "topics.py"
     extra = [("python/pydoc_data/topics.py", topics)] if topics.exists() else []
-    return Source(tuple(sorted([*stdlib_files(), *extra])), prose)
+    return TextSource(tuple(sorted([*stdlib_files(), *extra])), prose)
 
 
 #: name -> function that returns the source; any other name is a path
-SOURCES: dict[str, Callable[[], Source]] = {
-    "code": lambda: Source(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
-    "stdlib": lambda: Source(tuple(stdlib_files()), whole),
-    "torch": lambda: Source(tuple(torch_files()), whole),
+SOURCES: dict[str, Callable[[], TextSource]] = {
+    "code": lambda: TextSource(tuple(sorted([*stdlib_files(), *torch_files()])), whole),
+    "stdlib": lambda: TextSource(tuple(stdlib_files()), whole),
+    "torch": lambda: TextSource(tuple(torch_files()), whole),
     "prose": _prose_source,
 }
 
 
-def find_source(name: str | Path, field: str = "text") -> Source:
+def find_source(name: str | Path, field: str = "text") -> TextSource:
     """Return a source by its name in SOURCES, or the files at a path; `field` is the field of a
     JSON line that has the text.
     """
@@ -138,7 +138,7 @@ def find_source(name: str | Path, field: str = "text") -> Source:
             str(path),
         )
     if (path / "dataset_info.json").exists():
-        return Source(
+        return TextSource(
             (("dataset_info.json", path / "dataset_info.json"),),
             lambda _, file: _rows_of(file.parent, field),
         )
@@ -153,7 +153,7 @@ def find_source(name: str | Path, field: str = "text") -> Source:
             return _lines_of(name, file, field)
         return _pieces_of(name, file) if in_pieces else whole(name, file)
 
-    return Source(tuple(files), read)
+    return TextSource(tuple(files), read)
 
 
 def _files_of(path: Path) -> list[tuple[str, Path]]:

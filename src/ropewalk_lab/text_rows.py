@@ -16,7 +16,7 @@ from ropewalk_lab.stateless_random import bits, fold, permuted
 from ropewalk_lab.tokenizer import Tokenizer
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """The tokens of one row, and for each token 1 (uint8) if it belongs to the second text, else 0;
     both [n].
     """
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     second: np.ndarray
 
 
-def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) -> Row:
+def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) -> TextRow:
     """Return the row of one text or two, of at most `length` tokens: [CLS] first [SEP] second
     [SEP].
 
@@ -56,12 +56,12 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
         )
     elif not any(len(part) for part in parts):
         parts = [end]  # attention needs at least one token
-    return Row(
+    return TextRow(
         np.concatenate(parts), np.repeat(types, [len(part) for part in parts]).astype(np.uint8)
     )
 
 
-def pad_rows(rows: Sequence[Row], length: int) -> tuple[Tensor, Tensor, Tensor]:
+def pad_rows(rows: Sequence[TextRow], length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return (tokens, types, padding), each [rows, length]: types is 1 in a second text, padding is
     True for real tokens.
     """

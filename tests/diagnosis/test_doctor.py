@@ -17,6 +17,9 @@ from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN,
 import gguf_samples
 import ropewalk as rw
 from ropewalk.config.examples import EXAMPLES
+from ropewalk.config.hf import read_specs
+from ropewalk.diagnosis import case as case_module
+from ropewalk.diagnosis.case import Examination
 from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, mistakes
 from ropewalk.diagnosis.published import models
 
@@ -426,3 +429,21 @@ def test_nothing_in_a_config_breaks_the_doctor(seed):
         assert again.corrected is None, config
         if all(each.repaired or each.severity == "note" for each in found.findings):
             ropes(found.corrected)
+
+
+def test_a_config_is_read_again_only_if_it_was_changed(monkeypatch):
+    """1 and true are equal in Python, but not as the value of a key."""
+    read = []
+    monkeypatch.setattr(
+        case_module, "read_specs", lambda *given: read.append(given) or read_specs(*given)
+    )
+    examined = Examination({"model_type": "llama", "head_dim": 64, "rope_theta": 1e4})
+    assert examined.specs() == {"full_attention": rw.RopeSpec(64, theta=1e4)}
+    assert examined.error() is None
+    assert len(read) == 1
+    examined.root["rope_theta"] = 1
+    assert examined.specs() is not None
+    examined.root["rope_theta"] = True
+    assert examined.specs() is None
+    assert examined.error().field == "rope_theta"
+    assert len(read) == 3

@@ -341,7 +341,7 @@ CASES = {
         {
             "head_dim": 16,
             "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
-            "max_position_embeddings": 8192,  # past it, older releases turn at another base
+            "max_position_embeddings": 8192,  # past it, older releases rotate at another base
         },
     ),
     "ernie-4.5": Case("ernie4_5", {"head_dim": 16}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.matrix import Row
+from engines.matrix import ServedConfig
 from ropewalk.engines.audit import audit
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_a_seed_gives_the_same_configs_and_another_seed_others(tools):
     ],
 )
 def test_a_cell_is_judged_by_what_the_engine_did(tools, change, rope, kind):
-    row = Row("one", {**CONFIG, **change}, 64)
+    row = ServedConfig("one", {**CONFIG, **change}, 64)
     result = (
         {"error": rope}
         if isinstance(rope, str)

@@ -22,7 +22,7 @@ from engines.record import (
 )
 from ropewalk.config.examples import EXAMPLES
 from ropewalk.engines import ENGINES, audit
-from ropewalk.engines.audit import Run
+from ropewalk.engines.audit import EngineRun
 from ropewalk.engines.difference import Rotation
 from ropewalk.engines.recorded import FOLDER, digest, load
 from ropewalk.errors import RopeError
@@ -192,7 +192,9 @@ def test_a_record_comes_before_a_rule_and_a_run_before_a_record():
     (finding,) = audit(row.config, records={"vllm": other}).of("vllm")
     assert (finding.known, finding.radians, finding.magnitude) == ("recorded", (1.0, 0.5), 1.5)
     assert finding.evidence == f"recorded, vLLM {record.releases()}, 2026-11"
-    run = Run("vllm", "9.9", "2027-01-02", "full_attention", 4096, Rotation((1.0,), 2.0, (0,)))
+    run = EngineRun(
+        "vllm", "9.9", "2027-01-02", "full_attention", 4096, Rotation((1.0,), 2.0, (0,))
+    )
     (finding,) = audit(row.config, records={"vllm": other}, runs=[run]).of("vllm")
     assert (finding.known, finding.version, finding.radians) == ("run", "9.9", (1.0,))
     assert finding.difference.temperature == 4.0

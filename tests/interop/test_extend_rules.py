@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -156,16 +157,47 @@ def test_the_hook_sets_the_frequencies_of_yarn_for_the_longest_position(length):
     assert spec.head_dim == 16
     hook = LengthHook({"full_attention": spec})
     assert length_hook(module) is None
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+    module.register_forward_hook(hook, with_kwargs=True)
     assert length_hook(module) is hook
+    before = module.inv_freq.clone()
     cos, sin = module(torch.zeros(1), position_ids=torch.tensor([[0, length - 1], [3, 5]]))
     radians, magnitude = yarn_of_transformers(length)
-    torch.testing.assert_close(module.inv_freq, radians, rtol=1e-6, atol=0)
-    assert module.attention_scaling == pytest.approx(magnitude)
+    assert torch.equal(module.inv_freq, before)
     assert magnitude == pytest.approx(max(1.0, 1 + 0.1 * math.log(length / 64)))
     angles = torch.cat([5 * radians.double()] * 2)
     torch.testing.assert_close(cos[1, 1].double(), angles.cos() * magnitude, rtol=0, atol=1e-5)
     torch.testing.assert_close(sin[1, 1].double(), angles.sin() * magnitude, rtol=0, atol=1e-5)
+
+
+@needs_v5("reads the factor of yarn otherwise")
+def test_threads_of_different_lengths_share_a_module():
+    """A long call ends between the hooks of a short one and its forward."""
+    module = CASES["llama-2"].rotary_module()
+    spec = replace(from_hf(CASES["llama-2"].config), scaling=DynamicYarn(64))
+    module.register_forward_hook(LengthHook({"full_attention": spec}), with_kwargs=True)
+    short, long = torch.arange(16)[None], torch.arange(200)[None]
+    expected = module(torch.zeros(1), position_ids=short)
+    entered, ended = threading.Event(), threading.Event()
+    found = {}
+
+    def wait(module, args, kwargs):
+        if kwargs["position_ids"] is short:
+            entered.set()
+            assert ended.wait(30)
+
+    def read_short():
+        found["short"] = module(torch.zeros(1), position_ids=short)
+
+    module.register_forward_pre_hook(wait, with_kwargs=True)
+    thread = threading.Thread(target=read_short)
+    thread.start()
+    assert entered.wait(30)
+    found["long"] = module(torch.zeros(1), position_ids=long)
+    ended.set()
+    thread.join(30)
+    assert found["long"][0].shape[1] == 200
+    for ours, alone in zip(found["short"], expected, strict=True):
+        assert torch.equal(ours, alone)
 
 
 @needs_v5("has a module for each layer type")
@@ -190,17 +222,23 @@ def test_the_hook_sets_the_frequencies_of_the_layer_type_that_is_asked_for():
             "full_attention": replace(specs["full_attention"], scaling=DynamicYarn(64)),
         }
     )
-    hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "full_attention"})
+    last = torch.tensor([[0, 199]])
+    found = hook.at_length(module, last, "full_attention")
     torch.testing.assert_close(
-        module.full_attention_inv_freq, yarn_of_transformers(200)[0], rtol=1e-6, atol=0
+        found.full_attention_inv_freq, yarn_of_transformers(200)[0], rtol=1e-6, atol=0
     )
     unscaled = torch.tensor([1e4 ** (-i / 8) for i in range(8)])
-    torch.testing.assert_close(module.sliding_attention_inv_freq, unscaled, rtol=1e-6, atol=0)
-    hook(module, (torch.zeros(1), torch.tensor([[0, 199]])), {"layer_type": "sliding_attention"})
+    torch.testing.assert_close(found.sliding_attention_inv_freq, unscaled, rtol=1e-6, atol=0)
+    found = hook.at_length(module, last, "sliding_attention")
     torch.testing.assert_close(
-        module.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0
+        found.sliding_attention_inv_freq, yarn_of_transformers(200, 500.0)[0], rtol=1e-6, atol=0
     )
-    assert module.sliding_attention_attention_scaling == pytest.approx(1 + 0.1 * math.log(200 / 64))
+    assert found.sliding_attention_attention_scaling == pytest.approx(1 + 0.1 * math.log(200 / 64))
+    module.register_forward_hook(hook, with_kwargs=True)
+    cos, sin = module(torch.zeros(1), last, layer_type="sliding_attention")
+    expected = type(module).forward(found, torch.zeros(1), last, "sliding_attention")
+    for ours, theirs in zip((cos, sin), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic"])

@@ -19,7 +19,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.extend.keys import kinds
 from ropewalk_lab.fit import reader as reader_module
 from ropewalk_lab.fit import session
-from ropewalk_lab.fit.decide import Decision, Recommendation, beats, choose, scores_of
+from ropewalk_lab.fit.decide import Decision, MethodChoice, beats, choose, scores_of
 from ropewalk_lab.fit.passkeys import make_passkey
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.text import bands_of, key_tokens, limited_losses, windows_of
@@ -297,7 +297,7 @@ def test_a_method_that_was_not_measured_in_full_is_not_chosen():
 def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_path, monkeypatch):
     expected = model.config.to_dict()
     rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
-    by_parts = Recommendation("by_parts", "", (), ())
+    by_parts = MethodChoice("by_parts", "", (), ())
     decision = Decision(by_parts, by_parts, by_parts)
     monkeypatch.setattr(session, "decide", lambda scores, in_config: decision)
     found = rw.fit(model, 128, text=tokens, windows=2, methods=["by_parts"], out=tmp_path)

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from ropewalk_lab.fit.decide import Decision, Recommendation, choose, decide, scores_of
+from ropewalk_lab.fit.decide import Decision, MethodChoice, choose, decide, scores_of
 from ropewalk_lab.fit.ledger import Ledger
 from ropewalk_lab.fit.summary import sentences, short_length, table
 from ropewalk_lab.scores import Score
@@ -219,7 +219,7 @@ def test_the_table_of_rows_worked_out_by_hand():
 
 
 def said(rows, skipped):
-    choice = Recommendation("yarn", "it is", (), ())
+    choice = MethodChoice("yarn", "it is", (), ())
     return sentences(Decision(choice, choice, choice), FACTS, skipped, rows)
 
 
@@ -245,7 +245,7 @@ def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
 
 
 def test_one_window_is_said_to_have_no_error_bar():
-    choice = Recommendation("none", "it is", (), ())
+    choice = MethodChoice("none", "it is", (), ())
     said_of = lambda **facts: sentences(
         Decision(choice, choice, choice), {**FACTS, **facts}, {}, []
     )

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropewalk.errors import RopeError
 from ropewalk_lab.fit.passkeys import depths, make_passkey, passkey_lengths, plant_passkey
-from ropewalk_lab.fit.plan import Size, make_samples
+from ropewalk_lab.fit.plan import FitSize, make_samples
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.text import key_tokens, limited_losses, long_ppl, read_text
 
@@ -176,7 +176,7 @@ def test_depths_are_spread_from_the_start_to_the_end():
 
 def test_windows_are_shared_out_among_texts_and_the_search_gets_one_of_its_own():
     texts = [torch.arange(start, start + 100) for start in (0, 1000, 2000)]
-    size = Size(windows=5, passkeys=10, search=0, long_ppl=True, seed=0)
+    size = FitSize(windows=5, passkeys=10, search=0, long_ppl=True, seed=0)
     samples = make_samples(texts, None, 8, 20, size)
     assert samples.windows[:, 0].tolist() == [0, 50, 1000, 1050, 2000]
     assert samples.spare is None

@@ -1,5 +1,5 @@
 """The Triton kernel compiled for Hopper without a GPU: its machine code loads wide, spills nothing
-and waits for nobody.
+and does not wait.
 """
 
 from __future__ import annotations

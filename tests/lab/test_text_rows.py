@@ -9,7 +9,7 @@ import torch
 
 from ropewalk.errors import RopeError
 from ropewalk_lab.subwords import Subwords
-from ropewalk_lab.text_rows import Row, make_row, pad_rows, shuffled
+from ropewalk_lab.text_rows import TextRow, make_row, pad_rows, shuffled
 from ropewalk_lab.tokenizer import Bytes
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh"]
@@ -67,7 +67,10 @@ def test_a_length_without_room_is_refused(letters):
 
 
 def test_padding_is_true_for_tokens():
-    rows = [Row(np.array([5, 0, 7]), np.array([0, 0, 1])), Row(np.array([4]), np.array([0]))]
+    rows = [
+        TextRow(np.array([5, 0, 7]), np.array([0, 0, 1])),
+        TextRow(np.array([4]), np.array([0])),
+    ]
     tokens, types, padding = pad_rows(rows, 4)
     assert tokens.tolist() == [[5, 0, 7, 0], [4, 0, 0, 0]]
     assert types.tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]

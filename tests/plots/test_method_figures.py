@@ -8,7 +8,7 @@ from ropewalk.frequencies import Clipped, Given, Yarn
 from ropewalk.spec import RopeSpec
 from ropewalk.temperatures import LogN
 from ropewalk_lab.plots import look as looks
-from ropewalk_lab.plots.further import Band, loss_by_position
+from ropewalk_lab.plots.further import LossBand, loss_by_position
 from ropewalk_lab.plots.look import Look
 from ropewalk_lab.plots.methods import (
     bars,
@@ -50,7 +50,12 @@ def test_a_title_may_be_any_text(monkeypatch, title):
 
 
 def test_ticks_are_the_lengths_themselves():
-    bands = [Band(0, 512, 1.0), Band(512, 1024, 1.0), Band(1024, 1500, 1.0), Band(1500, 4096, 1.0)]
+    bands = [
+        LossBand(0, 512, 1.0),
+        LossBand(512, 1024, 1.0),
+        LossBand(1024, 1500, 1.0),
+        LossBand(1500, 4096, 1.0),
+    ]
     ax = loss_by_position({"none": bands}, 1500, "a model").axes[0]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "512", "1k", "1,500", "4k"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk_lab.engines_run.measured import Row as Row
+from ropewalk_lab.engines_run.measured import ServedConfig as ServedConfig
 from ropewalk_lab.engines_run.small import HEADS as HEADS
 
 Config = dict[str, Any]

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from engines.matrix import FAMILIES, HEADS, VISION, Config, Row
+from engines.matrix import FAMILIES, HEADS, VISION, Config, ServedConfig
 from ropewalk.config.examples import EXAMPLES
 from ropewalk_lab.engines_run.small import complete_config
 
@@ -188,14 +188,16 @@ REAL: dict[str, tuple[str, int, float, Config | None, float | None, Config]] = {
 }
 
 
-def _real() -> Iterator[Row]:
+def _real() -> Iterator[ServedConfig]:
     """Yield the configs of real models, in the spelling of transformers 4 and of 5."""
     # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the
     # head that rotates)
     for name, (model_type, length, theta, scaling, partial, keys) in REAL.items():
         for spelling in (4, 5):
             config = config_of(model_type, spelling, length, theta, scaling, partial, **keys)
-            yield Row(f"{name}, v{spelling}", config, length, axes=3 if model_type in VISION else 1)
+            yield ServedConfig(
+                f"{name}, v{spelling}", config, length, axes=3 if model_type in VISION else 1
+            )
     hunyuan = {
         "type": "dynamic",
         "alpha": 1000.0,
@@ -204,10 +206,10 @@ def _real() -> Iterator[Row]:
         "beta_slow": 1,
         "mscale": 1.0,
     }
-    yield Row("hunyuan, v4", config_of("hunyuan_v1_dense", 4, 32768, 1e4, hunyuan), 32768)
+    yield ServedConfig("hunyuan, v4", config_of("hunyuan_v1_dense", 4, 32768, 1e4, hunyuan), 32768)
     gemma: dict[str, Any] = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
-    yield Row("gemma-3, v4", config_of("gemma3_text", 4, 32768, None, **gemma), 32768)
-    yield Row(
+    yield ServedConfig("gemma-3, v4", config_of("gemma3_text", 4, 32768, None, **gemma), 32768)
+    yield ServedConfig(
         "gemma-3 linear, v4", config_of("gemma3_text", 4, 131072, None, LINEAR, **gemma), 131072
     )
     local = {"rope_type": "default", "rope_theta": 1e4}
@@ -225,7 +227,7 @@ def _real() -> Iterator[Row]:
         "original_max_position_embeddings": 8192,
         "attention_factor": 1.2079441541679836,
     }
-    yield Row("olmo-3, v4", config_of("olmo3", 4, 65536, 5e5, olmo), 65536)
+    yield ServedConfig("olmo-3, v4", config_of("olmo3", 4, 65536, 5e5, olmo), 65536)
     yield _row_by_layer_type(
         "olmo-3, v5", "olmo3", 65536, {**olmo, "rope_theta": 5e5}, {**local, "rope_theta": 5e5}
     )
@@ -233,29 +235,29 @@ def _real() -> Iterator[Row]:
 
 def _row_by_layer_type(
     name: str, model_type: str, length: int, full: Config, sliding: Config
-) -> Row:
+) -> ServedConfig:
     """Return a row whose `rope_parameters` hold one rope for full and one for sliding attention."""
     config = config_of(model_type, 4, length, theta=None)
-    return Row(
+    return ServedConfig(
         name,
         {**config, "rope_parameters": {"full_attention": full, "sliding_attention": sliding}},
         length,
     )
 
 
-def _lengths(name: str, config: Config, original: int) -> Iterator[Row]:
+def _lengths(name: str, config: Config, original: int) -> Iterator[ServedConfig]:
     """Yield rows at lengths around `original`, where a scaling changes, some of them with the
     length an engine is started for.
     """
     served = config["max_position_embeddings"]
     for length in (original - 1, original, original + 1, served):
-        yield Row(name, config, length)
-    yield Row(name, config, original, max_model_len=original)
-    yield Row(name, config, original, max_model_len=original + 1)
-    yield Row(name, config, served, max_model_len=served)
+        yield ServedConfig(name, config, length)
+    yield ServedConfig(name, config, original, max_model_len=original)
+    yield ServedConfig(name, config, original, max_model_len=original + 1)
+    yield ServedConfig(name, config, served, max_model_len=served)
 
 
-def _length_dependent() -> Iterator[Row]:
+def _length_dependent() -> Iterator[ServedConfig]:
     """Yield configs whose frequencies depend on the length, each at several lengths."""
     # config_of(model_type, 4 or 5 for the spelling, served length, theta, scaling, fraction of the
     # head that rotates)
@@ -283,25 +285,25 @@ def _length_dependent() -> Iterator[Row]:
         )
         dynamic = config_of("llama", spelling, 4096, 1e4, DYNAMIC)
         for length in (2048, 4096, 4097, 8192):
-            yield Row(f"llama dynamic, v{spelling}", dynamic, length)
-        yield Row(f"llama dynamic, v{spelling}", dynamic, 8192, max_model_len=8192)
+            yield ServedConfig(f"llama dynamic, v{spelling}", dynamic, length)
+        yield ServedConfig(f"llama dynamic, v{spelling}", dynamic, 8192, max_model_len=8192)
         inside = longrope(32, original_max_position_embeddings=4096, factor=8.0)
         yield from _lengths(
             f"llama longrope, v{spelling}", config_of("llama", spelling, 32768, 1e4, inside), 4096
         )
     old = {**by_type(longrope(32)), "type": "su"}
     for length in (4096, 131072):
-        yield Row(
+        yield ServedConfig(
             "phi-3 type su",
             config_of("phi3", 4, 131072, 1e4, old, original_max_position_embeddings=4096),
             length,
         )
         missing = config_of("phi3", 4, 131072, 1e4, by_type(longrope(32)))
-        yield Row("phi-3 without original length", missing, length)
+        yield ServedConfig("phi-3 without original length", missing, length)
         plain = config_of(
             "phi3", 4, 131072, 1e4, longrope(32), original_max_position_embeddings=4096
         )
-        yield Row("phi-3 128k by rope_type, v4", plain, length)
+        yield ServedConfig("phi-3 128k by rope_type, v4", plain, length)
 
 
 #: unusual keys of YaRN that engines may read differently
@@ -318,7 +320,7 @@ YARN_VARIANTS: dict[str, Config] = {
 }
 
 
-def _easily_misread() -> Iterator[Row]:
+def _easily_misread() -> Iterator[ServedConfig]:
     """Yield configs that engines are likely to read differently: missing keys, unusual keys and
     rare combinations.
     """
@@ -327,17 +329,17 @@ def _easily_misread() -> Iterator[Row]:
     short_yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}
     for name, keys in YARN_VARIANTS.items():
         for model_type in ("llama", "qwen2", "qwen3", "deepseek_v3"):
-            yield Row(
+            yield ServedConfig(
                 f"{model_type} yarn {name}",
                 config_of(model_type, 4, 32768, 1e4, {**short_yarn, **keys}),
                 32768,
             )
-        yield Row(
+        yield ServedConfig(
             f"llama yarn {name}, v5",
             config_of("llama", 5, 32768, 1e4, {**short_yarn, **keys}),
             32768,
         )
-        yield Row(
+        yield ServedConfig(
             f"mistral yarn {name}, v5",
             config_of("mistral", 5, 32768, 1e4, {**short_yarn, **keys}),
             32768,
@@ -346,11 +348,13 @@ def _easily_misread() -> Iterator[Row]:
         no_length = {"rope_type": "yarn", "factor": 4.0}
         for model_type in ("llama", "qwen2", "mistral", "qwen3"):
             config = config_of(model_type, spelling, 8192, 1e4, no_length)
-            yield Row(f"{model_type} yarn without original length, v{spelling}", config, 8192)
+            yield ServedConfig(
+                f"{model_type} yarn without original length, v{spelling}", config, 8192
+            )
         no_length = {
             key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"
         }
-        yield Row(
+        yield ServedConfig(
             f"llama3 without original length, v{spelling}",
             config_of("llama", spelling, 16384, 5e5, no_length),
             16384,
@@ -375,7 +379,7 @@ def _easily_misread() -> Iterator[Row]:
             "ernie4_5",
             "seed_oss",
         ):
-            yield Row(
+            yield ServedConfig(
                 f"{model_type} linear, v{spelling}",
                 config_of(model_type, spelling, 8192, 1e4, LINEAR),
                 8192,
@@ -393,19 +397,19 @@ def _easily_misread() -> Iterator[Row]:
             "nemotron",
         ):
             config = config_of(model_type, spelling, 8192, 1e4, None, 0.25)
-            yield Row(f"{model_type} partial, v{spelling}", config, 8192)
+            yield ServedConfig(f"{model_type} partial, v{spelling}", config, 8192)
             config = config_of(model_type, spelling, 8192, 1e4, LINEAR, 0.25)
-            yield Row(f"{model_type} partial linear, v{spelling}", config, 8192)
+            yield ServedConfig(f"{model_type} partial linear, v{spelling}", config, 8192)
         for model_type in ("llama", "qwen2", "phi3"):
             config = config_of(model_type, spelling, 32768, 1e4, short_yarn, 0.5)
-            yield Row(f"{model_type} partial yarn, v{spelling}", config, 32768)
+            yield ServedConfig(f"{model_type} partial yarn, v{spelling}", config, 32768)
         for model_type in ("mistral", "qwen3", "gemma2", "granite", "cohere2", "olmo2"):
-            yield Row(
+            yield ServedConfig(
                 f"{model_type} llama3, v{spelling}",
                 config_of(model_type, spelling, 131072, 5e5, LLAMA3),
                 131072,
             )
-            yield Row(
+            yield ServedConfig(
                 f"{model_type} yarn, v{spelling}",
                 config_of(model_type, spelling, 32768, 5e5, short_yarn),
                 32768,
@@ -422,40 +426,42 @@ def _easily_misread() -> Iterator[Row]:
             "cohere",
         ):
             config = config_of(model_type, spelling, 8192, None)
-            yield Row(f"{model_type} without theta, v{spelling}", config, 8192)
+            yield ServedConfig(f"{model_type} without theta, v{spelling}", config, 8192)
         vision = {"rope_type": "default", "mrope_section": [24, 20, 20]}
-        yield Row(
+        yield ServedConfig(
             f"qwen3-vl without flag, v{spelling}",
             config_of("qwen3_vl", spelling, 32768, 5e6, vision),
             32768,
             axes=3,
         )
         scaled = {**YARN, "mrope_section": [16, 24, 24]}
-        yield Row(
+        yield ServedConfig(
             f"qwen2-vl yarn, v{spelling}",
             config_of("qwen2_vl", spelling, 131072, 1e6, scaled),
             131072,
             axes=3,
         )
     old = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    yield Row("qwen2-vl type mrope", config_of("qwen2_vl", 4, 32768, 1e6, old), 32768, axes=3)
+    yield ServedConfig(
+        "qwen2-vl type mrope", config_of("qwen2_vl", 4, 32768, 1e6, old), 32768, axes=3
+    )
     for scaling in (LINEAR, short_yarn, LLAMA3):
-        yield Row(
+        yield ServedConfig(
             f"llama {scaling['rope_type']} by type",
             config_of("llama", 4, 65536, 1e4, by_type(scaling)),
             65536,
         )
     half = config_of("deepseek_v3", 4, 4096, 1e4, rope_interleave=False)
-    yield Row("deepseek-v3 rope_interleave false", half, 4096)
+    yield ServedConfig("deepseek-v3 rope_interleave false", half, 4096)
     pct = config_of("stablelm", 4, 4096, 1e4)
-    yield Row("stablelm rotary_pct", {**pct, "rotary_pct": 0.25}, 4096)
+    yield ServedConfig("stablelm rotary_pct", {**pct, "rotary_pct": 0.25}, 4096)
     minimax = config_of("minimax_m2", 4, 4096, 5e6, None, 0.5)
-    yield Row(
+    yield ServedConfig(
         "minimax-m2 without rotary_dim",
         {key: value for key, value in minimax.items() if key != "rotary_dim"},
         4096,
     )
-    yield Row(
+    yield ServedConfig(
         "exaone-4 without window",
         config_of(
             "exaone4",
@@ -471,7 +477,7 @@ def _easily_misread() -> Iterator[Row]:
         ),
         32768,
     )
-    yield Row(
+    yield ServedConfig(
         "smollm3 all rotate",
         config_of("smollm3", 4, 65536, 5e6, no_rope_layers=[1, 1, 1, 1]),
         65536,
@@ -490,7 +496,7 @@ UNUSUAL = {
 }
 
 
-def _unusual() -> Iterator[Row]:
+def _unusual() -> Iterator[ServedConfig]:
     """Yield rows with a scaling that the checkpoints of their family never have, so engines may
     expect another one or none.
     """
@@ -516,7 +522,7 @@ def _unusual() -> Iterator[Row]:
             config = config_of(
                 model_type, spelling, 4096, theta=2e5, scaling={**scaling, **sections}
             )
-            yield Row(
+            yield ServedConfig(
                 f"{model_type} unusual {name}, v{spelling}",
                 config,
                 4096,
@@ -551,7 +557,7 @@ GEMMA_ROPES: dict[str, Config] = {
 }
 
 
-def _gemma_3() -> Iterator[Row]:
+def _gemma_3() -> Iterator[ServedConfig]:
     """Yield Gemma 3 with every scaling, in the spelling of transformers 4 and of 5, and in one rope
     for all layer types.
     """
@@ -559,24 +565,24 @@ def _gemma_3() -> Iterator[Row]:
     for name, rope in GEMMA_ROPES.items():
         keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
         config = config_of("gemma3_text", 4, 8192, None, rope, **keys)
-        yield Row(f"gemma-3 scaled {name}, v4", config, 8192)
+        yield ServedConfig(f"gemma-3 scaled {name}, v4", config, 8192)
         full = {"rope_theta": 1e6, **rope}
         yield _row_by_layer_type(f"gemma-3 scaled {name}, v5", "gemma3_text", 8192, full, local)
     keys = {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
     by_old_name = config_of("gemma3_text", 4, 8192, None, by_type(LINEAR), **keys)
-    yield Row("gemma-3 linear by type, v4", by_old_name, 8192)
+    yield ServedConfig("gemma-3 linear by type, v4", by_old_name, 8192)
     full = {"rope_type": "default", "rope_theta": 1e6}
     sliding = {**local, **LINEAR}
     yield _row_by_layer_type("gemma-3 sliding linear, v5", "gemma3_text", 8192, full, sliding)
     for name, rope in {"default": full, "linear": {**full, **LINEAR}}.items():
         one = {"rope_parameters": {**rope, "rope_theta": 5e5}}
         config = config_of("gemma3_text", 4, 8192, None, **one)
-        yield Row(f"gemma-3 one rope {name}, v5", config, 8192)
+        yield ServedConfig(f"gemma-3 one rope {name}, v5", config, 8192)
         config = config_of("gemma3_text", 4, 8192, None, **one, rope_local_base_freq=2e4)
-        yield Row(f"gemma-3 one rope {name} with a local theta, v5", config, 8192)
+        yield ServedConfig(f"gemma-3 one rope {name} with a local theta, v5", config, 8192)
 
 
-def _read_by_some() -> Iterator[Row]:
+def _read_by_some() -> Iterator[ServedConfig]:
     """Yield configs that one engine runs and another refuses, or that `from_hf` refuses."""
     layered = {
         "full_attention": {"rope_type": "default", "rope_theta": 1e6},
@@ -584,21 +590,23 @@ def _read_by_some() -> Iterator[Row]:
     }
     for model_type in ("llama", "mistral", "qwen2", "qwen3"):
         config = config_of(model_type, 4, 8192, None, rope_parameters=layered)
-        yield Row(f"{model_type} ropes by layer type, v5", config, 8192)
-        yield Row(
+        yield ServedConfig(f"{model_type} ropes by layer type, v5", config, 8192)
+        yield ServedConfig(
             f"{model_type} rotary_pct, v4",
             config_of(model_type, 4, 8192, 1e4, rotary_pct=0.25),
             8192,
         )
     pct = config_of("llama", 4, 8192, 1e4, LINEAR, rotary_pct=0.25)
-    yield Row("llama rotary_pct linear, v4", pct, 8192)
+    yield ServedConfig("llama rotary_pct linear, v4", pct, 8192)
     for model_type in ("qwen2", "llama"):
         axes = {"type": "mrope", "mrope_section": [8, 12, 12]}
-        yield Row(f"{model_type} type mrope", config_of(model_type, 4, 8192, 1e6, axes), 8192)
+        yield ServedConfig(
+            f"{model_type} type mrope", config_of(model_type, 4, 8192, 1e6, axes), 8192
+        )
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
     for model_type in ("llama", "qwen3"):
         real = {**yarn, "original_max_position_embeddings": 2048.0}
-        yield Row(
+        yield ServedConfig(
             f"{model_type} yarn with a float length",
             config_of(model_type, 4, 8192, 1e4, real),
             8192,
@@ -606,26 +614,26 @@ def _read_by_some() -> Iterator[Row]:
         for spelling in (4, 5):
             other = {**yarn, "type": "linear"}
             config = config_of(model_type, spelling, 8192, 1e4, other)
-            yield Row(f"{model_type} yarn with type linear, v{spelling}", config, 8192)
+            yield ServedConfig(f"{model_type} yarn with type linear, v{spelling}", config, 8192)
     config = config_of("llama", 4, 8192, 1e4, {**yarn, "rope_type": "linear", "type": "yarn"})
-    yield Row("llama linear with type yarn, v4", config, 8192)
+    yield ServedConfig("llama linear with type yarn, v4", config, 8192)
     config = config_of("llama", 4, 8192, 1e4, max_position_embeddings=8192.0)
-    yield Row("llama with a float served length", config, 8192)
+    yield ServedConfig("llama with a float served length", config, 8192)
     factors = {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
     keys = {"original_max_position_embeddings": 2048, "pad_token_id": 0}
     config = config_of("phi3", 4, 8192, 1e4, {"type": "yarn", **factors}, **keys)
-    yield Row("phi-3 type yarn with factors, v4", config, 8192)
+    yield ServedConfig("phi-3 type yarn with factors, v4", config, 8192)
     config = config_of("phi3", 4, 8192, 1e4, by_type(yarn), pad_token_id=0)
-    yield Row("phi-3 type yarn, v4", config, 8192)
-    yield Row("gpt-j, v4", config_of("gptj", 4, 2048, None), 2048)
-    yield Row("minicpm3, v4", config_of("minicpm3", 4, 8192, 1e4), 8192)
+    yield ServedConfig("phi-3 type yarn, v4", config, 8192)
+    yield ServedConfig("gpt-j, v4", config_of("gptj", 4, 2048, None), 2048)
+    yield ServedConfig("minicpm3, v4", config_of("minicpm3", 4, 8192, 1e4), 8192)
     long = longrope(16, original_max_position_embeddings=2048)
     for name, scaling in {"longrope": long, "longrope by type": by_type(long)}.items():
         config = config_of("minicpm3", 4, 8192, 1e4, scaling)
         yield from _lengths(f"minicpm3 {name}, v4", config, 2048)
 
 
-def _examples() -> Iterator[Row]:
+def _examples() -> Iterator[ServedConfig]:
     """Yield small models with the very ropes of well-known checkpoints, as their configs have them."""
     for name, checkpoint in EXAMPLES.items():
         small = complete_config(checkpoint)
@@ -634,10 +642,10 @@ def _examples() -> Iterator[Row]:
         length = small["max_position_embeddings"]
         trained = small.get("original_max_position_embeddings", length)
         for tokens in dict.fromkeys((trained, length)):
-            yield Row(f"{EXAMPLE}{name}", small, tokens)
+            yield ServedConfig(f"{EXAMPLE}{name}", small, tokens)
 
 
-def rows() -> list[Row]:
+def rows() -> list[ServedConfig]:
     """Return every row of the matrix."""
     return [
         *_real(),

@@ -27,7 +27,7 @@ from ropewalk_lab.engines_run.installed import TITLES
 from ropewalk_lab.engines_run.measured import (
     KEYS,
     LayerRope,
-    Row,
+    ServedConfig,
     cells,
     specs_of,
     verdict,
@@ -71,7 +71,7 @@ def recorded(outputs: Iterable[Mapping[str, Any]], date: str) -> dict[str, Any]:
     return {"ropes": ropes, "engines": engines, "rows_digest": rows_digest(by_id.values())}
 
 
-def rows_digest(digested: Iterable[Row]) -> str:
+def rows_digest(digested: Iterable[ServedConfig]) -> str:
     """Return a digest of the configs and lengths of rows."""
     return hashlib.sha256(
         json.dumps([asdict(row) for row in digested], sort_keys=True).encode()

@@ -133,8 +133,8 @@ CHECKS: tuple[Check, ...] = (
             _is_new(f) and isinstance(f.scaling, Yarn) and f.scaling.beta_fast > _beta_limit(f)
         ),
         "Lower beta_fast below {limit:.0f}.",
-        "no pair completes {f.scaling.beta_fast:g} turns within {f.scaling.original_length:,} tokens, so only the "  # noqa: E501
-        "fastest one keeps its frequency",
+        "no pair completes {f.scaling.beta_fast:g} turns within {f.scaling.original_length:,} "
+        "tokens, so only the fastest one keeps its frequency",
         lambda f: {"limit": _beta_limit(f)},
     ),
     Check(

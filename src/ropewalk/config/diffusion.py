@@ -26,7 +26,7 @@ HEAD_KEY = "attention_head_dim"
 
 
 @dataclass(frozen=True)
-class Model:
+class DiffusionModel:
     """How one class of diffusers rotates.
 
     dims       dimensions per axis if the config has no `dims_key`
@@ -44,10 +44,12 @@ class Model:
 
 
 @cached("diffusion models", entries=1)
-def models() -> dict[str, Model]:
+def models() -> dict[str, DiffusionModel]:
     """Return the rows of diffusion.toml by class name."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
-    return {name: Model(**{**row, "dims": tuple(row["dims"])}) for name, row in rows.items()}
+    return {
+        name: DiffusionModel(**{**row, "dims": tuple(row["dims"])}) for name, row in rows.items()
+    }
 
 
 def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Entry, ...]]:

@@ -34,6 +34,11 @@ def load(config: Any) -> Mapping[str, Any]:
     )
 
 
+def is_gguf(path: Any) -> bool:
+    """Return whether `path` is the path of a file whose name ends in .gguf."""
+    return isinstance(path, str | os.PathLike) and Path(path).suffix.lower() == ".gguf"
+
+
 def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     """Return the part of a config that describes the text model; the config itself if it has no
     parts.

@@ -140,8 +140,8 @@ def _with_unrotated(
     """
     if family.unrotated == "null_rope_theta" and objects.v5.get("rope_theta", 0) is None:
         return dict.fromkeys(ropes)
-    # the layer type decides, but only if the model has a sliding window; a missing key means that it
-    # has one
+    # the layer type decides, but only if the model has a sliding window; a missing key means that
+    # it has one
     has_window = "sliding_window" not in config or config["sliding_window"] is not None
     if family.unrotated == "full_attention" and objects.by_layer_type is None and has_window:
         if not config.get("layer_types"):

@@ -63,7 +63,7 @@ def normal_form(config: Mapping[str, Any], ropes: Mapping[str, Rope], family: Fa
         if rope is None:
             normal.layers[layer_type] = None
             continue
-        layer = _Layer(normal.outside, rope, family, model, layer_type, normal.warnings)
+        layer = _NormalLayer(normal.outside, rope, family, model, layer_type, normal.warnings)
         normal.layers[layer_type] = layer.normal_values()
     if config.get("model_type") is not None and not family.known:
         normal.warnings.insert(0, _unknown(model, normal.layers))
@@ -114,14 +114,14 @@ def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
         if any(values[key].where.startswith("default of") for values in rotated):
             assumed.append(f"{key} = {rotated[0][key].value!r}")
     return (
-        f"model_type: {model!r} is not known, so its config keys are read as most models read them; "
-        f"assumed: {'; '.join(assumed) or 'nothing else'}. Compare that with the model's code; "
-        "ropewalk.config.add_families adds a family"
+        f"model_type: {model!r} is not known, so its config keys are read as most models read "
+        f"them; assumed: {'; '.join(assumed) or 'nothing else'}. Compare that with the model's "
+        "code; ropewalk.config.add_families adds a family"
     )
 
 
 @dataclass
-class _Layer:
+class _NormalLayer:
     """One layer type while its normal values are made: the config's own values, and its rope."""
 
     outside: Mapping[str, Value]

@@ -22,14 +22,14 @@ def read_layer(
     layer_type: str, values: Mapping[str, Value], precision: str
 ) -> tuple[RopeSpec, tuple[Entry, ...]]:
     """Return the spec of one layer type, and where each of its values came from."""
-    reader = _Reader(layer_type, values)
+    reader = _ValueReader(layer_type, values)
     with reader.config_keys_in_errors():
         spec = reader.spec(precision)
     return spec, tuple(reader.entries)
 
 
 @dataclass
-class _Reader:
+class _ValueReader:
     """The values of one layer type, and the record of which became which field of the spec:
     `entries` for an explanation, `sources` for errors.
     """

@@ -22,7 +22,7 @@ OBJECT_KEYS = ("rope_parameters", "rope_scaling")
 
 
 @dataclass
-class Case:
+class Examination:
     """One config while it is examined.
 
     root        the whole config, a copy
@@ -38,6 +38,7 @@ class Case:
     metadata: Mapping[str, Any] | None = None
     architecture: str = ""
     duplicates: dict[str, list[Any]] = field(default_factory=dict)
+    _known: tuple[str, Specs | RopeError] | None = field(default=None, repr=False)
 
     @property
     def text(self) -> dict[str, Any]:
@@ -127,15 +128,23 @@ class Case:
 
     def specs(self) -> Specs | None:
         """Return the spec of each layer type; None if the config cannot be read."""
-        return specs_of(self.root)
+        found = self._read()
+        return None if isinstance(found, RopeError) else found
 
     def error(self) -> RopeError | None:
         """Return why the config cannot be read; None if it can."""
-        try:
-            read_specs(self.root, "exact")
-        except RopeError as error:
-            return error
-        return None
+        found = self._read()
+        return found if isinstance(found, RopeError) else None
+
+    def _read(self) -> Specs | RopeError:
+        """Return the specs, or why there are none; read again only if the config was changed."""
+        text = repr(self.root)
+        if self._known is None or self._known[0] != text:
+            try:
+                self._known = text, read_specs(self.root, "exact")[0]
+            except RopeError as error:
+                self._known = text, error
+        return self._known[1]
 
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return a copy of the config whose text part was changed by `change`."""

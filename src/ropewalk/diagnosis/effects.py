@@ -1,5 +1,5 @@
-"""What a mistake does, in numbers: the pairs that rotate otherwise, from which token, and the factor
-on attention logits.
+"""What a mistake does, in numbers: the pairs that rotate otherwise, from which token, and the
+factor on attention logits.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ropewalk.diagnosis.case import Case, Facts, specs_of, text_of
+from ropewalk.diagnosis.case import Examination, Facts, specs_of, text_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes
 from ropewalk.diagnosis.places import as_v4, as_v5
 from ropewalk.diagnosis.report import Evidence, Finding
@@ -32,7 +32,7 @@ def name_of(engine: str) -> str:
     return NAMES[choice("engine", str(engine).lower(), NAMES)]
 
 
-def findings(case: Case, engine: str) -> list[Finding]:
+def findings(case: Examination, engine: str) -> list[Finding]:
     """Return what an engine computes otherwise than transformers from the examined config.
 
     Where another form of the same config makes it agree, the config is changed to that form.
@@ -70,7 +70,7 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
     return list(result.of(engine))
 
 
-def _rewritten(case: Case, engine: str) -> bool:
+def _rewritten(case: Examination, engine: str) -> bool:
     """Write the config in the first form that reads the same and that the engine agrees with."""
     meant = case.specs()
     forms = list(FORMS)
@@ -172,6 +172,6 @@ def _finding(row: Mistake, facts: dict[str, Any], found: Any, repaired: bool) ->
 
 
 @finder
-def by_audit(case: Case, row: Mistake) -> Facts | None:
+def by_audit(case: Examination, row: Mistake) -> Facts | None:
     """Find nothing: `findings` asks the engines after all other rows."""
     return None

@@ -14,7 +14,7 @@ from typing import Any
 from ropewalk.config import file as config_file
 from ropewalk.diagnosis import engine as engines_here
 from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa: F401 - the rows name them
-from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, Specs, specs_of
+from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import flags, patch, same
 from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
@@ -76,10 +76,11 @@ def doctor(
     )
 
 
-def _look(case: Case) -> list[Finding]:
+def _look(case: Examination) -> list[Finding]:
     """Return the findings: those that were repaired, and what the repaired config still has.
 
-    A repair may show a mistake of an earlier row, so all rows are looked for until none is repaired.
+    A repair may show a mistake of an earlier row, so all rows are looked for until none is
+    repaired.
     """
     repaired: list[_Found] = []
     for _ in range(MOST):
@@ -93,7 +94,7 @@ def _look(case: Case) -> list[Finding]:
     return [_finding(case, meant, each) for each in (*repaired, *left)]
 
 
-def _pass(case: Case) -> list[_Found]:
+def _pass(case: Examination) -> list[_Found]:
     """Look for every row once, in the order of the table, and repair what can be repaired."""
     found: list[_Found] = []
     for row in mistakes():
@@ -117,7 +118,7 @@ def _pass(case: Case) -> list[_Found]:
     return found
 
 
-def _finding(case: Case, meant: Specs | None, found: _Found) -> Finding:
+def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
     """Return one finding with its numbers: the rope before its repair, or, where that cannot be
     read, one without the rope object.
     """
@@ -165,7 +166,7 @@ class _Words(dict):
         return text if len(text) <= 160 else text[:157] + "..."
 
 
-def _without_ropes(case: Case) -> dict[str, Any]:
+def _without_ropes(case: Examination) -> dict[str, Any]:
     """Return the corrected config without a scaling."""
 
     def change(text: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ def _without_ropes(case: Case) -> dict[str, Any]:
     return case.with_(change)
 
 
-def _gguf_flags(findings: list[Finding], case: Case) -> dict[str, str]:
+def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     """Return the flags of llama.cpp for a file that cannot be changed by a patch."""
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
@@ -190,10 +191,10 @@ def _gguf_flags(findings: list[Finding], case: Case) -> dict[str, str]:
     return {}
 
 
-def _case(config: Any, length: int | None, draft: Any) -> tuple[Case, str | None]:
+def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
     """Return the config to examine, and the text of its file if it is one."""
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
-    if isinstance(config, str | Path) and str(config).lower().endswith(".gguf"):
+    if config_file.is_gguf(config):
         from ropewalk.gguf import GgufFile, hf_config
 
         file = GgufFile(config)
@@ -202,9 +203,9 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Case, str | None
             root = dict(hf_config(file))
         except RopeError:  # a row may say why
             root = {"model_type": name}
-        return Case(root, length, other, file.metadata, name), None
+        return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):
-        return Case(copy.deepcopy(dict(config_file.load(config))), length, other), None
+        return Examination(copy.deepcopy(dict(config_file.load(config))), length, other), None
     path = Path(config) / "config.json" if Path(config).is_dir() else Path(config)
     duplicates: dict[str, list[Any]] = {}
     try:
@@ -213,7 +214,7 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Case, str | None
         if "given once" not in error.rule and "must be finite" not in error.rule:
             raise
         root = _lenient(path, duplicates)
-    return Case(root, length, other, duplicates=duplicates), path.read_text(encoding="utf-8")
+    return Examination(root, length, other, duplicates=duplicates), path.read_text(encoding="utf-8")
 
 
 def _lenient(path: Path, duplicates: dict[str, list[Any]]) -> dict[str, Any]:

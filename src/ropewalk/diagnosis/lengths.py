@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Case, Facts, positive, type_of
+from ropewalk.diagnosis.case import Examination, Facts, positive, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import rows_of
 from ropewalk.diagnosis.spelling import at
@@ -17,7 +17,7 @@ STATIC = ("yarn", "linear")
 SAME_LENGTH = 0.02
 
 
-def covered(case: Case) -> float | None:
+def covered(case: Examination) -> float | None:
     """Return up to which length the config's rope was made; None if it does not say."""
     kind, factor, trained = case.rope_type, case.factor, case.trained
     if kind == "yarn" and factor and trained:
@@ -27,13 +27,13 @@ def covered(case: Case) -> float | None:
     return case.served
 
 
-def length_key(case: Case) -> str:
+def length_key(case: Examination) -> str:
     """Return the key of the config's served length."""
     return next((k for k in keys.LENGTH_KEYS if case.text.get(k) is not None), SERVED_LENGTH_KEY)
 
 
 @finder
-def trained_length_missing(case: Case, row: Mistake) -> Facts | None:
+def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find YaRN without the trained length, for which the served one is then taken."""
     if case.trained is not None or TRAINED_LENGTH_KEY in case.family.defaults:
         return None
@@ -56,7 +56,7 @@ def trained_length_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def lengths_swapped(case: Case, row: Mistake) -> Facts | None:
+def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length above the served one."""
     trained, served, factor = case.trained, case.served, case.factor
     if not trained or not served or trained <= served or case.rope_type not in row.keys:
@@ -66,7 +66,7 @@ def lengths_swapped(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def swap_lengths(case: Case, row: Mistake, facts: Facts) -> None:
+def swap_lengths(case: Examination, row: Mistake, facts: Facts) -> None:
     """Exchange the trained and the served length."""
     for _, holder in case.places():
         if holder.get(TRAINED_LENGTH_KEY) == facts["value"]:
@@ -75,7 +75,7 @@ def swap_lengths(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def multiplied_twice(case: Case, row: Mistake) -> Facts | None:
+def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a served length that is the trained one times the square of the factor."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor or factor <= 1:
@@ -94,7 +94,7 @@ def multiplied_twice(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def factor_too_small(case: Case, row: Mistake) -> Facts | None:
+def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
     """Find a served length that the factor does not reach."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
@@ -117,7 +117,7 @@ def factor_too_small(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def factor_too_large(case: Case, row: Mistake) -> Facts | None:
+def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
     """Find a factor that reaches farther than the served length."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
@@ -135,7 +135,7 @@ def factor_too_large(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def served_beyond_scaling(case: Case, row: Mistake) -> Facts | None:
+def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use that the scaling does not cover."""
     reach = covered(case)
     if case.length is None or reach is None or case.rope_type == "default":
@@ -158,7 +158,7 @@ def served_beyond_scaling(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def raise_factor(case: Case, row: Mistake, facts: Facts) -> None:
+def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the factor for the length in use, and the length itself where the config had the
     multiplied one.
     """
@@ -168,7 +168,7 @@ def raise_factor(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def served_beyond_training(case: Case, row: Mistake) -> Facts | None:
+def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use beyond the config's own, without a scaling."""
     if case.length is None or case.served is None or case.length <= case.served:
         return None
@@ -192,7 +192,7 @@ def served_beyond_training(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def add_yarn(case: Case, row: Mistake, facts: Facts) -> None:
+def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
     """Add YaRN from the trained length to the length in use."""
     yarn = {"rope_type": "yarn", "factor": facts["factor"], TRAINED_LENGTH_KEY: facts["trained"]}
     v5, v4 = case.text.get("rope_parameters"), case.text.get("rope_scaling")
@@ -205,7 +205,7 @@ def add_yarn(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def short_under_yarn(case: Case, row: Mistake) -> Facts | None:
+def short_under_yarn(case: Examination, row: Mistake) -> Facts | None:
     """Find YaRN where no text is longer than the trained length."""
     trained, factor = case.trained, case.factor
     if case.length is None or case.rope_type != "yarn" or not trained or not factor:
@@ -222,7 +222,7 @@ def short_under_yarn(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def dynamic_without_length(case: Case, row: Mistake) -> Facts | None:
+def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
     """Find dynamic NTK without the length from which it grows."""
     if case.rope_type != "dynamic" or case.get("alpha") is not None:
         return None
@@ -240,7 +240,7 @@ def dynamic_without_length(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def factor_missing(case: Case, row: Mistake) -> Facts | None:
+def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling without its factor."""
     for place, rope in case.ropes():
         if type_of(rope) not in row.keys or rope.get("factor") is not None:
@@ -264,7 +264,7 @@ def factor_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def attends_far_by_window(case: Case, row: Mistake) -> Facts | None:
+def attends_far_by_window(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use beyond a window that every layer has."""
     window = positive(case.text.get("sliding_window"))
     if case.length is None or window is None or case.text.get("use_sliding_window") is False:

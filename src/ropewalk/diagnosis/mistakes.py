@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.diagnosis.case import Case, Facts
+from ropewalk.diagnosis.case import Examination, Facts
 from ropewalk.errors import choice
 
 TABLE = Path(__file__).with_name("mistakes.toml")
@@ -48,8 +48,8 @@ class Mistake:
     gguf: bool = False
 
 
-Finder = Callable[[Case, Mistake], Facts | None]
-Repair = Callable[[Case, Mistake, Facts], None]
+Finder = Callable[[Examination, Mistake], Facts | None]
+Repair = Callable[[Examination, Mistake, Facts], None]
 FINDERS: dict[str, Finder] = {}
 REPAIRS: dict[str, Repair] = {}
 

@@ -8,7 +8,15 @@ import copy
 from typing import Any
 
 from ropewalk.config.hf import read_specs
-from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, positive, specs_of, text_of, whole
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    positive,
+    specs_of,
+    text_of,
+    whole,
+)
 from ropewalk.diagnosis.lengths import covered
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.errors import RopeError
@@ -19,14 +27,14 @@ INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
 @finder
-def unreadable(case: Case, row: Mistake) -> Facts | None:
+def unreadable(case: Examination, row: Mistake) -> Facts | None:
     """Find a config that cannot be read, for a reason that no other row is about."""
     error = case.error()
     return None if error is None else {"key": error.field, "value": error.value, "why": error.rule}
 
 
 @finder
-def family_unknown(case: Case, row: Mistake) -> Facts | None:
+def family_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a model type whose code is not known."""
     if case.metadata is not None or case.family.known or "_class_name" in case.text:
         return None
@@ -34,7 +42,7 @@ def family_unknown(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def keys_unread(case: Case, row: Mistake) -> Facts | None:
+def keys_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find keys that the model's code does not read, and values that differ from others."""
     try:
         told = read_specs(case.root, "exact")[1].warnings
@@ -49,7 +57,7 @@ def _scaled(specs: dict[str, Any] | None) -> bool:
 
 
 @finder
-def draft_differs(case: Case, row: Mistake) -> Facts | None:
+def draft_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find a draft model whose rope lacks the scaling or the theta of the model it drafts for."""
     if case.draft is None:
         return None
@@ -63,7 +71,7 @@ def draft_differs(case: Case, row: Mistake) -> Facts | None:
     if ours.scaling == theirs.scaling:
         return None
     same = ours.theta == theirs.theta and ours.rotated_dims == theirs.rotated_dims
-    reach = covered(Case(case.draft))
+    reach = covered(Examination(case.draft))
     return {
         "key": "draft",
         "value": theirs.scaling.name,
@@ -74,7 +82,7 @@ def draft_differs(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def inherit(case: Case, row: Mistake, facts: Facts) -> None:
+def inherit(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the rope of the model into the config of its draft."""
     assert case.draft is not None
     draft = text_of(case.draft)
@@ -84,13 +92,13 @@ def inherit(case: Case, row: Mistake, facts: Facts) -> None:
             draft[key] = copy.deepcopy(case.text[key])
 
 
-def _gguf(case: Case, key: str) -> Any:
+def _gguf(case: Examination, key: str) -> Any:
     """Return a value of a GGUF file by its key without the architecture's name."""
     return (case.metadata or {}).get(f"{case.architecture}.{key}")
 
 
 @finder
-def gguf_factor_missing(case: Case, row: Mistake) -> Facts | None:
+def gguf_factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling type of a GGUF file without its factor."""
     kind, factor = _gguf(case, "rope.scaling.type"), _gguf(case, "rope.scaling.factor")
     if kind not in ("yarn", "linear") or positive(factor) not in (None, 1):
@@ -108,7 +116,7 @@ def gguf_factor_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def gguf_type_missing(case: Case, row: Mistake) -> Facts | None:
+def gguf_type_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a factor of a GGUF file whose scaling type is absent or none."""
     kind, factor = _gguf(case, "rope.scaling.type"), positive(_gguf(case, "rope.scaling.factor"))
     if kind not in (None, "none") or factor is None or factor == 1:
@@ -117,7 +125,7 @@ def gguf_type_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def gguf_lengths(case: Case, row: Mistake) -> Facts | None:
+def gguf_lengths(case: Examination, row: Mistake) -> Facts | None:
     """Find a context length of a GGUF file that its YaRN does not reach."""
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))
     factor, served = (
@@ -139,7 +147,7 @@ def gguf_lengths(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def gguf_width(case: Case, row: Mistake) -> Facts | None:
+def gguf_width(case: Examination, row: Mistake) -> Facts | None:
     """Find a rotated width of a GGUF file that is odd or wider than the head."""
     width, head = (
         whole(_gguf(case, "rope.dimension_count")),

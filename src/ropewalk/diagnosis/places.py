@@ -9,7 +9,15 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.config.families import family_of
-from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, layers_of, positive, specs_of, type_of
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    layers_of,
+    positive,
+    specs_of,
+    type_of,
+)
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import published_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -18,7 +26,7 @@ THETA = "rope_theta"
 FRACTION = "partial_rotary_factor"
 
 
-def _objects(case: Case) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _objects(case: Examination) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return `rope_parameters` and `rope_scaling`; None where it is absent or empty."""
     v5, v4 = (case.text.get(key) for key in OBJECT_KEYS)
     return v5 if isinstance(v5, dict) and v5 else None, v4 if isinstance(v4, dict) and v4 else None
@@ -61,7 +69,7 @@ def _is_default(rope: dict[str, Any]) -> bool:
     return type_of(rope) in (None, "default")
 
 
-def _without(case: Case, key: str) -> dict[str, Any]:
+def _without(case: Examination, key: str) -> dict[str, Any]:
     """Return the config without one of its two rope objects, whose theta stays."""
 
     def change(text: dict[str, Any]) -> None:
@@ -73,7 +81,7 @@ def _without(case: Case, key: str) -> dict[str, Any]:
 
 
 @finder
-def both_objects(case: Case, row: Mistake) -> Facts | None:
+def both_objects(case: Examination, row: Mistake) -> Facts | None:
     """Find `rope_scaling` beside `rope_parameters`; `names` says whether they agree."""
     v5, v4 = _objects(case)
     if v5 is None or v4 is None:
@@ -90,7 +98,7 @@ def both_objects(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def keep_one_object(case: Case, row: Mistake, facts: Facts) -> None:
+def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
     """Remove the object that is not read; a theta that only it has stays."""
     gone = next(key for key in OBJECT_KEYS if key != facts["keep"])
     root = _without(case, gone)
@@ -99,7 +107,7 @@ def keep_one_object(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def theta_twice(case: Case, row: Mistake) -> Facts | None:
+def theta_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta outside the rope that differs from the one inside."""
     rope = case.flat()
     inside = positive(rope.get(THETA)) if rope else None
@@ -124,13 +132,13 @@ def theta_twice(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def one_theta(case: Case, row: Mistake, facts: Facts) -> None:
+def one_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same theta at both places."""
     facts["rope"][THETA] = case.text[facts["name"]] = facts["new"]
 
 
 @finder
-def theta_in_v4(case: Case, row: Mistake) -> Facts | None:
+def theta_in_v4(case: Examination, row: Mistake) -> Facts | None:
     """Find a theta that only `rope_scaling` has, where transformers 4 does not look for it."""
     v5, v4 = _objects(case)
     name = case.family.renamed.get(THETA, THETA)
@@ -148,7 +156,7 @@ def theta_in_v4(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def theta_missing(case: Case, row: Mistake) -> Facts | None:
+def theta_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find `rope_parameters` without theta, which transformers 5 always writes."""
     v5, v4 = _objects(case)
     if v5 is None or v4 is not None or layers_of(v5) or case.family.layer_thetas:
@@ -170,7 +178,7 @@ def theta_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def llama3_without_theta(case: Case, row: Mistake) -> Facts | None:
+def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
     """Find the scaling of Llama 3 in a Llama without theta, or with that of Llama 2."""
     theta = case.get(THETA)
     if case.model_type != "llama" or theta not in (None, 10_000):
@@ -183,7 +191,7 @@ def llama3_without_theta(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def release_differs(case: Case, row: Mistake) -> Facts | None:
+def release_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find keys of transformers 5 in a file of transformers 4, or the reverse; `keys` has the major
     number of the release that wrote the file.
     """
@@ -202,13 +210,13 @@ def release_differs(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def write_as_v4(case: Case, row: Mistake, facts: Facts) -> None:
+def write_as_v4(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the keys of transformers 4, which both releases read."""
     as_v4(case.text)
 
 
 @finder
-def nested_in_flat(case: Case, row: Mistake) -> Facts | None:
+def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
     """Find ropes by layer type in a family that has one rope for all layers."""
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
@@ -231,7 +239,7 @@ def nested_in_flat(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def flat_in_nested(case: Case, row: Mistake) -> Facts | None:
+def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
     """Find one rope for all layers in a family whose layer types have ropes of their own."""
     v5, v4 = _objects(case)
     thetas = case.family.layer_thetas
@@ -258,7 +266,7 @@ def flat_in_nested(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def beside_layers(case: Case, row: Mistake) -> Facts | None:
+def beside_layers(case: Examination, row: Mistake) -> Facts | None:
     """Find keys beside layer types, which no model reads."""
     v5 = _objects(case)[0]
     layers = layers_of(v5 or {})
@@ -279,7 +287,7 @@ def beside_layers(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def outside_text_part(case: Case, row: Mistake) -> Facts | None:
+def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope object of the whole model where only the text part's is read."""
     if case.text is case.root:
         return None
@@ -291,13 +299,13 @@ def outside_text_part(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def move_to_text_part(case: Case, row: Mistake, facts: Facts) -> None:
+def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
     """Move the rope object into the text part."""
     case.text[facts["name"]] = case.root.pop(facts["name"])
 
 
 @finder
-def fraction_unread(case: Case, row: Mistake) -> Facts | None:
+def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find a fraction of the head in a family whose code rotates whole heads; `names` has
     "scaled" for configs with a scaling and "plain" for those without.
     """
@@ -325,7 +333,7 @@ def fraction_unread(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def width_contradicts(case: Case, row: Mistake) -> Facts | None:
+def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
     """Find rotary_dim beside a fraction that gives another width."""
     width, head = positive(case.text.get("rotary_dim")), case.head_dim
     fraction = positive(case.get(FRACTION)) or positive(case.text.get("rotary_pct"))
@@ -343,7 +351,7 @@ def width_contradicts(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def trained_length_twice(case: Case, row: Mistake) -> Facts | None:
+def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope that differs from the one inside."""
     rope = case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
@@ -364,6 +372,6 @@ def trained_length_twice(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def one_trained_length(case: Case, row: Mistake, facts: Facts) -> None:
+def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same trained length at both places."""
     facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from ropewalk.caches import cached
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Case, Facts, positive, type_of
+from ropewalk.diagnosis.case import Examination, Facts, positive, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 
 TABLE = Path(__file__).with_name("published.json")
@@ -33,7 +33,7 @@ def models() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["models"])
 
 
-def rows_of(case: Case) -> list[dict[str, Any]]:
+def rows_of(case: Examination) -> list[dict[str, Any]]:
     """Return the published models with the sizes of a config; those with its length, if any."""
     text = case.text
     sizes = {
@@ -54,12 +54,12 @@ def rows_of(case: Case) -> list[dict[str, Any]]:
     return [row for row in found if case.served in row["lengths"]] or found
 
 
-def published_theta(case: Case) -> set[float]:
+def published_theta(case: Examination) -> set[float]:
     """Return the thetas of the published models with the sizes of a config; empty: not known."""
     return {theta for row in rows_of(case) for theta in row["theta"]}
 
 
-def _theta(case: Case) -> float | None:
+def _theta(case: Examination) -> float | None:
     """Return the theta of the config's full attention layers; None if it cannot be read."""
     specs = case.specs() or {}
     spec = specs.get("full_attention") or next(filter(None, specs.values()), None)
@@ -67,7 +67,7 @@ def _theta(case: Case) -> float | None:
 
 
 @finder
-def theta_lost(case: Case, row: Mistake) -> Facts | None:
+def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find the theta of an unnamed class in a model that was published with another one."""
     known, theta = published_theta(case), _theta(case)
     if not known or theta != LOST_THETA or theta in known:
@@ -90,7 +90,7 @@ def theta_lost(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def put_theta(case: Case, row: Mistake, facts: Facts) -> None:
+def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published theta where the config has its theta."""
     for holder in (facts["holder"], case.text):
         if holder is facts["holder"] or holder.get("rope_theta") is not None:
@@ -99,7 +99,7 @@ def put_theta(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def theta_differs(case: Case, row: Mistake) -> Facts | None:
+def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta than the published one, which a fine-tuned model may have."""
     known, theta = published_theta(case), _theta(case)
     if not known or theta is None or theta in known or theta == LOST_THETA:
@@ -111,7 +111,7 @@ def theta_differs(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def scaling_lost(case: Case, row: Mistake) -> Facts | None:
+def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a config without the scaling that every published model of its sizes and length has."""
     rows = [each for each in rows_of(case) if case.served in each["lengths"]]
     if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
@@ -131,7 +131,7 @@ def scaling_lost(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def put_scaling(case: Case, row: Mistake, facts: Facts) -> None:
+def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published scaling in the form that the config has."""
     v5 = case.text.get("rope_parameters")
     if isinstance(v5, dict) and v5:
@@ -142,7 +142,7 @@ def put_scaling(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def scaling_differs(case: Case, row: Mistake) -> Facts | None:
+def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another number in the scaling of a published model at its published length."""
     rows = [each for each in rows_of(case) if case.served in each["lengths"]]
     rope = case.flat()
@@ -166,7 +166,7 @@ def scaling_differs(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def head_differs(case: Case, row: Mistake) -> Facts | None:
+def head_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another head_dim than the published one, which fits the same weights never."""
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
@@ -184,7 +184,7 @@ def head_differs(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def fraction_differs(case: Case, row: Mistake) -> Facts | None:
+def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another rotated width than the published one."""
     rows = [each for each in rows_of(case) if "rotated" in each]
     widths = {each["rotated"] for each in rows}

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.config.normal import NAMES
-from ropewalk.diagnosis.case import OBJECT_KEYS, Case, Facts, positive, type_of
+from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
@@ -22,7 +22,7 @@ INTEGERS = (TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_di
 LIKENESS = 0.8
 
 
-def rotary_keys(case: Case, place: str) -> set[str]:
+def rotary_keys(case: Examination, place: str) -> set[str]:
     """Return the keys of an object that have to do with the rotation."""
     return keys.inner_keys() if place else {*CONFIG_CHECKS, *OBJECT_KEYS}
 
@@ -33,7 +33,7 @@ def at(place: str, key: str) -> str:
 
 
 @finder
-def given_twice(case: Case, row: Mistake) -> Facts | None:
+def given_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a key that the file has more than once in one object."""
     for key, values in case.duplicates.items():
         if key in {*keys.inner_keys(), *CONFIG_CHECKS, *OBJECT_KEYS}:
@@ -42,13 +42,13 @@ def given_twice(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def keep_last(case: Case, row: Mistake, facts: Facts) -> None:
+def keep_last(case: Examination, row: Mistake, facts: Facts) -> None:
     """Keep the last value, which every JSON reader keeps."""
     del case.duplicates[facts["key"]]
 
 
 @finder
-def null_as_text(case: Case, row: Mistake) -> Facts | None:
+def null_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a text that stands for null."""
     for place, holder in case.places():
         for key in rotary_keys(case, place) & holder.keys() - set(TYPE_KEYS):
@@ -59,7 +59,7 @@ def null_as_text(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def remove(case: Case, row: Mistake, facts: Facts) -> None:
+def remove(case: Examination, row: Mistake, facts: Facts) -> None:
     """Remove a key; a rope object becomes null."""
     if facts["name"] in OBJECT_KEYS and facts["holder"] is case.text:
         facts["holder"][facts["name"]] = None
@@ -68,7 +68,7 @@ def remove(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def object_as_text(case: Case, row: Mistake) -> Facts | None:
+def object_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope object that is written as a text of JSON."""
     for key in OBJECT_KEYS:
         value = case.text.get(key)
@@ -83,7 +83,7 @@ def object_as_text(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def not_an_object(case: Case, row: Mistake) -> Facts | None:
+def not_an_object(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope object that is neither an object nor null."""
     for key in OBJECT_KEYS:
         value = case.text.get(key)
@@ -95,13 +95,13 @@ def not_an_object(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def put(case: Case, row: Mistake, facts: Facts) -> None:
+def put(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the new value of a key."""
     facts["holder"][facts["name"]] = facts["new"]
 
 
 @finder
-def number_as_text(case: Case, row: Mistake) -> Facts | None:
+def number_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a number, or numbers of a list, written as text."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
@@ -129,7 +129,7 @@ def _number(text: str, key: str) -> float | int | None:
 
 
 @finder
-def flag_as_text(case: Case, row: Mistake) -> Facts | None:
+def flag_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a text or a number in place of true or false."""
     meant = {"true": True, "false": False, "1": True, "0": False, "yes": True, "no": False}
     for place, holder in case.places():
@@ -143,7 +143,7 @@ def flag_as_text(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def length_as_float(case: Case, row: Mistake) -> Facts | None:
+def length_as_float(case: Examination, row: Mistake) -> Facts | None:
     """Find an integer that is written with a decimal point."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
@@ -155,7 +155,7 @@ def length_as_float(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def type_contradicts(case: Case, row: Mistake) -> Facts | None:
+def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
     """Find `type` beside another `rope_type`."""
     for place, rope in case.ropes():
         new, old = rope.get("rope_type"), rope.get("type")
@@ -173,7 +173,7 @@ def _plain(name: Any) -> str:
 
 
 @finder
-def type_misspelled(case: Case, row: Mistake) -> Facts | None:
+def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that is nearly a known one."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     for place, rope in case.ropes():
@@ -189,7 +189,7 @@ def type_misspelled(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def type_is_ntk(case: Case, row: Mistake) -> Facts | None:
+def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that stands for NTK with a fixed factor."""
     rope = case.flat()
     if rope is None or _plain(type_of(rope)) not in row.names:
@@ -205,7 +205,7 @@ def type_is_ntk(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def raise_theta(case: Case, row: Mistake, facts: Facts) -> None:
+def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the theta of NTK in place of the scaling."""
     for key in OBJECT_KEYS:
         if isinstance(case.text.get(key), dict):
@@ -218,7 +218,7 @@ def raise_theta(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def type_unknown(case: Case, row: Mistake) -> Facts | None:
+def type_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that no scaling has."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     for place, rope in case.ropes():
@@ -231,7 +231,7 @@ def type_unknown(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def only_type(case: Case, row: Mistake) -> Facts | None:
+def only_type(case: Examination, row: Mistake) -> Facts | None:
     """Find the older key `type` without `rope_type`."""
     for place, rope in case.ropes():
         if rope.get("type") is not None and rope.get("rope_type") is None:
@@ -240,7 +240,7 @@ def only_type(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def type_missing(case: Case, row: Mistake) -> Facts | None:
+def type_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope with the keys of a scaling and without its name."""
     free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
     for place, rope in case.ropes():
@@ -260,7 +260,7 @@ def type_missing(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def key_misspelled(case: Case, row: Mistake) -> Facts | None:
+def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find an unknown key of a rope that is nearly a known one."""
     known = keys.inner_keys()
     for place, rope in case.ropes():
@@ -281,7 +281,7 @@ def key_misspelled(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def rename(case: Case, row: Mistake, facts: Facts) -> None:
+def rename(case: Examination, row: Mistake, facts: Facts) -> None:
     """Give a value its right key, at the place of the wrong one."""
     holder, old, new = facts["holder"], facts["name"], facts["new"]
     items = [(new if key == old else key, value) for key, value in holder.items() if key != new]
@@ -290,7 +290,7 @@ def rename(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def key_unknown(case: Case, row: Mistake) -> Facts | None:
+def key_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a key of a rope that nothing reads."""
     known = keys.inner_keys()
     for place, rope in case.ropes():
@@ -301,7 +301,7 @@ def key_unknown(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def outer_key_misspelled(case: Case, row: Mistake) -> Facts | None:
+def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find a key of the config under a name that this family's code does not read.
 
     `keys` has the standard name; a family may have its own name of it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Case, Facts, number_of, positive, type_of, whole
+from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -16,13 +16,13 @@ REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_
 MUCH_LONGER = 1.5
 
 
-def ratio(case: Case) -> float | None:
+def ratio(case: Examination) -> float | None:
     """Return served length / trained length; None if the config does not say both."""
     return case.served / case.trained if case.served and case.trained else None
 
 
 @finder
-def not_finite(case: Case, row: Mistake) -> Facts | None:
+def not_finite(case: Examination, row: Mistake) -> Facts | None:
     """Find NaN and infinity."""
     for place, holder in case.places():
         for key in sorted(rotary_keys(case, place) & holder.keys()):
@@ -33,7 +33,7 @@ def not_finite(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def not_positive(case: Case, row: Mistake) -> Facts | None:
+def not_positive(case: Examination, row: Mistake) -> Facts | None:
     """Find numbers that must be above 0 and are not."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
@@ -43,7 +43,7 @@ def not_positive(case: Case, row: Mistake) -> Facts | None:
     return None
 
 
-def _impossible(case: Case, place: str, holder: dict, key: str) -> Facts:
+def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
     """Return the facts about a number that cannot be; where the config says it, with another."""
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
     meant = ratio(case)
@@ -56,7 +56,7 @@ def _impossible(case: Case, place: str, holder: dict, key: str) -> Facts:
 
 
 @repair
-def replace_or_remove(case: Case, row: Mistake, facts: Facts) -> None:
+def replace_or_remove(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the new value, or remove the key if there is none."""
     if facts["new"] is None:
         del facts["holder"][facts["name"]]
@@ -65,7 +65,7 @@ def replace_or_remove(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def factor_inverted(case: Case, row: Mistake) -> Facts | None:
+def factor_inverted(case: Examination, row: Mistake) -> Facts | None:
     """Find a factor below 1, which is a factor on frequencies and not on lengths."""
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
@@ -86,7 +86,7 @@ def factor_inverted(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def factor_is_integer(case: Case, row: Mistake) -> Facts | None:
+def factor_is_integer(case: Examination, row: Mistake) -> Facts | None:
     """Find a factor that is written as an integer."""
     for place, rope in case.ropes():
         if whole(rope.get("factor")):
@@ -95,7 +95,7 @@ def factor_is_integer(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def factor_is_one(case: Case, row: Mistake) -> Facts | None:
+def factor_is_one(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that scales nothing."""
     for place, rope in case.ropes():
         if rope.get("factor") == 1 and type_of(rope) not in ("default", "longrope", "su", None):
@@ -104,7 +104,7 @@ def factor_is_one(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def swapped(case: Case, row: Mistake) -> Facts | None:
+def swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find two keys of which the first must not be below the second."""
     larger, smaller = row.keys
     for place, rope in case.ropes():
@@ -115,7 +115,7 @@ def swapped(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def swap(case: Case, row: Mistake, facts: Facts) -> None:
+def swap(case: Examination, row: Mistake, facts: Facts) -> None:
     """Exchange the values of the two keys of the row."""
     first, second = row.keys
     holder = facts["holder"]
@@ -123,7 +123,7 @@ def swap(case: Case, row: Mistake, facts: Facts) -> None:
 
 
 @finder
-def magnitude_is_factor(case: Case, row: Mistake) -> Facts | None:
+def magnitude_is_factor(case: Examination, row: Mistake) -> Facts | None:
     """Find an attention_factor that repeats the factor of the lengths."""
     for place, rope in case.ropes():
         value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
@@ -139,7 +139,7 @@ def magnitude_is_factor(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def mscale_beside_magnitude(case: Case, row: Mistake) -> Facts | None:
+def mscale_beside_magnitude(case: Examination, row: Mistake) -> Facts | None:
     """Find mscale beside attention_factor, which comes first."""
     for place, rope in case.ropes():
         given = [key for key in ("mscale", "mscale_all_dim") if positive(rope.get(key))]
@@ -149,7 +149,7 @@ def mscale_beside_magnitude(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def mscale_alone(case: Case, row: Mistake) -> Facts | None:
+def mscale_alone(case: Examination, row: Mistake) -> Facts | None:
     """Find mscale without mscale_all_dim in a model with latent attention, which needs both."""
     if not case.family.latent:
         return None
@@ -174,7 +174,7 @@ def _lists(rope: dict) -> tuple[list, list] | None:
     return (short, long) if numbers and short and long else None
 
 
-def rotated_pairs(case: Case) -> int | None:
+def rotated_pairs(case: Examination) -> int | None:
     """Return the number of pairs that rotate by the config, whatever its scaling says."""
     width = case.head_dim
     latent = whole(case.text.get(keys.LATENT_KEY))
@@ -187,7 +187,7 @@ def rotated_pairs(case: Case) -> int | None:
 
 
 @finder
-def lists_swapped(case: Case, row: Mistake) -> Facts | None:
+def lists_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find short factors that are larger than the long ones."""
     for place, rope in case.ropes():
         lists = _lists(rope)
@@ -202,7 +202,7 @@ def lists_swapped(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def lists_doubled(case: Case, row: Mistake) -> Facts | None:
+def lists_doubled(case: Examination, row: Mistake) -> Facts | None:
     """Find lists that have each factor twice: one for each dimension and not for each pair."""
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
@@ -229,13 +229,13 @@ def _half(values: list) -> list | None:
 
 
 @repair
-def halve_lists(case: Case, row: Mistake, facts: Facts) -> None:
+def halve_lists(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write each factor once."""
     facts["holder"]["short_factor"], facts["holder"]["long_factor"] = facts["halves"]
 
 
 @finder
-def fraction_lost(case: Case, row: Mistake) -> Facts | None:
+def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find lists for fewer pairs than the head has, in a family whose heads rotate in part."""
     width = case.head_dim
     if not case.family.reads_partial or case.get("partial_rotary_factor") is not None:
@@ -256,7 +256,7 @@ def fraction_lost(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def lists_misfit(case: Case, row: Mistake) -> Facts | None:
+def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
     """Find lists of LongRoPE that do not have one number for each pair."""
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
@@ -275,7 +275,7 @@ def lists_misfit(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def sections_misfit(case: Case, row: Mistake) -> Facts | None:
+def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
     """Find mrope_section whose sum is not the number of pairs."""
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
@@ -304,7 +304,7 @@ def sections_misfit(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def sections_lost(case: Case, row: Mistake) -> Facts | None:
+def sections_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that was written over mrope_section."""
     sections = case.family.sections
     for place, rope in case.ropes():
@@ -324,7 +324,7 @@ def sections_lost(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def interleaved_flag(case: Case, row: Mistake) -> Facts | None:
+def interleaved_flag(case: Examination, row: Mistake) -> Facts | None:
     """Find mrope_interleaved that says another order than the model's code has; `names` has the
     order of the code that the row is about.
     """
@@ -348,14 +348,14 @@ def interleaved_flag(case: Case, row: Mistake) -> Facts | None:
 
 
 @repair
-def put_flag(case: Case, row: Mistake, facts: Facts) -> None:
+def put_flag(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write mrope_interleaved, and remove its other name."""
     facts["holder"].pop("interleaved", None)
     facts["holder"]["mrope_interleaved"] = facts["new"]
 
 
 @finder
-def fraction_too_large(case: Case, row: Mistake) -> Facts | None:
+def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
     """Find a fraction above 1: a number of dimensions, or a percentage."""
     width = case.head_dim
     for place, holder in case.places():
@@ -383,7 +383,7 @@ def fraction_too_large(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def head_is_hidden(case: Case, row: Mistake) -> Facts | None:
+def head_is_hidden(case: Examination, row: Mistake) -> Facts | None:
     """Find a head_dim that is odd, or as wide as the whole model."""
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
@@ -408,7 +408,7 @@ def head_is_hidden(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def head_not_whole(case: Case, row: Mistake) -> Facts | None:
+def head_not_whole(case: Examination, row: Mistake) -> Facts | None:
     """Find a hidden size that the heads do not divide, where no head_dim is given."""
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
@@ -422,7 +422,7 @@ def head_not_whole(case: Case, row: Mistake) -> Facts | None:
 
 
 @finder
-def trained_length_of_llama3(case: Case, row: Mistake) -> Facts | None:
+def trained_length_of_llama3(case: Examination, row: Mistake) -> Facts | None:
     """Find the scaling of Llama 3 without its trained length, in a Llama."""
     if case.model_type not in ("llama", "mllama_text_model") or case.trained is not None:
         return None

@@ -123,8 +123,8 @@ def _rotate_qk_rules(
 
 
 def _by_table_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: x and its
-    tables are sharded alike.
+    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: x and
+    its tables are sharded alike.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     others = [None] * 4  # the arguments that are no tensors

@@ -39,7 +39,7 @@ from ropewalk.positions import left_padded
 from ropewalk.rope import Rope
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """A slice of a rank's tokens that are consecutive in the whole sequence.
 
     The runs of all ranks are numbered; `number` is that of this run, `earlier` and `others` are
@@ -155,7 +155,7 @@ def ring_linear_attention(
     return torch.cat(outs, dim=-2).to(v.dtype), states[last]
 
 
-def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
+def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
     """Return the runs of `rank`, and the largest number of runs on any rank.
 
     indices  for each rank, the indices of its tokens in the whole sequence
@@ -181,7 +181,7 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[Run], int]:
         number = rank * most + i
         earlier = [other for other in first_token if first_token[other] < first_token[number]]
         others = [other for other in first_token if other != number]
-        our_runs.append(Run(slice(start, end), number, earlier, others))
+        our_runs.append(TokenRun(slice(start, end), number, earlier, others))
     return our_runs, most
 
 

@@ -48,7 +48,8 @@ def shard_positions(seq: int, rank: int, world: int, kind: str = "contiguous") -
         longer = seq + -seq % chunks
         raise RopeError(
             "seq",
-            f"must be a multiple of {chunks} for {kind} shards on {world} ranks; pad it to {longer}",
+            f"must be a multiple of {chunks} for {kind} shards on {world} ranks; pad it to "
+            f"{longer}",
             seq,
         )
     tokens = torch.arange(seq).view(chunks, -1)

@@ -6,7 +6,7 @@ table.
 
 from __future__ import annotations
 
-from ropewalk.encodings.absolute import Learned, Sinusoidal
+from ropewalk.encodings.absolute import LearnedPositions, Sinusoidal
 from ropewalk.encodings.base import Encoding, Sizes
 from ropewalk.encodings.bias import (
     Alibi,
@@ -35,7 +35,7 @@ from ropewalk.errors import choice
 #: every encoding by name; the class attribute `entry` says where it acts
 ENCODINGS: dict[str, type[Encoding]] = {
     "none": Encoding,
-    "learned": Learned,
+    "learned": LearnedPositions,
     "sinusoidal": Sinusoidal,
     "rope": Rotary,
     "xpos": XPosRotary,

@@ -12,7 +12,7 @@ from ropewalk.encodings.base import Encoding, Sizes
 from ropewalk.errors import RopeError, number
 
 
-class Learned(Encoding):
+class LearnedPositions(Encoding):
     """One learned vector per position, as in BERT and GPT-2; positions from `length` on raise an
     error.
     """

@@ -5,6 +5,6 @@ the configs they were run with; `audit` compares the results. Both are data file
 an engine is a new file.
 """
 
-from ropewalk.engines.audit import ENGINES, REFERENCE, Audit, Finding, audit
+from ropewalk.engines.audit import ENGINES, REFERENCE, Audit, EngineFinding, audit
 
-__all__ = ["ENGINES", "REFERENCE", "Audit", "Finding", "audit"]
+__all__ = ["ENGINES", "REFERENCE", "Audit", "EngineFinding", "audit"]

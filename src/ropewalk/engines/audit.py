@@ -15,16 +15,15 @@ from typing import Any
 import ropewalk.engines.operations  # noqa: F401 - adds what a rule can do
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.engines.case import Case
+from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
-from ropewalk.engines.reading import EngineRule, Reading
+from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
 from ropewalk.engines.rules import Release, newest
 from ropewalk.engines.unread import reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
-from ropewalk.gguf import GgufFile, hf_config, is_gguf
 from ropewalk.spec import RopeSpec
 
 #: the newest release of every engine whose rules are in the package, the reference first
@@ -42,7 +41,7 @@ SAME_IN_RUNS = 2e-5
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineRun:
     """What an engine that was run here did with one layer type at one length: a rotation, None for
     no rotation, or the text of its error.
     """
@@ -56,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Finding:
+class EngineFinding:
     """What one engine computes for one layer type at one length; `problem` says why there is no
     result.
 
@@ -92,17 +91,17 @@ class Audit:
 
     model_type: str | None
     max_model_len: int
-    findings: tuple[Finding, ...]
+    findings: tuple[EngineFinding, ...]
     warnings: tuple[str, ...] = ()
     engines: Mapping[str, Release] | None = None
 
-    def of(self, engine: str) -> tuple[Finding, ...]:
+    def of(self, engine: str) -> tuple[EngineFinding, ...]:
         """Return the findings of one engine."""
         choice("engine", engine, self.engines or ENGINES)
         return tuple(finding for finding in self.findings if finding.engine == engine)
 
     @property
-    def disagreements(self) -> tuple[Finding, ...]:
+    def disagreements(self) -> tuple[EngineFinding, ...]:
         """The findings that differ from the reference, or whose engine raises an error ("refused:
         ...").
         """
@@ -141,13 +140,13 @@ class Audit:
         return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
 
-def in_one_line(finding: Finding) -> str:
+def in_one_line(finding: EngineFinding) -> str:
     """Return which engine differs, by how much, and why, as one line."""
     parts = [_in_words(finding), *map(str, finding.rules)]
     return f"{ENGINES[finding.engine].title} at {finding.length} tokens: {'; '.join(parts)}"
 
 
-def _in_words(finding: Finding) -> str:
+def _in_words(finding: EngineFinding) -> str:
     """Return the difference from the reference in one line."""
     if finding.problem is not None:
         return finding.problem
@@ -181,7 +180,7 @@ def audit(
     max_model_len: int | None = None,
     engines: Mapping[str, Release] | None = None,
     records: Mapping[str, Record] | None = None,
-    runs: Iterable[Run] = (),
+    runs: Iterable[EngineRun] = (),
 ) -> Audit:
     """Compare what transformers, vLLM, SGLang, mlx-lm and llama.cpp compute from one config.
 
@@ -200,7 +199,10 @@ def audit(
     What was run comes first, then what was recorded, then the rules; `known` of each finding says
     which of them it rests on. Other releases may differ.
     """
-    config = hf_config(GgufFile(config)) if is_gguf(config) else config
+    if config_file.is_gguf(config):
+        from ropewalk.gguf import GgufFile, hf_config
+
+        config = hf_config(GgufFile(config))
     text = config_file.text_part(config_file.load(config))
     if DIFFUSERS_KEY in text:
         raise RopeError(
@@ -212,7 +214,7 @@ def audit(
     asked = _Question(text, max_model_len, releases)
     known = {(run.engine, run.layer_type, run.length): run for run in runs}
     records = load_records() if records is None else records
-    findings: list[Finding] = []
+    findings: list[EngineFinding] = []
     longest = 0
     for layer_type, case in asked.cases.items():
         longest = max(longest, case.max_model_len)
@@ -247,22 +249,22 @@ class _Question:
             self.text = usual(text)
             self.specs, self.explanation = read_specs(self.text, "exact")
             self.warnings = (f"{error}; engines may read it all the same",)
-        self._cases: dict[int, dict[str, Case]] = {}
+        self._cases: dict[int, dict[str, ServedLayer]] = {}
 
     @cached_property
-    def cases(self) -> dict[str, Case]:
+    def cases(self) -> dict[str, ServedLayer]:
         """The case of each layer type that rotates."""
         return self.cases_of(self.text, self.specs)
 
     def cases_of(
         self, text: Mapping[str, Any], specs: Mapping[str, RopeSpec | None]
-    ) -> dict[str, Case]:
+    ) -> dict[str, ServedLayer]:
         """Return the case of each layer type that rotates, for a config and its specs."""
         found = {}
         for layer_type, spec in specs.items():
             if spec is not None:
                 given = self.limit is not None
-                case = Case(spec, text, layer_type, 1, 1, given)
+                case = ServedLayer(spec, text, layer_type, 1, 1, given)
                 limit = _default_limit(spec, case.max_position)
                 if self.limit is not None:
                     limit = integer("max_model_len", self.limit, low=1)
@@ -275,11 +277,11 @@ class _Question:
                 found[layer_type] = replace(case, max_model_len=limit, length=limit)
         return found
 
-    def read(self, engine: str, layer_type: str, length: int) -> Reading:
+    def read(self, engine: str, layer_type: str, length: int) -> EngineReading:
         """Return what the rules of an engine say about a layer type at a length."""
         release = self.releases[engine]
         case, notes = self.cases[layer_type], []
-        reading = Reading(replace(case, length=length), release.read)
+        reading = EngineReading(replace(case, length=length), release.read)
         if self.why:
             taken, notes = release.take(self.original, self.why)
             if isinstance(taken, str):
@@ -304,12 +306,12 @@ class _Question:
             reading = release.apply(case, self.releases)
             reading.frequencies()
         except RopeError as error:
-            return Reading(case, release.read).fail(f"not known: {error}")
+            return EngineReading(case, release.read).fail(f"not known: {error}")
         reading.rules[:0] = notes
         return reading
 
 
-def _refused_as_a_whole(findings: list[Finding]) -> tuple[Finding, ...]:
+def _refused_as_a_whole(findings: list[EngineFinding]) -> tuple[EngineFinding, ...]:
     """Return the findings; an engine that refuses one layer type builds no model, so all its
     findings get that problem.
     """
@@ -340,7 +342,7 @@ def _default_limit(spec: RopeSpec, max_position: int | None) -> int | None:
     return max_position
 
 
-def _lengths(case: Case, length: int | None) -> tuple[int, ...]:
+def _lengths(case: ServedLayer, length: int | None) -> tuple[int, ...]:
     """Return the lengths to compare at: the given one, or the trained and the served length if the
     scaling depends on it.
     """
@@ -358,8 +360,8 @@ def _findings(
     layer_type: str,
     length: int,
     records: Mapping[str, Record],
-    runs: Mapping[tuple[str, str, int], Run],
-) -> list[Finding]:
+    runs: Mapping[tuple[str, str, int], EngineRun],
+) -> list[EngineFinding]:
     """Return one finding per engine: what it computes, and how that differs from transformers."""
     spec = asked.cases[layer_type].spec
     name = "" if asked.why else digest(asked.text, asked.specs, length, asked.limit)
@@ -382,7 +384,7 @@ def _findings(
         return found
     reference = next(finding for finding in found if finding.engine == REFERENCE)
     # where transformers cannot compute it, engines are compared with what the config describes
-    described = Reading(replace(asked.cases[layer_type], length=length))
+    described = EngineReading(replace(asked.cases[layer_type], length=length))
     ours = _rotation(reference) or Rotation(*described.frequencies(), spec.axis_of_pair)  # type: ignore[arg-type]
     return [_compared(finding, ours, length) for finding in found]
 
@@ -390,11 +392,11 @@ def _findings(
 def _of_rules(
     engine: str,
     release: Release,
-    reading: Reading,
+    reading: EngineReading,
     record: Record | None,
     layer_type: str,
     length: int,
-) -> Finding:
+) -> EngineFinding:
     """Return a finding that rests on the rules of a release."""
     radians, magnitude = reading.frequencies()
     axes = reading.spec.axis_of_pair if reading.problem is None else ()
@@ -406,7 +408,7 @@ def _of_rules(
         families = {} if record is None or record.version != release.version else record.families
         if case.spec.scaling.name in families.get(case.model_type or "", ()):
             evidence += "; runs of this family and scaling agree"
-    return Finding(
+    return EngineFinding(
         engine,
         layer_type,
         length,
@@ -423,13 +425,13 @@ def _of_rules(
 
 
 def _measured(
-    finding: Finding,
+    finding: EngineFinding,
     found: Rotation | str | None,
     known: str,
     version: str,
     date: str,
     evidence: str,
-) -> Finding:
+) -> EngineFinding:
     """Return a finding with what a run found in place of what the rules say; the rules stay as far
     as they explain it.
     """
@@ -453,13 +455,13 @@ def _measured(
     return replace(finding, problem=None, rules=rules, **numbers, **about)
 
 
-def _rotation(finding: Finding) -> Rotation | None:
+def _rotation(finding: EngineFinding) -> Rotation | None:
     if finding.problem is not None or finding.magnitude is None:
         return None
     return Rotation(finding.radians, finding.magnitude, finding.axis_of_pair)
 
 
-def _compared(finding: Finding, reference: Rotation, length: int) -> Finding:
+def _compared(finding: EngineFinding, reference: Rotation, length: int) -> EngineFinding:
     """Return the finding with its difference from the reference."""
     rotation = _rotation(finding)
     if rotation is None or finding.engine == REFERENCE:

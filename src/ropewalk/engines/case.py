@@ -40,7 +40,7 @@ def ropes_by_layer_type(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any
 
 
 @dataclass(frozen=True)
-class Case:
+class ServedLayer:
     """One layer type of a config and how it is served.
 
     spec            the spec that the config describes

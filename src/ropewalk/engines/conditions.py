@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ropewalk.engines.case import Case
-from ropewalk.engines.reading import Reading, frequencies_of
+from ropewalk.engines.case import ServedLayer
+from ropewalk.engines.reading import EngineReading, frequencies_of
 from ropewalk.frequencies import Default, Linear, LongRope
 
 #: what a row of a rules file may name in `when`; "not NAME" is the opposite
-CONDITIONS: dict[str, Callable[[Reading], bool]] = {
+CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "by layer type": lambda reading: reading.case.by_layer_type,
     "latent": lambda reading: reading.case.latent,
     "axes": lambda reading: reading.case.mrope and reading.spec.axes is not None,
@@ -60,7 +60,7 @@ CONDITIONS: dict[str, Callable[[Reading], bool]] = {
 }
 
 
-def _gives_theta(case: Case) -> bool:
+def _gives_theta(case: ServedLayer) -> bool:
     """Return whether the config has a `rope_theta`, anywhere; else a default is used."""
     nested = case.value(f"v5.{case.layer_type}")
     places = ("config.rope_theta", "v4.rope_theta", "v5.rope_theta")
@@ -69,14 +69,14 @@ def _gives_theta(case: Case) -> bool:
     )
 
 
-def _gives_every_theta(case: Case) -> bool:
+def _gives_every_theta(case: ServedLayer) -> bool:
     """Return whether every rope of the config has a `rope_theta`."""
     if case.by_layer_type:
         return all("rope_theta" in rope for rope in case.ropes)
     return _gives_theta(case)
 
 
-def _old_class_refuses(case: Case) -> bool:
+def _old_class_refuses(case: ServedLayer) -> bool:
     """Return whether transformers 4.57's class of Phi-3 or PhiMoE refuses the config; llama.cpp's
     converter then reads plain JSON, which has no defaults of keys that are absent.
     """

@@ -9,8 +9,8 @@ from typing import Any
 
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
-from ropewalk.engines.audit import ENGINES, Finding, audit, in_one_line
-from ropewalk.engines.case import Case
+from ropewalk.engines.audit import ENGINES, EngineFinding, audit, in_one_line
+from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.operations import exceeds_served_length
 
 #: engines that refuse to start for more tokens than the config serves, and the environment variable
@@ -30,7 +30,7 @@ def disagreements(
     layer_types    the layer types to look at; None: all
     max_model_len  the longest sequence that engines are started for
     """
-    first: dict[str, Finding] = {}
+    first: dict[str, EngineFinding] = {}
     for finding in audit(config, max_model_len=max_model_len).disagreements:
         if layer_types is None or finding.layer_type in layer_types:
             first.setdefault(finding.engine, finding)
@@ -45,7 +45,7 @@ def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}
     scaled = [name for name, spec in specs.items() if spec.scaling.name != "default"]
     layer_type = (scaled or list(specs))[0]
-    case = Case(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
+    case = ServedLayer(specs[layer_type], text, layer_type, max_model_len, max_model_len, True)
     if case.max_position is None or case.max_position >= max_model_len:
         return ()
     limited = [name for name in LENGTH_LIMITED if exceeds_served_length(ENGINES[name], case)]

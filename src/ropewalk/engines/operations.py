@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ropewalk.engines.case import TRAINED, Case
-from ropewalk.engines.reading import Reading, mscale
+from ropewalk.engines.case import TRAINED, ServedLayer
+from ropewalk.engines.reading import EngineReading, mscale
 from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
 
-Operation = Callable[[Reading, Rule, Release, Releases], None]
+Operation = Callable[[EngineReading, Rule, Release, Releases], None]
 
 
 def _operation(name: str) -> Callable[[Operation], Operation]:
@@ -22,7 +22,7 @@ def _operation(name: str) -> Callable[[Operation], Operation]:
     return add
 
 
-def _value(case: Case, given: Any) -> Any:
+def _value(case: ServedLayer, given: Any) -> Any:
     """Return a parameter: a number, the value of a config key, or the first of a list that is not
     null.
     """
@@ -32,43 +32,43 @@ def _value(case: Case, given: Any) -> Any:
 
 
 @_operation("refuse")
-def _refuse(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _refuse(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine raises an error."""
     reading.fail(f"refused: {rule.text(reading)}")
 
 
 @_operation("not known")
-def _not_known(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _not_known(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """What the engine does was not read."""
     reading.fail(f"not known: {rule.text(reading)}")
 
 
 @_operation("pass")
-def _pass(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _pass(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """As the config describes; the row only ends its chain."""
 
 
 @_operation("stop")
-def _stop(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _stop(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """No further row applies."""
     reading.done = True
 
 
 @_operation("note")
-def _note(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _note(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """A remark: the numbers do not change."""
     reading.add_rule(rule.about, rule.text(reading), rule.source)
 
 
 @_operation("refuse above the served length")
-def _limit(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _limit(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine refuses to start for more than the config's served length, times a factor."""
     if exceeds_served_length(release, reading.case):
         reading.fail(f"refused: {rule.text(reading)}")
 
 
 @_operation("as another engine")
-def _as(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _as(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine runs the code of another one."""
     other = releases[rule.values["engine"]].apply(reading.case, releases)
     vars(reading).update(vars(other))
@@ -77,19 +77,19 @@ def _as(reading: Reading, rule: Rule, release: Release, releases: Releases) -> N
 
 
 @_operation("apply")
-def _apply(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _apply(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Apply a part of the rules of another engine, such as its config class."""
     releases[rule.values["engine"]].apply_part(rule.values["parts"], reading, releases)
 
 
 @_operation("ignore scaling")
-def _ignore(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _ignore(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The engine computes an unscaled rope."""
     reading.drop_scaling(rule.text(reading), rule.source)
 
 
 @_operation("set")
-def _set(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _set(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Another value of fields of the spec; `unscaled` and `whole` also drop scaling and fraction."""
     given = {key: _value(reading.case, value) for key, value in rule.values.items()}
     if given.pop("unscaled", False):
@@ -105,7 +105,7 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 @_operation("derive head size")
-def _head_size(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _head_size(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Heads are hidden_size / num_attention_heads wide, whatever head_dim is."""
     size, scaling = reading.case.derived_head_dim, reading.case.spec.scaling
     if isinstance(scaling, LongRope) and len(scaling.short_factor) != size // 2:
@@ -120,7 +120,7 @@ def _misfit(factors: int, pairs: int) -> str:
 
 
 @_operation("rotate")
-def _rotate(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """How many dimensions rotate: `width`, or `fraction` of the head; `strict`: factors of LongRoPE
     that do not fit them are an error.
     """
@@ -142,7 +142,7 @@ def _rotate(reading: Reading, rule: Rule, release: Release, releases: Releases) 
 
 
 @_operation("scale")
-def _scale(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _scale(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Another scaling: `to`, with its fields."""
     given = {key: _value(reading.case, value) for key, value in rule.values.items() if key != "to"}
     scaling = SCALINGS[rule.values["to"]](**given)
@@ -151,7 +151,7 @@ def _scale(reading: Reading, rule: Rule, release: Release, releases: Releases) -
 
 
 @_operation("change")
-def _change(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _change(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Other parameters of the scaling; `times` multiplies one by a number."""
     given = {key: _value(reading.case, each) for key, each in rule.values.items() if key != "times"}
     for key, factor in rule.values.get("times", {}).items():
@@ -160,21 +160,21 @@ def _change(reading: Reading, rule: Rule, release: Release, releases: Releases) 
         reading.add_rule(rule.about, rule.text(reading, **given), rule.source)
 
 
-def _mscales(case: Case, factor: float) -> float:
+def _mscales(case: ServedLayer, factor: float) -> float:
     """Return the magnitude that mscale (1 if missing) and mscale_all_dim (0 if missing) give."""
     rope = case.rope
     numerator, divisor = rope.get("mscale", 1.0), rope.get("mscale_all_dim", 0.0)
     return mscale(factor, numerator) / mscale(factor, divisor)
 
 
-def _both(case: Case, factor: float, nonzero: bool = False) -> float | None:
+def _both(case: ServedLayer, factor: float, nonzero: bool = False) -> float | None:
     keys = (case.rope.get("mscale"), case.rope.get("mscale_all_dim"))
     if any(value is None or (nonzero and not value) for value in keys):
         return None
     return _mscales(case, factor)
 
 
-def _log_multiplier(case: Case, factor: float) -> float:
+def _log_multiplier(case: ServedLayer, factor: float) -> float:
     """Return llama.cpp's magnitude: mscale is taken for 1, or for mscale_all_dim in DeepSeek's
     architecture unless that is 1.
     """
@@ -184,7 +184,7 @@ def _log_multiplier(case: Case, factor: float) -> float:
 
 
 #: the magnitudes of YaRN that a row may name: the first that is not None is used
-MAGNITUDES: dict[str, Callable[[Case, float], float | None]] = {
+MAGNITUDES: dict[str, Callable[[ServedLayer, float], float | None]] = {
     "attention_factor": lambda case, factor: case.rope.get("attention_factor"),
     "mscales": _mscales,
     "both mscales": _both,
@@ -195,7 +195,7 @@ MAGNITUDES: dict[str, Callable[[Case, float], float | None]] = {
 
 
 @_operation("magnitude")
-def _magnitude(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _magnitude(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """YaRN's magnitude: the first of MAGNITUDES in `by` that gives one, times `times`."""
     case, yarn = reading.case, reading.spec.scaling
     assert isinstance(yarn, Yarn)  # for the type checker
@@ -208,7 +208,7 @@ def _magnitude(reading: Reading, rule: Rule, release: Release, releases: Release
 
 
 @_operation("yarn with the keys of the rope")
-def _read_as_yarn(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Any scaling is computed as YaRN, with the trained length `length`."""
     case, scaling = reading.case, reading.spec.scaling
     if isinstance(scaling, Yarn):
@@ -231,7 +231,7 @@ def _read_as_yarn(reading: Reading, rule: Rule, release: Release, releases: Rele
 
 
 @_operation("longrope factors")
-def _longrope(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _longrope(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Which factors of LongRoPE every sequence gets: `use` is "long", "short", or "limit" for those
     of the length that the engine is started for, by default `limit`.
     """
@@ -253,13 +253,15 @@ def _longrope(reading: Reading, rule: Rule, release: Release, releases: Releases
 
 
 @_operation("longrope magnitude")
-def _longrope_magnitude(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _longrope_magnitude(
+    reading: EngineReading, rule: Rule, release: Release, releases: Releases
+) -> None:
     """LongRoPE's magnitude: that of a config key, or of the two lengths."""
     reading.set_longrope_magnitude(_value(reading.case, rule.values.get("key")), rule.source)
 
 
 @_operation("longrope magnitude of ministral3")
-def _ministral3(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The model passes the trained length beside the rope on as the served one."""
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
@@ -275,7 +277,7 @@ def _ministral3(reading: Reading, rule: Rule, release: Release, releases: Releas
 
 
 @_operation("freeze ntk")
-def _freeze(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Dynamic NTK has one base, that of factor times the trained length."""
     scaling = reading.spec.scaling
     assert isinstance(scaling, Dynamic)  # for the type checker
@@ -286,20 +288,20 @@ def _freeze(reading: Reading, rule: Rule, release: Release, releases: Releases) 
 
 
 @_operation("chunk axes")
-def _chunk(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _chunk(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The axes are in the order of the sections."""
     reading.chunk_axes(rule.text(reading), rule.source)
 
 
 @_operation("drop axes")
-def _drop_axes(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _drop_axes(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Every pair rotates by the text position."""
     reading.spec = reading.spec.with_(axes=None)
     reading.add_rule(rule.about, rule.text(reading), rule.source)
 
 
 @_operation("still pairs")
-def _still(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _still(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Pairs beyond three times their section follow a fourth axis, where every position is 0."""
     sections = reading.case.sections
     still = frozenset(i for i in range(reading.spec.pairs) if i >= 3 * sections[i % 3])
@@ -310,7 +312,7 @@ def _still(reading: Reading, rule: Rule, release: Release, releases: Releases) -
 
 
 @_operation("model arguments")
-def _arguments(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """mlx-lm: theta, the rope object and the fraction that the class of a model reads; its row in
     `model` says which keys those are.
     """
@@ -354,7 +356,7 @@ def _arguments(reading: Reading, rule: Rule, release: Release, releases: Release
 
 
 def _set_fraction(
-    reading: Reading, fraction: float | None, source: str, model: Mapping[str, Any]
+    reading: EngineReading, fraction: float | None, source: str, model: Mapping[str, Any]
 ) -> None:
     """Set how many dimensions mlx-lm rotates; `fraction` is None if its model reads none."""
     case = reading.case
@@ -372,7 +374,7 @@ def _set_fraction(
 
 
 @_operation("build scaling")
-def _build(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _build(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """mlx-lm: the scaling that its `initialize_rope` builds from the rope object that the model
     reads; `to` names one whatever the object says.
     """
@@ -400,7 +402,10 @@ def _build(reading: Reading, rule: Rule, release: Release, releases: Releases) -
 
 
 def _mlx_scaling(
-    scalings: Mapping[str, Mapping[str, Any]], rope_type: str, keys: Mapping[str, Any], case: Case
+    scalings: Mapping[str, Mapping[str, Any]],
+    rope_type: str,
+    keys: Mapping[str, Any],
+    case: ServedLayer,
 ) -> Scaling | str:
     """Return the scaling of a rope object, or why it is refused; `scalings` has the keys and the
     defaults of each rope_type.
@@ -428,7 +433,7 @@ def _mlx_scaling(
     return SCALINGS[row["is"]](**given)
 
 
-def _mlx_longrope(reading: Reading, keys: Mapping[str, Any], rule: Rule) -> None:
+def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -> None:
     """LongRoPE in mlx-lm: always the long factors."""
     scaling, pairs = reading.spec.scaling, reading.spec.pairs
     described = reading.case.spec.scaling
@@ -445,7 +450,7 @@ def _mlx_longrope(reading: Reading, keys: Mapping[str, Any], rule: Rule) -> None
         reading.set_longrope_magnitude(None if key is None else keys.get(key), rule.source)
 
 
-def length_factor(release: Release, case: Case) -> float:
+def length_factor(release: Release, case: ServedLayer) -> float:
     """Return the factor by which an engine multiplies max_position_embeddings to get the longest
     sequence that it serves.
     """
@@ -463,7 +468,7 @@ def length_factor(release: Release, case: Case) -> float:
     return float(case.rope.get("factor") or 1.0) if _reads_factor(release, case) else 1.0
 
 
-def _reads_factor(release: Release, case: Case) -> bool:
+def _reads_factor(release: Release, case: ServedLayer) -> bool:
     """Return whether the engine multiplies the served length by the factor: if the rope is the only
     one and has no trained length.
     """
@@ -475,14 +480,14 @@ def _reads_factor(release: Release, case: Case) -> bool:
 
 
 @_operation("refuse a null factor")
-def _null_factor(reading: Reading, rule: Rule, release: Release, releases: Releases) -> None:
+def _null_factor(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The served length is multiplied by a factor that is null."""
     nulls = {key for key, value in reading.case.rope_with_nulls.items() if value is None}
     if "factor" in nulls and _reads_factor(release, reading.case):
         reading.fail("refused: factor must be a number or absent, not null")
 
 
-def exceeds_served_length(release: Release, case: Case) -> bool:
+def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
     """Return whether the engine is asked to start for more than it takes from the config."""
     return (
         case.limit_is_given

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropewalk.axes import chunked
-from ropewalk.engines.case import Case
+from ropewalk.engines.case import ServedLayer
 from ropewalk.frequencies import Default, LongRope, Scaling, Yarn
 from ropewalk.spec import RopeSpec
 
@@ -45,13 +45,13 @@ def mscale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-class Reading:
+class EngineReading:
     """What an engine computes: the frequencies of `spec` at `length`, unless there is a `problem`.
 
     It starts as what the config describes; the rules of an engine change it and are kept.
     """
 
-    def __init__(self, case: Case, read: str = "") -> None:
+    def __init__(self, case: ServedLayer, read: str = "") -> None:
         """Start with the spec that the config of `case` describes; `read` is when the rules were
         read.
         """
@@ -65,7 +65,7 @@ class Reading:
         #: no further rule applies
         self.done = False
 
-    def fail(self, problem: str) -> Reading:
+    def fail(self, problem: str) -> EngineReading:
         """Record why there is no result, and return the reading.
 
         "refused: ..." if the engine raises an error, "not known: ..." if its code was not read for

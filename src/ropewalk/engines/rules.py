@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
-from ropewalk.engines.case import Case
+from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
-from ropewalk.engines.reading import EngineRule, Reading
+from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.unread import REASONS, TAKEN_AS
 from ropewalk.errors import RopeError
 
@@ -37,7 +37,7 @@ SCALINGS_READ = [
 
 Releases = Mapping[str, "Release"]
 #: what a row can do; filled by `operations`
-OPERATIONS: dict[str, Callable[[Reading, Rule, Release, Releases], None]] = {}
+OPERATIONS: dict[str, Callable[[EngineReading, Rule, Release, Releases], None]] = {}
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Rule:
     is_not: Mapping[str, list[Any]] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    def matches(self, reading: Reading) -> bool:
+    def matches(self, reading: EngineReading) -> bool:
         """Return whether the row applies to what the engine has read so far."""
         case, scaling = reading.case, reading.spec.scaling.name
         value = case.value
@@ -96,12 +96,12 @@ class Rule:
             and all(value(path) not in refused for path, refused in self.is_not.items())
         )
 
-    def first_null(self, case: Case) -> str | None:
+    def first_null(self, case: ServedLayer) -> str | None:
         """Return the first key of `null` that the config writes as null."""
         rope = case.rope_with_nulls
         return next((key for key in self.null if key in rope and rope[key] is None), None)
 
-    def text(self, reading: Reading, **more: Any) -> str:
+    def text(self, reading: EngineReading, **more: Any) -> str:
         """Return what the engine does in words, with the values of the case in it."""
         case = reading.case
         names = {
@@ -116,7 +116,7 @@ class Rule:
         return self.says.format(**names)
 
 
-def _holds(condition: str, reading: Reading) -> bool:
+def _holds(condition: str, reading: EngineReading) -> bool:
     name = condition.removeprefix("not ")
     return CONDITIONS[name](reading) != (name != condition)
 
@@ -171,11 +171,11 @@ class Release:
         """The release whose code was read."""
         return self.version
 
-    def apply(self, case: Case, releases: Releases) -> Reading:
+    def apply(self, case: ServedLayer, releases: Releases) -> EngineReading:
         """Return what the engine computes for a case; its `problem` is "not known: ..." if no rule
         was read for it.
         """
-        reading = Reading(case, self.read)
+        reading = EngineReading(case, self.read)
         if case.model_type not in self.families:
             text = self.not_known.format(title=self.title, model_type=case.model_type)
             return reading.fail(f"not known: {text}")
@@ -183,7 +183,7 @@ class Release:
             return reading.fail(f"not known: rope_type {case.spec.scaling.name}")
         return self.apply_part("", reading, releases)
 
-    def apply_part(self, part: str, reading: Reading, releases: Releases) -> Reading:
+    def apply_part(self, part: str, reading: EngineReading, releases: Releases) -> EngineReading:
         """Apply the rows of one part, or all rows for "", to what was read so far."""
         ended: set[str] = set()
         for rule in self.rules:

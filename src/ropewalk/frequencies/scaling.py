@@ -31,10 +31,10 @@ SERVED_LENGTH_KEY = "max_position_embeddings"
 class Frequencies:
     """The frequencies and the magnitude that a scaling computes, as plain numbers.
 
-    `radians` has one float for each pair; with axes, a tuple of one float for each axis. `magnitude`
-    multiplies cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per position away
-    from the position `center`: added on queries, subtracted on keys. `digits` are the frequencies
-    with 40 digits, in the shape of `radians`, which are these rounded to floats.
+    `radians` has one float for each pair; with axes, a tuple of one float for each axis.
+    `magnitude` multiplies cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per
+    position away from the position `center`: added on queries, subtracted on keys. `digits` are the
+    frequencies with 40 digits, in the shape of `radians`, which are these rounded to floats.
     """
 
     radians: tuple[Any, ...]
@@ -149,11 +149,11 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch; length: None,
-    # an int, or over torch a tensor with one length for each row
+    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch; length:
+    # None, an int, or over torch a tensor with one length for each row
     def _radians(self, dim: int, theta: float, length: Any, ops: Any) -> Any:
-        """Return the frequencies in radians per step, one for each pair, or over torch [rows, pairs]
-        if `length` has one entry per batch row.
+        """Return the frequencies in radians per step, one for each pair, or over torch [rows,
+        pairs] if `length` has one entry per batch row.
         """
         raise TypeError(f"{type(self).__name__} must define _radians(dim, theta, length, ops)")
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
-from typing import Any
 
+from ropewalk.config.file import is_gguf
 from ropewalk.errors import RopeError
 from ropewalk.gguf.file import GgufFile
 from ropewalk.gguf.read import read_ropes
@@ -27,11 +26,6 @@ __all__ = [
     "read_ropes",
     "to_gguf_metadata",
 ]
-
-
-def is_gguf(path: Any) -> bool:
-    """Return whether `path` is the path of a file whose name ends in .gguf."""
-    return isinstance(path, str | os.PathLike) and Path(path).suffix.lower() == ".gguf"
 
 
 def from_gguf(

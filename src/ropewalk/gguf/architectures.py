@@ -12,7 +12,7 @@ from ropewalk.errors import RopeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class GgufArchitecture:
     """How llama.cpp rotates one architecture.
 
     layout               pairs as q and k are stored in the file
@@ -66,20 +66,20 @@ class Architecture:
     has_switch: bool = False
 
 
-def _read_rows() -> dict[str, Architecture]:
+def _read_rows() -> dict[str, GgufArchitecture]:
     """Return the rows of architectures.toml by name."""
     text = files("ropewalk.gguf").joinpath("architectures.toml").read_text(encoding="utf-8")
     return {
-        name: Architecture(layout=layout, **row)
+        name: GgufArchitecture(layout=layout, **row)
         for layout, rows in tomllib.loads(text).items()
         for name, row in rows.items()
     }
 
 
-ARCHITECTURES: dict[str, Architecture] = _read_rows()
+ARCHITECTURES: dict[str, GgufArchitecture] = _read_rows()
 
 
-def architecture_of(name: str) -> Architecture:
+def architecture_of(name: str) -> GgufArchitecture:
     """Return the facts of a general.architecture; refuse one that does not rotate or is not known."""
     if name not in ARCHITECTURES:
         rule = (

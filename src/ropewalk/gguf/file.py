@@ -57,7 +57,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class TensorEntry:
+class GgufTensorEntry:
     """One tensor: its shape with the slowest dimension first, its type, and its bytes in the file."""
 
     shape: tuple[int, ...]
@@ -67,8 +67,8 @@ class TensorEntry:
 
 
 class GgufFile:
-    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read entries
-    and tensors.
+    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read
+    entries and tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -76,7 +76,7 @@ class GgufFile:
         self.path = Path(path)
         #: key -> int, float, bool, str or Array
         self.metadata: dict[str, Any] = {}
-        self.tensors: dict[str, TensorEntry] = {}
+        self.tensors: dict[str, GgufTensorEntry] = {}
         try:
             # a pipe or a device may never end
             if not self.path.is_file():
@@ -88,7 +88,7 @@ class GgufFile:
             raise RopeError(
                 "path", f"must be a readable file ({error.strerror})", str(path)
             ) from None
-        _Reader(self, data).read()
+        _HeaderReader(self, data).read()
 
     @property
     def architecture(self) -> str:
@@ -130,7 +130,7 @@ class GgufFile:
         entry = self.entry(name)
         return self._bytes(name, entry.begin, entry.end)
 
-    def entry(self, name: str) -> TensorEntry:
+    def entry(self, name: str) -> GgufTensorEntry:
         """Return where a tensor is in the file, its shape and its type."""
         entry = self.tensors.get(name)
         if entry is None:
@@ -158,7 +158,7 @@ class GgufFile:
         return data
 
 
-class _Reader:
+class _HeaderReader:
     """Reads the header of a file from its first bytes, from front to back."""
 
     def __init__(self, file: GgufFile, data: bytes) -> None:
@@ -228,7 +228,7 @@ class _Reader:
                 raise RopeError(f"offset of {name}", rule, offset)
             if name in self.file.tensors:
                 raise RopeError(name, "must be stored once", name)
-            self.file.tensors[name] = TensorEntry(shape, tensor_type, begin, begin + size)
+            self.file.tensors[name] = GgufTensorEntry(shape, tensor_type, begin, begin + size)
             last, last_end = name, begin + size
 
     def _tensor(self) -> tuple[str, tuple[int, ...], TensorType, int]:

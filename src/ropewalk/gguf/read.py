@@ -14,7 +14,7 @@ from ropewalk.config.values import Entry
 from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.frequencies import Default, Given, Linear, Llama3, LongRope, Ntk, Scaling, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.gguf.architectures import Architecture, architecture_of
+from ropewalk.gguf.architectures import GgufArchitecture, architecture_of
 from ropewalk.gguf.factors import divisors, llama3
 from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 
@@ -25,7 +25,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 PATTERN = "attention.rope_pattern"
 #: llama.cpp's own limit, LLAMA_MAX_LAYERS, is 512
 MAX_LAYERS = 1 << 16
-#: keys under {arch}.rope.scaling -> the fact of an Architecture without which llama.cpp ignores
+#: keys under {arch}.rope.scaling -> the fact of a GgufArchitecture without which llama.cpp ignores
 #: them
 CONDITIONAL = {
     "yarn_beta_fast": "has_betas",
@@ -38,7 +38,7 @@ CONDITIONAL = {
 
 
 @runtime_checkable
-class Source(Protocol):
+class GgufSource(Protocol):
     """Where metadata and tensors are read from: a GgufFile, or keys and tensors in memory."""
 
     metadata: dict[str, Any]
@@ -51,17 +51,17 @@ class Source(Protocol):
 
 
 def read_ropes(
-    source: Source, precision: str = "hf_frequencies"
+    source: GgufSource, precision: str = "hf_frequencies"
 ) -> tuple[dict[str, RopeSpec | None], Explanation]:
     """Return {layer type: spec}, None for layers that do not rotate, and where each value came
     from.
     """
     name = source.architecture
     facts = architecture_of(name)
-    full = _Layer(source, name, facts, FULL)
+    full = _GgufLayer(source, name, facts, FULL)
     layers = [full]
     if has_sliding(source, name):
-        layers.append(_Layer(source, name, facts, SLIDING))
+        layers.append(_GgufLayer(source, name, facts, SLIDING))
     specs: dict[str, RopeSpec | None] = {}
     for layer in layers:
         if facts.full_unrotated and layer is full and len(layers) > 1:
@@ -78,7 +78,7 @@ def read_ropes(
     return specs, Explanation(name, entries, tuple(_unread_warnings(source, name, facts)))
 
 
-def has_sliding(source: Source, name: str) -> bool:
+def has_sliding(source: GgufSource, name: str) -> bool:
     """Return whether the file has layers with a sliding window, as llama.cpp understands it."""
     facts, metadata = architecture_of(name), source.metadata
     if facts.sliding_block_count:
@@ -87,12 +87,12 @@ def has_sliding(source: Source, name: str) -> bool:
     return bool(facts.sliding_theta and integer(key, metadata.get(key, 0), low=0))
 
 
-def rotated_layers(source: Source, name: str) -> list[bool]:
+def rotated_layers(source: GgufSource, name: str) -> list[bool]:
     """Return for each layer whether it rotates; empty if all layers of a type do the same."""
     return _rotated(source, name)[0]
 
 
-def _rotated(source: Source, name: str) -> tuple[list[bool], str]:
+def _rotated(source: GgufSource, name: str) -> tuple[list[bool], str]:
     """Return for each layer whether it rotates, and the words for where that comes from."""
     facts, metadata = architecture_of(name), source.metadata
     key, switch = f"{name}.{PATTERN}", f"{name}.rope.scaling.finetuned"
@@ -116,7 +116,7 @@ def _rotated(source: Source, name: str) -> tuple[list[bool], str]:
     return [], ""
 
 
-def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str]:
+def _unread_warnings(source: GgufSource, name: str, facts: GgufArchitecture) -> list[str]:
     """Return a warning for each key or tensor of the rope that llama.cpp does not read for this
     architecture.
     """
@@ -133,12 +133,12 @@ def _unread_warnings(source: Source, name: str, facts: Architecture) -> list[str
 
 
 @dataclass
-class _Layer:
+class _GgufLayer:
     """The rope of one layer type while it is read."""
 
-    source: Source
+    source: GgufSource
     name: str
-    facts: Architecture
+    facts: GgufArchitecture
     layer_type: str
     entries: list[Entry] = field(default_factory=list)
 

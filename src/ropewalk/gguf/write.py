@@ -14,7 +14,7 @@ from ropewalk.config.layers import NO_ROPE
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies import Default, Linear, LongRope, Yarn
 from ropewalk.frequencies.formulas import mscale
-from ropewalk.gguf.architectures import Architecture, architecture_of
+from ropewalk.gguf.architectures import GgufArchitecture, architecture_of
 from ropewalk.gguf.factors import all_close, divisors_for
 from ropewalk.gguf.read import (
     FREQS,
@@ -22,7 +22,7 @@ from ropewalk.gguf.read import (
     LONG,
     SHORT,
     SLIDING,
-    Source,
+    GgufSource,
     has_sliding,
     read_ropes,
     rotated_layers,
@@ -98,7 +98,7 @@ def to_gguf_metadata(
     return GgufMetadata(named, tensors, facts.layout)
 
 
-def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
+def _refuse_unwritable(spec: RopeSpec, name: str, facts: GgufArchitecture) -> None:
     """Raise an error if a field of the spec has a value that no key of the architecture `name`
     describes.
     """
@@ -136,7 +136,7 @@ def _refuse_unwritable(spec: RopeSpec, name: str, facts: Architecture) -> None:
 
 
 def _scaling_keys(
-    spec: RopeSpec, name: str, facts: Architecture
+    spec: RopeSpec, name: str, facts: GgufArchitecture
 ) -> tuple[dict[str, Any], dict[str, array[float]]]:
     """Return the keys and tensors of the scaling; `name` and `facts` are those of the architecture."""
     scaling, prefix = spec.scaling, "rope.scaling."
@@ -176,7 +176,7 @@ def _scaling_keys(
     return keys, {FREQS: values}
 
 
-def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
+def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
     """Return whether llama.cpp computes the frequencies of this YaRN from the keys that it reads
     for the architecture.
     """
@@ -185,7 +185,7 @@ def _keys_describe(scaling: Yarn, facts: Architecture) -> bool:
 
 
 def _longrope_keys(
-    scaling: LongRope, magnitude: float, name: str, facts: Architecture
+    scaling: LongRope, magnitude: float, name: str, facts: GgufArchitecture
 ) -> tuple[dict[str, Any], dict[str, array[float]]]:
     """Return the metadata keys and the tensors of a LongRoPE scaling."""
     if not facts.has_long_factors:
@@ -204,7 +204,7 @@ def _longrope_keys(
     return keys, {tensor: array("f", values) for tensor, values in factors.items()}
 
 
-def _check_round_trip(spec: RopeSpec, written: Source) -> None:
+def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
     """Read a spec from what was written; raise a RopeError if its frequencies, magnitude or axes
     differ from those of `spec`.
     """
@@ -224,7 +224,7 @@ def _check_round_trip(spec: RopeSpec, written: Source) -> None:
         raise RopeError("axes", f"must have the order of {written.architecture}", spec.axes)
 
 
-def hf_config(source: Source) -> dict[str, Any]:
+def hf_config(source: GgufSource) -> dict[str, Any]:
     """Return a Hugging Face config of the same model: its rope and the sizes that a rope depends
     on.
 
@@ -271,7 +271,7 @@ def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
         return to_hf(spec, version=5, model_type=model_type)
 
 
-def sizes_of(source: Source) -> dict[str, int]:
+def sizes_of(source: GgufSource) -> dict[str, int]:
     """Return the sizes of a model as config keys; those that the file does not give are left out."""
     suffixes = {
         "max_position_embeddings": "context_length",

@@ -22,7 +22,7 @@ CACHES = ("growing", "static", "sliding", "none")
 LEAST = 1e-6
 
 
-class Model(Protocol):
+class GeneratingModel(Protocol):
     """The interface of a model that can generate."""
 
     @property
@@ -101,7 +101,7 @@ class Sampling:
 
 
 def generate(
-    model: Model,
+    model: GeneratingModel,
     tokens: Tensor,
     max_new_tokens: int,
     *,
@@ -128,7 +128,7 @@ def generate(
 
 
 def steps(
-    model: Model,
+    model: GeneratingModel,
     tokens: Tensor,
     max_new_tokens: int,
     *,
@@ -254,7 +254,9 @@ def steps(
     return run_and_close() if contexts is None else run(tokens, padding, contexts)
 
 
-def _caches_of(model: Model, cache: Any, tokens: int, capacity: int | None, sinks: int) -> Any:
+def _caches_of(
+    model: GeneratingModel, cache: Any, tokens: int, capacity: int | None, sinks: int
+) -> Any:
     """Return the caches that `cache` names or holds, None for no cache; a static one holds `tokens`
     tokens if its capacity is not given.
     """
@@ -270,12 +272,19 @@ def _caches_of(model: Model, cache: Any, tokens: int, capacity: int | None, sink
     return model.caches(cache, capacity, sinks)
 
 
-def _last_logits(model: Model, tokens: Tensor, padding: Tensor | None, caches: Any) -> Tensor:
+def _last_logits(
+    model: GeneratingModel, tokens: Tensor, padding: Tensor | None, caches: Any
+) -> Tensor:
     return model.logits(model.features(tokens, padding=padding, caches=caches)[:, -1])
 
 
 def _graph_opener(
-    model: Model, tokens: Tensor, cache: Any, new: int, capacity: int | None, graph: bool | None
+    model: GeneratingModel,
+    tokens: Tensor,
+    cache: Any,
+    new: int,
+    capacity: int | None,
+    graph: bool | None,
 ) -> Callable[[], AbstractContextManager[Any]] | None:
     """Return a function that opens the decode step for `new` tokens as a CUDA graph; None to decode
     without a graph.
@@ -298,7 +307,7 @@ def _graph_opener(
     return None
 
 
-def why_not_graph(model: Model, tokens: Tensor, cache: Any = "growing") -> str | None:
+def why_not_graph(model: GeneratingModel, tokens: Tensor, cache: Any = "growing") -> str | None:
     """Return why the steps after `tokens` [B, S] cannot run as one CUDA graph, or None if they can."""
     if not isinstance(cache, str) or cache not in ("growing", "static"):
         return "a graph needs a growing or static cache of its own"

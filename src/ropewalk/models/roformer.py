@@ -326,8 +326,8 @@ class RoFormer(nn.Module):
 
 
 class _GenerationModel:
-    """A RoFormer with the interface of `generation.Model`; the bias of the logits becomes a column
-    of `head_weight`.
+    """A RoFormer with the interface of `generation.GeneratingModel`; the bias of the logits becomes
+    a column of `head_weight`.
     """
 
     def __init__(self, model: RoFormer) -> None:

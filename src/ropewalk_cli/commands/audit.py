@@ -15,18 +15,20 @@ from ropewalk_cli.declare import Option
 from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
-    from ropewalk.engines import Audit, Finding
-    from ropewalk.engines.audit import Run
+    from ropewalk.engines import Audit, EngineFinding
+    from ropewalk.engines.audit import EngineRun
 
 LEGEND = (
-    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. change of a score: the largest "  # noqa: E501
-    "change of q.k of unit vectors, over distances up to the length. 0.1 rad off: positions until a pair's angle is off by that. "  # noqa: E501
-    "known by: run, the engine was run here; recorded, this very config was run before; rule, read in the engine's sources; "  # noqa: E501
-    "each with the release and the date."
+    "logits: factor on every attention logit. pairs: number of pairs that rotate differently. "
+    "change of a score: the largest change of q.k of unit vectors, over distances up to the "
+    "length. 0.1 rad off: positions until a pair's angle is off by that. known by: run, the "
+    "engine was run here; recorded, this very config was run before; rule, read in the engine's "
+    "sources; each with the release and the date."
 )
 DETAILS_LEGEND = (
-    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: positions until some pair's "  # noqa: E501
-    "angle is off by half a turn. tokens that differ: all, or those of images and video."
+    "magnitude: the factor on cos and sin. mean change: of q.k, over pairs and distances. pi off: "
+    "positions until some pair's angle is off by half a turn. tokens that differ: all, or those "
+    "of images and video."
 )
 
 
@@ -36,7 +38,8 @@ def audit(
     length: Annotated[
         int | None,
         Option(
-            "Tokens of the longest sequence of a batch; by default the trained and the served length."
+            "Tokens of the longest sequence of a batch; by default the trained and the served "
+            "length."
         ),
     ] = None,
     max_model_len: Annotated[
@@ -88,7 +91,7 @@ def audit(
 
 def _run_installed(
     config: Any, result: Audit, max_model_len: int | None
-) -> tuple[list[Run], list[str]]:
+) -> tuple[list[EngineRun], list[str]]:
     """Return what the installed engines compute from a config, and a line for each engine that was
     not run.
     """
@@ -99,7 +102,7 @@ def _run_installed(
     if isinstance(config, Path) and config.suffix == ".gguf":
         raise RopeError("--run", "must not be given for a GGUF file; give the config.json", config)
     raw = config_file.load(config)
-    runs: list[Run] = []
+    runs: list[EngineRun] = []
     notes: list[str] = []
     for engine, release in rw.engines.ENGINES.items():
         if (reason := installed.why_not(engine)) is not None:
@@ -116,7 +119,7 @@ def _run_installed(
 def verdict(result: Audit) -> str:
     """Return one line: how many engines agree, and what each of the others does otherwise."""
     engines = list(dict.fromkeys(finding.engine for finding in result.findings))
-    first_disagreements: dict[str, Finding] = {}
+    first_disagreements: dict[str, EngineFinding] = {}
     for finding in result.disagreements:
         first_disagreements.setdefault(finding.engine, finding)
     different = [name for name in engines if name in first_disagreements]
@@ -136,7 +139,7 @@ def verdict(result: Audit) -> str:
     return "; ".join(parts) + "." + (f" Not known for {titles}." if unknown else "")
 
 
-def _differs(engine: str, finding: Finding) -> str:
+def _differs(engine: str, finding: EngineFinding) -> str:
     """Return a clause such as "vLLM ignores rope_theta: 12 of 64 pairs differ"."""
     title, difference = rw.engines.ENGINES[engine].title, finding.difference
     if difference is None:
@@ -157,7 +160,10 @@ def _differs(engine: str, finding: Finding) -> str:
 
 
 def _table(
-    columns: tuple[str, ...], result: Audit, cells: Callable[[Finding], tuple[str, ...]], note: str
+    columns: tuple[str, ...],
+    result: Audit,
+    cells: Callable[[EngineFinding], tuple[str, ...]],
+    note: str,
 ) -> None:
     """Print a table with a line for each finding: layer type (if there are several), tokens,
     engine, then `cells`.
@@ -175,7 +181,7 @@ def _table(
     table("", ("layer type", "tokens", "engine", *columns), lines, note)
 
 
-def _cells(finding: Finding) -> tuple[str, ...]:
+def _cells(finding: EngineFinding) -> tuple[str, ...]:
     """Return the cells of the first table: result, why, logits, pairs, change of a score, 0.1 rad
     off, known by.
     """
@@ -200,7 +206,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _more_cells(finding: Finding) -> tuple[str, ...]:
+def _more_cells(finding: EngineFinding) -> tuple[str, ...]:
     """Return the cells of the table of --details.
 
     They are: magnitude, first pair that differs, mean change of the scores, position after which a

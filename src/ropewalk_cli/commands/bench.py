@@ -30,8 +30,9 @@ COLUMNS = (
     "rms error",
 )
 LEGEND = (
-    "us: microseconds of one call. of a copy: the speed in per cent of a copy's (GPU), or the time as a multiple of a "  # noqa: E501
-    "copy's (CPU). peak MB: the most that a call allocates, with its results, in 10^6 bytes. rms error: relative to float64."  # noqa: E501
+    "us: microseconds of one call. of a copy: the speed in per cent of a copy's (GPU), or the "
+    "time as a multiple of a copy's (CPU). peak MB: the most that a call allocates, with its "
+    "results, in 10^6 bytes. rms error: relative to float64."
 )
 
 

@@ -23,8 +23,8 @@ def convert(
     source: Annotated[
         Path,
         Argument(
-            "The checkpoint folder with safetensors and config.json, or the name of a model in the Hugging "
-            "Face cache."
+            "The checkpoint folder with safetensors and config.json, or the name of a model in "
+            "the Hugging Face cache."
         ),
     ],
     target: Annotated[

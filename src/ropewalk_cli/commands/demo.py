@@ -18,12 +18,12 @@ from ropewalk_cli.declare import Option
 from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
-    from ropewalk_lab.selfcheck import Report
+    from ropewalk_lab.selfcheck import SelfCheckReport
     from ropewalk_lab.studies.findings import Table
 
 
 @dataclass(frozen=True)
-class Size:
+class DemoSize:
     """How much a demo trains: the changed settings of each study, the steps of each training, the
     rounds of the benchmark.
     """
@@ -34,7 +34,7 @@ class Size:
 
 
 #: one comparison and one extension
-SHORT = Size(
+SHORT = DemoSize(
     {
         "encodings": ['encodings=["rope", "sinusoidal"]', "multiples=[1, 2, 4]"],
         "extend": ['methods=["none", "yarn"]', "factors=[4]", "tuned_factors=[]"],
@@ -44,7 +44,7 @@ SHORT = Size(
 )
 #: enough for the first table of each study; a tenth fewer steps than the preset has, for four
 #: models within eight minutes
-FULL = Size(
+FULL = DemoSize(
     {
         "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
         "extend": ['methods=["none", "linear", "ntk", "yarn"]', "factors=[4]", "tuned_factors=[]"],
@@ -153,7 +153,7 @@ def _benchmark(rounds: int) -> Table:
 
 
 def _run_studies(
-    out: Path, size: Size, preset: str, device: str, sections: list[Table], quiet: bool
+    out: Path, size: DemoSize, preset: str, device: str, sections: list[Table], quiet: bool
 ) -> tuple[dict[str, Any], Path]:
     """Run the studies; return {study: its claims as plain data}, and the path of a report that
     begins with `sections`.
@@ -183,7 +183,7 @@ def _run_studies(
     return claims, report.write_report(out, sections)
 
 
-def _run_checks(tokens: int, device: str, quiet: bool) -> Report:
+def _run_checks(tokens: int, device: str, quiet: bool) -> SelfCheckReport:
     """Run all self-checks, with progress on stderr, and return their report."""
     from ropewalk_lab import selfcheck
 
@@ -196,7 +196,7 @@ def _run_checks(tokens: int, device: str, quiet: bool) -> Report:
     return selfcheck.gather(rows)
 
 
-def _precision(report: Report) -> Table:
+def _precision(report: SelfCheckReport) -> Table:
     """Return the table of the errors of cos and sin."""
     from ropewalk_lab.studies.findings import Table
 
@@ -220,7 +220,7 @@ def _precision(report: Report) -> Table:
     )
 
 
-def _laws(report: Report) -> Table:
+def _laws(report: SelfCheckReport) -> Table:
     """Return the table of the laws of RoPE, such as scores that depend only on distances, and their
     errors.
     """
@@ -238,7 +238,7 @@ def _laws(report: Report) -> Table:
     return Table("Laws", ("law", "error", "bound", "verdict"), rows, note)
 
 
-def _speed(report: Report, tokens: int, device: str) -> Table:
+def _speed(report: SelfCheckReport, tokens: int, device: str) -> Table:
     """Return the table of the times and errors of all backends."""
     from ropewalk_lab.studies.findings import Table
 
@@ -269,8 +269,9 @@ def _speed(report: Report, tokens: int, device: str) -> Table:
         f"One q [1, 32, {tokens}, 128] and k [1, 8, {tokens}, 128] on {device}",
         ("backend", "dtype", "error", "ms", "x copy", "x rotate_half", "verdict"),
         rows,
-        "error: largest, over both layouts and positions up to 10,000,000, relative to the length of the pair. "  # noqa: E501
-        "rotate_half uses a ready-made table in the tensor's dtype; it has no error bound and so no verdict.",
+        "error: largest, over both layouts and positions up to 10,000,000, relative to the length "
+        "of the pair. rotate_half uses a ready-made table in the tensor's dtype; it has no error "
+        "bound and so no verdict.",
     )
 
 
@@ -303,7 +304,9 @@ def _pictures(out: Path) -> tuple[list[Path], str | None]:
     return [plots.save(figure, out / f"{name}.png") for name, figure in figures.items()], None
 
 
-def markdown(report: Report, sections: list[Table], pictures: list[Path], device: str) -> str:
+def markdown(
+    report: SelfCheckReport, sections: list[Table], pictures: list[Path], device: str
+) -> str:
     """Return the self-check report as Markdown; `pictures` are shown at its end."""
     from ropewalk_lab.machine import machine
 

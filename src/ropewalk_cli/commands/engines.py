@@ -15,7 +15,7 @@ from ropewalk_cli.declare import Option
 from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
-    from ropewalk_lab.engines_run.measured import Row
+    from ropewalk_lab.engines_run.measured import ServedConfig
 
 
 def engines(
@@ -92,12 +92,12 @@ def verdicts(results: list[dict[str, Any]]) -> list[str]:
     return lines or ["No engine was run."]
 
 
-def _rows(match: str) -> list[Row]:
+def _rows(match: str) -> list[ServedConfig]:
     """Return small models with the ropes of well-known checkpoints whose name contains `match`, at
     their trained and their served length.
     """
     from ropewalk.config.examples import EXAMPLES
-    from ropewalk_lab.engines_run.measured import Row
+    from ropewalk_lab.engines_run.measured import ServedConfig
     from ropewalk_lab.engines_run.small import complete_config
 
     rows = []
@@ -106,7 +106,7 @@ def _rows(match: str) -> list[Row]:
         if match.lower() in name.lower() and config is not None:
             served = checkpoint["max_position_embeddings"]
             trained = checkpoint.get("original_max_position_embeddings", served)
-            rows += [Row(name, config, each) for each in dict.fromkeys((trained, served))]
+            rows += [ServedConfig(name, config, each) for each in dict.fromkeys((trained, served))]
     if not rows:
         names = ", ".join(name for name, each in EXAMPLES.items() if complete_config(each))
         raise RopeError("match", f"must be a part of the name of a checkpoint: {names}", match)

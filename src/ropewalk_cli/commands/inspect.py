@@ -36,8 +36,9 @@ ERROR_NOTE = (
 #: number of pairs that are printed; --json has all of them
 SHOWN_PAIRS = 9
 PAIRS_LEGEND = (
-    "wavelength: tokens per turn, without and with the scaling. trained, served: turns of the pair over that length. band: what "  # noqa: E501
-    "the scaling does to the pair. new angles: whether it reaches angles that did not occur in training."
+    "wavelength: tokens per turn, without and with the scaling. trained, served: turns of the "
+    "pair over that length. band: what the scaling does to the pair. new angles: whether it "
+    "reaches angles that did not occur in training."
 )
 MEMORY_LEGEND = (
     "full: one row per position. two-level: two short tables. none: no table. auto: what Rope "

@@ -15,7 +15,7 @@ from ropewalk_cli.output import say
 
 if TYPE_CHECKING:
     from ropewalk_lab.held_out import Measured
-    from ropewalk_lab.runs import Report
+    from ropewalk_lab.runs import RunReport
     from ropewalk_lab.settings import Preset
 
 Folder = Annotated[
@@ -73,7 +73,7 @@ def run_training(
     threads: int | None,
     tensorboard: bool,
     quiet: bool,
-) -> Report | None:
+) -> RunReport | None:
     """Train what a preset describes; return the report on the first rank, None on the others.
 
     `parallel` is how several processes share the work, if torchrun started them; `quiet` shows no
@@ -91,14 +91,14 @@ def run_training(
         return report if group.first else None
 
 
-def as_json(report: Report, folder: Path) -> dict[str, Any]:
+def as_json(report: RunReport, folder: Path) -> dict[str, Any]:
     """Return a report as plain data."""
     held_out = {name: result.numbers() for name, result in report.held_out.items()}
     model = None if report.model is None else str(report.model)
     return asdict(report.outcome) | {"folder": str(folder), "held_out": held_out, "model": model}
 
 
-def show(report: Report, folder: Path) -> None:
+def show(report: RunReport, folder: Path) -> None:
     """Print how a run ended and where its files are."""
     outcome = report.outcome
     status = "stopped" if outcome.stopped else "done"
@@ -110,7 +110,7 @@ def show(report: Report, folder: Path) -> None:
     say(text, model)
 
 
-def exit_if_stopped(report: Report) -> None:
+def exit_if_stopped(report: RunReport) -> None:
     """End the command with the exit code of an interrupt if Ctrl-C or SIGTERM stopped the run."""
     if report.outcome.stopped:
         raise SystemExit(130)

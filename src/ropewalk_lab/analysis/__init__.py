@@ -1,4 +1,6 @@
-"""The numbers of `ropewalk.analysis` as float64 arrays, and how scores depend on distance and order."""
+"""The numbers of `ropewalk.analysis` as float64 arrays, and how scores depend on distance and
+order.
+"""
 
 from ropewalk.analysis import (
     BANDS,

@@ -1,7 +1,7 @@
 """The error of cos and sin at a position, measured on the tables that torch computes.
 
-The reference uses the spec's own frequencies: with "exact" those with 40 digits, or in float64 where
-they depend on the length; otherwise the float32 values a checkpoint was trained with.
+The reference uses the spec's own frequencies: with "exact" those with 40 digits, or in float64
+where they depend on the length; otherwise the float32 values a checkpoint was trained with.
 `ropewalk.analysis.exactness` has the same methods by their definition, without torch.
 """
 

@@ -45,7 +45,7 @@ VARIANTS = ("plain", "packed", "mrope", "partial")
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
+class BenchCase:
     """Query, key and positions of one shape; `order` is the memory order of the axes, "bshd" or
     "bhsd".
     """
@@ -91,7 +91,7 @@ def make_case(
     dtype: torch.dtype | None = None,
     variant: str = "plain",
     seed: int = 0,
-) -> Case:
+) -> BenchCase:
     """Return a case with random q and k of a shape of SHAPES; a decode shape (one token per batch
     row) has random positions.
 
@@ -120,12 +120,12 @@ def make_case(
         rotary_dim=head_dim // 4 if variant == "partial" else None,
         axes=axes.chunked([pairs - 2 * third, third, third]) if variant == "mrope" else None,
     )
-    return Case(
+    return BenchCase(
         name, order, random_tensor(q_heads), random_tensor(k_heads), positions.contiguous(), spec
     )
 
 
-def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
+def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
     """Return x rotated in float64, with cos and sin computed directly from position times
     frequency.
     """
@@ -144,7 +144,7 @@ def definition(x: Tensor, positions: Tensor, case: Case) -> Tensor:
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 
 
-def rms_error(rotated: tuple[Tensor, Tensor], case: Case) -> float:
+def rms_error(rotated: tuple[Tensor, Tensor], case: BenchCase) -> float:
     """Return the relative root-mean-square error of rotated q and k; large batches are checked row
     by row to save memory.
     """

@@ -18,14 +18,14 @@ from ropewalk.errors import RopeError
 from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 from ropewalk.rope import Rope
 from ropewalk.rotation import rotate_half
-from ropewalk_lab.bench.cases import TOLERANCE, Case, rms_error
+from ropewalk_lab.bench.cases import TOLERANCE, BenchCase, rms_error
 
 Rotated = tuple[Tensor, Tensor]
 Call = Callable[[Tensor, Tensor], Rotated]
 
 
 def ropewalk(
-    case: Case, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
+    case: BenchCase, *, explicit: bool = False, inplace: bool = False, backend: str | None = None
 ) -> Call:
     """Return a function that runs `rope(q, k)`, with positions if `explicit` or in a decode step,
     otherwise at 0, 1, 2, ...
@@ -36,7 +36,7 @@ def ropewalk(
     return lambda q, k: rope(q, k, seq_dim=seq_dim, inplace=inplace)
 
 
-def ropewalk_interleaved(case: Case) -> Call:
+def ropewalk_interleaved(case: BenchCase) -> Call:
     """Return a function that runs `rope(q, k)` with the interleaved layout, for comparison with the
     complex product.
     """
@@ -45,7 +45,7 @@ def ropewalk_interleaved(case: Case) -> Call:
     )
 
 
-def hf_tables(case: Case) -> tuple[Tensor, Tensor]:
+def hf_tables(case: BenchCase) -> tuple[Tensor, Tensor]:
     """Return cos and sin as transformers computes them: float32 angles, cast to the model's dtype,
     every entry stored twice.
     """
@@ -64,7 +64,7 @@ def hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + rotate_half(x) * sin
 
 
-def hf_eager(case: Case) -> Call:
+def hf_eager(case: BenchCase) -> Call:
     """Return a function that runs the rotation of transformers: two products and a rotate_half in
     the model's dtype.
     """
@@ -72,13 +72,13 @@ def hf_eager(case: Case) -> Call:
     return lambda q, k: (hf_rotate(q, cos, sin), hf_rotate(k, cos, sin))
 
 
-def hf_compiled(case: Case) -> Call:
+def hf_compiled(case: BenchCase) -> Call:
     """Return a function that runs the rotation of transformers under torch.compile."""
     torch.compiler.reset()  # earlier shapes would count towards the recompile limit
     return torch.compile(hf_eager(case), dynamic=False)
 
 
-def complex_form(case: Case) -> Call:
+def complex_form(case: BenchCase) -> Call:
     """Return a function that runs a complex product in float32 on interleaved pairs."""
     pairs = case.q.shape[-1] // 2
     radians = 10_000.0 ** (-torch.arange(pairs, dtype=torch.float64, device=case.q.device) / pairs)
@@ -94,7 +94,7 @@ def complex_form(case: Case) -> Call:
     return lambda q, k: (rotate(q), rotate(k))
 
 
-def lucidrains(case: Case) -> Call:
+def lucidrains(case: BenchCase) -> Call:
     """Return a function that runs rotary-embedding-torch (interleaved) with its tables already
     built.
     """
@@ -111,7 +111,7 @@ def lucidrains(case: Case) -> Call:
     )
 
 
-def liger(case: Case) -> Call:
+def liger(case: BenchCase) -> Call:
     """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D]
     memory.
     """
@@ -132,7 +132,7 @@ def liger(case: Case) -> Call:
 
 
 #: name of a contender -> the function that prepares it for a case
-CONTENDERS: dict[str, Callable[[Case], Call]] = {
+CONTENDERS: dict[str, Callable[[BenchCase], Call]] = {
     "ropewalk": ropewalk,
     "ropewalk, in place": partial(ropewalk, inplace=True),
     "ropewalk, positions": partial(ropewalk, explicit=True),
@@ -158,7 +158,7 @@ def contender_names(names: Iterable[str]) -> tuple[str, ...]:
     return distinct
 
 
-def why_not(name: str, case: Case) -> str | None:
+def why_not(name: str, case: BenchCase) -> str | None:
     """Return the reason why a contender cannot run on this machine, or None."""
     module = MODULES.get(name)
     if module and importlib.util.find_spec(module) is None:
@@ -168,7 +168,7 @@ def why_not(name: str, case: Case) -> str | None:
     return None
 
 
-def agrees(name: str, call: Call, case: Case) -> tuple[bool, float]:
+def agrees(name: str, call: Call, case: BenchCase) -> tuple[bool, float]:
     """Return whether a contender agrees with the float64 definition on this case, and its relative
     rms error.
     """

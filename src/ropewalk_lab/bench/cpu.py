@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ropewalk_lab.bench.cases import SHAPES, Case, make_case
+from ropewalk_lab.bench.cases import SHAPES, BenchCase, make_case
 from ropewalk_lab.bench.contenders import CONTENDERS, Call, agrees, why_not
 from ropewalk_lab.bench.memory import peak_bytes
 
@@ -81,7 +81,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def copy_call(case: Case) -> Callable[[], Any]:
+def copy_call(case: BenchCase) -> Callable[[], Any]:
     """Return a function that copies q and k into existing tensors: close to the fastest possible
     rotation.
     """
@@ -89,7 +89,7 @@ def copy_call(case: Case) -> Callable[[], Any]:
     return lambda: (q.copy_(case.q), k.copy_(case.k))
 
 
-def forward_backward(call: Call, case: Case) -> Callable[[], Any]:
+def forward_backward(call: Call, case: BenchCase) -> Callable[[], Any]:
     """Return a function that runs one forward and backward pass through autograd."""
     q, k = case.q.clone().requires_grad_(), case.k.clone().requires_grad_()
     grads = (torch.randn_like(q), torch.randn_like(k))
@@ -113,7 +113,7 @@ def measure(
                 )
 
 
-def _ordered(case: Case, order: str) -> Case:
+def _ordered(case: BenchCase, order: str) -> BenchCase:
     """Return the case with q and k [B, H, S, D] contiguous if `order` is "bhsd", otherwise as views
     of [B, S, H, D] memory.
     """
@@ -124,7 +124,7 @@ def _ordered(case: Case, order: str) -> Case:
 
 
 def _case_rows(
-    case: Case, order: str, contenders: tuple[str, ...], rounds: int
+    case: BenchCase, order: str, contenders: tuple[str, ...], rounds: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per contender and pass: its times and errors, or why it was skipped. Only correct
     results are timed.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropewalk_lab.bench.cases import SHAPES, Case, make_case
+from ropewalk_lab.bench.cases import SHAPES, BenchCase, make_case
 from ropewalk_lab.bench.contenders import CONTENDERS, Call, agrees, why_not
 from ropewalk_lab.bench.memory import peak_bytes
 
@@ -100,13 +100,13 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
     return {"us": round(low, 2), "median_us": round(median, 2)}
 
 
-def copies(case: Case) -> list[Case]:
+def copies(case: BenchCase) -> list[BenchCase]:
     """Return the case and enough copies of its tensors to exceed the L2 cache."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 
 
-def ceiling_us(sets: list[Case], passes: int = 1) -> float:
+def ceiling_us(sets: list[BenchCase], passes: int = 1) -> float:
     """Return the microseconds of `passes` flat copies of q and k (`sets`: copies of a case): close
     to the fastest rotation.
     """
@@ -114,12 +114,12 @@ def ceiling_us(sets: list[Case], passes: int = 1) -> float:
     return passes * replay_us([partial(target.copy_, source) for source, target in buffers])
 
 
-def backward_calls(call: Call, sets: list[Case]) -> list[Callable[[], Any]]:
+def backward_calls(call: Call, sets: list[BenchCase]) -> list[Callable[[], Any]]:
     """Return, for each case of `sets`, a function that runs one forward and backward pass with
     random gradients.
     """
 
-    def step(case: Case) -> Callable[[], tuple[Tensor, ...]]:
+    def step(case: BenchCase) -> Callable[[], tuple[Tensor, ...]]:
         q, k = case.q.detach().requires_grad_(), case.k.detach().requires_grad_()
         grads = (torch.randn_like(case.q), torch.randn_like(case.k))
         # pass views: autograd forbids in-place writes to leaf tensors
@@ -146,7 +146,7 @@ def measure(
             torch.cuda.empty_cache()
 
 
-def rows_of(contender: str, sets: list[Case], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each timed pass of a contender, or one with the reason why it cannot be
     timed; `sets`: copies of a case.
     """

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropewalk.engines.audit import Run
+from ropewalk.engines.audit import EngineRun
 from ropewalk.engines.difference import Rotation
 from ropewalk.errors import RopeError
 from ropewalk_lab.engines_run import installed
@@ -19,7 +19,7 @@ ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_fa
 
 def run(
     engine: str, config: Mapping[str, Any], lengths: Sequence[int], max_model_len: int | None
-) -> list[Run]:
+) -> list[EngineRun]:
     """Return what an installed engine computes from a config at these lengths; a RopeError says why
     its small model could not be built.
 
@@ -55,7 +55,7 @@ def run(
             )
         for layer_type, layer in layer_of_type(small, types).items():
             about = (engine, output["version"], today, layer_type, result["length"])
-            found.append(Run(*about, _found(result, layer)))
+            found.append(EngineRun(*about, _found(result, layer)))
     return found
 
 

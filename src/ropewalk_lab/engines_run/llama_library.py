@@ -116,7 +116,7 @@ class ContextParams(ctypes.Structure):
     ]
 
 
-class Batch(ctypes.Structure):
+class LlamaBatch(ctypes.Structure):
     """llama_batch."""
 
     _fields_ = [
@@ -146,8 +146,8 @@ def load() -> ctypes.CDLL:
         ("llama_context_default_params", ContextParams),
         ("llama_model_load_from_file", c_void_p, c_char_p, ModelParams),
         ("llama_init_from_model", c_void_p, c_void_p, ContextParams),
-        ("llama_batch_init", Batch, c_int32, c_int32, c_int32),
-        ("llama_decode", c_int32, c_void_p, Batch),
+        ("llama_batch_init", LlamaBatch, c_int32, c_int32, c_int32),
+        ("llama_decode", c_int32, c_void_p, LlamaBatch),
         ("llama_get_memory", c_void_p, c_void_p),
         ("llama_memory_clear", None, c_void_p, c_bool),
         ("llama_n_ctx", c_uint32, c_void_p),

@@ -26,7 +26,7 @@ STILL = 1e-20
 
 
 @dataclass(frozen=True)
-class Row:
+class ServedConfig:
     """A config, the length of its longest sequence, and the length an engine is started for (None:
     the engine's choice).
 
@@ -132,8 +132,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
 
 
 def cells(
-    output: Mapping[str, Any], by_id: Mapping[str, Row]
-) -> Iterator[tuple[Row, str, dict[str, Any] | str | None]]:
+    output: Mapping[str, Any], by_id: Mapping[str, ServedConfig]
+) -> Iterator[tuple[ServedConfig, str, dict[str, Any] | str | None]]:
     """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not
     rotate, or the error.
 
@@ -142,7 +142,9 @@ def cells(
     by_id   the rows by their id; results of other rows are left out
     """
     for result in output["results"]:
-        row = by_id.get(Row(result["name"], {}, result["length"], result["max_model_len"]).id)
+        row = by_id.get(
+            ServedConfig(result["name"], {}, result["length"], result["max_model_len"]).id
+        )
         if row is None:
             continue
         specs = specs_of(row.config)
@@ -156,7 +158,7 @@ def cells(
 
 
 def verdict_rows(
-    output: Mapping[str, Any], by_id: Mapping[str, Row], date: str
+    output: Mapping[str, Any], by_id: Mapping[str, ServedConfig], date: str
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each config and layer type: what the engine did, measured against the spec of
     `from_hf`.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropewalk.config.hf import to_hf
-from ropewalk.engines import ENGINES, REFERENCE, Finding, audit
+from ropewalk.engines import ENGINES, REFERENCE, EngineFinding, audit
 from ropewalk_lab.analysis import Facts
 from ropewalk_lab.explorer.words import Translate
 
@@ -24,10 +24,10 @@ def config_of(facts: Facts) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Row:
+class EngineRow:
     """One engine at one length; `several` says whether the engine has rows at other lengths."""
 
-    finding: Finding
+    finding: EngineFinding
     several: bool
 
     @property
@@ -67,10 +67,10 @@ class Row:
         return "; ".join(parts)
 
 
-def rows_of(config: dict[str, Any]) -> list[Row]:
+def rows_of(config: dict[str, Any]) -> list[EngineRow]:
     """Return one row for each finding about a config; if frequencies depend on the length, an
     engine has one per length.
     """
     findings = audit(config).findings
     several = len({finding.length for finding in findings}) > 1
-    return [Row(finding, several) for finding in findings]
+    return [EngineRow(finding, several) for finding in findings]

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError
 from ropewalk_lab.downloads import find_fetched
 from ropewalk_lab.explorer import model_charts, reading
 from ropewalk_lab.explorer.controls import MAX_TEXT
-from ropewalk_lab.explorer.reading import OWN, Model, Reading, ReadingRequest
+from ropewalk_lab.explorer.reading import OWN, LoadedModel, Reading, ReadingRequest
 from ropewalk_lab.explorer.widgets import draw_control, literal, show_error, widget_key
 from ropewalk_lab.explorer.words import Translate
 from ropewalk_lab.fit.methods import NONE, methods
@@ -91,7 +91,7 @@ def _downloaded_model() -> str:
     return "smollm2"
 
 
-def _controls(values: dict[str, Any], model: Model, translate: Translate) -> str:
+def _controls(values: dict[str, Any], model: LoadedModel, translate: Translate) -> str:
     """Draw the controls of a reading; return the text that the visitor typed, empty unless that
     text is chosen.
     """
@@ -131,7 +131,9 @@ def _request(values: dict[str, Any], typed: str) -> ReadingRequest:
     return request if methods()[request.method].factor else replace(request, factor=1.0)
 
 
-def _read(model: Model, request: ReadingRequest, translate: Translate) -> tuple[Reading, Reading]:
+def _read(
+    model: LoadedModel, request: ReadingRequest, translate: Translate
+) -> tuple[Reading, Reading]:
     """Return the readings without and with the method; a bar shows the layers that are done."""
     bar = st.empty()
 
@@ -148,7 +150,11 @@ def _read(model: Model, request: ReadingRequest, translate: Translate) -> tuple[
 
 
 def _show(
-    values: dict[str, Any], model: Model, before: Reading, after: Reading, translate: Translate
+    values: dict[str, Any],
+    model: LoadedModel,
+    before: Reading,
+    after: Reading,
+    translate: Translate,
 ) -> None:
     """Show what the model read without and with the scaling: numbers, attention of one head, and
     losses.

@@ -43,7 +43,7 @@ _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Model:
+class LoadedModel:
     """A loaded model, its function from text to tokens, its trained length, and the number of its
     layers and heads.
 
@@ -97,7 +97,7 @@ class Reading:
         return float(np.exp(-self.losses[-self.answer :].sum(dtype=np.float64)))
 
 
-def load(name: str) -> Model:
+def load(name: str) -> LoadedModel:
     """Return a model by its path or its name in `ropewalk lab fetch`; it stays in memory until
     another one is loaded.
     """
@@ -136,7 +136,7 @@ def _file_times(name: str) -> tuple[int, ...]:
     return tuple(file.stat().st_mtime_ns for file in files)
 
 
-def _open(source: tuple[str, tuple[int, ...]]) -> Model:
+def _open(source: tuple[str, tuple[int, ...]]) -> LoadedModel:
     """Load the model of `source` = (its name, the times of its files) so that its attention also
     returns the weights.
     """
@@ -151,7 +151,7 @@ def _open(source: tuple[str, tuple[int, ...]]) -> Model:
         torch.no_grad(),
     ):
         model(torch.zeros(1, 2, dtype=torch.long))
-    return Model(source, model, encode, trained_length(model), len(layers), min(head_counts))
+    return LoadedModel(source, model, encode, trained_length(model), len(layers), min(head_counts))
 
 
 def _layers(model: nn.Module) -> list[Any]:
@@ -188,7 +188,7 @@ def _attention_hooks(
 
 
 def read(
-    model: Model, request: ReadingRequest, report: Report = lambda done, total: None
+    model: LoadedModel, request: ReadingRequest, report: Report = lambda done, total: None
 ) -> Reading:
     """Return the reading of a request by a model; the latest readings are cached. `report` is
     called after every layer.
@@ -201,7 +201,7 @@ def read(
         return _READINGS.keep((model.source, request), _read(model, request, report))
 
 
-def text_of(model: Model, request: ReadingRequest) -> PassKey:
+def text_of(model: LoadedModel, request: ReadingRequest) -> PassKey:
     """Return the text of a request as tokens, with the pass key in it and the question at its end."""
     tokens = integer("tokens", request.tokens, low=1, high=MAX_TOKENS)
     if request.text == FILLER:
@@ -220,7 +220,7 @@ def positions_of(key: PassKey, gap: int) -> Tensor:
 
 
 @torch.no_grad()
-def _read(model: Model, request: ReadingRequest, report: Report) -> Reading:
+def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Reading:
     """Run the text of a request through the model and return its losses and attention maps."""
     key = text_of(model, request)
     tokens, positions = key.tokens[None], positions_of(key, request.gap)

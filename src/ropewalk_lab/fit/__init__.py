@@ -2,8 +2,8 @@
 trains nothing, and recommends one.
 
 `session` is the public API. It goes one way: `open_model` opens the model, `plan` takes the samples
-(`text`, `passkeys`), `measure` reads them with every method (`methods`, `reader`) and stores rows in
-a `ledger`, `decide` compares the rows, and `summary` puts them into a table and words.
+(`text`, `passkeys`), `measure` reads them with every method (`methods`, `reader`) and stores rows
+in a `ledger`, `decide` compares the rows, and `summary` puts them into a table and words.
 """
 
 from ropewalk_lab.fit.measure import Step

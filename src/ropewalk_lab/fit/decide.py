@@ -36,7 +36,7 @@ Scores = dict[str, Score]
 
 
 @dataclass(frozen=True)
-class Recommendation:
+class MethodChoice:
     """The chosen method, why, and the methods that no measurement tells from it.
 
     beats  the methods that are worse in some measure and better in none
@@ -57,9 +57,9 @@ class Decision:
           are the same
     """
 
-    recommended: Recommendation
-    best: Recommendation
-    in_config: Recommendation
+    recommended: MethodChoice
+    best: MethodChoice
+    in_config: MethodChoice
     gain: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def choose(
     scores: Mapping[str, Scores],
     prefer: Sequence[str] = (),
     others: Mapping[str, Scores] | None = None,
-) -> Recommendation:
+) -> MethodChoice:
     """Return the best method of `scores`.
 
     First come methods that no other beats. Of these, the one whose largest shortfall in any measure
@@ -256,7 +256,7 @@ def choose(
     rivals = {name: each for name, each in (others or scores).items() if name != best}
     equal = tuple(name for name, each in rivals.items() if _alike(scores[best], each))
     beaten = tuple(name for name, each in rivals.items() if beats(scores[best], each))
-    return Recommendation(best, _reason(scores[best], rivals), equal, beaten)
+    return MethodChoice(best, _reason(scores[best], rivals), equal, beaten)
 
 
 def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:

@@ -64,7 +64,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Size:
+class FitSize:
     """How much a fit measures.
 
     windows   of `to` tokens
@@ -103,7 +103,7 @@ class Plan:
     facts: dict[str, Any]
 
 
-def make_plan(subject: Subject, to: int, text: Any, size: Size) -> Plan:
+def make_plan(subject: Subject, to: int, text: Any, size: FitSize) -> Plan:
     """Return the plan of a fit: samples from the texts for a context of `to` tokens."""
     to = integer("to", to, low=subject.trained + 1)
     tokens = _tokens(text, subject.encode)
@@ -182,7 +182,7 @@ def _vocabulary(model: Any) -> list[int]:
 
 
 def make_samples(
-    tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: Size
+    tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: FitSize
 ) -> Samples:
     """Return samples with windows that are spread over the texts, and one more for a search."""
     count, spare = size.windows, size.search > 0

@@ -113,8 +113,8 @@ def _parts(length: int, size: int) -> Iterator[slice]:
 
 @contextmanager
 def reading(model: nn.Module) -> Iterator[Reader]:
-    """Context manager: a model in evaluation mode on the fastest kernels that it can run; yields its
-    reader. Afterwards the model is as before.
+    """Context manager: a model in evaluation mode on the fastest kernels that it can run; yields
+    its reader. Afterwards the model is as before.
     """
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))

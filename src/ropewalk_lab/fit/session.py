@@ -18,12 +18,12 @@ from ropewalk.errors import RopeError, choice
 from ropewalk.models.decoder import Decoder
 from ropewalk_lab.fit import methods as registry
 from ropewalk_lab.fit import summary
-from ropewalk_lab.fit.decide import Decision, Recommendation, decide, scores_of
+from ropewalk_lab.fit.decide import Decision, MethodChoice, decide, scores_of
 from ropewalk_lab.fit.ledger import Ledger, Row, only_writer
 from ropewalk_lab.fit.measure import Meter, Report, print_step
 from ropewalk_lab.fit.methods import LONGROPE, NONE, Method
 from ropewalk_lab.fit.open_model import open_subject
-from ropewalk_lab.fit.plan import Plan, Size, make_plan
+from ropewalk_lab.fit.plan import FitSize, Plan, make_plan
 from ropewalk_lab.fit.reader import reading
 from ropewalk_lab.json_lines import write_atomically
 from ropewalk_lab.machine import machine
@@ -48,12 +48,12 @@ class Fit:
     skipped: dict[str, str]
 
     @property
-    def recommendation(self) -> Recommendation:
+    def recommendation(self) -> MethodChoice:
         """The recommended method."""
         return self.decision.recommended
 
     @property
-    def in_config(self) -> Recommendation:
+    def in_config(self) -> MethodChoice:
         """The best method that a config can express."""
         return self.decision.in_config
 
@@ -130,7 +130,7 @@ def fit(
     beyond two standard errors. A method that no config can express, so that engines do not serve
     it, is recommended only for a material gain.
     """
-    size = Size(windows, passkeys, search, long_ppl, seed)
+    size = FitSize(windows, passkeys, search, long_ppl, seed)
     names = _checked_names(methods, size)
     subject = open_subject(model, tokenizer, device, trained)
     plan = make_plan(subject, to, text, size)
@@ -147,7 +147,7 @@ def fit(
     return result
 
 
-def _checked_names(methods: Iterable[str] | None, size: Size) -> list[str] | None:
+def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | None:
     """Return the names of the methods to measure; the unchanged model is always the first."""
     if methods is None:
         return None
@@ -163,7 +163,7 @@ def _checked_names(methods: Iterable[str] | None, size: Size) -> list[str] | Non
 
 
 def _measure(
-    meter: Meter, size: Size, names: list[str] | None
+    meter: Meter, size: FitSize, names: list[str] | None
 ) -> tuple[dict[str, Method], dict[str, str]]:
     """Measure the named methods, or all if None; return them, and why some could not be measured."""
     candidates, skipped = size.search, {}

@@ -90,9 +90,10 @@ def note(facts: dict[str, Any]) -> str:
     keys = f"; {asked} pass keys for each method" if asked else "; no pass keys"
     ppl = "LongPPL: perplexity of tokens that need a long context. " if facts["long_ppl"] else ""
     return (
-        f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} tokens, by band of positions. "  # noqa: E501
-        f"Model {facts['model']} ({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text {texts}, "  # noqa: E501
-        f"seed {facts['seed']}{keys}. {ppl}s: seconds for one window."
+        f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} "
+        f"tokens, by band of positions. Model {facts['model']} "
+        f"({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text "
+        f"{texts}, seed {facts['seed']}{keys}. {ppl}s: seconds for one window."
     )
 
 
@@ -126,8 +127,8 @@ def sentences(
         score = Score(np.array([gaps]))
         if score.mean > 2 * score.error:
             lines.append(
-                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at the trained length; "  # noqa: E501
-                "training at the new length lowers it."
+                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at "
+                "the trained length; training at the new length lowers it."
             )
     lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
     return lines
@@ -142,7 +143,8 @@ def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
         return []
     serving = (
         f"No config expresses {best}: serving it takes a loaded transformers model and "
-        f"ropewalk.extend(model, {best!r}{_factor(best, facts)}), not an engine that reads a config."
+        f"ropewalk.extend(model, {best!r}{_factor(best, facts)}), not an engine that reads a "
+        "config."
     )
     material = f"(material: {MATERIAL_LOSS} nats, or {MATERIAL_KEYS:.0%} of the pass keys)"
     if decision.recommended.method == best:

@@ -17,7 +17,7 @@ LABEL = 0.07
 
 
 @dataclass(frozen=True)
-class Band:
+class LossBand:
     """The mean loss of the tokens at positions low to high, and its standard error."""
 
     low: int
@@ -27,7 +27,7 @@ class Band:
 
 
 def loss_by_position(
-    methods: Mapping[str, Sequence[Band]],
+    methods: Mapping[str, Sequence[LossBand]],
     trained: int,
     model: str,
     about: str = "",
@@ -95,7 +95,7 @@ def loss_by_position(
     return finish(figure, look)
 
 
-def _draw_bands(ax: Any, bands: Sequence[Band], colour: str, width: float) -> None:
+def _draw_bands(ax: Any, bands: Sequence[LossBand], colour: str, width: float) -> None:
     """Draw the mean of each band as a horizontal step, with its standard error in the middle."""
     edges = [bands[0].low, *(band.high for band in bands)]
     ax.stairs([band.mean for band in bands], edges, baseline=None, color=colour, linewidth=width)

@@ -202,8 +202,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         *(f"found at {length}" for length in lengths),
     )
     note = (
-        f"Nats per byte on the same last {lengths[0]} tokens, and the share of pass keys found, over all depths; "  # noqa: E501
-        "± is the standard error over windows or samples and, if there are several, over seeds."
+        f"Nats per byte on the same last {lengths[0]} tokens, and the share of pass keys found, "
+        "over all depths; ± is the standard error over windows or samples and, if there are "
+        "several, over seeds."
     )
     cells = [
         (
@@ -283,8 +284,8 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
         )
     titles = (f"{title} {call}, x rope" for title in columns.values() for call in calls.values())
     note = (
-        "Untrained models, after all trainings of the study; the median of several calls and, in brackets, its quartiles. "  # noqa: E501
-        "The optimizer is not counted."
+        "Untrained models, after all trainings of the study; the median of several calls and, in "
+        "brackets, its quartiles. The optimizer is not counted."
     )
     return Table("Costs", ("method", "parameters", *titles), cells, note)
 

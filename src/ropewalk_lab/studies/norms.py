@@ -59,7 +59,7 @@ _ALL = [NONE, NOT_KEPT, *NORMS]
 PRESETS = presets_of("norms")
 
 
-class HeadNorm(nn.Module):
+class LearnedHeadNorm(nn.Module):
     """A norm over the dimensions of a head, with learned weights, computed in float32."""
 
     def __init__(self, norm: type[nn.Module], head_dim: int) -> None:
@@ -81,7 +81,10 @@ class NormedRotary(Rotary):
 
     def __init__(self, sizes: Sizes, spec: RopeSpec, norm: type[nn.Module]) -> None:
         super().__init__(sizes, spec)
-        self.q_norm, self.k_norm = HeadNorm(norm, sizes.head_dim), HeadNorm(norm, sizes.head_dim)
+        self.q_norm, self.k_norm = (
+            LearnedHeadNorm(norm, sizes.head_dim),
+            LearnedHeadNorm(norm, sizes.head_dim),
+        )
 
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
@@ -127,8 +130,8 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
             )
         else:
             attention.q_norm, attention.k_norm = (
-                HeadNorm(norm, attention.head_dim),
-                HeadNorm(norm, attention.head_dim),
+                LearnedHeadNorm(norm, attention.head_dim),
+                LearnedHeadNorm(norm, attention.head_dim),
             )
     return model
 
@@ -211,8 +214,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         losses = (cell(score(rows, "loss", norm=name, length=length)) for length in lengths)
         cells.append((name, *losses, f"{largest_change(rows, name):.1e}"))
     note = (
-        "Nats per byte, on the same last tokens of held-out windows. The last column is the largest change of a logit, "  # noqa: E501
-        f"relative to the standard deviation of all, if all positions are shifted by {shift:,}."
+        "Nats per byte, on the same last tokens of held-out windows. The last column is the "
+        "largest change of a logit, relative to the standard deviation of all, if all positions "
+        f"are shifted by {shift:,}."
     )
     table = Table(
         "Loss by norm and context length",

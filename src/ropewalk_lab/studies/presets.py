@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
+
+from ropewalk_lab.data_files import toml_beside
 
 #: every study has these
 PRESETS = ("smoke", "cpu", "gpu", "cluster")
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLES = toml_beside(__file__)
 
 
 def presets_of(study: str) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ropewalk_lab.plots.further import Band, loss_by_position
+from ropewalk_lab.plots.further import LossBand, loss_by_position
 from ropewalk_lab.plots.look import LIGHT, Look
 from ropewalk_lab.studies.rows import Row, distinct, score, select
 
@@ -36,7 +36,7 @@ def picture(rows: list[Row], facts: dict[str, Any], look: Look = LIGHT) -> Any:
     return loss_by_position(methods, facts["trained"], MODELS.get(name, name), about, look)
 
 
-def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
+def bands_of_rows(rows: list[Row], method: str) -> list[LossBand]:
     """Return the loss of a method by band of positions, such as 8k-16k, sorted by position."""
     bands = []
     for name in distinct(rows, "loss", "band", method=method):
@@ -47,7 +47,7 @@ def bands_of_rows(rows: list[Row], method: str) -> list[Band]:
             losses = score(rows, "loss", method=method, band=name)
             assert losses is not None  # the band is from these rows
             bands.append(
-                Band(low, high, losses.mean, losses.error if losses.values.size > 1 else 0.0)
+                LossBand(low, high, losses.mean, losses.error if losses.values.size > 1 else 0.0)
             )
     return sorted(bands, key=lambda band: band.low)
 

@@ -5,12 +5,10 @@ What such a study varies, and how it names it, is a table of rope_variants.toml.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import nn
 
 from ropewalk.errors import choice
 from ropewalk.frequencies import SCALINGS
+from ropewalk_lab.data_files import toml_beside
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.findings import (
     Claim,
@@ -60,12 +59,7 @@ class RopeVariants:
         return fields
 
 
-TABLES = {
-    name: RopeVariants(**table)
-    for name, table in tomllib.loads(
-        Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    ).items()
-}
+TABLES = {name: RopeVariants(**table) for name, table in toml_beside(__file__).items()}
 
 
 def run(study: str, runner: JobRunner) -> dict[str, Any]:

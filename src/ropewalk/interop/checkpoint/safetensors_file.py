@@ -52,7 +52,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class TensorEntry:
+class SafetensorsEntry:
     """One tensor in a header: dtype, shape, and its byte range after the header."""
 
     dtype: torch.dtype
@@ -72,7 +72,7 @@ class Header:
     bytes.
     """
 
-    entries: dict[str, TensorEntry]
+    entries: dict[str, SafetensorsEntry]
     metadata: dict[str, str]
     raw: bytes
 
@@ -172,14 +172,14 @@ def build_header(
     """Return the header of a new file with tensors in the given order, padded so that the data is
     aligned to 8 bytes.
     """
-    entries: dict[str, TensorEntry] = {}
+    entries: dict[str, SafetensorsEntry] = {}
     begin = 0
     for name, dtype, shape in tensors:
         if name in entries or name == "__metadata__":
             raise RopeError("tensors", "must have unique names, none of them __metadata__", name)
         if dtype not in DTYPE_NAMES:
             raise RopeError(name, f"must have one of the dtypes {', '.join(DTYPES)}", dtype)
-        entries[name] = TensorEntry(
+        entries[name] = SafetensorsEntry(
             dtype, tuple(shape), begin, begin + prod(shape) * dtype.itemsize
         )
         begin = entries[name].end
@@ -220,7 +220,7 @@ def write_file(path: Path, header: Header, pieces_of: Callable[[str], Iterable[T
         os.fsync(file.fileno())
 
 
-def _entry(field: str, value: Any) -> TensorEntry:
+def _entry(field: str, value: Any) -> SafetensorsEntry:
     """Return the checked entry of one tensor in the header; the header is untrusted data."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise RopeError(field, "must be an object with dtype, shape and data_offsets", value)
@@ -238,7 +238,7 @@ def _entry(field: str, value: Any) -> TensorEntry:
             f"must span the {size} bytes of a {dtype} tensor of shape {shape}",
             offsets,
         )
-    return TensorEntry(DTYPES[dtype], tuple(shape), *offsets)
+    return SafetensorsEntry(DTYPES[dtype], tuple(shape), *offsets)
 
 
 def _are_sizes(value: Any) -> bool:
@@ -249,7 +249,7 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _check_contiguous(file_name: str, entries: dict[str, TensorEntry], size: int) -> None:
+def _check_contiguous(file_name: str, entries: dict[str, SafetensorsEntry], size: int) -> None:
     """Refuse gaps, which may hide data, and overlaps, through which one tensor reads another;
     `size` is that of all data.
     """

@@ -20,7 +20,7 @@ from ropewalk.errors import RopeError, integer
 from ropewalk.interop.checkpoint.atomic_folder import atomic_folder
 from ropewalk.interop.checkpoint.safetensors_file import (
     Header,
-    TensorEntry,
+    SafetensorsEntry,
     build_header,
     parse_object,
     read_header,
@@ -101,7 +101,7 @@ class Folder:
             )
         return self.path / self.files[name], self.shards[self.files[name]], name
 
-    def _entry(self, name: str) -> TensorEntry:
+    def _entry(self, name: str) -> SafetensorsEntry:
         return self._location(name)[1].entries[name]
 
 

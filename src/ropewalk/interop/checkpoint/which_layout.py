@@ -31,7 +31,7 @@ MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LayoutObservation:
     """One observation, the layout it indicates (None: neither), and its strength: "strong" or
     "weak".
 
@@ -54,7 +54,7 @@ class LayoutEvidence:
 
     layout: str | None
     confidence: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[LayoutObservation, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data for JSON."""
@@ -86,11 +86,11 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
         # names and code tell only the layout before the conversion, so they are no evidence for
         # either
         before = (
-            Evidence(f"before the conversion: {each.observation}", None, "weak")
+            LayoutObservation(f"before the conversion: {each.observation}", None, "weak")
             for each in evidence
         )
         evidence = (
-            Evidence(
+            LayoutObservation(
                 f"{RECORD_FILE}, written by the conversion, states it", stated.layout, "strong"
             ),
             *before,
@@ -114,7 +114,7 @@ def _meta_names(folder: Folder) -> list[str]:
     ]
 
 
-def _from_names(folder: Folder) -> list[Evidence]:
+def _from_names(folder: Folder) -> list[LayoutObservation]:
     """Return strong evidence for interleaved pairs if names of tensors or files are those of Meta's
     and Mistral's own code.
     """
@@ -125,23 +125,23 @@ def _from_names(folder: Folder) -> list[Evidence]:
         )
     if (folder.path / "params.json").is_file():
         evidence.append("params.json is part of Meta's and Mistral's own folders")
-    return [Evidence(each, "interleaved", "strong") for each in evidence]
+    return [LayoutObservation(each, "interleaved", "strong") for each in evidence]
 
 
-def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
+def _from_code(config: Mapping[str, Any], folder: Folder) -> LayoutObservation:
     """Return evidence from the code of the model family: its pair layout, if the tensors have the
     names that the code loads.
     """
     model_type, interleave = config.get("model_type"), config.get("rope_interleave")
     family = families().get(str(model_type))
     if family is None:
-        return Evidence(f"model_type {model_type!r} is not a known family", None, "weak")
+        return LayoutObservation(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
-        return Evidence(
+        return LayoutObservation(
             f"the code of {model_type} does not load tensors with these names", None, "weak"
         )
     if "rope_interleave" in family.reads and isinstance(interleave, bool):
-        return Evidence(
+        return LayoutObservation(
             f"rope_interleave is {str(interleave).lower()}",
             "interleaved" if interleave else "half",
             "strong",
@@ -150,17 +150,17 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> Evidence:
         f"the code of {model_type} in transformers uses this layout, and the tensors have the "
         "names it loads"
     )
-    return Evidence(observation, family.layout, "strong")
+    return LayoutObservation(observation, family.layout, "strong")
 
 
-def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
+def _from_weights(folder: Folder, config: Mapping[str, Any]) -> LayoutObservation:
     """Return evidence from the norms of paired rows: a rotation treats both alike, so training may
     leave their norms similar.
     """
     try:
         rules = find_rules(folder, config)
     except RopeError as error:
-        return Evidence(f"the weights were not read: {error}", None, "weak")
+        return LayoutObservation(f"the weights were not read: {error}", None, "weak")
     agreements = {"half": [], "interleaved": []}  # a number for each head, see `_agreements`
     usable = {name: rule for name, rule in rules.items() if _is_comparable(folder, name, rule)}
     for name in (
@@ -171,13 +171,14 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> Evidence:
         for layout, values in _agreements(folder, name, rules[name]).items():
             agreements[layout] += values
     if len(agreements["half"]) < 3:
-        return Evidence("too few heads to compare the norms of paired rows", None, "weak")
+        return LayoutObservation("too few heads to compare the norms of paired rows", None, "weak")
     half, interleaved = (_mean_and_error(agreements[layout]) for layout in ("half", "interleaved"))
     observation = (
-        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, {interleaved[0]:.2f} ± "  # noqa: E501
-        f"{interleaved[1]:.2f} as interleaved (1: equal, 0: chance; {len(agreements['half'])} heads)"
+        f"agreement of the norms of paired rows: {half[0]:.2f} ± {half[1]:.2f} as half, "
+        f"{interleaved[0]:.2f} ± {interleaved[1]:.2f} as interleaved (1: equal, 0: chance; "
+        f"{len(agreements['half'])} heads)"
     )
-    return Evidence(observation, _layout_that_agrees(half, interleaved), "weak")
+    return LayoutObservation(observation, _layout_that_agrees(half, interleaved), "weak")
 
 
 def _spread(names: list[str]) -> list[str]:

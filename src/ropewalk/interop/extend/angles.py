@@ -77,7 +77,7 @@ def _on_a_device(module: nn.Module) -> nn.Module:
         return module
     with torch.device("cpu"):
         built = type(module)(module.config)
-    built._forward_pre_hooks.update(module._forward_pre_hooks)  # the LengthHook, if it has one
+    built._forward_hooks.update(module._forward_hooks)  # the LengthHook, if it has one
     return built
 
 

@@ -66,7 +66,7 @@ def search_longrope2(
     # critical one is its index
     last = min(max(critical_dimension(2 * pairs, theta, length), 0), pairs - 1)
     first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0), 0), last)
-    search = _Search(loss, factor, step, mutation, random.Random(seed))
+    search = _FactorSearch(loss, factor, step, mutation, random.Random(seed))
     for critical in range(
         first, last + 1
     ):  # start with equal factors, and with factors that grow up to twice `factor`
@@ -92,7 +92,7 @@ def search_longrope2(
 Candidate = tuple[int, Factors]
 
 
-class _Search:
+class _FactorSearch:
     """Every candidate tried so far with its loss; no candidate is tried twice."""
 
     def __init__(

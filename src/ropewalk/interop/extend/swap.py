@@ -15,7 +15,7 @@ from ropewalk.errors import RopeError
 from ropewalk.interop.patch.length_hook import EXTENSION, LengthHook
 
 
-class _Missing:
+class _MissingKey:
     """Marks a config key that the config does not have; a class, because copying an extension must
     keep its identity.
     """
@@ -48,19 +48,19 @@ class ConfigSwap:
                 raise RopeError(
                     key,
                     f"{rule}, or first undo the extension that changed it",
-                    None if value is _Missing else value,
+                    None if value is _MissingKey else value,
                 )
 
     def _current(self) -> dict[str, Any]:
-        """Return the values that the config keys have now; _Missing for absent ones."""
+        """Return the values that the config keys have now; _MissingKey for absent ones."""
         values = self.config if isinstance(self.config, Mapping) else vars(self.config)
-        return {key: values.get(key, _Missing) for key in self.after}
+        return {key: values.get(key, _MissingKey) for key in self.after}
 
     def _set(self, values: dict[str, Any]) -> None:
-        """Set config keys, in a dict or an object; a value of _Missing deletes the key."""
+        """Set config keys, in a dict or an object; a value of _MissingKey deletes the key."""
         for key, value in values.items():
             is_dict = isinstance(self.config, MutableMapping)
-            if value is _Missing:
+            if value is _MissingKey:
                 (self.config if is_dict else vars(self.config)).pop(key, None)
             elif is_dict:
                 self.config[key] = value
@@ -84,8 +84,8 @@ State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 
 class ModuleSwap:
-    """The state of a rotary module before and after an extension, or a hook that updates it at each
-    call.
+    """The state of a rotary module before and after an extension, or a hook that computes its
+    tables at each call.
     """
 
     def __init__(self, module: nn.Module, extension: Any, hook: LengthHook | None = None) -> None:
@@ -98,7 +98,7 @@ class ModuleSwap:
         _set_state(self.module, self.after)
         setattr(self.module, EXTENSION, self.extension)
         if self.hook is not None and self.handle is None:
-            self.handle = self.module.register_forward_pre_hook(self.hook, with_kwargs=True)
+            self.handle = self.module.register_forward_hook(self.hook, with_kwargs=True)
 
     def remove(self) -> None:
         """Restore the old state."""

@@ -1,5 +1,5 @@
-"""Give a GGUF file a longer context: the metadata keys to change, and the flags with which llama.cpp
-changes them itself.
+"""Give a GGUF file a longer context: the metadata keys to change, and the flags with which
+llama.cpp changes them itself.
 """
 
 from __future__ import annotations

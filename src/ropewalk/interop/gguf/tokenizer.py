@@ -1,5 +1,5 @@
-"""Build the tokenizer of a GGUF file: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it, or
-SentencePiece's BPE, as Llama 2, Mistral and Phi 3 have it.
+"""Build the tokenizer of a GGUF file: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it,
+or SentencePiece's BPE, as Llama 2, Mistral and Phi 3 have it.
 """
 
 from __future__ import annotations

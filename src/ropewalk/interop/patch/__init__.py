@@ -2,7 +2,7 @@
 
 `model` is the public API. `trials` recognises rotation functions by behaviour and finds their
 `conventions`, `functions` replaces them. `rotary` recognises rotary modules, `angles` carries
-positions from them to the layers. `methods` replaces methods on one instance, `length_hook` updates
+positions from them to the layers. `methods` replaces methods on one instance, `length_hook` has
 length-dependent frequencies.
 """
 

@@ -1,10 +1,12 @@
-"""A forward hook that updates a rotary module's frequencies to the length of each call.
+"""A forward hook that computes a rotary module's tables for the length of each call.
 
-Needed for dynamic_yarn, which transformers configs cannot express.
+Needed for dynamic_yarn, which transformers configs cannot express. The module itself is not
+changed, because threads may share it.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from typing import Any
 
@@ -20,27 +22,28 @@ EXTENSION = "_ropewalk_extension"
 
 
 class LengthHook:
-    """A forward pre-hook that sets the frequencies and magnitude for the longest sequence of the
-    batch.
+    """A forward hook that replaces the tables of a rotary module by those for the longest sequence
+    of the batch.
     """
 
     def __init__(self, specs: dict[str, RopeSpec]) -> None:
         self.specs = specs
 
-    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Set the frequencies before the forward of a rotary module, from the positions in its
-        arguments.
-        """
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """Return the tables of a call of a rotary module, from the positions in its arguments."""
         if any(isinstance(vars(module).get(slot), Replacement) for slot in ("forward", HOOKED)):
-            # a patched module uses the specs, and calls `update` itself where it runs the original
-            # forward
-            return
+            # a patched module uses the specs, and calls `at_length` itself where it runs the
+            # original forward
+            return output
         arguments = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
-        self.update(module, arguments["position_ids"], arguments.get("layer_type"))
+        other = self.at_length(module, arguments["position_ids"], arguments.get("layer_type"))
+        return output if other is module else type(module).forward(other, *args, **kwargs)
 
-    def update(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> None:
-        """Set the frequencies of a layer type that a call at these positions needs; None: the
-        module has one rope for all.
+    def at_length(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> nn.Module:
+        """Return a copy of a rotary module with the frequencies of a layer type that a call at
+        these positions needs; the module itself if that layer type has none of ours.
+
+        layer_type  None: the module has one rope for all
         """
         spec = (
             self.specs.get(layer_type)
@@ -48,20 +51,20 @@ class LengthHook:
             else next(iter(self.specs.values()))
         )
         if spec is None:
-            return
+            return module
         frequencies = ladder(spec, int(positions.max()) + 1)
         prefix = "" if layer_type is None else f"{layer_type}_"
-        device = getattr(
-            module, f"{prefix}inv_freq"
-        ).device  # a buffer, which every rotary module has
-        setattr(
-            module, f"{prefix}inv_freq", frequencies.radians.reshape(-1).to(device, torch.float32)
-        )
-        setattr(module, f"{prefix}attention_scaling", float(frequencies.magnitude))
+        other = copy.copy(module)
+        vars(other)["_buffers"] = dict(module._buffers)  # copy.copy shares the dict
+        device = getattr(module, f"{prefix}inv_freq").device
+        radians = frequencies.radians.reshape(-1).to(device, torch.float32)
+        setattr(other, f"{prefix}inv_freq", radians)
+        setattr(other, f"{prefix}attention_scaling", float(frequencies.magnitude))
+        return other
 
 
 def length_hook(module: nn.Module) -> LengthHook | None:
     """Return the module's LengthHook, or None."""
     return next(
-        (hook for hook in module._forward_pre_hooks.values() if isinstance(hook, LengthHook)), None
+        (hook for hook in module._forward_hooks.values() if isinstance(hook, LengthHook)), None
     )

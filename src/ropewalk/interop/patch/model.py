@@ -44,7 +44,7 @@ def patch(model: Model, *, backend: str | None = None) -> Model:
     previous = _installed(model)
     unpatch(model)
     try:
-        replacements = _Search(model, backend).replacements()
+        replacements = _MethodSearch(model, backend).replacements()
     except Exception:
         for replacement in previous:
             replacement.install()
@@ -106,7 +106,7 @@ def _installed(model: nn.Module) -> list[Replacement]:
     ]
 
 
-class _Search:
+class _MethodSearch:
     """Finds the methods of a model that rotate q and k or compute tables, and builds their
     replacements.
     """

@@ -268,14 +268,10 @@ def _copy(module: nn.Module) -> nn.Module:
 def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
     """Return whether the frequencies of a rotary module are those of `exact`, rounded to the
     module's dtype.
-
-    Frequencies that follow the length change in every call; the first ones are in a buffer named
-    original.
     """
     ours, theirs = dict(module.named_buffers()), dict(exact.named_buffers())
-    names = [name for name in theirs if length_hook(module) is None or "original" in name]
     pairs = [
-        (ours[name], theirs[name]) for name in names if name in ours and not ours[name].is_meta
+        (ours[name], theirs[name]) for name in theirs if name in ours and not ours[name].is_meta
     ]
     return all(torch.equal(mine.cpu(), its.cpu().to(mine.dtype)) for mine, its in pairs)
 
@@ -283,9 +279,9 @@ def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
 def _own_forward(
     module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None
 ) -> Any:
-    """Call the forward of the module's class, after updating length-dependent frequencies."""
+    """Call the forward of the module's class, with the frequencies for the length of the call."""
     if hook is not None:
-        hook.update(module, positions, layer_type)
+        module = hook.at_length(module, positions, layer_type)
     arguments = (x, positions) if layer_type is None else (x, positions, layer_type)
     return type(module).forward(module, *arguments)
 

@@ -1,7 +1,7 @@
 """The operations of a decode step in plain torch: what the kernels of this folder compute.
 
-Inputs are computed in their own dtype, so tests pass float64. `ropewalk.kernels.qkv` defines the QKV
-product.
+Inputs are computed in their own dtype, so tests pass float64. `ropewalk.kernels.qkv` defines the
+QKV product.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def attend(
 ) -> Tensor:
     """Return the attention of q [B, Hq, D] over the cached k and v [B, Hk, N, D].
 
-    Row b sees the keys first_keys[b] ... num_keys - 1, of them at most the latest `window`. Each key
-    head serves Hq / Hk neighbouring query heads.
+    Row b sees the keys first_keys[b] ... num_keys - 1, of them at most the latest `window`. Each
+    key head serves Hq / Hk neighbouring query heads.
     """
     shared = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(shared, dim=1) for t in (k, v))

@@ -4,8 +4,8 @@
     cosine     out_i = sum_j (1 + a cos_ij) v_j / sum_j (1 + a cos_ij)
 
 with cos_ij = (R_i q_i / |q_i|).(R_j k_j / |k_j|) and sums over the keys j <= i that are no padding.
-The kernels compute the same in time linear in the number of tokens; the backward pass and calls that
-they do not support use the chunked sums of `ropewalk.attention.linear_sums`.
+The kernels compute the same in time linear in the number of tokens; the backward pass and calls
+that they do not support use the chunked sums of `ropewalk.attention.linear_sums`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 write into a KV cache.
 
 It computes in float32 (float64 for float64 inputs) and rounds each result once, when it is stored.
-The Triton kernel takes the same `NormRotationCall` and is tested against this module, which also runs the calls
-that the kernel does not support.
+The Triton kernel takes the same `NormRotationCall` and is tested against this module, which also
+runs the calls that the kernel does not support.
 """
 
 from __future__ import annotations

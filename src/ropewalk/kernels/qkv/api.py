@@ -44,9 +44,9 @@ def qkv_norm_rope(
     cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is
                padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
-    workspace  memory for a norm of few tokens, made once with DecodeWorkspace(tokens, Hq, Hk, head_dim,
-               device=...); calls on one stream may share it. None: every such call allocates one
-               and sets its counters to zero, with one more launch
+    workspace  memory for a norm of few tokens, made once with DecodeWorkspace(tokens, Hq, Hk,
+               head_dim, device=...); calls on one stream may share it. None: every such call
+               allocates one and sets its counters to zero, with one more launch
     backend    "triton" (one launch, for up to 64 tokens with a cache), "definition" (F.linear, then
                qk_norm_rope), or None: one launch if it supports the call (`why_not` says why not)
 

@@ -1,5 +1,5 @@
-"""The definition of `qkv_norm_rope` by a product and `qk_norm_rope`, which has its own definition. It
-also runs the calls that the kernel does not support.
+"""The definition of `qkv_norm_rope` by a product and `qk_norm_rope`, which has its own definition.
+It also runs the calls that the kernel does not support.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ from ropewalk.kernels.norm_rotation import (
     LatentNorm,
     NormRotationConfig,
     QKNorm,
+    launch,
     qk_norm_rope,
     why_not,
 )
-from ropewalk.kernels.norm_rotation import launch as fused_launch
 
 pytestmark = pytest.mark.sampled
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -328,7 +328,7 @@ def test_kinds_of_calls_are_told_apart():
 )
 def test_gradients(layout, norm, monkeypatch):
     """Two programs share five tokens, so that their shares of the weights' gradients must be added."""
-    monkeypatch.setattr(fused_launch, "BACKWARD_PROGRAMS_PER_MULTIPROCESSOR", 2)
+    monkeypatch.setattr(launch, "BACKWARD_PROGRAMS_PER_MULTIPROCESSOR", 2)
     spec = PARTIAL.with_(
         layout=layout, layout_out="half", scaling=frequencies.Yarn(factor=4.0, original_length=64)
     )

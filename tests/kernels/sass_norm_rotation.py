@@ -1,7 +1,7 @@
 """Compile the fused kernels for sm_90 without a GPU and print, as JSON, what the machine code
 holds.
 
-`test_fused.py` starts this file in a process of its own: there Triton is sure to compile, not to
+`test_norm_rotation.py` starts this file in a process of its own: there Triton is sure to compile, not to
 interpret.
 """
 
@@ -20,8 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import ropewalk as rw
-from ropewalk.kernels.norm_rotation import kernel as fused_kernel
-from ropewalk.kernels.norm_rotation import launch as fused_launch
+from ropewalk.kernels.norm_rotation import kernel, launch
 from ropewalk.kernels.norm_rotation.config import NormRotationConfig, pick_config
 from ropewalk.kernels.norm_rotation.definition import FP8, KVSlots, NormRotationCall, QKNorm
 
@@ -107,29 +106,27 @@ def assembled(kernel, values: dict, warps: int, loose: tuple[str, ...], pdl: boo
 def forward(call: NormRotationCall, config: NormRotationConfig | None = None) -> dict:
     """Return the instruction counts of the forward kernel for a call."""
     config = config or pick_config(call.q.shape[0], call.q.shape[1], call.q.shape[2])
-    names = fused_kernel.forward.arg_names
-    values = fused_launch.forward_values(call, config) | {
+    names = kernel.forward.arg_names
+    values = launch.forward_values(call, config) | {
         "tokens": call.q.shape[0],
         "PDL": config.pdl,
         "QUICK": True,
     }
-    values |= dict(zip(names, fused_launch.changing_tensors(call), strict=False))
-    return assembled(
-        fused_kernel.forward, values, config.warps, ("tokens", "num_slots"), config.pdl
-    )
+    values |= dict(zip(names, launch.changing_tensors(call), strict=False))
+    return assembled(kernel.forward, values, config.warps, ("tokens", "num_slots"), config.pdl)
 
 
 def backward(call: NormRotationCall) -> dict:
     """Return the instruction counts of the backward kernel for a call."""
     q, k = call.q, call.k
-    groups, warps = fused_launch.backward_blocks(call)
-    values = fused_launch.backward_values(call, q, k, q, k, groups) | {
+    groups, warps = launch.backward_blocks(call)
+    values = launch.backward_values(call, q, k, q, k, groups) | {
         "WEIGHT_GRAD": True,
         "tokens": q.shape[0],
     }
     given = (q, k, q, k, q, k, *call.weights, torch.empty(1, 2, q.shape[-1]), call.positions)
-    values |= dict(zip(fused_kernel.backward.arg_names, given, strict=False))
-    return assembled(fused_kernel.backward, values, warps, ("tokens",))
+    values |= dict(zip(kernel.backward.arg_names, given, strict=False))
+    return assembled(kernel.backward, values, warps, ("tokens",))
 
 
 if __name__ == "__main__":

@@ -68,10 +68,10 @@ def test_a_decode_step_by_slots_is_latent_attention():
         norm = LatentNorm(layer.kv_a_layernorm.weight, layer.kv_a_layernorm.eps)
         row = torch.cat((latent, k[0, 0]), dim=-1)[:, None]
         slots = torch.tensor([5, 0, 7, 2, 4])
-        turned = qk_norm_rope(
+        rotated = qk_norm_rope(
             absorbed, row, spec=SPEC, positions=AT, slots=slots, norm=norm, cache=cache
         )
         rows = cache.k[slots, 0]
-        weights = (turned[-1] @ rows.T * layer.scale).softmax(-1)
+        weights = (rotated[-1] @ rows.T * layer.scale).softmax(-1)
         out = layer.o_proj(torch.einsum("hr,hvr->hv", weights @ rows[:, :RANK], up_value).flatten())
     assert_close(out, expected, rtol=0, atol=1e-12)

@@ -404,14 +404,14 @@ def test_evenly_spaced_pages_are_plain_slots_to_the_kernel():
 
 @pytest.mark.gpu
 def test_the_kernel_keeps_its_laws_on_the_gpu():
-    run_tests([HERE / "interpreted_fused.py"], full=True, TRITON_INTERPRET="0")
+    run_tests([HERE / "interpreted_norm_rotation.py"], full=True, TRITON_INTERPRET="0")
 
 
 @cache
 def machine_code() -> dict[str, dict[str, int]]:
     path = os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
-    command = [sys.executable, str(HERE / "sass_fused.py")]
+    command = [sys.executable, str(HERE / "sass_norm_rotation.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-5000:]
     return json.loads(done.stdout)
