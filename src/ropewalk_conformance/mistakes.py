@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ class Mistake:
     change  the switches of `definition` that make the wrong rope
     groups  the groups in which it is tried; empty: all
     common  whether it is also tried together with another common one
+
+    The change `per_radian` is a coarser angle: the numbers are the right ones within that error.
     """
 
     name: str
@@ -75,19 +77,35 @@ class Difference:
     case: Case
     kind: Kind
     readings: list[Numbers]
-    allowed: Numbers
+    tolerance: Case
+    dtype: str
     #: the ropes that the function was called with before
     earlier: list[Any] = field(default_factory=list)
+
+    @cached_property
+    def allowed(self) -> Numbers:
+        """How far each number may be off."""
+        return self.kind.allowed(self.case, self.tolerance, self.dtype)
+
+    def is_right(self) -> bool:
+        """Return whether the numbers are those of the vectors."""
+        return self._agrees(self.kind.expected(self.case), self.allowed)
+
+    def _agrees(self, wanted: Numbers, allowed: Numbers) -> bool:
+        return any(agree(found, wanted, allowed) for found in self.readings)
 
     def fits(self, mistake: Mistake) -> bool:
         """Return whether a mistake gives these numbers."""
         if mistake.groups and self.group not in mistake.groups:
             return False
+        if "per_radian" in mistake.change:  # the right numbers, with a coarser angle
+            coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
+            return self._agrees(self.kind.expected(self.case), coarse)
         try:
             wanted = self.kind.predicted(self.case, mistake.change)
         except (ArithmeticError, ValueError, LookupError):  # no such rope
             return False
-        return any(agree(found, wanted, self.allowed) for found in self.readings)
+        return self._agrees(wanted, self.allowed)
 
     def singles(self) -> list[Mistake]:
         """Return the mistakes that give these numbers."""
@@ -111,7 +129,7 @@ class Difference:
                 wanted = self.kind.predicted(self.case, {"rope": rope})
             except (ArithmeticError, ValueError, LookupError):
                 continue
-            if any(agree(found, wanted, self.allowed) for found in self.readings):
+            if self._agrees(wanted, self.allowed):
                 return True
         return False
 

@@ -180,6 +180,7 @@ GEMMA3 = {
     "rope_theta": 1000000.0,
     "rope_local_base_freq": 10000.0,
     "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "num_hidden_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"],
 }
 GEMMA3_ROPES = {
@@ -194,6 +195,7 @@ GEMMA4 = {
     "head_dim": 32,
     "global_head_dim": 64,
     "max_position_embeddings": 131072,
+    "num_hidden_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -217,6 +219,7 @@ MODERNBERT = {
     "max_position_embeddings": 8192,
     "global_rope_theta": 160000.0,
     "local_rope_theta": 10000.0,
+    "num_hidden_layers": 2,
     "layer_types": ["full_attention", "sliding_attention"],
 }
 MODERNBERT_ROPES = {
