@@ -105,7 +105,7 @@ class Report:
 
     def __str__(self) -> str:
         counts = [
-            f"{len(found)} {status}"
+            f"{len(found)} {'different' if status == DIFFERS else status}"
             for status in (SAME, DIFFERS, RAISED, REFUSED, NOT_RUN)
             if (found := self.of(status))
         ]
