@@ -244,6 +244,17 @@ def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
     return ramp
 
 
+def same_rope(rope: Rope, length: int | None, wrong: Wrong) -> bool:
+    """Return whether switches that change the rope alone have no effect on this one."""
+    names = ("head_dim", "rotary_dim", "rotary_start", "layout")
+    other = changed(rope, wrong)
+    return (
+        all(rope[name] == other[name] for name in names)
+        and magnitude(rope) == magnitude(rope, wrong)
+        and frequencies(rope, length) == frequencies(rope, length, wrong)
+    )
+
+
 def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 

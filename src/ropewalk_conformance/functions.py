@@ -20,6 +20,19 @@ Make = Callable[[Any, str], Any]
 Wrong = definition.Wrong
 
 
+#: switches of `definition` that change frequencies or the magnitude, tables, and rotated vectors
+OF_ROPE = frozenset(
+    "rope part theta factor betas bands truncate original_length attention_factor mscale scaling "
+    "rotary order inverse frequency_dtype exponent ntk dynamic factors ramp magnitude".split()
+)
+OF_TABLE = OF_ROPE | frozenset(
+    "positions sections angle_dtype table_dtype table sin per_radian".split()
+)
+OF_VECTOR = OF_TABLE | frozenset(
+    "layout slice rest rows only only_magnitude table_order scales".split()
+)
+
+
 def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
     """Return the rope that a mistake starts from; None where there is no such rope."""
     if isinstance(wrong.get("rope"), dict):
@@ -39,6 +52,8 @@ class Kind:
     signature = ""
     #: keywords without which a case cannot be run, if the case has them
     needs: tuple[str, ...] = ("part",)
+    #: the switches of `definition` that its numbers depend on
+    reads: frozenset[str] = frozenset()
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments, and the keywords that the function may take."""
@@ -78,6 +93,7 @@ class InvFreq(Kind):
 
     signature = "inv_freq(config) -> frequencies, or (frequencies, attention_factor)"
     needs = ("part", "length")
+    reads = OF_ROPE
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"])], keywords(case)
@@ -133,6 +149,7 @@ class CosSin(Kind):
     """Tables of cos and sin with the magnitude in them."""
 
     signature = "cos_sin(config, positions) -> (cos, sin), or one complex array"
+    reads = OF_TABLE
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         positions = make(copy.deepcopy(case["positions"]), "int64")
@@ -229,6 +246,7 @@ class Rotate(Kind):
 
     signature = "rotate(config, q, k, positions) -> (q, k), all [batch, heads, tokens, head_dim]"
     needs = ("part", "q_scale", "k_scale")
+    reads = OF_VECTOR
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["rotation"]
@@ -320,6 +338,7 @@ class SoftmaxScale(Kind):
     """The factor on q.k."""
 
     signature = "softmax_scale(config) -> float"
+    reads = frozenset({"softmax", "softmax_width"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"])], keywords(case)
@@ -342,6 +361,7 @@ class Attention(Kind):
 
     signature = "attention(config, q, k, v, positions) -> [batch, heads, tokens, value dims]"
     needs = ("part", "shards")
+    reads = OF_VECTOR | {"softmax", "softmax_width", "documents"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["attention"]
@@ -370,6 +390,7 @@ class Move(Kind):
     """Cached keys at other positions."""
 
     signature = "move(config, k, old_positions, new_positions) -> k"
+    reads = OF_VECTOR | {"move"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["move"]
@@ -407,6 +428,7 @@ class Permute(Kind):
     """Rows of a projection from interleaved pairs to halves."""
 
     signature = "permute(config, weight, heads) -> weight"
+    reads = frozenset({"permute"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["permute"]
@@ -432,6 +454,7 @@ class MropePositions(Kind):
     """Coordinates of text, images and videos."""
 
     signature = "mrope_positions(config, segments) -> [time, height, width][tokens]"
+    reads = frozenset({"video"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"]), copy.deepcopy(case["segments"])], keywords(case)

@@ -10,7 +10,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from ropewalk_conformance.functions import Case, Kind, Numbers
+from ropewalk_conformance import definition
+from ropewalk_conformance.functions import OF_ROPE, Case, Kind, Numbers
+
+#: switches that change the parameters of a rope and nothing else
+PARAMETERS = OF_ROPE - {"rope", "part"} | {"layout", "slice"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,8 @@ class Mistake:
     fix: str
     groups: tuple[str, ...] = ()
     common: bool = False
+    #: of two mistakes at once: these two
+    parts: tuple[Mistake, ...] = ()
 
     def __add__(self, other: Mistake) -> Mistake:
         return Mistake(
@@ -37,7 +43,7 @@ class Mistake:
             self.change | other.change,
             f"{self.words} {other.words}",
             f"{self.fix} {other.fix}",
-            tuple(group for group in self.groups if group in other.groups),
+            parts=(self, other),
         )
 
 
@@ -81,6 +87,7 @@ class Difference:
     dtype: str
     #: the ropes that the function was called with before
     earlier: list[Any] = field(default_factory=list)
+    _no_mistakes: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def allowed(self) -> Numbers:
@@ -98,6 +105,8 @@ class Difference:
         """Return whether a mistake gives these numbers."""
         if mistake.groups and self.group not in mistake.groups:
             return False
+        if any(self.is_no_mistake(each) for each in mistake.parts or (mistake,)):
+            return False
         if "per_radian" in mistake.change:  # the right numbers, with a coarser angle
             coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
             return self._agrees(self.kind.expected(self.case), coarse)
@@ -106,6 +115,24 @@ class Difference:
         except (ArithmeticError, ValueError, LookupError):  # no such rope
             return False
         return self._agrees(wanted, self.allowed)
+
+    def is_no_mistake(self, mistake: Mistake) -> bool:
+        """Return whether a mistake has no effect on this result."""
+        if mistake.name not in self._no_mistakes:
+            switches = mistake.change.keys()
+            none = not switches <= self.kind.reads
+            if not none and switches <= PARAMETERS and "per_position" not in mistake.change.values():
+                length = self.case.get("length")
+                none = definition.same_rope(self.case["rope"], length, mistake.change)
+            self._no_mistakes[mistake.name] = none
+        return self._no_mistakes[mistake.name]
+
+    def contradicts(self, mistake: Mistake) -> bool:
+        """Return whether this result, which is right, would be wrong with a mistake."""
+        if mistake.groups and self.group not in mistake.groups:
+            return False
+        none = all(self.is_no_mistake(each) for each in mistake.parts or (mistake,))
+        return not none and not self.fits(mistake)
 
     def singles(self) -> list[Mistake]:
         """Return the mistakes that give these numbers."""
@@ -163,7 +190,7 @@ def explain(
         most = max(counts.values())
         best = [mistake for mistake, count in counts.items() if count == most]
         if len(best) > 1:
-            best.sort(key=lambda mistake: sum(not each.fits(mistake) for each in right))
+            best.sort(key=lambda mistake: sum(each.contradicts(mistake) for each in right))
         mistake = best[0]
         explained = [each for each in left if mistake in fits[id(each)]]
         found.append((mistake, explained))
@@ -187,6 +214,6 @@ def _after_another(
         for mistake in each.singles()
         if not mistake.groups
         and any(each.is_like(other) and other.fits(mistake) for other in differences)
-        and all(other.fits(mistake) for other in right if each.is_like(other))
+        and not any(other.contradicts(mistake) for other in right if each.is_like(other))
     ]
     return always or each.candidates()
