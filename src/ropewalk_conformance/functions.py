@@ -54,6 +54,8 @@ class Kind:
     needs: tuple[str, ...] = ("part",)
     #: the switches of `definition` that its numbers depend on
     reads: frozenset[str] = frozenset()
+    #: whether it takes vectors, of a type that may be coarse
+    takes_vectors = False
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments, and the keywords that the function may take."""
@@ -246,6 +248,7 @@ class Rotate(Kind):
 
     signature = "rotate(config, q, k, positions) -> (q, k), all [batch, heads, tokens, head_dim]"
     needs = ("part", "q_scale", "k_scale")
+    takes_vectors = True
     reads = OF_VECTOR
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
@@ -361,6 +364,7 @@ class Attention(Kind):
 
     signature = "attention(config, q, k, v, positions) -> [batch, heads, tokens, value dims]"
     needs = ("part", "shards")
+    takes_vectors = True
     reads = OF_VECTOR | {"softmax", "softmax_width", "documents"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
@@ -390,6 +394,7 @@ class Move(Kind):
     """Cached keys at other positions."""
 
     signature = "move(config, k, old_positions, new_positions) -> k"
+    takes_vectors = True
     reads = OF_VECTOR | {"move"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
@@ -428,6 +433,7 @@ class Permute(Kind):
     """Rows of a projection from interleaved pairs to halves."""
 
     signature = "permute(config, weight, heads) -> weight"
+    takes_vectors = True
     reads = frozenset({"permute"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from ropewalk.errors import RopeError
 from ropewalk.safe_text import shown
 from ropewalk_conformance import vectors
-from ropewalk_conformance.arrays import dtype_of, library_of, maker
+from ropewalk_conformance.arrays import ROUNDING, dtype_of, library_of, maker
 from ropewalk_conformance.functions import KINDS, Case, Kind, Numbers
 from ropewalk_conformance.mistakes import Difference, explain
 
@@ -233,9 +233,10 @@ def _one(
     except Exception as error:
         result.status, result.words = RAISED, f"{type(error).__name__}: {_line(error)}"
         return result, None
-    difference = Difference(
-        group["group"], case, kind, readings, group["tolerance"], dtype_of(returned)
-    )
+    coarsest = dtype_of(returned)
+    if kind.takes_vectors and ROUNDING.get(dtype, 0.0) > ROUNDING.get(coarsest, 0.0):
+        coarsest = dtype
+    difference = Difference(group["group"], case, kind, readings, group["tolerance"], coarsest)
     if not difference.is_right():
         result.status = DIFFERS
         result.words = _worst(kind, case, readings[0], kind.expected(case), difference.allowed)
