@@ -1,5 +1,5 @@
 """Builds the native CPU kernel as a plain shared library; without a C compiler the package installs
-and runs without it.
+and runs without it. Copies the conformance vectors into the package.
 """
 
 import os
@@ -9,6 +9,7 @@ from glob import glob
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 KERNELS = "src/ropewalk/kernels/cpu"
 #: no contraction: the kernel writes its fused multiply-adds out, so that every pair of every row is
@@ -64,6 +65,18 @@ class BuildNative(build_ext):
         )
 
 
+class BuildWithVectors(build_py):
+    """Copies `conformance/` of the repository to where the installed package looks for it."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            folder = os.path.join(self.build_lib, "ropewalk_conformance", "vectors")
+            self.mkpath(folder)
+            for path in glob("conformance/*.json"):
+                self.copy_file(path, folder)
+
+
 class PlatformWheel(bdist_wheel):
     """Tags the wheel for any Python 3 on this platform: the library does not depend on Python."""
 
@@ -81,5 +94,9 @@ setup(
             optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
         )
     ],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": PlatformWheel},
+    cmdclass={
+        "build_ext": BuildNative,
+        "build_py": BuildWithVectors,
+        "bdist_wheel": PlatformWheel,
+    },
 )

@@ -1,7 +1,7 @@
 """The `ropewalk` command line, with the standard library alone.
 
 A command imports what it needs when it runs: `inspect`, `audit`, help and completion need neither
-torch nor numpy. Exit codes: 0 success; 1 the check of `demo` failed; 2 refused, with the reason in
+torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance` failed; 2 refused, with the reason in
 one line on stderr; 3 and 4 warnings and errors of `doctor`; 130 interrupted.
 """
 
@@ -62,6 +62,12 @@ COMMANDS: dict[str, Command | str] = {
         UNDERSTAND,
         "Compare what five inference engines compute from one config.",
         "ropewalk audit config.json --length 131072",
+    ),
+    "conformance": Command(
+        "ropewalk_cli.commands.conformance:conformance",
+        UNDERSTAND,
+        "Test a project's own rope with exact vectors, and name its mistakes.",
+        "ropewalk conformance --module my_engine.rope --group yarn",
     ),
     "engines": Command(
         "ropewalk_cli.commands.engines:engines",

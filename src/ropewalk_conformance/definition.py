@@ -1,0 +1,620 @@
+"""The definition in plain floats, with a switch for every mistake.
+
+Each function takes `wrong`, a dict such as {"ramp": "inverted"}; an empty one gives the definition.
+A rope is the dict that a case of the vectors has under "rope". The switches are those that
+`mistakes.toml` sets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from struct import pack, unpack
+from typing import Any
+
+Rope = Mapping[str, Any]
+Wrong = Mapping[str, Any]
+Numbers = list[float]
+
+
+def to_float32(x: float) -> float:
+    """Return the float32 nearest to x."""
+    return unpack("f", pack("f", x))[0]
+
+
+def to_float16(x: float) -> float:
+    """Return the float16 nearest to x, within its range."""
+    return unpack("e", pack("e", max(-65504.0, min(65504.0, x))))[0]
+
+
+def to_bfloat16(x: float) -> float:
+    """Return the bfloat16 nearest to x."""
+    (bits,) = unpack("I", pack("f", x))
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return unpack("f", pack("I", bits))[0]
+
+
+ROUND: dict[Any, Callable[[float], float]] = {
+    None: float,
+    "float32": to_float32,
+    "float16": to_float16,
+    "bfloat16": to_bfloat16,
+}
+
+
+def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
+    """Return a rope with the parameters that a mistake changes."""
+    out = dict(rope)
+    scaling = out["scaling"] = dict(rope["scaling"])
+    kind = scaling["type"]
+    factor = scaling.get("factor", 1.0)
+    match wrong.get("theta"):
+        case None:
+            pass
+        case "squared":
+            out["theta"] = rope["theta"] ** 2
+        case theta:
+            out["theta"] = float(theta)
+    match wrong.get("factor"):
+        case None:
+            pass
+        case _ if "factor" not in scaling:
+            pass
+        case "lengths":
+            scaling["factor"] = rope["max_length"] / scaling.get("original_length", 4096)
+        case "inverse":
+            scaling["factor"] = 1 / factor
+        case "twice":
+            scaling["factor"] = factor**2
+        case given:
+            scaling["factor"] = float(given)
+    if kind == "yarn":
+        if wrong.get("betas") == "swapped":
+            scaling["beta_fast"], scaling["beta_slow"] = scaling["beta_slow"], scaling["beta_fast"]
+        elif wrong.get("betas") == "default":
+            scaling["beta_fast"], scaling["beta_slow"] = 32.0, 1.0
+        scaling["truncate"] = wrong.get("truncate", scaling["truncate"])
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        if wrong.get("bands") == "swapped":
+            low, high = high, low
+        elif wrong.get("bands") == "default":
+            low, high = 1.0, 4.0
+        scaling["low_freq_factor"], scaling["high_freq_factor"] = low, high
+    if "original_length" in wrong and "original_length" in scaling:
+        given = wrong["original_length"]
+        scaling["original_length"] = rope["max_length"] if given == "served" else given
+    if "attention_factor" in wrong and "attention_factor" in scaling:
+        scaling["attention_factor"] = None
+    if "mscale" in wrong and "mscale" in scaling:
+        scaling["mscale"] = scaling["mscale_all_dim"] = None
+    match wrong.get("scaling"):
+        case "none":
+            out["scaling"] = {"type": "default"}
+            if kind == "proportional":
+                out["scaling"] = scaling
+        case "linear" if "factor" in scaling and kind != "proportional":
+            out["scaling"] = {"type": "linear", "factor": factor}
+        case "ntk" if "factor" in scaling and kind != "proportional":
+            out["scaling"] = {"type": "ntk", "factor": factor}
+        case _:
+            pass
+    match wrong.get("rotary"):
+        case "all":
+            out |= {"rotary_dim": rope["head_dim"], "rotary_start": 0}
+            if kind == "proportional":
+                out["scaling"] = {"type": "default"}
+        case "partial" if kind == "proportional":
+            out |= {"rotary_dim": int(rope["head_dim"] * scaling["fraction"])}
+            out["scaling"] = {"type": "default"}
+        case "proportional" if rope["rotary_dim"] < rope["head_dim"] and kind == "default":
+            fraction = rope["rotary_dim"] / rope["head_dim"]
+            out |= {"rotary_dim": rope["head_dim"], "rotary_start": 0}
+            out["scaling"] = {"type": "proportional", "fraction": fraction, "factor": 1.0}
+        case _:
+            pass
+    if wrong.get("layout") == "other":
+        out["layout"] = "interleaved" if rope["layout"] == "half" else "half"
+    if wrong.get("slice") == "start":
+        out["rotary_start"] = 0
+    elif wrong.get("slice") == "end":
+        out["rotary_start"] = rope["head_dim"] - out["rotary_dim"]
+    return out
+
+
+def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
+    """Return radians per step of each pair."""
+    wrong = wrong or {}
+    width = rope["rotary_dim"]
+    rope = changed(rope, wrong)
+    found = _scaled(rope, length, wrong)
+    if wrong.get("rotary") == "all_pairs_padded":
+        found = [*found, *[0.0] * ((rope["head_dim"] - width) // 2)]
+    if wrong.get("order") == "reversed":
+        found = found[::-1]
+    if wrong.get("inverse") == "yes":
+        found = [1 / w if w else 0.0 for w in found]
+    return [ROUND[wrong.get("frequency_dtype")](w) for w in found]
+
+
+def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
+    """Return the frequencies of a rope whose parameters are changed already."""
+    d, theta, scaling = rope["rotary_dim"], rope["theta"], rope["scaling"]
+    exponent = {"half": 2 * d, "head": rope["head_dim"], "pairs": d // 2, "one_less": d - 2}.get(
+        wrong.get("exponent", ""), d
+    )
+
+    def ladder(base: float) -> Numbers:
+        return [base ** (-2 * i / exponent) for i in range(d // 2)]
+
+    plain, kind = ladder(theta), scaling["type"]
+    s = scaling.get("factor", 1.0)
+    if kind == "linear":
+        return [w / s for w in plain]
+    if kind == "ntk":
+        return ladder(_ntk(theta, s, d, wrong))
+    if kind == "dynamic":
+        trained = scaling["original_length"]
+        reached = max(length or 0, trained)
+        match wrong.get("dynamic"):
+            case "trained":
+                reached = trained
+            case "factor":
+                return ladder(_ntk(theta, s, d, wrong))
+            case "length":
+                return ladder(_ntk(theta, reached / trained, d, wrong))
+            case "always":
+                stretch = s * (length or trained) / trained - (s - 1)
+                return ladder(_ntk(theta, max(stretch, 1e-6), d, wrong))
+        return ladder(_ntk(theta, s * reached / trained - (s - 1), d, wrong))
+    if kind == "llama3":
+        return [_llama3(w, scaling, wrong) for w in plain]
+    if kind == "yarn":
+        ramp = _ramp(d, theta, scaling, wrong)
+        return [w * (1 - g) + w / s * g for w, g in zip(plain, ramp, strict=True)]
+    if kind == "longrope":
+        factors = scaling[_longrope_name(length, scaling, wrong)]
+        if wrong.get("factors") == "multiplied":
+            return [w * f for w, f in zip(plain, factors, strict=False)]
+        if wrong.get("factors") == "none":
+            return plain
+        return [w / f for w, f in zip(plain, factors, strict=False)]
+    if kind == "proportional":
+        turning = int(scaling["fraction"] * d) // 2
+        return [w / s if i < turning else 0.0 for i, w in enumerate(plain)]
+    return plain
+
+
+def _ntk(theta: float, stretch: float, d: int, wrong: Wrong) -> float:
+    power = {"none": 1.0, "inverse": (d - 2) / d}.get(wrong.get("ntk", ""), d / (d - 2))
+    return theta * stretch**power
+
+
+def _longrope_name(length: int | None, scaling: Rope, wrong: Wrong) -> str:
+    """Return which list of LongRoPE's factors a sequence uses."""
+    long = length is not None and length > scaling["original_length"]
+    match wrong.get("factors"):
+        case "long":
+            long = True
+        case "short":
+            long = False
+        case "swapped":
+            long = not long
+        case "early":
+            long = length is not None and length >= scaling["original_length"]
+    return "long_factor" if long else "short_factor"
+
+
+def _llama3(w: float, scaling: Rope, wrong: Wrong) -> float:
+    wavelength, trained = 2 * math.pi / w, scaling["original_length"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    divided = w / scaling["factor"]
+    if wavelength < trained / high:
+        return w
+    if wavelength > trained / low:
+        return divided
+    t = (trained / wavelength - low) / (high - low)
+    if wrong.get("ramp") == "inverted":
+        t = 1 - t
+    elif wrong.get("ramp") == "none":
+        t = 0.0
+    return (1 - t) * divided + t * w
+
+
+def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
+    """Return YaRN's weight of the divided frequency for each pair."""
+
+    def pair_with(turns: float) -> float:
+        pair = d * math.log(scaling["original_length"] / (2 * math.pi * turns))
+        return pair / (2 * math.log(theta))
+
+    low, high = pair_with(scaling["beta_fast"]), pair_with(scaling["beta_slow"])
+    if scaling["truncate"]:
+        low, high = math.floor(low), math.ceil(high)
+    last = d // 2 - 1 if wrong.get("ramp") == "last_pair" else d - 1
+    low, high = max(low, 0), min(high, last)
+    if low == high:
+        high += 0.001
+    steps = [2 * i if wrong.get("ramp") == "dimensions" else i for i in range(d // 2)]
+    ramp = [min(max((i - low) / (high - low), 0.0), 1.0) for i in steps]
+    if wrong.get("ramp") == "inverted":
+        ramp = [1 - g for g in ramp]
+    elif wrong.get("ramp") == "step":
+        ramp = [float(g >= 0.5) for g in ramp]
+    return ramp
+
+
+def same_rope(rope: Rope, length: int | None, wrong: Wrong) -> bool:
+    """Return whether switches that change the rope alone have no effect on this one."""
+    names = ("head_dim", "rotary_dim", "rotary_start", "layout")
+    other = changed(rope, wrong)
+    return (
+        all(rope[name] == other[name] for name in names)
+        and magnitude(rope) == magnitude(rope, wrong)
+        and frequencies(rope, length) == frequencies(rope, length, wrong)
+    )
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
+
+
+def magnitude(rope: Rope, wrong: Wrong | None = None) -> float:
+    """Return the factor on cos and sin."""
+    wrong = wrong or {}
+    size = _magnitude(changed(rope, wrong), wrong)
+    match wrong.get("magnitude"):
+        case "none":
+            return 1.0
+        case "squared":
+            return size**2
+        case "inverse":
+            return 1 / size
+        case "root":
+            return math.sqrt(size)
+    return size
+
+
+def _magnitude(rope: Rope, wrong: Wrong) -> float:
+    scaling = rope["scaling"]
+    if scaling["type"] not in ("yarn", "longrope"):
+        return 1.0
+    if scaling["attention_factor"] is not None:
+        return scaling["attention_factor"]
+    s = scaling["factor"]
+    if scaling["type"] == "longrope":
+        if wrong.get("magnitude") == "yarn":
+            return _mscale(s, 1)
+        return 1.0 if s <= 1 else math.sqrt(1 + math.log(s) / math.log(scaling["original_length"]))
+    if scaling["mscale"] and scaling["mscale_all_dim"]:
+        if wrong.get("magnitude") == "first_mscale":
+            return _mscale(s, scaling["mscale"])
+        return _mscale(s, scaling["mscale"]) / _mscale(s, scaling["mscale_all_dim"])
+    return _mscale(s, 1)
+
+
+def softmax_scale(rope: Rope, wrong: Wrong | None = None) -> float:
+    """Return the factor on q.k before the softmax."""
+    wrong = wrong or {}
+    width = rope["head_dim"]
+    match wrong.get("softmax_width"):
+        case "rotated":
+            width = rope["rotary_dim"]
+        case "rest":
+            width = max(1, rope["head_dim"] - rope["rotary_dim"])
+    scale = 1.0 if wrong.get("softmax") == "one" else 1 / math.sqrt(width)
+    if wrong.get("softmax") == "magnitude":
+        return scale * _magnitude(rope, {}) ** 2
+    if not rope.get("scales_softmax") or wrong.get("softmax") == "plain":
+        return scale
+    scaling = rope["scaling"]
+    mscale = _mscale(scaling["factor"], scaling["mscale_all_dim"])
+    return scale * (mscale if wrong.get("softmax") == "once" else mscale**2)
+
+
+def axis_of_pair(rope: Rope, wrong: Wrong | None = None) -> list[int]:
+    """Return the axis whose coordinate each pair takes."""
+    wrong = wrong or {}
+    pairs, axes = rope["rotary_dim"] // 2, rope["axes"]
+    if axes is None:
+        return [0] * pairs
+    order, sections = axes["order"], list(axes["sections"])
+    match wrong.get("sections"):
+        case "other_order":
+            order = "interleaved" if order == "chunked" else "chunked"
+        case "reversed":
+            sections = sections[::-1]
+        case "doubled":
+            sections = [2 * size for size in sections]
+        case "equal":
+            sections = [pairs // 3 + (pairs % 3 > axis) for axis in range(3)]
+        case "round_robin":
+            return [i % 3 for i in range(pairs)]
+    if order == "chunked":
+        found = [axis for axis, size in enumerate(sections) for _ in range(size)]
+        return (found + [0] * pairs)[:pairs]
+    found = [0] * pairs
+    for axis in (1, 2):
+        for i in range(axis, min(pairs, 3 * sections[axis]), 3):
+            found[i] = axis
+    return found
+
+
+def with_axes(positions: Any) -> list[list[list[int]]]:
+    """Return positions as [axes][batch][tokens]."""
+    return positions if isinstance(positions[0][0], list) else [positions]
+
+
+def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
+    """Return the positions that a mistake reads: [axes][batch][tokens]."""
+    axes = [[list(line) for line in axis] for axis in with_axes(positions)]
+    count, batch, tokens = len(axes), len(axes[0]), len(axes[0][0])
+
+    def each(rule: Callable[[int], float]) -> list[Any]:
+        return [[[rule(p) for p in line] for line in axis] for axis in axes]
+
+    match wrong.get("positions"):
+        case "plus_one":
+            return each(lambda p: p + 1)
+        case "minus_one":
+            return each(lambda p: p - 1)
+        case "index":
+            return [[list(range(tokens))] * batch] * count
+        case "first_row":
+            return [[axis[0]] * batch for axis in axes]
+        case "from_first":
+            return [[[line[0] + i for i in range(tokens)] for line in axis] for axis in axes]
+        case "first_token":
+            return [[[line[0]] * tokens for line in axis] for axis in axes]
+        case "first_axis":
+            return [axes[0]] * count
+        case "last_axis":
+            return [axes[-1]] * count
+        case "axes_reversed":
+            return axes[::-1]
+        case "overrun":
+            ids = [axes[a][b][0] for b in range(batch) for a in range(count)]
+            ids += [0] * (batch * tokens * count)
+            read = lambda a, b, i: ids[(b * tokens + i) * count + a]  # noqa: E731
+            return [
+                [[read(a, b, i) for i in range(tokens)] for b in range(batch)]
+                for a in range(count)
+            ]
+        case "transposed":
+            flat = [[axes[a][b][i] for a in range(count) for i in range(tokens)] for b in range(batch)]
+            return [
+                [[flat[b][i * count + a] for i in range(tokens)] for b in range(batch)]
+                for a in range(count)
+            ]
+        case "clamped":
+            return each(lambda p: min(p, rope["max_length"] - 1))
+        case "modulo":
+            return each(lambda p: p % rope["max_length"])
+        case "zero":
+            return each(lambda p: 0)
+        case "wrap15":
+            return each(lambda p: (p + 2**15) % 2**16 - 2**15)
+        case "wrap16":
+            return each(lambda p: p % 2**16)
+        case "wrap31":
+            return each(lambda p: (p + 2**31) % 2**32 - 2**31)
+        case "float16" | "bfloat16" | "float32" as kind:
+            return each(ROUND[kind])
+        case "divided":
+            return each(lambda p: p / rope["scaling"].get("factor", 1.0))
+        case "negated":
+            return each(lambda p: -p)
+    return axes
+
+
+def tables(
+    rope: Rope, positions: Any, length: int | None, wrong: Wrong | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Return cos and sin, magnitude included: [batch][tokens][pairs]."""
+    wrong = wrong or {}
+    axes = placed(positions, wrong, rope)
+    of_pair, known = axis_of_pair(changed(rope, wrong), wrong), {}
+    size = magnitude(rope, wrong)
+    rounded, shown = ROUND[wrong.get("angle_dtype")], ROUND[wrong.get("table_dtype")]
+    narrow = wrong.get("angle_dtype") is not None
+
+    def at(p: Any) -> tuple[Numbers, Numbers]:
+        reached = p[0] + 1 if wrong.get("factors") == "per_position" else length
+        if reached not in known:
+            known[reached] = frequencies(rope, reached, wrong)
+            if narrow:
+                known[reached] = [rounded(w) for w in known[reached]]
+        angles = [
+            rounded(w * p[axis if len(p) > 1 else 0])
+            for w, axis in zip(known[reached], of_pair, strict=False)
+        ]
+        if wrong.get("table") == "swapped":
+            return [shown(size * math.sin(a)) for a in angles], [
+                shown(size * math.cos(a)) for a in angles
+            ]
+        sign = -1 if wrong.get("sin") == "negated" else 1
+        return (
+            [shown(size * math.cos(a)) for a in angles],
+            [shown(sign * size * math.sin(a)) for a in angles],
+        )
+
+    rows = [
+        [at([axis[b][i] for axis in axes]) for i in range(len(axes[0][0]))]
+        for b in range(len(axes[0]))
+    ]
+    return [[c for c, _ in row] for row in rows], [[s for _, s in row] for row in rows]
+
+
+def places_of(rope: Rope) -> list[tuple[int, int]]:
+    """Return the two dimensions of each pair."""
+    start, pairs = rope["rotary_start"], rope["rotary_dim"] // 2
+    if rope["layout"] == "half":
+        return [(start + i, start + pairs + i) for i in range(pairs)]
+    return [(start + 2 * i, start + 2 * i + 1) for i in range(pairs)]
+
+
+def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -> list[Any]:
+    """Return x [batch][heads][tokens][dims], rotated by tables of [batch][tokens][pairs]."""
+    wrong = wrong or {}
+    shown = changed(rope, wrong)
+    pairs, start = shown["rotary_dim"] // 2, shown["rotary_start"]
+    size = magnitude(rope, wrong)
+    other = wrong.get("table_order") == "other"
+    half = shown["layout"] == "half"
+
+    def entry(dim: int) -> int:
+        i = dim - start
+        return i % pairs if half != other else i // 2
+
+    def one(token: Numbers, c: Numbers, s: Numbers) -> Numbers:
+        out = [0.0 if wrong.get("rest") == "zeros" else float(value) for value in token]
+        if wrong.get("rest") == "scaled":
+            out = [size * value for value in out]
+        for a, b in places_of(shown):
+            if max(entry(a), entry(b)) >= len(c):
+                continue
+            out[a] = c[entry(a)] * token[a] - s[entry(a)] * token[b]
+            out[b] = s[entry(b)] * token[a] + c[entry(b)] * token[b]
+        return out
+
+    def row(heads: Any, b: int) -> Any:
+        if b > 0 and wrong.get("rows") == "zeros":
+            return [[[0.0] * len(token) for token in head] for head in heads]
+        if b > 0 and wrong.get("rows") == "unrotated":
+            return heads
+        return [
+            [one(token, c, s) for token, c, s in zip(head, cos[b], sin[b], strict=True)]
+            for head in heads
+        ]
+
+    return [row(heads, b) for b, heads in enumerate(x)]
+
+
+def attention(
+    rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None
+) -> list[list[list[Numbers]]]:
+    """Return causal attention inside each document: [batch][heads][tokens][value dims]."""
+    wrong = wrong or {}
+    positions, documents = given["positions"], given["documents"]
+    if rope["axes"] is not None:
+        positions = [positions] * 3
+    if wrong.get("documents") == "continued":
+        positions = [list(range(len(line))) for line in documents]
+        positions = [positions] * 3 if rope["axes"] is not None else positions
+    cos, sin = tables(rope, positions, None, wrong)
+    q, k = (rotate(given[name], cos, sin, rope, wrong) for name in "qk")
+    v, scale = given["v"], softmax_scale(rope, wrong)
+    out = []
+    for b, heads in enumerate(q):
+        group = len(heads) // len(k[b])
+        out.append(
+            [
+                _attend(head, k[b][h // group], v[b][h // group], documents[b], scale, wrong)
+                for h, head in enumerate(heads)
+            ]
+        )
+    return out
+
+
+def _attend(
+    q: Any, k: Any, v: Any, documents: list[int], scale: float, wrong: Wrong
+) -> list[Numbers]:
+    """Return the attention of one head."""
+    out, count = [], len(q)
+    shard = -(-count // 2)
+    for i, query in enumerate(q):
+        seen = range(count) if wrong.get("causal") == "no" else range(i + 1)
+        match wrong.get("documents"):
+            case "mixed" | "continued":
+                pass
+            case "shard":
+                seen = [j for j in seen if documents[j] == documents[i] and j // shard == i // shard]
+            case _:
+                seen = [j for j in seen if documents[j] == documents[i]]
+        scores = [scale * sum(a * b for a, b in zip(query, k[j], strict=True)) for j in seen]
+        top = max(scores)
+        powers = [math.exp(score - top) for score in scores]
+        total = sum(powers)
+        out.append(
+            [
+                sum(p * v[j][d] for p, j in zip(powers, seen, strict=True)) / total
+                for d in range(len(v[0]))
+            ]
+        )
+    return out
+
+
+def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
+    """Return cached keys at their new positions."""
+    wrong = wrong or {}
+    pairs_of = zip(given["old"], given["new"], strict=True)
+    kind = wrong.get("move")
+    if kind == "unchanged":
+        return given["k"]
+    if kind == "new":
+        steps = given["new"]
+    else:
+        sign = -1 if kind == "negated" else 1
+        steps = [[sign * (b - a) for a, b in zip(*both, strict=True)] for both in pairs_of]
+    if kind == "first":
+        steps = [[line[0]] * len(line) for line in steps]
+    size = {"magnitude": "keep"}.get(kind or "", "none")
+    unit = dict(wrong) if size == "keep" else {**wrong, "magnitude": "none"}
+    cos, sin = tables(rope, steps, None, unit)
+    return rotate(given["k"], cos, sin, rope, unit)
+
+
+def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
+    """Return the rows of a projection of interleaved pairs in the order of halves."""
+    kind = (wrong or {}).get("permute")
+    rows, heads = given["weight"], given["heads"]
+    if kind == "other_heads":
+        heads = heads * 2 if len(rows) % (heads * 2) == 0 else heads
+    head_dim = len(rows) // heads
+    start, d = rope["rotary_start"], rope["rotary_dim"]
+    if kind in ("whole", "other_heads"):
+        start, d = 0, head_dim
+    order = list(range(head_dim))
+    order[start : start + d] = [*range(start, start + d, 2), *range(start + 1, start + d, 2)]
+    times = {"missing": 0, "twice": 2}.get(kind or "", 1)
+    if kind == "inverse":
+        order = [order.index(i) for i in range(head_dim)]
+    for _ in range(times):
+        rows = [rows[head * head_dim + i] for head in range(heads) for i in order]
+    return rows
+
+
+def grid_positions(
+    config: Mapping[str, Any], segments: list[Any], wrong: Wrong | None = None
+) -> list[list[int]]:
+    """Return [time, height, width][tokens] of text, images and videos."""
+    kind = (wrong or {}).get("video")
+    merge, rate = config["spatial_merge_size"], config["tokens_per_second"]
+    rows: list[list[int]] = [[], [], []]
+    start = 0
+    for segment in segments:
+        if "text" in segment:
+            for axis in rows:
+                axis.extend(range(start, start + segment["text"]))
+            start += segment["text"]
+            continue
+        frames, height, width = segment.get("image") or segment["video"]
+        seconds = segment.get("seconds", 1.0 if kind == "images" else 0)
+        step = {"frames": 1.0, "whole_seconds": int(seconds) * rate, "seconds": seconds}.get(
+            kind or "", seconds * rate
+        )
+        first = start * max(step, 1) if kind in ("start", "images") else start
+        for frame in range(frames):
+            for i in range(height // merge):
+                for j in range(width // merge):
+                    if kind == "height_width":
+                        i, j = j, i
+                    rows[0].append(int(first + math.floor(frame * step)))
+                    rows[1].append(start + i)
+                    rows[2].append(start + j)
+        after = len(rows[0]) if kind == "tokens" else max(rows[1][-1], rows[2][-1]) + 1
+        start = max(after, 0 if kind in ("start", "images") else max(map(max, rows)) + 1)
+        start = len(rows[0]) if kind == "tokens" else start
+    if kind == "text":
+        return [list(range(len(rows[0])))] * 3
+    return rows

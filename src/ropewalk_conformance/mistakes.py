@@ -1,0 +1,219 @@
+"""Mistakes by name: the wrong rope whose numbers are those that a function returned."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ropewalk_conformance import definition
+from ropewalk_conformance.functions import OF_ROPE, Case, Kind, Numbers
+
+#: switches that change the parameters of a rope and nothing else
+PARAMETERS = OF_ROPE - {"rope", "part"} | {"layout", "slice"}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One row of mistakes.toml.
+
+    change  the switches of `definition` that make the wrong rope
+    groups  the groups in which it is tried; empty: all
+    common  whether it is also tried together with another common one
+
+    The change `per_radian` is a coarser angle: the numbers are the right ones within that error.
+    """
+
+    name: str
+    change: dict[str, Any] = field(hash=False)
+    words: str
+    fix: str
+    groups: tuple[str, ...] = ()
+    common: bool = False
+    #: of two mistakes at once: these two
+    parts: tuple[Mistake, ...] = ()
+
+    def __add__(self, other: Mistake) -> Mistake:
+        return Mistake(
+            f"{self.name} + {other.name}",
+            self.change | other.change,
+            f"{self.words} {other.words}",
+            f"{self.fix} {other.fix}",
+            parts=(self, other),
+        )
+
+
+@cache
+def mistakes() -> tuple[Mistake, ...]:
+    """Return every mistake that has a name."""
+    text = (Path(__file__).parent / "mistakes.toml").read_text(encoding="utf-8")
+    rows = tomllib.loads(text)["mistake"]
+    return tuple(Mistake(**row | {"groups": tuple(row.get("groups", ()))}) for row in rows)
+
+
+@cache
+def _pairs() -> tuple[Mistake, ...]:
+    """Return every two common mistakes that change different things."""
+    common = [row for row in mistakes() if row.common]
+    return tuple(a + b for a, b in combinations(common, 2) if not a.change.keys() & b.change.keys())
+
+
+def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
+    """Return whether every number is as near as allowed."""
+    # a function of frequencies may leave the magnitude out, which comes last
+    if len(found) not in (len(wanted), len(wanted) - 1) or not found:
+        return False
+    if len(allowed) != len(wanted):  # a rope of another width
+        allowed = [max(allowed)] * len(wanted) if allowed else []
+        allowed = [min(limit, 1e-4) for limit in allowed]
+    return all(
+        abs(a - b) <= limit for a, b, limit in zip(found, wanted, allowed, strict=False)
+    )  # a NaN is near nothing
+
+
+@dataclass
+class Difference:
+    """A result that is not as expected: what is needed to look for its mistake."""
+
+    group: str
+    case: Case
+    kind: Kind
+    readings: list[Numbers]
+    tolerance: Case
+    dtype: str
+    #: the ropes that the function was called with before
+    earlier: list[Any] = field(default_factory=list)
+    _no_mistakes: dict[str, bool] = field(default_factory=dict)
+
+    @cached_property
+    def allowed(self) -> Numbers:
+        """How far each number may be off."""
+        return self.kind.allowed(self.case, self.tolerance, self.dtype)
+
+    def is_right(self) -> bool:
+        """Return whether the numbers are those of the vectors."""
+        return self._agrees(self.kind.expected(self.case), self.allowed)
+
+    def _agrees(self, wanted: Numbers, allowed: Numbers) -> bool:
+        return any(agree(found, wanted, allowed) for found in self.readings)
+
+    def fits(self, mistake: Mistake) -> bool:
+        """Return whether a mistake gives these numbers."""
+        if mistake.groups and self.group not in mistake.groups:
+            return False
+        if any(self.is_no_mistake(each) for each in mistake.parts or (mistake,)):
+            return False
+        if "per_radian" in mistake.change:  # the right numbers, with a coarser angle
+            coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
+            return self._agrees(self.kind.expected(self.case), coarse)
+        try:
+            wanted = self.kind.predicted(self.case, mistake.change)
+        except (ArithmeticError, ValueError, LookupError):  # no such rope
+            return False
+        return self._agrees(wanted, self.allowed)
+
+    def is_no_mistake(self, mistake: Mistake) -> bool:
+        """Return whether a mistake has no effect on this result."""
+        if mistake.name not in self._no_mistakes:
+            switches = mistake.change.keys()
+            none = not switches <= self.kind.reads
+            if not none and switches <= PARAMETERS and "per_position" not in mistake.change.values():
+                length = self.case.get("length")
+                none = definition.same_rope(self.case["rope"], length, mistake.change)
+            self._no_mistakes[mistake.name] = none
+        return self._no_mistakes[mistake.name]
+
+    def contradicts(self, mistake: Mistake) -> bool:
+        """Return whether this result, which is right, would be wrong with a mistake."""
+        if mistake.groups and self.group not in mistake.groups:
+            return False
+        none = all(self.is_no_mistake(each) for each in mistake.parts or (mistake,))
+        return not none and not self.fits(mistake)
+
+    def singles(self) -> list[Mistake]:
+        """Return the mistakes that give these numbers."""
+        return [mistake for mistake in mistakes() if self.fits(mistake)]
+
+    def candidates(self) -> list[Mistake]:
+        """Return what may explain these numbers: mistakes of this group, of any, or two at once."""
+        found = self.singles()
+        narrow = [mistake for mistake in found if mistake.groups]
+        return narrow or found or [mistake for mistake in _pairs() if self.fits(mistake)]
+
+    def is_like(self, other: Difference) -> bool:
+        """Return whether another result is of the same function and scaling, without a call before."""
+        kinds = [each.case["rope"]["scaling"]["type"] for each in (self, other)]
+        return self.kind is other.kind and kinds[0] == kinds[1] and "before" not in other.case
+
+    def is_stale(self) -> bool:
+        """Return whether the numbers are those of a rope that was used before."""
+        for rope in self.earlier:
+            try:
+                wanted = self.kind.predicted(self.case, {"rope": rope})
+            except (ArithmeticError, ValueError, LookupError):
+                continue
+            if self._agrees(wanted, self.allowed):
+                return True
+        return False
+
+
+def explain(
+    differences: Sequence[Difference], same: Iterable[Difference]
+) -> tuple[list[tuple[Mistake, list[Difference]]], list[Difference]]:
+    """Return the fewest mistakes that explain the differences, and the differences without one.
+
+    A mistake of few groups comes first in them. One that explains more results comes first; among
+    equals the one that contradicts the fewest results that are right, then the earlier row. Where a
+    case shows that results of an earlier config return, others are held against earlier configs too.
+    """
+    right = list(same)
+    fits = {
+        id(each): _after_another(each, differences, right)
+        for each in differences
+        if "before" in each.case
+    }
+    stale = [mistake for found in fits.values() for mistake in found if _is_stale(mistake)]
+    for each in differences:
+        if id(each) not in fits:
+            fits[id(each)] = stale[:1] if stale and each.is_stale() else each.candidates()
+    left = list(differences)
+    found: list[tuple[Mistake, list[Difference]]] = []
+    while any(fits[id(each)] for each in left):
+        counts: dict[Mistake, int] = {}
+        for each in left:
+            for mistake in fits[id(each)]:
+                counts[mistake] = counts.get(mistake, 0) + 1
+        most = max(counts.values())
+        best = [mistake for mistake, count in counts.items() if count == most]
+        if len(best) > 1:
+            best.sort(key=lambda mistake: sum(each.contradicts(mistake) for each in right))
+        mistake = best[0]
+        explained = [each for each in left if mistake in fits[id(each)]]
+        found.append((mistake, explained))
+        left = [each for each in left if mistake not in fits[id(each)]]
+    return found, left
+
+
+def _is_stale(mistake: Mistake) -> bool:
+    return mistake.change.get("rope") == "before"
+
+
+def _after_another(
+    each: Difference, differences: Sequence[Difference], right: Sequence[Difference]
+) -> list[Mistake]:
+    """Return what may explain a result that follows a call with another config.
+
+    A mistake that is there without the other call too explains it better than a stale table.
+    """
+    always = [
+        mistake
+        for mistake in each.singles()
+        if not mistake.groups
+        and any(each.is_like(other) and other.fits(mistake) for other in differences)
+        and not any(other.contradicts(mistake) for other in right if each.is_like(other))
+    ]
+    return always or each.candidates()
