@@ -177,13 +177,16 @@ def _show(
     # Markdown instead of st.table, which would import pandas and arrow
     rows = [f"| {label} | {first} | {second} |" for label, first, second in numbers]
     st.markdown("\n".join([f"| | {plain} | {chosen} |", "|:---|---:|---:|", *rows]))
-    for name, last in (("layer", model.layers - 1), ("head", model.heads - 1)):
+    for name, title, last in (
+        ("layer", "Layer", model.layers - 1),
+        ("head", "Head", model.heads - 1),
+    ):
         # the values may be those of a model with more layers or heads
         values[f"model.{name}"] = min(values[f"model.{name}"], last)
         key = widget_key(values, f"model.{name}", (values["language"], last))
         # a slider needs two different ends; the next run of the page reads its value from the
         # session, under its key
-        st.slider(translate(name.capitalize()), 0, max(last, 1), key=key, disabled=last == 0)
+        st.slider(translate(title), 0, max(last, 1), key=key, disabled=last == 0)
     layer, head = values["model.layer"], values["model.head"]
     largest = float(max(before.maps[layer, head].max(), after.maps[layer, head].max()))
     charts = [
