@@ -377,11 +377,12 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
             ids += [0] * (batch * tokens * count)
             read = lambda a, b, i: ids[(b * tokens + i) * count + a]  # noqa: E731
             return [
-                [[read(a, b, i) for i in range(tokens)] for b in range(batch)]
-                for a in range(count)
+                [[read(a, b, i) for i in range(tokens)] for b in range(batch)] for a in range(count)
             ]
         case "transposed":
-            flat = [[axes[a][b][i] for a in range(count) for i in range(tokens)] for b in range(batch)]
+            flat = [
+                [axes[a][b][i] for a in range(count) for i in range(tokens)] for b in range(batch)
+            ]
             return [
                 [[flat[b][i * count + a] for i in range(tokens)] for b in range(batch)]
                 for a in range(count)
@@ -528,7 +529,9 @@ def _attend(
             case "mixed" | "continued":
                 pass
             case "shard":
-                seen = [j for j in seen if documents[j] == documents[i] and j // shard == i // shard]
+                seen = [
+                    j for j in seen if documents[j] == documents[i] and j // shard == i // shard
+                ]
             case _:
                 seen = [j for j in seen if documents[j] == documents[i]]
         scores = [scale * sum(a * b for a, b in zip(query, k[j], strict=True)) for j in seen]

@@ -22,14 +22,35 @@ Wrong = definition.Wrong
 
 #: switches of `definition` that change frequencies or the magnitude, tables, and rotated vectors
 OF_ROPE = frozenset(
-    "rope part theta factor betas bands truncate original_length attention_factor mscale scaling "
-    "rotary order inverse frequency_dtype exponent ntk dynamic factors ramp magnitude".split()
+    [
+        "rope",
+        "part",
+        "theta",
+        "factor",
+        "betas",
+        "bands",
+        "truncate",
+        "original_length",
+        "attention_factor",
+        "mscale",
+        "scaling",
+        "rotary",
+        "order",
+        "inverse",
+        "frequency_dtype",
+        "exponent",
+        "ntk",
+        "dynamic",
+        "factors",
+        "ramp",
+        "magnitude",
+    ]
 )
 OF_TABLE = OF_ROPE | frozenset(
-    "positions sections angle_dtype table_dtype table sin per_radian".split()
+    ["positions", "sections", "angle_dtype", "table_dtype", "table", "sin", "per_radian"]
 )
 OF_VECTOR = OF_TABLE | frozenset(
-    "layout slice rest rows only only_magnitude table_order scales".split()
+    ["layout", "slice", "rest", "rows", "only", "only_magnitude", "table_order", "scales"]
 )
 
 
@@ -104,7 +125,7 @@ class InvFreq(Kind):
         factor: Numbers = []
         if isinstance(result, tuple) and len(result) == 2:
             result, factor = result[0], flat(to_lists(result[1]))
-        found = [row for row in rows(to_lists(result)) if row][0]
+        found = next(row for row in rows(to_lists(result)) if row)
         found = [float(value) for value in found]
         pairs, half = len(self.expected(case)) - 1, len(found) // 2
         if len(found) == 2 * pairs and len(found) > 2:  # repeated for both dimensions of each pair
@@ -324,7 +345,7 @@ class Rotate(Kind):
         heads, tokens, width = len(x[0]), len(x[0][0]), len(x[0][0][0])
         rest, dim = divmod(index, width)
         rest, token = divmod(rest, tokens)
-        row, head = divmod(rest, heads)
+        row, _head = divmod(rest, heads)
         where = f"{name} at position {_position(case, row, token)}, dimension {dim}"
         return where if len(x) == 1 else f"{where}, row {row}"
 
@@ -359,7 +380,7 @@ class SoftmaxScale(Kind):
         return "the softmax scale"
 
 
-class Attention(Kind):
+class AttentionKind(Kind):
     """Causal attention inside each document."""
 
     signature = "attention(config, q, k, v, positions) -> [batch, heads, tokens, value dims]"
@@ -484,7 +505,7 @@ KINDS: dict[str, Kind] = {
     "cos_sin": CosSin(),
     "rotate": Rotate(),
     "softmax_scale": SoftmaxScale(),
-    "attention": Attention(),
+    "attention": AttentionKind(),
     "move": Move(),
     "permute": Permute(),
     "mrope_positions": MropePositions(),

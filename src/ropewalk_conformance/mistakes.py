@@ -18,7 +18,7 @@ PARAMETERS = OF_ROPE - {"rope", "part"} | {"layout", "slice"}
 
 
 @dataclass(frozen=True)
-class Mistake:
+class RotationMistake:
     """One row of mistakes.toml.
 
     change  the switches of `definition` that make the wrong rope
@@ -35,10 +35,10 @@ class Mistake:
     groups: tuple[str, ...] = ()
     common: bool = False
     #: of two mistakes at once: these two
-    parts: tuple[Mistake, ...] = ()
+    parts: tuple[RotationMistake, ...] = ()
 
-    def __add__(self, other: Mistake) -> Mistake:
-        return Mistake(
+    def __add__(self, other: RotationMistake) -> RotationMistake:
+        return RotationMistake(
             f"{self.name} + {other.name}",
             self.change | other.change,
             f"{self.words} {other.words}",
@@ -48,15 +48,15 @@ class Mistake:
 
 
 @cache
-def mistakes() -> tuple[Mistake, ...]:
+def mistakes() -> tuple[RotationMistake, ...]:
     """Return every mistake that has a name."""
     text = (Path(__file__).parent / "mistakes.toml").read_text(encoding="utf-8")
     rows = tomllib.loads(text)["mistake"]
-    return tuple(Mistake(**row | {"groups": tuple(row.get("groups", ()))}) for row in rows)
+    return tuple(RotationMistake(**row | {"groups": tuple(row.get("groups", ()))}) for row in rows)
 
 
 @cache
-def _pairs() -> tuple[Mistake, ...]:
+def _pairs() -> tuple[RotationMistake, ...]:
     """Return every two common mistakes that change different things."""
     common = [row for row in mistakes() if row.common]
     return tuple(a + b for a, b in combinations(common, 2) if not a.change.keys() & b.change.keys())
@@ -76,7 +76,7 @@ def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
 
 
 @dataclass
-class Difference:
+class EntryDifference:
     """A result that is not as expected: what is needed to look for its mistake."""
 
     group: str
@@ -101,7 +101,7 @@ class Difference:
     def _agrees(self, wanted: Numbers, allowed: Numbers) -> bool:
         return any(agree(found, wanted, allowed) for found in self.readings)
 
-    def fits(self, mistake: Mistake) -> bool:
+    def fits(self, mistake: RotationMistake) -> bool:
         """Return whether a mistake gives these numbers."""
         if mistake.groups and self.group not in mistake.groups:
             return False
@@ -116,35 +116,39 @@ class Difference:
             return False
         return self._agrees(wanted, self.allowed)
 
-    def is_no_mistake(self, mistake: Mistake) -> bool:
+    def is_no_mistake(self, mistake: RotationMistake) -> bool:
         """Return whether a mistake has no effect on this result."""
         if mistake.name not in self._no_mistakes:
             switches = mistake.change.keys()
             none = not switches <= self.kind.reads
-            if not none and switches <= PARAMETERS and "per_position" not in mistake.change.values():
+            if (
+                not none
+                and switches <= PARAMETERS
+                and "per_position" not in mistake.change.values()
+            ):
                 length = self.case.get("length")
                 none = definition.same_rope(self.case["rope"], length, mistake.change)
             self._no_mistakes[mistake.name] = none
         return self._no_mistakes[mistake.name]
 
-    def contradicts(self, mistake: Mistake) -> bool:
+    def contradicts(self, mistake: RotationMistake) -> bool:
         """Return whether this result, which is right, would be wrong with a mistake."""
         if mistake.groups and self.group not in mistake.groups:
             return False
         none = all(self.is_no_mistake(each) for each in mistake.parts or (mistake,))
         return not none and not self.fits(mistake)
 
-    def singles(self) -> list[Mistake]:
+    def singles(self) -> list[RotationMistake]:
         """Return the mistakes that give these numbers."""
         return [mistake for mistake in mistakes() if self.fits(mistake)]
 
-    def candidates(self) -> list[Mistake]:
+    def candidates(self) -> list[RotationMistake]:
         """Return what may explain these numbers: mistakes of this group, of any, or two at once."""
         found = self.singles()
         narrow = [mistake for mistake in found if mistake.groups]
         return narrow or found or [mistake for mistake in _pairs() if self.fits(mistake)]
 
-    def is_like(self, other: Difference) -> bool:
+    def is_like(self, other: EntryDifference) -> bool:
         """Return whether another result is of the same function and scaling, without a call before."""
         kinds = [each.case["rope"]["scaling"]["type"] for each in (self, other)]
         return self.kind is other.kind and kinds[0] == kinds[1] and "before" not in other.case
@@ -162,8 +166,8 @@ class Difference:
 
 
 def explain(
-    differences: Sequence[Difference], same: Iterable[Difference]
-) -> tuple[list[tuple[Mistake, list[Difference]]], list[Difference]]:
+    differences: Sequence[EntryDifference], same: Iterable[EntryDifference]
+) -> tuple[list[tuple[RotationMistake, list[EntryDifference]]], list[EntryDifference]]:
     """Return the fewest mistakes that explain the differences, and the differences without one.
 
     A mistake of few groups comes first in them. One that explains more results comes first; among
@@ -181,9 +185,9 @@ def explain(
         if id(each) not in fits:
             fits[id(each)] = stale[:1] if stale and each.is_stale() else each.candidates()
     left = list(differences)
-    found: list[tuple[Mistake, list[Difference]]] = []
+    found: list[tuple[RotationMistake, list[EntryDifference]]] = []
     while any(fits[id(each)] for each in left):
-        counts: dict[Mistake, int] = {}
+        counts: dict[RotationMistake, int] = {}
         for each in left:
             for mistake in fits[id(each)]:
                 counts[mistake] = counts.get(mistake, 0) + 1
@@ -198,13 +202,13 @@ def explain(
     return found, left
 
 
-def _is_stale(mistake: Mistake) -> bool:
+def _is_stale(mistake: RotationMistake) -> bool:
     return mistake.change.get("rope") == "before"
 
 
 def _after_another(
-    each: Difference, differences: Sequence[Difference], right: Sequence[Difference]
-) -> list[Mistake]:
+    each: EntryDifference, differences: Sequence[EntryDifference], right: Sequence[EntryDifference]
+) -> list[RotationMistake]:
     """Return what may explain a result that follows a call with another config.
 
     A mistake that is there without the other call too explains it better than a stale table.

@@ -1,7 +1,7 @@
 """pytest plug-in: the fixture `rope_conformance` tests a project's functions with the vectors.
 
-    def test_rope(rope_conformance):
-        rope_conformance(my_rope, groups="yarn llama3")
+def test_rope(rope_conformance):
+    rope_conformance(my_rope, groups="yarn llama3")
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from ropewalk.safe_text import shown
 from ropewalk_conformance import vectors
 from ropewalk_conformance.arrays import ROUNDING, dtype_of, library_of, maker
 from ropewalk_conformance.functions import KINDS, Case, Kind, Numbers
-from ropewalk_conformance.mistakes import Difference, explain
+from ropewalk_conformance.mistakes import EntryDifference, explain
 
 SAME, DIFFERS, RAISED, REFUSED, NOT_RUN = "same", "differs", "raised", "refused", "not run"
 
@@ -39,7 +39,7 @@ class Result:
 
 
 @dataclass
-class Finding:
+class NamedMistake:
     """A mistake by name, and the results that it explains."""
 
     mistake: str
@@ -55,7 +55,7 @@ class Report:
     version: str
     date: str
     results: list[Result]
-    findings: list[Finding]
+    findings: list[NamedMistake]
 
     @property
     def failures(self) -> list[Result]:
@@ -88,8 +88,7 @@ class Report:
             "date": self.date,
             "passed": self.passed,
             "counts": {
-                status: len(self.of(status))
-                for status in (SAME, DIFFERS, RAISED, REFUSED, NOT_RUN)
+                status: len(self.of(status)) for status in (SAME, DIFFERS, RAISED, REFUSED, NOT_RUN)
             },
             "findings": [
                 {
@@ -158,8 +157,8 @@ def run(
     names = groups.replace(",", " ").split() if isinstance(groups, str) else groups
     chosen = list(names) if names is not None else vectors.groups()
     results: list[Result] = []
-    differing: list[tuple[Result, Difference]] = []
-    same: list[Difference] = []
+    differing: list[tuple[Result, EntryDifference]] = []
+    same: list[EntryDifference] = []
     earlier: dict[str, list[Any]] = {function: [] for function in given}
     for name in chosen:
         group = vectors.load(name)
@@ -187,13 +186,15 @@ def run(
 
 
 def _findings(
-    differing: list[tuple[Result, Difference]], same: list[Difference]
-) -> list[Finding]:
+    differing: list[tuple[Result, EntryDifference]], same: list[EntryDifference]
+) -> list[NamedMistake]:
     """Return the mistakes that explain the differences."""
     result_of = {id(difference): result for result, difference in differing}
     found, _ = explain([difference for _, difference in differing], same)
     return [
-        Finding(mistake.name, mistake.words, mistake.fix, [result_of[id(d)] for d in explained])
+        NamedMistake(
+            mistake.name, mistake.words, mistake.fix, [result_of[id(d)] for d in explained]
+        )
         for mistake, explained in found
     ]
 
@@ -211,7 +212,7 @@ def _functions(module: Any, functions: Mapping[str, Any]) -> dict[str, Callable[
 
 def _one(
     group: Case, case: Case, name: str, function: Callable[..., Any], arrays: str | None, dtype: str
-) -> tuple[Result, Difference | None]:
+) -> tuple[Result, EntryDifference | None]:
     """Call one function with one case."""
     kind = KINDS[name]
     result = Result(group["group"], case["id"], name, SAME, level=group["level"])
@@ -236,7 +237,7 @@ def _one(
     coarsest = dtype_of(returned)
     if kind.takes_vectors and ROUNDING.get(dtype, 0.0) > ROUNDING.get(coarsest, 0.0):
         coarsest = dtype
-    difference = Difference(group["group"], case, kind, readings, group["tolerance"], coarsest)
+    difference = EntryDifference(group["group"], case, kind, readings, group["tolerance"], coarsest)
     if not difference.is_right():
         result.status = DIFFERS
         result.words = _worst(kind, case, readings[0], kind.expected(case), difference.allowed)
@@ -250,9 +251,7 @@ def _call(
     arguments, keywords = kind.arguments(case, make, dtype)
     taken = _taken(function)
     missing = [
-        name
-        for name in kind.needs
-        if name in keywords and taken is not None and name not in taken
+        name for name in kind.needs if name in keywords and taken is not None and name not in taken
     ]
     if missing:
         return f"the function takes no keyword {' and '.join(missing)}"
@@ -283,9 +282,7 @@ def _taken(function: Callable[..., Any]) -> set[str] | None:
     return {each.name for each in parameters}
 
 
-def _worst(
-    kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: Numbers
-) -> str:
+def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: Numbers) -> str:
     """Return in words where the two differ most."""
     if len(found) not in (len(expected), len(expected) - 1):
         return f"{len(found):,} numbers, expected {len(expected):,}"
@@ -296,9 +293,7 @@ def _worst(
     if any(value != value for value in found):
         return "NaN"
     index = max(off, key=lambda each: each[1])[0]
-    wrong = sum(
-        abs(a - b) > limit for a, b, limit in zip(found, expected, allowed, strict=False)
-    )
+    wrong = sum(abs(a - b) > limit for a, b, limit in zip(found, expected, allowed, strict=False))
     got, wanted = found[index], expected[index]
     ratio = f" (x {got / wanted:.4g})" if abs(wanted) > 1e-12 else ""
     return (
@@ -311,4 +306,4 @@ def _line(error: BaseException) -> str:
     return shown(" ".join(str(error).split())[:200])
 
 
-__all__ = ["DIFFERS", "NOT_RUN", "RAISED", "REFUSED", "SAME", "Finding", "Report", "run"]
+__all__ = ["DIFFERS", "NOT_RUN", "RAISED", "REFUSED", "SAME", "NamedMistake", "Report", "run"]

@@ -44,7 +44,11 @@ class Plain:
         if scaling.get("rope_type") != "proportional":
             dims = int(head * fraction)
         if "qk_rope_head_dim" in config:
-            dims, start, layout = config["qk_rope_head_dim"], config["qk_nope_head_dim"], "interleaved"
+            dims, start, layout = (
+                config["qk_rope_head_dim"],
+                config["qk_nope_head_dim"],
+                "interleaved",
+            )
             head = dims + start
             if part == "indexer":
                 head, start = config["index_head_dim"], 0
@@ -196,7 +200,7 @@ class Plain:
         return q, k
 
     def turned(self, config, x, cos, sin, part=None):
-        head, dims, start, _, _, layout = self.read(config, part)
+        _head, dims, start, _, _, layout = self.read(config, part)
         cos, sin = cos[:, None], sin[:, None]
         out, mine = x.copy(), x[..., start : start + dims]
         if layout == "half":

@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import torch
+
 from conformance.plain import Plain
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

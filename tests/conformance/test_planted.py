@@ -1,8 +1,8 @@
 """Public bugs, planted into a plain rope one by one: each is found and named."""
 
 import pytest
-from conformance.plain import Plain
 
+from conformance.plain import Plain
 from ropewalk_conformance import run
 from ropewalk_conformance.runner import DIFFERS, SAME
 

@@ -4,12 +4,14 @@ import random
 
 import numpy as np
 import pytest
-from conformance.right_ropes import Right
 
+from conformance.right_ropes import Right
 from ropewalk_conformance import groups, load, run
 from ropewalk_conformance.runner import DIFFERS, RAISED, REFUSED, SAME
 
-ROPES = [name for name in groups() if {"inv_freq", "cos_sin", "rotate"} & set(load(name)["functions"])]
+ROPES = [
+    name for name in groups() if {"inv_freq", "cos_sin", "rotate"} & set(load(name)["functions"])
+]
 REQUIRED = [name for name in ROPES if load(name)["level"] == "required"]
 
 
@@ -49,6 +51,8 @@ def test_every_choice_is_made():
 
 def test_a_wrong_rope_among_them_is_seen():
     rope = Right(3)
-    wrong = lambda config, length=None: np.asarray(rope.plain.inv_freq(config, None, length)[0]) * 1.00001
+    wrong = lambda config, length=None: (
+        np.asarray(rope.plain.inv_freq(config, None, length)[0]) * 1.00001
+    )
     report = run(inv_freq=wrong, groups="default", arrays="numpy")
     assert len(report.of(DIFFERS)) == len(load("default")["cases"])

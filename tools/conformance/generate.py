@@ -89,9 +89,7 @@ def filled(row: Row, functions: list[str]) -> Row:
     return out
 
 
-def fill_rope(
-    out: Row, row: Row, positions: list[Any], length: int, functions: list[str]
-) -> None:
+def fill_rope(out: Row, row: Row, positions: list[Any], length: int, functions: list[str]) -> None:
     """Add frequencies, magnitude, cos and sin, and a rotation to a case."""
     means = row["rope"]
     exact = definition.frequencies(means, length)
@@ -162,9 +160,7 @@ def filled_move(row: Row) -> Row:
         [round(_float(value), 6) for value in definition.rotate(means, x, [p])]
         for x, p in zip(raw, old, strict=True)
     ]
-    after = [
-        definition.moved(means, x, [a], [b]) for x, a, b in zip(cached, old, new, strict=True)
-    ]
+    after = [definition.moved(means, x, [a], [b]) for x, a, b in zip(cached, old, new, strict=True)]
     return {"old": [old], "new": [new], "k": [[cached]], "expected": floats([[after]])}
 
 

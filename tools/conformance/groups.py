@@ -30,7 +30,9 @@ def llama(**changes: Any) -> Row:
     return {key: value for key, value in (keys | changes).items() if value is not ...}
 
 
-def rope(head_dim: int = 64, theta: float = 10000.0, scaling: Row | None = None, **more: Any) -> Row:
+def rope(
+    head_dim: int = 64, theta: float = 10000.0, scaling: Row | None = None, **more: Any
+) -> Row:
     """Return what a config means."""
     return {
         "head_dim": head_dim,
@@ -516,9 +518,7 @@ GROUPS: list[Row] = [
             case(
                 "x4-served-shorter",
                 "max_position_embeddings says 1.25, the factor 4",
-                llama(
-                    rope_theta=1000000.0, rope_scaling=YARN4_KEYS, max_position_embeddings=40960
-                ),
+                llama(rope_theta=1000000.0, rope_scaling=YARN4_KEYS, max_position_embeddings=40960),
                 rope(theta=1000000.0, scaling=YARN4, max_length=40960),
             ),
             case(
@@ -684,7 +684,10 @@ GROUPS: list[Row] = [
         "why": "The same frequencies rotate other dimensions together; a model with the wrong "
         "layout writes fluent nonsense.",
         "bugs": [
-            {"what": "q and k are converted once too often or not", "thread": "karpathy/llama2.c#286"},
+            {
+                "what": "q and k are converted once too often or not",
+                "thread": "karpathy/llama2.c#286",
+            },
         ],
         "cases": [
             case(
@@ -760,7 +763,10 @@ GROUPS: list[Row] = [
         "scaling or with other positions hardly a draft is accepted.",
         "bugs": [
             {"what": "the draft's kernel knows no scaling", "thread": "kekzl/imp#897"},
-            {"what": "overrides of the config do not reach the draft", "thread": "vllm-project/vllm#58080"},
+            {
+                "what": "overrides of the config do not reach the draft",
+                "thread": "vllm-project/vllm#58080",
+            },
             {"what": "draft positions under M-RoPE", "thread": "vllm-project/vllm#54716"},
             {
                 "what": "ids of one token for a stream of several: reads past their end",
@@ -771,9 +777,7 @@ GROUPS: list[Row] = [
             case(
                 "mtp-yarn",
                 "the draft inherits YaRN",
-                llama(
-                    rope_theta=1000000.0, rope_scaling=YARN4_KEYS, num_nextn_predict_layers=1
-                ),
+                llama(rope_theta=1000000.0, rope_scaling=YARN4_KEYS, num_nextn_predict_layers=1),
                 rope(theta=1000000.0, scaling=YARN4),
                 part="draft",
             ),
@@ -891,7 +895,10 @@ GROUPS: list[Row] = [
         "why": "A table has an end; reading past it must compute, grow or refuse, not clamp, wrap "
         "or read other memory.",
         "bugs": [
-            {"what": "a table of 8,192 rows whatever is asked", "seen": "EasyDeL 0.3.0, by running"},
+            {
+                "what": "a table of 8,192 rows whatever is asked",
+                "seen": "EasyDeL 0.3.0, by running",
+            },
             {"what": "an illegal read with M-RoPE ids", "thread": "alibaba/rtp-llm#1163"},
         ],
         "cases": [
@@ -1149,27 +1156,33 @@ GROUPS: list[Row] = [
         "bugs": [
             {"what": "the start is multiplied too", "thread": "huggingface/transformers#45381"},
             {"what": "images are scaled as videos", "thread": "huggingface/transformers#45325"},
-            {"what": "half seconds are rounded to zero", "thread": "huggingface/transformers#48669"},
+            {
+                "what": "half seconds are rounded to zero",
+                "thread": "huggingface/transformers#48669",
+            },
         ],
         "cases": [
             case(
                 "image",
                 "text, an image, text",
-                QWEN2 | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
+                QWEN2
+                | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
                 CHUNKED,
                 segments=[{"text": 3}, {"image": [1, 4, 6]}, {"text": 2}],
             ),
             case(
                 "video",
                 "one second from frame to frame: the time grows by 2",
-                QWEN2 | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
+                QWEN2
+                | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
                 CHUNKED,
                 segments=[{"text": 5}, {"video": [3, 10, 12], "seconds": 1.0}, {"text": 2}],
             ),
             case(
                 "video-half-seconds",
                 "half a second from frame to frame: the time grows by 1",
-                QWEN2 | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
+                QWEN2
+                | {"model_type": "qwen2_5_vl", "spatial_merge_size": 2, "tokens_per_second": 2},
                 CHUNKED,
                 segments=[{"text": 5}, {"video": [4, 8, 10], "seconds": 0.5}, {"text": 2}],
             ),
