@@ -1,4 +1,4 @@
-"""Write the vectors: `python tools/conformance/generate.py` makes every file of `conformance/`.
+"""Write the vectors: `make vectors` makes every file of `conformance/` but the schema.
 
 The numbers come from `definition`, 50 digits each; a float in a file is the double that is nearest
 to the exact value. `--check` writes nothing and fails if a file differs.
@@ -13,10 +13,8 @@ from typing import Any
 
 import mpmath
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import definition
-from groups import DOCUMENTS, GROUPS, NEAR, PACKED, Row
+from conformance_vectors import definition
+from conformance_vectors.groups import DOCUMENTS, GROUPS, NEAR, PACKED, Row
 
 FOLDER = Path(__file__).parents[2] / "conformance"
 VERSION = "1.0.0"

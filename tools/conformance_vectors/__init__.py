@@ -1,0 +1,1 @@
+"""The generator of the conformance vectors: rows, exact arithmetic, files."""
