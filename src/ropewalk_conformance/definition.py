@@ -403,8 +403,6 @@ def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
             return each(ROUND[kind])
         case "divided":
             return each(lambda p: p / rope["scaling"].get("factor", 1.0))
-        case "negated":
-            return each(lambda p: -p)
     return axes
 
 
@@ -467,15 +465,16 @@ def rotate(x: Any, cos: Any, sin: Any, rope: Rope, wrong: Wrong | None = None) -
         i = dim - start
         return i % pairs if half != other else i // 2
 
+    known = min(len(line) for row in cos for line in row)
+    of_pairs = [(a, b, entry(a), entry(b)) for a, b in places_of(shown)]
+    of_pairs = [each for each in of_pairs if max(each[2:]) < known]
+    rest = {"zeros": 0.0, "scaled": size}.get(wrong.get("rest", ""), 1.0)
+
     def one(token: Numbers, c: Numbers, s: Numbers) -> Numbers:
-        out = [0.0 if wrong.get("rest") == "zeros" else float(value) for value in token]
-        if wrong.get("rest") == "scaled":
-            out = [size * value for value in out]
-        for a, b in places_of(shown):
-            if max(entry(a), entry(b)) >= len(c):
-                continue
-            out[a] = c[entry(a)] * token[a] - s[entry(a)] * token[b]
-            out[b] = s[entry(b)] * token[a] + c[entry(b)] * token[b]
+        out = [rest * value for value in token]
+        for a, b, i, j in of_pairs:
+            x, y = token[a], token[b]
+            out[a], out[b] = c[i] * x - s[i] * y, s[j] * x + c[j] * y
         return out
 
     def row(heads: Any, b: int) -> Any:

@@ -94,6 +94,10 @@ class Kind:
         """Return the numbers that a mistake gives; an empty list where it does not apply."""
         raise NotImplementedError
 
+    def probe(self, case: Case, wrong: Wrong) -> Numbers:
+        """Return the first of the predicted numbers, where that is much quicker than all."""
+        return []
+
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
         """Return how far each number may be off."""
         size = max(1.0, max(map(abs, self.expected(case))))
@@ -293,6 +297,19 @@ class Rotate(Kind):
     def expected(self, case: Case) -> Numbers:
         return flat([case["rotation"][f"{name}_expected"] for name in "qk"])
 
+    def probe(self, case: Case, wrong: Wrong) -> Numbers:
+        # the first head of the first row of q
+        rope, given = rope_of(case, wrong), case["rotation"]
+        if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
+            return []
+        if {"only", "only_magnitude", "scales"} & wrong.keys():
+            return []
+        cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)
+        scale = given.get("q_scale", 1.0)
+        tokens = given["q"][0][0]
+        turned = definition.rotate([[tokens]], [cos[0]], [sin[0]], rope, wrong)
+        return [scale * value for value in flat(turned)]
+
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
         rope = rope_of(case, wrong)
         if rope is None or rope["head_dim"] != case["rope"]["head_dim"]:
@@ -416,7 +433,7 @@ class Move(Kind):
 
     signature = "move(config, k, old_positions, new_positions) -> k"
     takes_vectors = True
-    reads = OF_VECTOR | {"move"}
+    reads = OF_ROPE | {"move", "layout", "slice", "angle_dtype", "table_dtype", "per_radian"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["move"]

@@ -111,10 +111,18 @@ class EntryDifference:
             coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
             return self._agrees(self.kind.expected(self.case), coarse)
         try:
+            first = self.kind.probe(self.case, mistake.change)
+            if first and not self._begins(first):
+                return False
             wanted = self.kind.predicted(self.case, mistake.change)
         except (ArithmeticError, ValueError, LookupError):  # no such rope
             return False
         return self._agrees(wanted, self.allowed)
+
+    def _begins(self, first: Numbers) -> bool:
+        """Return whether a reading begins with these numbers."""
+        count = len(first)
+        return any(agree(found[:count], first, self.allowed[:count]) for found in self.readings)
 
     def is_no_mistake(self, mistake: RotationMistake) -> bool:
         """Return whether a mistake has no effect on this result."""

@@ -34,7 +34,7 @@ def cpp(folder, out):
 def test_javascript(tmp_path):
     done = javascript(EXAMPLES)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "65 cases" in done.stdout
+    assert "67 cases" in done.stdout
     assert done.stdout.endswith(" 0 wrong\n")
     copied(tmp_path, "rope.mjs", "i < Math.floor", "i <= Math.floor")
     done = javascript(tmp_path)
@@ -46,7 +46,7 @@ def test_javascript(tmp_path):
 def test_cpp(tmp_path):
     done = cpp(EXAMPLES, tmp_path / "runner")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "65 cases" in done.stdout
+    assert "67 cases" in done.stdout
     assert done.stdout.endswith(" 0 wrong\n")
 
 

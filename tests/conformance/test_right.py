@@ -22,14 +22,14 @@ def test_right_ropes_pass(block, full):
     ran = 0
     for seed in range(20 * block, 20 * block + 20):
         rope = Right(seed)
-        chosen = REQUIRED if full else random.Random(seed).sample(REQUIRED, 4)
+        chosen = REQUIRED if full else random.Random(seed).sample(REQUIRED, 2)
         functions = {name: getattr(rope, name) for name in ("inv_freq", "cos_sin", "rotate")}
         report = run(**functions, groups=chosen, arrays=rope.library, dtype=rope.dtype)
         wrong = [each for status in (DIFFERS, RAISED, REFUSED) for each in report.of(status)]
         assert wrong == [], f"rope {seed} ({rope}):\n{report}"
         assert report.findings == []
         ran += len(report.of(SAME))
-    assert ran > 200
+    assert ran > 100
 
 
 def test_exact_angles_pass_at_every_position():

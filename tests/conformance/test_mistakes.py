@@ -1,0 +1,72 @@
+"""Every row of mistakes.toml: its numbers differ somewhere, and are told apart from all other rows."""
+
+import pytest
+
+from ropewalk_conformance import definition, groups, load
+from ropewalk_conformance.functions import KINDS
+from ropewalk_conformance.mistakes import Difference, explain, mistakes
+
+#: enough groups for rows about tables and vectors
+FEW = ["default", "yarn", "layouts", "partial", "mrope", "batches", "drafts", "beyond-the-table"]
+FEW += ["indexer", "far", "longrope"]
+#: rows whose numbers need a project that makes them
+TESTED_ELSEWHERE = {"angle_float32"}
+ROWS = [row for row in mistakes() if row.name not in TESTED_ELSEWHERE]
+
+
+def planted(mistake, function):
+    """Return the results of a function with a mistake: those that differ, and those that are right."""
+    kind, wrong, right = KINDS[function], [], []
+    few = function in ("cos_sin", "rotate")
+    for name in mistake.groups or (FEW if few else groups()):
+        group = load(name)
+        cases = group["cases"] if function in group["functions"] else []
+        for case in [*cases[:2], *cases[2:][-2:]] if few else cases:
+            numbers = kind.predicted(case, mistake.change)
+            if numbers:
+                each = Difference(name, case, kind, [numbers], group["tolerance"], "float32")
+                (right if each.is_right() else wrong).append(each)
+    return wrong, right
+
+
+@pytest.mark.sampled(every=8)
+@pytest.mark.parametrize("mistake", ROWS, ids=lambda mistake: mistake.name)
+def test_a_mistake_is_told_apart_from_the_others(mistake):
+    for function, kind in KINDS.items():
+        if not mistake.change.keys() <= kind.reads:
+            continue
+        wrong, right = planted(mistake, function)
+        if wrong:
+            found, left = explain(wrong, right)
+            assert found[0][0].name == mistake.name
+            assert left == []
+            return
+    pytest.fail("no vector shows this mistake")
+
+
+def test_a_row_has_words_and_a_fix():
+    assert len(mistakes()) >= 100
+    assert len({row.name for row in mistakes()}) == len(mistakes())
+    for row in mistakes():
+        assert row.words.endswith(".")
+        assert row.fix.endswith((".", "?"))
+        assert set(row.groups) <= set(groups())
+
+
+def test_two_mistakes_at_once_are_named_both():
+    names = {"ramp_inverted", "magnitude_missing"}
+    change = {"ramp": "inverted", "magnitude": "none"}
+    group, kind = load("yarn"), KINDS["cos_sin"]
+    case = group["cases"][0]
+    numbers = kind.predicted(case, change)
+    each = Difference("yarn", case, kind, [numbers], group["tolerance"], "float32")
+    found, left = explain([each], [])
+    assert (set(found[0][0].name.split(" + ")), left) == (names, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "x", "rounded"),
+    [("bfloat16", 257.0, 256.0), ("bfloat16", 3.0, 3.0), ("float16", 2049.0, 2048.0)],
+)
+def test_numbers_are_rounded_to_a_type(kind, x, rounded):
+    assert definition.ROUND[kind](x) == rounded
