@@ -23,6 +23,7 @@ help:
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
 	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm, llama.cpp and ONNX Runtime under build/engines, run them, record what they compute"
+	@echo "make vectors   write the conformance vectors again, from exact arithmetic"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -95,6 +96,9 @@ test-torch: setup
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
 		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
+
+vectors: setup
+	PYTHONPATH=tools $(BIN)/python -m conformance_vectors.generate
 
 # an environment for each engine, on the CPU; the rows are written once, every runner reads them in its own environment
 ENGINES := build/engines

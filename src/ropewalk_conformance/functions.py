@@ -362,7 +362,7 @@ class Rotate(Kind):
         heads, tokens, width = len(x[0]), len(x[0][0]), len(x[0][0][0])
         rest, dim = divmod(index, width)
         rest, token = divmod(rest, tokens)
-        row, _head = divmod(rest, heads)
+        row = rest // heads
         where = f"{name} at position {_position(case, row, token)}, dimension {dim}"
         return where if len(x) == 1 else f"{where}, row {row}"
 

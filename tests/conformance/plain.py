@@ -200,7 +200,7 @@ class Plain:
         return q, k
 
     def turned(self, config, x, cos, sin, part=None):
-        _head, dims, start, _, _, layout = self.read(config, part)
+        _, dims, start, _, _, layout = self.read(config, part)
         cos, sin = cos[:, None], sin[:, None]
         out, mine = x.copy(), x[..., start : start + dims]
         if layout == "half":

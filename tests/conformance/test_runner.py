@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from command_line import call
 from conformance.plain import Plain
-
 from ropewalk.errors import RopeError
 from ropewalk_conformance import load, run
 from ropewalk_conformance.arrays import dtype_of, library_of, maker, to_lists
@@ -39,7 +39,9 @@ class Foreign:
 
 
 def test_arrays_of_every_library_become_lists():
-    assert to_lists(torch.tensor([[1.0, 2.5]], dtype=torch.bfloat16, requires_grad=True)) == [[1, 2.5]]
+    assert to_lists(torch.tensor([[1.0, 2.5]], dtype=torch.bfloat16, requires_grad=True)) == [
+        [1, 2.5]
+    ]
     assert to_lists(np.float16([1, 0.5])) == [1, 0.5]
     assert to_lists((Foreign([1.0]), [Foreign([2.0])])) == [[1.0], [[2.0]]]
     assert to_lists(torch.tensor(1 + 2j)) == 1 + 2j
@@ -149,11 +151,19 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
 def test_the_plug_in(tmp_path):
     (tmp_path / "test_rope.py").write_text(
-        LISTS.format(theta=10000)
-        + "def test_rope(rope_conformance):\n"
+        LISTS.format(theta=10000) + "def test_rope(rope_conformance):\n"
         "    rope_conformance(inv_freq=inv_freq, groups='default')\n"
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "ropewalk_conformance.plugin", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "ropewalk_conformance.plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
     done = subprocess.run(
         [*command, "test_rope.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

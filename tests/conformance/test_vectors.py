@@ -4,14 +4,15 @@ import json
 import warnings
 from decimal import Decimal
 
-import gguf_samples
 import jsonschema
 import pytest
-from conformance_vectors import generate
 
+import gguf_samples
 import ropewalk as rw
+from conformance_vectors import generate
 from ropewalk.gguf import from_gguf
 from ropewalk_conformance import definition, groups, load
+from ropewalk_conformance.arrays import flat
 from ropewalk_conformance.functions import KINDS
 from ropewalk_conformance.mistakes import agree
 from ropewalk_conformance.vectors import folder, index
@@ -54,7 +55,9 @@ def test_a_file_follows_the_schema(name):
 
 def test_the_schema_refuses_what_is_wrong():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    validator = jsonschema.Draft202012Validator(SCHEMA["$defs"]["group"] | {"$defs": SCHEMA["$defs"]})
+    validator = jsonschema.Draft202012Validator(
+        SCHEMA["$defs"]["group"] | {"$defs": SCHEMA["$defs"]}
+    )
     good = load("softmax-scale")
     assert validator.is_valid(good)
     assert not validator.is_valid({**good, "functions": ["rotated"]})
@@ -132,7 +135,6 @@ def test_rotations_are_those_of_the_tables():
             for x in "qk":
                 scale = given.get(f"{x}_scale", 1.0)
                 turned = definition.rotate(given[x], case["cos"], case["sin"], rope)
-                flat = lambda v: [n for each in v for n in flat(each)] if isinstance(v, list) else [v]
                 found = [scale * value for value in flat(turned)]
                 assert found == pytest.approx(flat(given[f"{x}_expected"]), abs=1e-12)
 
