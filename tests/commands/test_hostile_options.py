@@ -126,6 +126,12 @@ def files(tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "config.json").write_text(json.dumps(LLAMA))
+    (folder / "rope.py").write_text(
+        "def inv_freq(config):\n"
+        "    step = -2 / config['head_dim']\n"
+        "    factor = config['rope_scaling']['factor']\n"
+        "    return [config['rope_theta'] ** (i * step) / factor for i in range(32)]\n"
+    )
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
     weights = {
@@ -178,6 +184,7 @@ def valid(files) -> dict[str, list[str]]:
         "inspect": [config],
         "audit": [config],
         "doctor": [config],
+        "conformance": ["--module", str(files / "rope.py"), "--group", "linear"],
         "engines": ["--match", "llama-3.1"],
         "figures": ["pictures"],
         "completion": ["bash"],
@@ -313,6 +320,8 @@ def run(capsys, command: str, arguments: list[str]) -> int:
         code = 0  # the trainer of these tests says that its run was stopped
     if code in (3, 4) and command == "doctor":
         code = 0  # it answered, and found something
+    if code == 1 and command == "conformance":
+        code = 0
     assert code in (0, 1, 2), said
     assert "Traceback" not in out + err, said
     if code:

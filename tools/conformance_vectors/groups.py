@@ -331,7 +331,7 @@ GROUPS: list[Row] = [
         "functions": ROPE,
         "why": "Every other group assumes that the plain frequencies are right.",
         "bugs": [
-            {"what": "theta is lost and the default is used", "thread": "unslothai/unsloth#7028"},
+            {"what": "theta has a fixed default", "thread": "casper-hansen/AutoAWQ#271"},
         ],
         "cases": [
             case("theta-10000", "theta of the first Llama", llama(), rope()),
@@ -362,8 +362,12 @@ GROUPS: list[Row] = [
         "why": "Keys of older and newer configs say the same; a reader of one kind loses theta.",
         "bugs": [
             {
-                "what": "theta is not found under rope_parameters: perplexity 10 becomes 11,316",
-                "thread": "unslothai/unsloth#7028",
+                "what": "theta moved to rope_parameters in transformers 5",
+                "thread": "InternLM/lmdeploy#4304",
+            },
+            {
+                "what": "theta moved to rope_parameters in transformers 5",
+                "thread": "sgl-project/mini-sglang#13",
             },
         ],
         "cases": [
@@ -502,7 +506,6 @@ GROUPS: list[Row] = [
         "bugs": [
             {"what": "the ramp is inverted", "seen": "litgpt 0.5.13, by running"},
             {"what": "YaRN is ignored for a family", "thread": "jundot/omlx#3347"},
-            {"what": "YaRN is ignored for a family", "thread": "Blaizzy/mlx-vlm#1927"},
             {"what": "the factor comes from lengths", "seen": "exllamav3 1.6.5, by running"},
             {"what": "the ramp is never rounded", "seen": "gpt-oss 0.0.9, by running"},
             {"what": "truncate is ignored", "seen": "EasyDeL 0.3.0 and mlx-vlm 0.7.10, by running"},
@@ -1132,8 +1135,9 @@ GROUPS: list[Row] = [
         "why": "Converters permute the rows of q and k; once too few or once too many gives "
         "nonsense, and k has fewer heads than q.",
         "bugs": [
-            {"what": "the permutation of k ignores its heads", "thread": "ggml-org/llama.cpp#3018"},
-            {"what": "the permutation is done twice", "thread": "ggml-org/llama.cpp#7481"},
+            {"what": "k is permuted by the wrong heads", "thread": "ggml-org/llama.cpp#3018"},
+            {"what": "k is permuted by the wrong heads", "thread": "huggingface/transformers#31788"},
+            {"what": "rows are permuted that must not be", "thread": "ggml-org/llama.cpp#7481"},
             {"what": "the permutation is missing", "thread": "karpathy/llama2.c#286"},
         ],
         "cases": [
