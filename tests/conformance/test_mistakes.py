@@ -4,7 +4,7 @@ import pytest
 
 from ropewalk_conformance import definition, groups, load
 from ropewalk_conformance.functions import KINDS
-from ropewalk_conformance.mistakes import Difference, explain, mistakes
+from ropewalk_conformance.mistakes import EntryDifference, explain, mistakes
 
 #: enough groups for rows about tables and vectors
 FEW = ["default", "yarn", "layouts", "partial", "mrope", "batches", "drafts", "beyond-the-table"]
@@ -24,7 +24,7 @@ def planted(mistake, function):
         for case in [*cases[:2], *cases[2:][-2:]] if few else cases:
             numbers = kind.predicted(case, mistake.change)
             if numbers:
-                each = Difference(name, case, kind, [numbers], group["tolerance"], "float32")
+                each = EntryDifference(name, case, kind, [numbers], group["tolerance"], "float32")
                 (right if each.is_right() else wrong).append(each)
     return wrong, right
 
@@ -59,7 +59,7 @@ def test_two_mistakes_at_once_are_named_both():
     group, kind = load("yarn"), KINDS["cos_sin"]
     case = group["cases"][0]
     numbers = kind.predicted(case, change)
-    each = Difference("yarn", case, kind, [numbers], group["tolerance"], "float32")
+    each = EntryDifference("yarn", case, kind, [numbers], group["tolerance"], "float32")
     found, left = explain([each], [])
     assert (set(found[0][0].name.split(" + ")), left) == (names, [])
 

@@ -1136,7 +1136,10 @@ GROUPS: list[Row] = [
         "nonsense, and k has fewer heads than q.",
         "bugs": [
             {"what": "k is permuted by the wrong heads", "thread": "ggml-org/llama.cpp#3018"},
-            {"what": "k is permuted by the wrong heads", "thread": "huggingface/transformers#31788"},
+            {
+                "what": "k is permuted by the wrong heads",
+                "thread": "huggingface/transformers#31788",
+            },
             {"what": "rows are permuted that must not be", "thread": "ggml-org/llama.cpp#7481"},
             {"what": "the permutation is missing", "thread": "karpathy/llama2.c#286"},
         ],
