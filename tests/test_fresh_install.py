@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "ropewalk"
+VECTORS = ROOT / "conformance"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
@@ -70,6 +71,7 @@ def wheel(tmp_path_factory) -> Path:
     copy = folder / "source"
     left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", copy / "src", ignore=left_out)
+    shutil.copytree(VECTORS, copy / "conformance")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy / name)
     run(
@@ -108,6 +110,9 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
         if name not in packed
     ] == []
     assert "ropewalk/kernels/cpu/_cpu.so" in packed or shutil.which("cc") is None
+    vectors = {f"ropewalk_conformance/vectors/{file.name}" for file in VECTORS.glob("*.json")}
+    assert len(vectors) > 20
+    assert vectors <= packed
 
 
 def test_the_readme_goes_all_the_way():

@@ -40,8 +40,10 @@ def maker(library: str) -> Callable[[Any, str], Any]:
     make = module.tensor if library == "torch" else module.array
 
     def made(values: Any, dtype: str) -> Any:
-        if library == "numpy" and dtype == "bfloat16":
-            dtype = "float16"
+        # numpy has no bfloat16; JAX has no 64 bits by default, and refuses what 32 cannot hold
+        dtype = {("numpy", "bfloat16"): "float16", ("jax", "int64"): "int32"}.get(
+            (library, dtype), dtype
+        )
         return make(values, dtype=getattr(module, dtype))
 
     return made

@@ -201,7 +201,7 @@ def _findings(
 
 def _functions(module: Any, functions: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
     """Return the functions that a project gives, by name."""
-    found = {name: getattr(module, name) for name in KINDS if hasattr(module, name)}
+    found = {name: getattr(module, name) for name in KINDS if callable(getattr(module, name, None))}
     found |= functions
     unknown = [name for name in found if name not in KINDS]
     if unknown or not found:
