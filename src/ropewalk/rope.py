@@ -179,8 +179,14 @@ class Rope(nn.Module):
         *,
         key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
-        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included;
-        `key` for those of keys.
+        """Return new tensors cos and sin [..., S, pairs] of positions, magnitude included; [B,
+        heads, S, pairs] if the frequencies differ from head to head.
+
+        positions  integers [S] or [B, S], or [axes, B, S] if the spec has several axes; floats only
+                   if `spec.fractional`
+        dtype      that of the result
+        length     the length of the sequence, which only length-dependent scalings read
+        key        return the tables of keys; they differ for xPos and if spec.magnitude_on is "q"
         """
         if not isinstance(positions, Tensor):
             raise RopeError("positions", "must be an integer tensor", type(positions))

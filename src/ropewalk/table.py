@@ -167,8 +167,12 @@ def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
 
 
 def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [B, heads, S, pairs]; the angle of a pair, in radians or as a phase, is a
-    sum over the axes.
+    """Return cos and sin [B, heads, S, pairs] of a spec whose frequencies differ from head to head;
+    the angle of a pair is the sum over the axes of coordinate times frequency.
+
+    positions  [axes, B, S] or [axes, S]; without the first dimension if the spec has one axis.
+               Angles of integers are summed exactly, as fractions of a turn; those of floats, and
+               all with precision "hf", in radians
     """
     positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
     points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[

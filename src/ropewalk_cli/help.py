@@ -73,7 +73,9 @@ def _name(option: Parameter) -> str:
 
 
 def _about(parameter: Parameter) -> str:
-    """Return the help of a parameter, then its choices, and whether it is needed or its default."""
+    """Return the help of a parameter, then in brackets its choices, whether an option may be
+    repeated or must be given, and its default.
+    """
     notes = []
     if parameter.choices:
         notes.append(f"one of {', '.join(parameter.choices)}")

@@ -157,7 +157,14 @@ def make_trainer(
     parallel: Parallel | None = None,
     **options: Any,
 ) -> Trainer:
-    """Return the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
+    """Return the trainer of a preset, ready to `run()`.
+
+    preset    the data, the model and the schedule. A model with the key "start" begins with the
+              weights of that checkpoint; its tokenizer, length and objective must fit the data
+    folder    where the run is stored; a folder with a run of another model is refused
+    parallel  the ranks that train together; None: this process alone
+    options   passed to Trainer; `evaluate` replaces the evaluation on held-out data
+    """
     data, length = make_data(preset.data), longest(preset.train)
     opened = open_data(data, preset.train.seed, length)
     model = make_model(

@@ -217,6 +217,7 @@ class Speed:
 
     @property
     def ok(self) -> bool:
+        """Whether the error is within its bound, or has none; the time is not judged."""
         return self.bound is None or (self.error is not None and self.error <= self.bound)
 
 
@@ -342,6 +343,7 @@ class SelfCheckReport:
 
     @property
     def ok(self) -> bool:
+        """Whether no error exceeds its bound; times are shown and not judged."""
         return all(row.ok for row in (*self.precision, *self.laws, *self.speed))
 
 

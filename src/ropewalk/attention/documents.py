@@ -11,8 +11,11 @@ from ropewalk.attention.linear_sums import Features, divide, in_chunks
 
 
 def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
-    """Return positions [B, S] that count the real tokens of each document from 0; padding has the
-    position before it.
+    """Return positions [B, S] that count the real tokens of each document from 0.
+
+    documents  [B, S], the number of each token's document
+    padding    boolean [B, S], True for real tokens; None: all are real. A padding token has the
+               position of the last real token before it in its document, or 0 if there is none
     """
     # sort the tokens by document, count the real ones, and subtract the count at the start of each
     # document

@@ -156,8 +156,8 @@ class Visibility:
         )
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
-        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing
-        is masked.
+        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if there is
+        none. A float `mask`, which is added to scores, is not part of it.
         """
         masks = []
         if self.causal or self.window is not None:

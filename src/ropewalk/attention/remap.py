@@ -101,7 +101,8 @@ class ReRope(Remapping):
     """ReRoPE: distances stop growing at `window`.
 
     With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
-    log(log_n_length)), as its author does with the trained length.
+    log(log_n_length)), as its author does with the trained length. `for_length` takes a quarter of
+    the trained length as the window.
     """
 
     name: ClassVar[str] = "rerope"
@@ -127,8 +128,12 @@ class ReRope(Remapping):
 
 @dataclass(frozen=True)
 class LeakyReRope(Remapping):
-    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly; `log_n_length` as
-    in ReRope.
+    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly: they are window +
+    (distance - window) / slowdown.
+
+    With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
+    log(log_n_length)). `for_length` takes a quarter of the trained length as the window, and a
+    slowdown with which no distance exceeds two thirds of the trained length.
     """
 
     name: ClassVar[str] = "leaky_rerope"

@@ -152,7 +152,9 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
 
 
 class _Words(dict):
-    """Facts as the texts of a message: long values shortened, lengths with commas."""
+    """Facts whose values are read as text, for `str.format_map`: numbers from 10,000 with commas,
+    true, false and null as in JSON, and a text of more than 160 characters cut.
+    """
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key)

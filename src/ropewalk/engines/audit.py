@@ -432,8 +432,16 @@ def _measured(
     date: str,
     evidence: str,
 ) -> EngineFinding:
-    """Return a finding with what a run found in place of what the rules say; the rules stay as far
-    as they explain it.
+    """Return a finding of the rules with what a run found in place of their numbers.
+
+    finding                 what the rules say
+    found                   what the run found: a rotation, None for no rotation, or the text of the
+                            engine's error
+    known                   RUN for a run here, RECORDED for a recorded one
+    version, date, evidence the release that ran, when, and the sentence that says so
+
+    If both agree, the numbers of the rules stay, because they are exact. The rules are listed
+    unless they said that the engine has a problem and the run found a rotation.
     """
     about: dict[str, Any] = {"known": known, "version": version, "date": date, "evidence": evidence}
     if isinstance(found, str):

@@ -358,7 +358,14 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
 def _set_fraction(
     reading: EngineReading, fraction: float | None, source: str, model: Mapping[str, Any]
 ) -> None:
-    """Set how many dimensions mlx-lm rotates; `fraction` is None if its model reads none."""
+    """Set how many dimensions of the head mlx-lm rotates, or fail if it refuses their number.
+
+    fraction  the fraction of the head that its model class rotates; None: the class reads none, so
+              the whole head rotates
+    source    the file of the class, which the rule names
+    model     the row of the model_type in `model` of the rules file; with "rotary_dim" in it, or
+              with latent attention, the class reads a width and nothing is set here
+    """
     case = reading.case
     if case.latent or "rotary_dim" in model:
         return

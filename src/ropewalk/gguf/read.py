@@ -39,15 +39,28 @@ CONDITIONAL = {
 
 @runtime_checkable
 class GgufSource(Protocol):
-    """Where metadata and tensors are read from: a GgufFile, or keys and tensors in memory."""
+    """Where metadata and tensors are read from: a GgufFile, keys and tensors in memory, or a file
+    with some of them replaced.
+
+    metadata  {key: value}; `array` returns the entries of an array
+    tensors   a mapping with the names of the tensors as keys; `floats` returns the numbers of one
+    """
 
     metadata: dict[str, Any]
     tensors: Any
 
     @property
-    def architecture(self) -> str: ...
-    def array(self, key: str) -> list[Any]: ...
-    def floats(self, name: str) -> Sequence[float]: ...
+    def architecture(self) -> str:
+        """The metadata's `general.architecture`, such as "llama"."""
+        ...
+
+    def array(self, key: str) -> list[Any]:
+        """Return the entries of an array in the metadata."""
+        ...
+
+    def floats(self, name: str) -> Sequence[float]:
+        """Return the numbers of a tensor with one dimension that is not quantised."""
+        ...
 
 
 def read_ropes(

@@ -205,8 +205,8 @@ def _longrope_keys(
 
 
 def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
-    """Read a spec from what was written; raise a RopeError if its frequencies, magnitude or axes
-    differ from those of `spec`.
+    """Raise a RopeError if the keys and tensors `written` read back as another rope than `spec`:
+    other frequencies or magnitude at the trained length or beyond it, or other axes.
     """
     read = read_ropes(written, "exact")[0][FULL]
     assert read is not None  # full layers rotate without a sliding window

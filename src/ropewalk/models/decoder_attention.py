@@ -238,8 +238,16 @@ def next_positions(
     tokens: Tensor,
     attention: nn.Module,
 ) -> Tensor:
-    """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones;
-    documents restart at 0.
+    """Return the positions of tokens [B, S] for a call that gives none: [S] if all rows are alike,
+    else [B, S].
+
+    They count the real tokens of each row from 0, or from the cached ones on, and restart at 0 in
+    each document. Documents with a cache raise a RopeError.
+
+    caches     the cache of each layer, or None; the first one tells how many tokens are cached
+    padding    boolean [B, S], True for real tokens
+    documents  [B, S], the number of each token's document
+    attention  any layer's attention, whose `token_positions` is called
     """
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:

@@ -91,8 +91,8 @@ class LanguageModel(Head):
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
-        """Create the output layers of masked and causal language models, as the config's version
-        has them.
+        """Create the layers after the hidden states: those of v1 if the config has norm =
+        "layer_norm", else those of v2.
         """
         super().__init__(config)
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config

@@ -155,8 +155,15 @@ def _benchmark(rounds: int) -> Table:
 def _run_studies(
     out: Path, size: DemoSize, preset: str, device: str, sections: list[Table], quiet: bool
 ) -> tuple[dict[str, Any], Path]:
-    """Run the studies; return {study: its claims as plain data}, and the path of a report that
-    begins with `sections`.
+    """Run the studies of a demo; return {study: its claims as plain data}, and the path of the
+    report.
+
+    out       the folder of the studies and of the report
+    size      which studies run, with which changes and for how many steps
+    preset    the preset of every study
+    device    where models are trained
+    sections  tables that the report has after those of the studies
+    quiet     print neither progress nor claims
     """
     from ropewalk_cli.commands.lab import show
     from ropewalk_lab import report

@@ -69,8 +69,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Gap:
-    """The paired difference a - b of two methods in one measure, and its standard error; NaN for a
-    single sample, whose noise is unknown.
+    """The difference of two methods, a and b, in one measure.
+
+    measure     a name of MEASURES; lower is better in all of them
+    difference  the mean of a - b, paired: both methods read the same windows or prompts
+    error       its standard error; NaN for a single sample, whose noise is unknown
     """
 
     measure: str

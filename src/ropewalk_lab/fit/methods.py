@@ -103,7 +103,14 @@ def _rotary(model: Decoder) -> list[Rotary]:
 
 @contextmanager
 def extended(model: nn.Module, method: Method, factor: float, trained: int) -> Iterator[None]:
-    """Context manager: the model uses the method, and its own frequencies again afterwards."""
+    """Context manager: the model uses the method inside, and computes as before afterwards.
+
+    method   the scaling or remapping; one whose `kind` is None changes nothing
+    factor   served length / trained length
+    trained  the trained length in tokens
+
+    Warnings of `extend` about other engines are not emitted.
+    """
     if method.kind is None:
         yield
     elif isinstance(model, Decoder) and method.kind not in REMAPPINGS:
@@ -121,7 +128,7 @@ def extended(model: nn.Module, method: Method, factor: float, trained: int) -> I
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager without the warnings about other engines, which a report lists."""
+    """Context manager: emit no UserWarning, such as those of `extend` about other engines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield

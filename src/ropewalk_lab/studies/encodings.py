@@ -108,7 +108,10 @@ def positional_parameters(model: nn.Module) -> int:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss by length, the properties of each encoding, and the claims."""
+    """Return the table of the loss by length, the lowest loss at the trained length first; the
+    properties of each encoding; a figure of the loss; the claims; and our values for the published
+    tables.
+    """
     models, lengths = distinct(rows, "loss", "model"), sorted(distinct(rows, "loss", "length"))
     near = scores_by(rows, "loss", "model", models, length=lengths[0])
     cells = score_rows(

@@ -88,7 +88,9 @@ def measure(
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss of each model by steps, at two lengths."""
+    """Return a table of the loss by steps for each length, the trained one and twice it; a figure
+    of the loss at the trained length; and the claims.
+    """
     lengths, steps, variants = (
         distinct(rows, "loss", field) for field in ("length", "steps", "way")
     )

@@ -237,7 +237,9 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], length: int) -> Ours:
-    """Return our loss, accuracy and change by a shift, for the rows of the published table."""
+    """Return our loss, accuracy and `largest_change` at `length`, for the rows of the stated table
+    (STATED).
+    """
     columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
     cells = {}
     for stated, name in STATED.items():
@@ -249,8 +251,8 @@ def _ours(rows: list[Row], length: int) -> Ours:
 
 
 def largest_change(rows: list[Row], name: str) -> float:
-    """Return the largest change of a logit by the shift, over all seeds and windows; NaN if it was
-    not measured.
+    """Return the largest change of a logit when all positions are shifted, over all seeds and
+    windows of the model with the norm `name`; NaN if it was not measured.
     """
     changes = score(rows, "moved", norm=name)
     return float("nan") if changes is None else float(changes.values.max())

@@ -63,7 +63,12 @@ TABLES = {name: RopeVariants(**table) for name, table in toml_beside(__file__).i
 
 
 def run(study: str, runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each variant, text and seed; return the facts for the report."""
+    """Train one model for each variant, text and seed, in a job named as "base-10000-0"; return the
+    facts for the report.
+
+    study   a name of TABLES: its table says which setting lists the variants
+    runner  the settings and the seeds; without "texts", models train on the text of the preset
+    """
     settings, table = runner.settings, TABLES[study]
     shared = runner.pick("preset", "changes", "multiples", "windows")
     jobs = [

@@ -44,10 +44,11 @@ def row_words(
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the packed `_ANGLES` if the library computes angles: no cos and sin, so the first five
-    words are 0.
+    """Return the packed arguments (_ANGLES) with which the library computes angles from positions
+    [S] or [B, S]; None means offset, offset + 1, ...
 
-    positions None means offset, offset + 1, ...
+    The first five words are those of given cos and sin: 0. The others are the strides of the
+    positions and their batch size.
     """
     if positions is None:
         return _ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
