@@ -207,7 +207,7 @@ def _by_model_type(rows: list[dict[str, Any]]) -> dict[str, Family]:
 
 
 def _family(row: Mapping[str, Any]) -> Family:
-    """Return the family of a row without its `model_types`; refuse unknown keys and wrong values."""
+    """Return the family of a row without `model_types`; refuse unknown keys and wrong values."""
     for key, value in row.items():
         if key not in _CHECKS:
             nearest = difflib.get_close_matches(key, _CHECKS, n=1)

@@ -143,8 +143,8 @@ def _with_unrotated(
     ropes: dict[str, RopeValues], config: Mapping[str, Any], objects: RopeObjects, family: Family
 ) -> dict[str, RopeValues]:
     """Return `ropes` after the family's rule for layers without rotation: None for a layer type
-    that is not rotated, NO_ROPE beside a type of which only some layers rotate, and the thetas that the
-    config lists layer by layer.
+    that is not rotated, NO_ROPE beside a type of which only some layers rotate, and the thetas
+    that the config lists layer by layer.
     """
     if family.unrotated == "null_rope_theta" and objects.v5.get("rope_theta", 0) is None:
         return dict.fromkeys(ropes)
