@@ -207,7 +207,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     alibi, window = at_far.get("alibi"), at_far.get(WINDOW)
     return [
         claim_order(
-            f"At the trained length ({near}): RoPE < ALiBi < sinusoidal < none in loss",
+            f"At the trained length ({near}), the loss rises in the order {', '.join(CORE)}",
             at_near,
             CORE,
         ),

@@ -132,8 +132,15 @@ def difference(comparison: Comparison) -> str:
 def claim_order(
     text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False
 ) -> Claim:
-    """Return the claim that scores increase in the given order; each must differ from the next by
-    more than the noise.
+    """Return the claim that scores increase in the given order.
+
+    It holds if each score is lower than the next by more than the noise, does not hold if one is
+    higher by more than the noise, and is within noise otherwise.
+
+    text        the claim in words
+    scores      {name: its score}; a missing one, or None, makes the claim "not measured"
+    order       names of `scores`, the lowest score first
+    same_model  the scores are of one model, so they have no noise between trainings
     """
     absent = [name for name in order if scores.get(name) is None]
     if absent:
@@ -162,7 +169,7 @@ def claim_within(text: str, one: Score | None, other: Score | None, limit: float
     comparison = compare(one, other)
     size, margin = abs(comparison.difference), 2 * comparison.error
     verdict = HOLDS if size + margin <= limit else FAILS if size - margin > limit else TIED
-    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:g}")
+    return Claim(text, verdict, f"difference {difference(comparison)}, limit {limit:g}")
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
@@ -174,7 +181,7 @@ def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: f
     comparison = compare(one, other)
     excess, margin = comparison.difference, 2 * comparison.error
     verdict = HOLDS if excess + margin <= limit else FAILS if excess - margin > limit else TIED
-    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:+g}")
+    return Claim(text, verdict, f"difference {difference(comparison)}, limit {limit:+g}")
 
 
 def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
