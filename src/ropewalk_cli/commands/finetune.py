@@ -76,7 +76,7 @@ def finetune(
         str | None,
         Option(
             "Columns of the one or two texts, then that of the label: names, as in "
-            '"sentence1,sentence2,label", or numbers from 1 for a file without a header, as in "4,2".'
+            '"sentence1,sentence2,label"; for a file without a header numbers, as in "4,2".'
         ),
     ] = None,
     folder: Folder = Path("run"),
