@@ -237,7 +237,9 @@ class Rope(nn.Module):
     def _tables(
         self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of a request, which has positions."""
+        """Return cos and sin of the `seq` positions of a request, in `dtype` on `device`; of keys
+        if `key` is True.
+        """
         return request_tables(request, seq, device, dtype, key)
 
     def _load_from_state_dict(
@@ -294,6 +296,9 @@ class LearnedRope(Rope):
     def _tables(
         self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of a request by the learned frequencies, in `dtype`; of keys if `key`
+        is True.
+        """
         positions = request.explicit_positions(seq, device)
         cos, sin = self._trained_tables(positions, key, magnitude_power=1)
         return cos.to(dtype), sin.to(dtype)

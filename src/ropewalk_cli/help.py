@@ -56,6 +56,7 @@ def of_command(path: str, function: Callable[..., None], example: str = "") -> s
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> str:
+    """Return a section of a help page: its title, and two columns."""
     return "\n".join([styled(title, "bold"), *columns_of(rows, line_width())])
 
 

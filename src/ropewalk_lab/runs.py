@@ -75,7 +75,11 @@ def make_model(
     """Return a new model, or with `start` that of a checkpoint; ranks and runs with the same seed
     get the same weights.
 
-    table  the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    table        the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    data         its objective decides which head the model has
+    settings     of the training; they give the seed and the longest sequence
+    vocab_size   tokens of the vocabulary
+    num_classes  labels of a model that classifies texts
     """
     head = _ROFORMER_HEADS[data.objective]
     # a model that scores pairs of texts has one output, one that classifies a text has one for each
@@ -268,6 +272,11 @@ def run_preset(
     `model` of the run.
 
     Every rank must call this. A run that was stopped is not evaluated.
+
+    folder       where the run is stored; no other run may use it meanwhile
+    parallel     the ranks that train together
+    tensorboard  also write a log for TensorBoard
+    progress     show a progress bar on the first rank
     """
     with _only_run(folder) if parallel.first else nullcontext():
         return _run_preset(preset, folder, parallel, tensorboard, progress)

@@ -51,8 +51,14 @@ def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
 def attend_in_documents(
     features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float
 ) -> Tensor:
-    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document;
-    `documents` is [B, S].
+    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document.
+
+    features   of q and k, rotated for the numerator and plain for the denominator
+    v          the values [B, H, S, Dv]
+    documents  [B, S], the number of each token's document
+    causal     whether a query attends only to tokens up to itself
+    chunk      tokens of which all scores are formed at once
+    eps        a query whose denominator is at most this has no keys, and 0 as its result
     """
     order = documents.argsort(
         dim=-1, stable=True

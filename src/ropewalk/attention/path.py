@@ -172,8 +172,9 @@ class PathAttention(TokenDrivenAttention[PathState]):
     ) -> tuple[Tensor, Tensor]:
         """Return the scores [B, H, S, N] and all keys [B, Hk, N, D], in float32 or float64.
 
-        Products of many reflections lose too much in 16 bits, also under autocast. `earlier` are
-        the keys of an earlier call.
+        q is [B, H, S, D], k and w are [B, Hk, S, D] and beta is [B, Hk, S]; `earlier` are the keys
+        that an earlier call returned, or None. Products of many reflections lose too much in 16
+        bits, also under autocast.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k, w, beta = (each.to(dtype) for each in (q, k, w, beta))

@@ -77,8 +77,9 @@ class Remapping:
 def _near_and_far(
     q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1
 ) -> list[Piece]:
-    """Return a piece with the true distances below `window`, and a piece with the positions far_q
-    and far_k for the rest.
+    """Return a piece with the true distances below `window`, of queries at q and keys at k, and a
+    piece with the positions far_q and far_k for the rest, whose distances are divided by
+    `slowdown`.
     """
     return [
         Piece(q, k, Band(q, k, None, window)),

@@ -248,6 +248,7 @@ def _names(known: tuple[str, ...]) -> Any:
     """Return a check (key, value) -> tuple of a list whose entries must be in `known`."""
 
     def check(key: str, value: object) -> tuple[str, ...]:
+        """Return the names of a list, each of them in `known`."""
         if not isinstance(value, list):
             raise RopeError(key, f"must be a list of {', '.join(known)}", value)
         return tuple(choice(key, name, known) for name in value)

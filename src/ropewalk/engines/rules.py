@@ -117,6 +117,7 @@ class Rule:
 
 
 def _holds(condition: str, reading: EngineReading) -> bool:
+    """Return whether a condition of CONDITIONS holds; "not " before its name negates it."""
     name = condition.removeprefix("not ")
     return CONDITIONS[name](reading) != (name != condition)
 

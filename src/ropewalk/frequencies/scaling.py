@@ -195,7 +195,9 @@ class Scaling:
 
 @cached("frequencies", entries=512)
 def _defined(scaling: Scaling, dim: int, theta: float, length: int | None) -> Frequencies:
-    """Return the frequencies of a scaling by its formula over Decimals."""
+    """Return the frequencies of a scaling for heads with `dim` rotated dimensions, computed by its
+    formula over Decimals; `length` is that of the sequence, or None.
+    """
     with exactly():
         radians = scaling._radians(dim, theta, length, DECIMAL)
         # a formula of the user's may give an array, a tensor or a list of floats

@@ -187,7 +187,12 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
 def _longrope_keys(
     scaling: LongRope, magnitude: float, name: str, facts: GgufArchitecture
 ) -> tuple[dict[str, Any], dict[str, array[float]]]:
-    """Return the metadata keys and the tensors of a LongRoPE scaling."""
+    """Return the metadata keys and the tensors of a LongRoPE scaling; refuse an architecture whose
+    factors llama.cpp does not read.
+
+    magnitude    the factor on cos and sin, which the file gives as a number
+    name, facts  the architecture
+    """
     if not facts.has_long_factors:
         raise RopeError(
             "scaling",

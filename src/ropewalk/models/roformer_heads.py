@@ -121,6 +121,7 @@ class LanguageModel(Head):
         )
 
     def _projected(self, hidden: Tensor) -> Tensor:
+        """Return the input of the output matrix: of v1, after a dense layer and a norm."""
         return (
             self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden)))
             if self.first_version

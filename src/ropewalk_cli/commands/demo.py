@@ -283,14 +283,17 @@ def _speed(report: SelfCheckReport, tokens: int, device: str) -> Table:
 
 
 def _ratio(time_ms: float | None, base_ms: float | None) -> str:
+    """Return a time as a multiple of another, as text; "" if one was not measured."""
     return f"{time_ms / base_ms:.2f}" if time_ms and base_ms else ""
 
 
 def _verdict(ok: bool) -> str:
+    """Return what a row says about its error."""
     return "ok" if ok else "BEYOND ITS BOUND"
 
 
 def _outcome(ok: bool) -> str:
+    """Return the sentence about all errors."""
     return "Every error is within its bound." if ok else "Some errors are beyond their bound."
 
 

@@ -467,6 +467,7 @@ TABLES = {
 
 
 def _headers(cases: list[tuple[str, str]]) -> list[str]:
+    """Return the titles of the columns of (shape, order), such as A [B,S,H,D]."""
     return [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
 
 

@@ -124,6 +124,7 @@ def launch(
 
 
 def _port_in_use(port: int, reason: str | None) -> RopeError:
+    """Return the error about a port that cannot be used; `reason` is that of the system."""
     return RopeError("port", f"must be free on {HOME} ({reason}); choose another one", port)
 
 

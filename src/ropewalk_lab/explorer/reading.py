@@ -230,6 +230,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
     maps: dict[int, np.ndarray] = {}  # by layer
 
     def keep_map(layer: int, weights: Tensor) -> None:
+        """Store the pooled attention weights of a layer, and report it."""
         maps[layer] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers)
 

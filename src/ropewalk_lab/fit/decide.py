@@ -164,6 +164,7 @@ def gaps(one: Scores, other: Scores) -> dict[str, Gap]:
 
 
 def _gap(measure: str, one: Score, other: Score) -> Gap:
+    """Return the paired difference of two scores in one measure."""
     paired = one.values - other.values
     error = standard_error(paired) if paired.size > 1 else math.nan
     return Gap(measure, float(paired.mean()), error)

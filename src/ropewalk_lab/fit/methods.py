@@ -77,11 +77,12 @@ def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
 
 
 def _takes_factor(scaling: type[Scaling]) -> bool:
+    """Return whether a scaling has the field `factor`."""
     return "factor" in {each.name for each in fields(scaling)}
 
 
 def arguments(method: Method, factor: float, trained: int) -> dict[str, Any]:
-    """Return the keyword arguments of `extend` for a method."""
+    """Return the keyword arguments of `extend` for a method, a factor and the trained length."""
     given: dict[str, Any] = {"original_length": trained, **method.options}
     return given | ({"factor": factor} if method.factor else {})
 
@@ -173,12 +174,17 @@ def search_longrope(
     trained: int,
     **options: int,
 ) -> tuple[float, ...]:
-    """Return the LongRoPE factors with the smallest loss; `loss` measures the model, which has the
-    candidate's factors.
+    """Return the LongRoPE factors with the smallest loss that was found, one for each pair.
+
+    loss     measures the model while it has the factors of a candidate
+    factor   served length / trained length
+    trained  the trained length in tokens
+    options  the sizes of the search, and its seed
     """
     if isinstance(model, Decoder):
 
         def decoder_loss(factors: tuple[float, ...]) -> float:
+            """Return the loss of the model with these factors of LongRoPE."""
             with extended(
                 model, Method(LONGROPE, options={"long_factor": factors}), factor, trained
             ):

@@ -71,6 +71,11 @@ def measure(
 
     The RoPE model is measured twice: also with attention limited to a sliding window, without
     further training.
+
+    workspace        the device, and the folder of trained models
+    preset, changes  the training preset, and changes of its settings
+    multiples        the lengths, as multiples of the trained length
+    windows          the number of held-out windows
     """
     full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
     trainer = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset)

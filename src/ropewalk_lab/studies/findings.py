@@ -161,8 +161,8 @@ def claim_order(
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim that two scores of one model differ by at most `limit`, with two standard
-    errors of margin.
+    """Return the claim `text` that the scores `one` and `other` of one model differ by at most
+    `limit`, with two standard errors of margin; "not measured" if one is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
@@ -173,8 +173,8 @@ def claim_within(text: str, one: Score | None, other: Score | None, limit: float
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim that a score exceeds another of the same model by at most `limit`, with two
-    standard errors of margin.
+    """Return the claim `text` that the score `one` exceeds `other`, of the same model, by at most
+    `limit`, with two standard errors of margin; "not measured" if one is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
@@ -226,7 +226,9 @@ def score_rows(
 def by_length(
     rows: list[Row], lengths: Sequence[int], **fields: Any
 ) -> tuple[list[float], list[float]]:
-    """Return a line of a figure: the lengths that were measured, and the mean loss at each."""
+    """Return a line of a figure, for rows with these fields: those of `lengths` that were measured,
+    and the mean loss at each.
+    """
     means = {
         float(length): each.mean
         for length, each in scores_by(rows, "loss", "length", lengths, **fields).items()
@@ -247,8 +249,12 @@ def line_figure(
     log_y: bool = False,
     errors: Mapping[str, Sequence[float]] | None = None,
 ) -> Callable[[], Any]:
-    """Return a function that draws a figure with one line per series, and bars for the errors of a
-    series that has them.
+    """Return a function that draws a figure with one line per series.
+
+    series        {name of the line: (x values, y values)}
+    title, x, y   the titles of the figure and of its axes
+    log_x, log_y  whether an axis is logarithmic
+    errors        {name of a line: the half lengths of its error bars}
     """
 
     def draw() -> Any:

@@ -60,6 +60,8 @@ def measure(
 
     variant  KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE; FRESH:
              RoPE from scratch
+    rate     the learning rate of these steps
+    windows  the number of held-out windows
     """
     original = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(original)

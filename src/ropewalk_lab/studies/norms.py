@@ -89,6 +89,7 @@ class NormedRotary(Rotary):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
+        """Return x rotated, then normed: by the norm of keys if `key` is True, else of queries."""
         rotated = super().rotate(x, positions, key=key, length=length)
         return (self.k_norm if key else self.q_norm)(rotated)
 
@@ -163,6 +164,11 @@ def measure(
 ) -> list[Row]:
     """Train one model; return its loss at every length, and how its logits change if all positions
     are shifted, as rows.
+
+    norm       an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
+    multiples  the lengths, as multiples of the trained length
+    windows    the number of held-out windows
+    shift      the number of positions by which all tokens are shifted
     """
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
     name, origin = (

@@ -108,7 +108,11 @@ def measure(
     """Train one variant and measure its loss at every length, and how far its learned frequencies
     moved; return the rows.
 
-    text  a source of text, "" for that of the preset
+    study      the table of the variants in TABLES
+    variant    a base, or a name of the table
+    text       a source of text, "" for that of the preset
+    multiples  the lengths, as multiples of the trained length
+    windows    the number of held-out windows
     """
     table = TABLES[study]
     if text:
@@ -233,8 +237,11 @@ def _claims(
     of: str,
     where: dict[str, str],
 ) -> list[Claim]:
-    """Return the claims that the reference has a lower loss than every other variant, at the
-    shortest and the longest length.
+    """Return the claims that the reference of `table` has a lower loss than every other variant, at
+    the shortest and the longest length.
+
+    of     words that name the text in a claim
+    where  fields that the rows must have
     """
     result, first = [], label(table, table.reference)
     for length in dict.fromkeys((lengths[0], lengths[-1])):  # once if they are the same

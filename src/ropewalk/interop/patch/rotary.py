@@ -284,7 +284,9 @@ def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
 def _own_forward(
     module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None
 ) -> Any:
-    """Call the forward of the module's class, with the frequencies for the length of the call."""
+    """Return what the forward of the module's class returns for hidden states x and positions;
+    `hook`, if not None, first sets the frequencies for the length of the call.
+    """
     if hook is not None:
         module = hook.at_length(module, positions, layer_type)
     arguments = (x, positions) if layer_type is None else (x, positions, layer_type)

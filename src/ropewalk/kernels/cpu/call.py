@@ -104,8 +104,10 @@ _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 def cached_rows(
     spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int
 ) -> Rows | None:
-    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers;
-    None if no table has them.
+    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; of
+    keys if `key` is True.
+
+    None if no table has them, or if the magnitude is not applied as it is (magnitude_power != 1).
     """
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:
