@@ -357,7 +357,7 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     elif model.get("needs_scaling") and keys is None and "rope_scaling" not in config:
         reading.fail("refused: rope_scaling must be given")
     else:
-        text = f"not read where the config has it: {theta:g} is used"
+        text = f"not read at its place in the config: {theta:g} is used"
         reading.set_fields("rope_theta", text, source, theta=theta)
         default = model.get("partial")
         if model.get("whole"):
@@ -390,7 +390,7 @@ def _set_fraction(
     if width % 2:
         reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
         return
-    reading.set_rotary_dim(width, "not read where the config has it", source)
+    reading.set_rotary_dim(width, "not read at its place in the config", source)
 
 
 @_operation("build scaling")

@@ -51,6 +51,8 @@ STATED = {
     "LayerNorm after the rotation": "LayerNorm after",
     "plain RoPE": NONE,
 }
+#: the title of the column with `largest_change`
+SHIFTED = "largest change of a logit by a shift"
 #: scores depend on distance alone if a shift of all positions changes logits by less than this
 #: share of their deviation
 UNCHANGED = 1e-3
@@ -226,7 +228,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     )
     table = Table(
         "Loss by norm and context length",
-        ("norm of q and k", *map(str, lengths), "change by a shift"),
+        ("norm of q and k", *map(str, lengths), SHIFTED),
         cells,
         note,
     )
@@ -246,7 +248,7 @@ def _ours(rows: list[Row], length: int) -> Ours:
     """Return our loss, accuracy and `largest_change` at `length`, for the rows of the stated table
     (STATED).
     """
-    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
+    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", SHIFTED)
     cells = {}
     for stated, name in STATED.items():
         loss, accuracy = (
