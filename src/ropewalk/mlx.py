@@ -34,7 +34,11 @@ def cos_sin(
 ) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
 
-    key  the magnitude of keys, which differs from that of queries if spec.magnitude_on is "q"
+    positions  integers [..., S], or [axes, ..., S] for a spec with axes
+    spec       a RopeSpec
+    length     read only by length-dependent scalings, which need it
+    key        return the tables of keys. They differ only if spec.magnitude_on is "q": queries then
+               have the square of the magnitude and keys 1
     """
     length = levels.check_spec(spec, length)
     return levels.cos_sin(mx, spec, levels.integers(mx, positions), length, key)

@@ -179,8 +179,14 @@ class Rope(nn.Module):
         *,
         key: bool = False,
     ) -> tuple[Inexact[Tensor, "... P"], Inexact[Tensor, "... P"]]:
-        """Return new tensors cos and sin [..., S, pairs] of positions [..., S], magnitude included;
-        `key` for those of keys.
+        """Return new tensors cos and sin [..., S, pairs] of positions, magnitude included; [B,
+        heads, S, pairs] if the frequencies differ from head to head.
+
+        positions  integers [S] or [B, S], or [axes, B, S] if the spec has several axes; floats only
+                   if `spec.fractional`
+        dtype      that of the result
+        length     the length of the sequence, which only length-dependent scalings read
+        key        return the tables of keys; they differ for xPos and if spec.magnitude_on is "q"
         """
         if not isinstance(positions, Tensor):
             raise RopeError("positions", "must be an integer tensor", type(positions))
@@ -231,7 +237,9 @@ class Rope(nn.Module):
     def _tables(
         self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of a request, which has positions."""
+        """Return cos and sin of the `seq` positions of a request, in `dtype` on `device`; of keys
+        if `key` is True.
+        """
         return request_tables(request, seq, device, dtype, key)
 
     def _load_from_state_dict(
@@ -288,6 +296,9 @@ class LearnedRope(Rope):
     def _tables(
         self, request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of a request by the learned frequencies, in `dtype`; of keys if `key`
+        is True.
+        """
         positions = request.explicit_positions(seq, device)
         cos, sin = self._trained_tables(positions, key, magnitude_power=1)
         return cos.to(dtype), sin.to(dtype)

@@ -99,8 +99,11 @@ def _build(spec: RopeSpec, device: torch.device, keep_levels: bool) -> Tables:
 def tables_at(
     spec: RopeSpec, device: torch.device, length: Length, strategy: str = "auto"
 ) -> Tables:
-    """Return the tables of one call: the cached ones, or new ones where the scaling depends on the
-    length.
+    """Return the tables of one call: the cached ones, or new ones where the scaling of `spec`
+    depends on the length.
+
+    length    of the sequences, one for all or a tensor [B]; None: as the scaling is without one
+    strategy  which tables are kept, a name of `strategies.STRATEGIES`
     """
     cached = tables(spec, device, strategy)
     if not spec.needs_length or length is None:
@@ -128,6 +131,9 @@ def cos_sin(
     magnitude_power  1 applies the magnitude, 0 leaves it out (a pure rotation), -1 divides by it
                      (the inverse)
     key              True for the table of keys, where queries and keys have different magnitudes
+    length           of the sequences, one for all or a tensor [B], for length-dependent scalings
+    dtype            that of the result, to which values are rounded once
+    strategy         which tables are kept, a name of `strategies.STRATEGIES`
     """
     cached = tables_at(spec, positions.device, length, strategy)
     if spec.per_head:
@@ -167,8 +173,12 @@ def _per_pair(cached: Tables, positions: Tensor) -> Tensor:
 
 
 def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin [B, heads, S, pairs]; the angle of a pair, in radians or as a phase, is a
-    sum over the axes.
+    """Return cos and sin [B, heads, S, pairs] of a spec whose frequencies differ from head to head;
+    the angle of a pair is the sum over the axes of coordinate times frequency.
+
+    positions  [axes, B, S] or [axes, S]; without the first dimension if the spec has one axis.
+               Angles of integers are summed exactly, as fractions of a turn; those of floats, and
+               all with precision "hf", in radians
     """
     positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
     points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[
@@ -210,6 +220,7 @@ def _from_levels(
 
 
 def _within_levels(positions: Tensor) -> bool:
+    """Return whether the two-level table has all positions: from 0 to TWO_LEVEL_REACH - 1."""
     if not positions.numel():
         return True
     low, high = positions.aminmax()
@@ -243,6 +254,10 @@ def with_magnitude(
 ) -> tuple[Tensor, Tensor]:
     """Return cos and sin times the magnitude, with xPos's growth, to the power `magnitude_power`,
     rounded once to `dtype`.
+
+    frequencies  hold the magnitude, and the growth for each step from their center
+    coordinates  the positions, which the growth is multiplied by
+    key          True for keys: the magnitude may be on queries alone, and the growth is inverted
     """
     factor = magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power
     if isinstance(factor, Tensor) and factor.ndim:
@@ -313,7 +328,9 @@ def rows_at(
 def _computed_rows(
     spec: RopeSpec, device: torch.device, count: int, key: bool, strategy: str
 ) -> Tensor:
-    """Return float32 cos and sin of positions 0 ... count - 1, [count, 2, pairs]."""
+    """Return float32 cos and sin of positions 0 ... count - 1, [count, 2, pairs]; of keys if `key`
+    is True.
+    """
     rows = torch.empty(count, 2, spec.pairs, dtype=torch.float32, device=device)
     for positions, part in zip(
         torch.arange(count, device=device).split(ROWS_AT_ONCE),

@@ -56,6 +56,7 @@ def of_command(path: str, function: Callable[..., None], example: str = "") -> s
 
 
 def _section(title: str, rows: list[tuple[str, str]]) -> str:
+    """Return a section of a help page: its title, and two columns."""
     return "\n".join([styled(title, "bold"), *columns_of(rows, line_width())])
 
 
@@ -73,7 +74,9 @@ def _name(option: Parameter) -> str:
 
 
 def _about(parameter: Parameter) -> str:
-    """Return the help of a parameter, then its choices, and whether it is needed or its default."""
+    """Return the help of a parameter, then in brackets its choices, whether an option may be
+    repeated or must be given, and its default.
+    """
     notes = []
     if parameter.choices:
         notes.append(f"one of {', '.join(parameter.choices)}")

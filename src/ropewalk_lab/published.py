@@ -33,7 +33,7 @@ class PublishedTable:
     def origin(self) -> str:
         """The source and the setting as text."""
         return (
-            f"{self.source or 'Stated in articles about RoPE, without a source'}. {self.setting}."
+            f"{self.source or 'Articles about RoPE state it without a source'}. {self.setting}."
         )
 
 

@@ -75,7 +75,11 @@ def make_model(
     """Return a new model, or with `start` that of a checkpoint; ranks and runs with the same seed
     get the same weights.
 
-    table  the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    table        the `model` table of a preset: `kind` or `start`, and fields of the model's config
+    data         its objective decides which head the model has
+    settings     of the training; they give the seed and the longest sequence
+    vocab_size   tokens of the vocabulary
+    num_classes  labels of a model that classifies texts
     """
     head = _ROFORMER_HEADS[data.objective]
     # a model that scores pairs of texts has one output, one that classifies a text has one for each
@@ -157,7 +161,14 @@ def make_trainer(
     parallel: Parallel | None = None,
     **options: Any,
 ) -> Trainer:
-    """Return the trainer of a preset, ready to `run()`; `options` are passed to Trainer."""
+    """Return the trainer of a preset, ready to `run()`.
+
+    preset    the data, the model and the schedule. A model with the key "start" begins with the
+              weights of that checkpoint; its tokenizer, length and objective must fit the data
+    folder    where the run is stored; a folder with a run of another model is refused
+    parallel  the ranks that train together; None: this process alone
+    options   passed to Trainer; `evaluate` replaces the evaluation on held-out data
+    """
     data, length = make_data(preset.data), longest(preset.train)
     opened = open_data(data, preset.train.seed, length)
     model = make_model(
@@ -261,6 +272,11 @@ def run_preset(
     `model` of the run.
 
     Every rank must call this. A run that was stopped is not evaluated.
+
+    folder       where the run is stored; no other run may use it meanwhile
+    parallel     the ranks that train together
+    tensorboard  also write a log for TensorBoard
+    progress     show a progress bar on the first rank
     """
     with _only_run(folder) if parallel.first else nullcontext():
         return _run_preset(preset, folder, parallel, tensorboard, progress)

@@ -86,10 +86,12 @@ def write_sample(
     """Write a generated sample and return its files: train, valid and test, a BERT vocab.txt, and
     text.jsonl for pretraining.
 
-    form        a name from FORMATS: cail (triplets of Chinese cases) or glue (pairs of English
-                sentences)
-    count       lines of all three files together
-    characters  the least size of a case, or of the first text of a pair
+    folder      where they are written; it must be new or empty
+    form        a name from FORMATS: cail (JSON lines with three Chinese texts about court cases) or
+                glue (tab-separated pairs of English sentences)
+    count       examples of all three files together; a glue file has a header line besides
+    characters  the least length of each text of a triplet, or of the first text of a pair
+    seed        of the random choices; the same seed gives the same files
     """
     make, ending = FORMATS[choice("format", form, FORMATS)]
     integer("count", count, low=20, high=MOST_LINES)

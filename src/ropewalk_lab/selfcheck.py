@@ -95,6 +95,7 @@ class Precision:
 
     @property
     def ok(self) -> bool:
+        """Whether both errors are within their bounds."""
         return self.error <= self.bound and self.own_error <= self.own_bound
 
 
@@ -122,6 +123,7 @@ class Law:
 
     @property
     def ok(self) -> bool:
+        """Whether the deviation is within its bound."""
         return self.error <= self.bound
 
 
@@ -176,11 +178,13 @@ def order_difference(rope: Rope | None) -> float:
 
 
 def _scores(rope: Rope, q: Tensor, k: Tensor, offset: int) -> Tensor:
+    """Return the scores of q and k in float64, rotated at positions offset, offset + 1, ..."""
     q, k = rope(q.double(), k.double(), offset=offset)
     return q @ k.mT / HEAD_DIM
 
 
 def _largest(x: Tensor) -> float:
+    """Return the largest magnitude in a tensor."""
     return x.abs().max().item()
 
 
@@ -217,14 +221,15 @@ class Speed:
 
     @property
     def ok(self) -> bool:
+        """Whether the error is within its bound, or has none; the time is not judged."""
         return self.bound is None or (self.error is not None and self.error <= self.bound)
 
 
 def backend_speed(
     name: str, dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4
 ) -> Speed:
-    """Measure the error of one backend, over both layouts and small and large positions, and its
-    time for one q and k.
+    """Return the error of the backend `name` in `dtype`, over both layouts and small and large
+    positions, and its time for one q and k of `tokens` tokens, timed for about `seconds`.
     """
     if reason := available(device)[name]:
         return Speed(name, dtype, reason=reason)
@@ -238,12 +243,13 @@ def backend_speed(
 
 
 def _by_backend(name: str, layout: str, x: Tensor, positions: Tensor) -> Tensor:
+    """Return x rotated at `positions` by the backend `name`."""
     return Rope(RopeSpec(HEAD_DIM, layout=layout), backend=name).rotate(x, positions)
 
 
 def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Time a plain copy of q and k: it moves the same bytes as a rotation, which cannot be much
-    faster.
+    """Return the time of a plain copy of q and k of `tokens` tokens: it moves the same bytes as a
+    rotation, which cannot be much faster.
     """
     q, k = _query_key(tokens, dtype, device)
     outs = torch.empty_like(q), torch.empty_like(k)
@@ -255,8 +261,8 @@ def copy_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.
 
 
 def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float = 0.4) -> Speed:
-    """Measure q * cos + rotate_half(q) * sin in the tensor's dtype with a precomputed table, as in
-    transformers' models.
+    """Return the error and the time of q * cos + rotate_half(q) * sin in `dtype` with a precomputed
+    table of `tokens` positions, as in transformers' models.
     """
     q, k = _query_key(tokens, dtype, device)
     cos, sin = _hf_table(torch.arange(tokens, device=device), q.dtype)
@@ -266,10 +272,12 @@ def hf_style_speed(dtype: str, tokens: int, device: str = "cpu", seconds: float 
 
 
 def _hf_style(x: Tensor, positions: Tensor) -> Tensor:
+    """Return x rotated as transformers' models do, in the dtype of x."""
     return _hf_rotate(x, *_hf_table(positions, x.dtype))
 
 
 def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cos and sin [S, D] of float32 angles, each entry twice, rounded to `dtype`."""
     frequencies = ladder(RopeSpec(HEAD_DIM, precision="hf")).radians
     inv_freq = frequencies.to(positions.device, torch.float32)
     angles = (positions.float()[:, None] * inv_freq).repeat(1, 2)
@@ -277,10 +285,12 @@ def _hf_table(positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _hf_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x rotated by full tables, in the half layout."""
     return x * cos + rotate_half(x) * sin
 
 
 def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
+    """Return a random q of 32 heads and k of 8 heads, [1, heads, tokens, D]."""
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, heads, tokens, HEAD_DIM, generator=generator) for heads in (32, 8))
     return q.to(device, DTYPES[dtype]), k.to(device, DTYPES[dtype])
@@ -342,6 +352,7 @@ class SelfCheckReport:
 
     @property
     def ok(self) -> bool:
+        """Whether no error exceeds its bound; times are shown and not judged."""
         return all(row.ok for row in (*self.precision, *self.laws, *self.speed))
 
 

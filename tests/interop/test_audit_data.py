@@ -96,6 +96,16 @@ def test_a_row_with_an_id_replaces_the_row_of_the_release_before(tmp_path):
     assert new.rules[place].then == "pass"
 
 
+def test_a_release_that_extends_an_unknown_one_is_refused_by_name(tmp_path):
+    text = 'engine = "sglang"\nversion = "0.6.0"\nextends = "0.5.99"\nread = "2027-02"\n'
+    with pytest.raises(RopeError) as refused:
+        with_file(tmp_path, text)
+    assert (refused.value.field, refused.value.value) == ("extends", "0.5.99")
+    assert "a release of sglang with a rules file" in refused.value.rule
+    assert "0.5.23" in refused.value.rule
+    assert "new.toml" in refused.value.rule
+
+
 def test_an_engine_is_a_file(tmp_path):
     text = (
         'engine = "tgi"\ntitle = "TGI"\nversion = "4.0.0"\nread = "2027-02"\n'

@@ -11,8 +11,11 @@ from ropewalk.attention.linear_sums import Features, divide, in_chunks
 
 
 def positions_in_documents(documents: Tensor, padding: Tensor | None) -> Tensor:
-    """Return positions [B, S] that count the real tokens of each document from 0; padding has the
-    position before it.
+    """Return positions [B, S] that count the real tokens of each document from 0.
+
+    documents  [B, S], the number of each token's document
+    padding    boolean [B, S], True for real tokens; None: all are real. A padding token has the
+               position of the last real token before it in its document, or 0 if there is none
     """
     # sort the tokens by document, count the real ones, and subtract the count at the start of each
     # document
@@ -48,8 +51,14 @@ def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
 def attend_in_documents(
     features: Features, v: Tensor, documents: Tensor, causal: bool, chunk: int, eps: float
 ) -> Tensor:
-    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document;
-    `documents` is [B, S].
+    """Return linear attention [B, H, S, Dv] in which a query attends only to its own document.
+
+    features   of q and k, rotated for the numerator and plain for the denominator
+    v          the values [B, H, S, Dv]
+    documents  [B, S], the number of each token's document
+    causal     whether a query attends only to tokens up to itself
+    chunk      tokens of which all scores are formed at once
+    eps        a query whose denominator is at most this has no keys, and 0 as its result
     """
     order = documents.argsort(
         dim=-1, stable=True

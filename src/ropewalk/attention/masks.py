@@ -64,8 +64,8 @@ def _shapes_of_positions(batch: int, seq: int, one_axis: bool) -> str:
 
 
 def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: int) -> Tensor:
-    """Return the part of a tensor that broadcasts to [B, H, Sq, Sk] for queries start ... stop - 1
-    and these keys.
+    """Return the part of `t`, which broadcasts to [B, H, Sq, Sk], for queries start ... stop - 1
+    and keys first_key ... stop_key - 1.
     """
     # an axis of size 1, or an absent one, is for all queries or keys
     t = t if t.shape[-1] == 1 else t[..., first_key:stop_key]
@@ -156,8 +156,8 @@ class Visibility:
         )
 
     def allowed(self, q_len: int, k_len: int, device: torch.device) -> Tensor | None:
-        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if nothing
-        is masked.
+        """Return the boolean mask, broadcastable to [B, H, Sq, Sk], True = attend; None if there is
+        none. A float `mask`, which is added to scores, is not part of it.
         """
         masks = []
         if self.causal or self.window is not None:

@@ -138,8 +138,16 @@ class PathAttention(TokenDrivenAttention[PathState]):
         order: RowOrder | None,
         state: PathState | None,
     ) -> tuple[Tensor, PathState]:
-        """Return the output of every head, and the convolution's tokens, keys and values after the
-        last token.
+        """Return the output of every head [B, H, S, D], and the state after the last token.
+
+        x        the tokens [B, S, hidden], in the order of `order`
+        q, k, v  their queries [B, H, S, D], keys and values [B, Hk, S, D]
+        order    how the tokens were sorted by document, and which are padding; None: not sorted, no
+                 padding
+        state    what an earlier call returned; None: x starts the sequence
+
+        The keys in the state are reflected by every token so far, so a later token need not do it
+        again; its `real` tells which of them are not padding.
         """
         w, tokens = self.w_conv(self.w_proj(x), None if state is None else state.tokens, order)
         w = F.normalize(F.silu(w).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2), dim=-1)
@@ -164,8 +172,9 @@ class PathAttention(TokenDrivenAttention[PathState]):
     ) -> tuple[Tensor, Tensor]:
         """Return the scores [B, H, S, N] and all keys [B, Hk, N, D], in float32 or float64.
 
-        Products of many reflections lose too much in 16 bits, also under autocast. `earlier` are
-        the keys of an earlier call.
+        q is [B, H, S, D], k and w are [B, Hk, S, D] and beta is [B, Hk, S]; `earlier` are the keys
+        that an earlier call returned, or None. Products of many reflections lose too much in 16
+        bits, also under autocast.
         """
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k, w, beta = (each.to(dtype) for each in (q, k, w, beta))

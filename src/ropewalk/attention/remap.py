@@ -77,8 +77,9 @@ class Remapping:
 def _near_and_far(
     q: Tensor, k: Tensor, window: int, far_q: Tensor, far_k: Tensor, slowdown: int = 1
 ) -> list[Piece]:
-    """Return a piece with the true distances below `window`, and a piece with the positions far_q
-    and far_k for the rest.
+    """Return a piece with the true distances below `window`, of queries at q and keys at k, and a
+    piece with the positions far_q and far_k for the rest, whose distances are divided by
+    `slowdown`.
     """
     return [
         Piece(q, k, Band(q, k, None, window)),
@@ -101,7 +102,8 @@ class ReRope(Remapping):
     """ReRoPE: distances stop growing at `window`.
 
     With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
-    log(log_n_length)), as its author does with the trained length.
+    log(log_n_length)), as its author does with the trained length. `for_length` takes a quarter of
+    the trained length as the window.
     """
 
     name: ClassVar[str] = "rerope"
@@ -127,8 +129,12 @@ class ReRope(Remapping):
 
 @dataclass(frozen=True)
 class LeakyReRope(Remapping):
-    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly; `log_n_length` as
-    in ReRope.
+    """Leaky ReRoPE: beyond `window`, distances grow `slowdown` times more slowly: they are window +
+    (distance - window) / slowdown.
+
+    With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
+    log(log_n_length)). `for_length` takes a quarter of the trained length as the window, and a
+    slowdown with which no distance exceeds two thirds of the trained length.
     """
 
     name: ClassVar[str] = "leaky_rerope"

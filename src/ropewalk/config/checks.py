@@ -1,5 +1,9 @@
 """Check the structure and every rotary value of a config, also values that its rope does not use.
 
+This is the first of three checks. It looks at each value alone, before the code that merges and
+converts values can meet a wrong type. The normal form (normal.py) then checks values against each
+other, and a scaling or RopeSpec checks the result, as for a spec that was not read from a config.
+
 A wrong value that is ignored today is used tomorrow, by another release or another engine, so it is
 refused by its name.
 """
@@ -72,7 +76,7 @@ def is_layer(name: str, value: Any) -> bool:
 
 
 def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the distinct layer types a config declares, in order."""
+    """Return the distinct layer types that a config declares, in order; () if it declares none."""
     declared = config.get("layer_types")
     if declared is None:
         return ()
@@ -160,7 +164,7 @@ def section_sizes(key: str, sections: Any) -> list[int]:
     return sizes
 
 
-def _layer_thetas(key: str, value: object) -> None:
+def _check_layer_thetas(key: str, value: object) -> None:
     """Raise an error if the value is not a list of thetas, one per layer, where 0 means no
     rotation.
     """
@@ -175,7 +179,7 @@ def _layer_thetas(key: str, value: object) -> None:
             _theta(f"{key}[{index}]", theta)
 
 
-def _no_rope_layers(key: str, value: object) -> None:
+def _check_no_rope_layers(key: str, value: object) -> None:
     """Raise an error if the value is not a list of 0 and 1, or of false and true."""
     if not isinstance(value, list | tuple):
         raise RopeError(
@@ -186,7 +190,7 @@ def _no_rope_layers(key: str, value: object) -> None:
             integer(key, each, low=0, high=1)
 
 
-def _per_layer_config(key: str, value: object) -> None:
+def _check_per_layer_config(key: str, value: object) -> None:
     """Raise an error about the first head_dim that is given for one layer and is no width."""
     if isinstance(value, Mapping):
         for index, each in value.items():
@@ -205,7 +209,7 @@ _theta: Check = partial(number, **THETA_RANGE)
 _fraction: Check = partial(number, above=0, high=1)
 _magnitude: Check = partial(number, **MAGNITUDE_RANGE)
 
-#: keys of a config
+#: how each key of a config is checked
 CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys(
         (*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, "no_rope_layer_interval"), _count
@@ -216,11 +220,11 @@ CONFIG_CHECKS: dict[str, Check] = {
     **dict.fromkeys((*keys.THETA_KEYS, *keys.LAYER_TYPE_THETA_KEYS), _theta),
     **dict.fromkeys(keys.FRACTION_KEYS, _fraction),
     **dict.fromkeys(("alibi", "rope_interleave", "inference_rope_scaling", *keys.CLIP_KEYS), flag),
-    keys.LAYER_THETA_KEY: _layer_thetas,
-    "no_rope_layers": _no_rope_layers,
-    "per_layer_config": _per_layer_config,
+    keys.LAYER_THETA_KEY: _check_layer_thetas,
+    "no_rope_layers": _check_no_rope_layers,
+    "per_layer_config": _check_per_layer_config,
 }
-#: keys of a rope object; those of scalings are checked by their settings
+#: how each key of a rope object is checked; keys of scalings are checked by their settings
 ROPE_CHECKS: dict[str, Check] = {
     "rope_theta": _theta,
     keys.FRACTION_KEYS[0]: _fraction,
@@ -260,8 +264,12 @@ def _refuse_unknown(rope: Mapping[str, Any], where: str, beside_layers: bool) ->
 
 
 def _check_rope(rope: Mapping[str, Any], where: str, settings: Mapping[str, list[Setting]]) -> None:
-    """Raise an error about the first wrong value of the rope object named `where`; `settings` are
-    those that read each key.
+    """Raise an error about the first wrong value of a rope object.
+
+    rope      the object
+    where     its name in the error, such as rope_parameters.full_attention
+    settings  {config key: the fields of scalings that are read from it}, of `_settings`; a value is
+              accepted if one of them accepts it
     """
     for key, value in rope.items():
         try:
@@ -287,8 +295,8 @@ def _check(key: str, value: Any, check: Check) -> None:
 
 
 def _settings() -> dict[str, list[Setting]]:
-    """Return {config key: the settings that are read from it}; several scalings may read the same
-    key.
+    """Return {config key: the settings (fields of scalings) that are read from it}; several
+    scalings may read the same key.
     """
     settings: dict[str, list[Setting]] = {}
     for scaling in keys.rope_types().values():

@@ -29,7 +29,7 @@ READABLE = (
     "long_mscale",
     "llama_4_scaling_beta",
 )
-#: rules by which some layers are not rotated, as `unrotated` names them; see unrotated.py
+#: rules by which some layers are not rotated, as `unrotated` names them; layers.py applies them
 UNROTATED_RULES = (
     "full_attention",
     "no_rope_layers",
@@ -192,7 +192,7 @@ def parse_rows(text: str) -> dict[str, Family]:
 
 
 def _by_model_type(rows: list[dict[str, Any]]) -> dict[str, Family]:
-    """Return {model_type: family} of the rows."""
+    """Return {model_type: family} of the rows; refuse a model_type that is in two rows."""
     known: dict[str, Family] = {}
     for row in rows:
         names = row.get("model_types")
@@ -207,7 +207,7 @@ def _by_model_type(rows: list[dict[str, Any]]) -> dict[str, Family]:
 
 
 def _family(row: Mapping[str, Any]) -> Family:
-    """Return the family of one row, checked."""
+    """Return the family of a row without `model_types`; refuse unknown keys and wrong values."""
     for key, value in row.items():
         if key not in _CHECKS:
             nearest = difflib.get_close_matches(key, _CHECKS, n=1)
@@ -217,13 +217,14 @@ def _family(row: Mapping[str, Any]) -> Family:
 
 
 def _table(key: str, value: object) -> dict[str, Any]:
+    """Return a TOML table that is not empty; raise a RopeError about `key` for any other value."""
     if not isinstance(value, dict) or not value:
         raise RopeError(key, "must be a table", value)
     return value
 
 
 def _defaults(key: str, value: object) -> dict[str, Any]:
-    """Return a table of default values, with lists as tuples."""
+    """Return {config key: its default} of a table, each checked by _DEFAULT_CHECKS."""
     checked: dict[str, Any] = {}
     for name, each in _table(key, value).items():
         check = _DEFAULT_CHECKS.get(name)
@@ -234,17 +235,20 @@ def _defaults(key: str, value: object) -> dict[str, Any]:
 
 
 def _width(key: str, value: object) -> int:
+    """Return a number of dimensions or tokens: an integer of at least 1."""
     return integer(key, value, low=1)
 
 
 def _positive(key: str, value: object) -> float:
+    """Return a number above 0."""
     return number(key, value, above=0)
 
 
 def _names(known: tuple[str, ...]) -> Any:
-    """Return a check of a list of names."""
+    """Return a check (key, value) -> tuple of a list whose entries must be in `known`."""
 
     def check(key: str, value: object) -> tuple[str, ...]:
+        """Return the names of a list, each of them in `known`."""
         if not isinstance(value, list):
             raise RopeError(key, f"must be a list of {', '.join(known)}", value)
         return tuple(choice(key, name, known) for name in value)
@@ -253,27 +257,31 @@ def _names(known: tuple[str, ...]) -> Any:
 
 
 def _name_of(known: tuple[str, ...]) -> Any:
-    """Return a check of one name."""
+    """Return a check (key, value) -> name of a name that must be in `known`."""
     return lambda key, value: choice(key, value, known)
 
 
 def _sections(key: str, value: object) -> tuple[int, ...]:
+    """Return the number of pairs of each axis."""
     if not isinstance(value, list) or not value:
         raise RopeError(key, "must list the number of pairs of each axis", value)
     return tuple(integer(key, count, low=0) for count in value)
 
 
 def _text(key: str, value: object) -> str:
+    """Return a text that is not empty; raise a RopeError about `key` for any other value."""
     if not isinstance(value, str) or not value:
         raise RopeError(key, "must be a text", value)
     return value
 
 
 def _texts(key: str, value: object) -> dict[str, str]:
+    """Return {name: text} of a table of texts."""
     return {name: _text(f"{key}.{name}", each) for name, each in _table(key, value).items()}
 
 
 def _values(key: str, value: object) -> dict[str, tuple[object, ...]]:
+    """Return {config key: the values that the row lists} of a table of lists."""
     checked = _table(key, value)
     for name, each in checked.items():
         if not isinstance(each, list) or not each:
@@ -281,7 +289,10 @@ def _values(key: str, value: object) -> dict[str, tuple[object, ...]]:
     return {name: tuple(each) for name, each in checked.items()}
 
 
-def _layer_thetas(key: str, value: object) -> dict[str, LayerTheta]:
+def _theta_of_layer_type(key: str, value: object) -> dict[str, LayerTheta]:
+    """Return {layer type: its LayerTheta} of the table `layer_thetas` of a row; refuse a layer type
+    without `default` or `scaled`, or with another key.
+    """
     checked: dict[str, LayerTheta] = {}
     for name, each in _table(key, value).items():
         where = f"{key}.{name}"
@@ -320,7 +331,7 @@ _CHECKS = {
     "defaults_if": lambda key, value: {
         name: _defaults(f"{key}.{name}", each) for name, each in _table(key, value).items()
     },
-    "layer_thetas": _layer_thetas,
+    "layer_thetas": _theta_of_layer_type,
     "axis_order": _name_of(ORDERS),
     "unrotated": _name_of(UNROTATED_RULES),
     "rotates_if": _values,

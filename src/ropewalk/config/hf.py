@@ -1,4 +1,9 @@
-"""Hugging Face configs to specs and back, and an explanation of where each value came from."""
+"""Hugging Face configs to specs and back, and an explanation of where each value came from.
+
+Reading a config has five steps, in this order (`_read_config`): load the file; check every rotary
+value; find the rope of each layer type; bring its values into normal form; make a RopeSpec of them.
+No step computes frequencies: a spec computes them when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +65,7 @@ def from_hf(
     config: Any, per_layer: bool = False, *, precision: str = "hf_frequencies"
 ) -> RopeSpec | dict[str, RopeSpec | None]:
     """Return the spec that a Hugging Face config describes: of transformers, or of an image or
-    video model in diffusers.
+    video model in diffusers. A spec holds settings; reading it computes no frequencies.
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
     per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). If
@@ -70,7 +75,7 @@ def from_hf(
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off;
     the spec describes that part, with head_dim = qk_rope_head_dim.
     """
-    reading = _read(config, precision)
+    reading = _read_config(config, precision)
     for text in reading.warnings:
         warnings.warn(text, UserWarning, stacklevel=2)
     specs = reading.specs
@@ -102,7 +107,7 @@ def temperatures_from_hf(config: Any) -> dict[str, Temperature | None]:
     text = text_part(load(config))
     model_type = text.get("model_type")
     if model_type not in WITHOUT_ROPE:
-        return _temperatures(_read(text, "exact"))
+        return _temperatures(_read_config(text, "exact"))
     values = {key: Value(value, key) for key, value in text.items()}
     rotated = dict.fromkeys(declared_or_full(text), False)
     return read_temperatures(model_type, values, {}, rotated)
@@ -140,10 +145,10 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
 def read_specs(
     config: Any, precision: str = "hf_frequencies"
 ) -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return {layer type: spec, or None if it is not rotated}, and where each value was found;
-    warnings are only listed there.
+    """Return {layer type: spec, or None if it is not rotated}, and an Explanation of where each
+    value was found; warnings are listed in the Explanation and not emitted.
     """
-    reading = _read(config, precision)
+    reading = _read_config(config, precision)
     temperatures = _temperatures(reading)
     entries = [
         Entry(name, "temperature", temperature, f"code of {reading.model_type}")
@@ -157,8 +162,15 @@ def read_specs(
 
 @dataclass(frozen=True)
 class _Reading:
-    """What a config says: the spec of each layer type, the source of each value, and warnings;
-    `values` and `rope` hold what temperatures are read from.
+    """What a config says.
+
+    model_type  the config's `model_type`, or the class name of a diffusers config
+    specs       {layer type: its spec, or None if it is not rotated}
+    entries     each value of each spec with its source
+    warnings    keys that are ignored and values that were assumed
+    known       whether families.toml has the model_type
+    values      the config's own keys, outside any rope object; a temperature is read from them
+    rope        the rope of the first rotated layer type; a temperature is read from it
     """
 
     model_type: str | None
@@ -170,8 +182,10 @@ class _Reading:
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
-def _read(config: Any, precision: str) -> _Reading:
-    """Read a config: file, checks, rope of each layer type, normal form, specs."""
+def _read_config(config: Any, precision: str) -> _Reading:
+    """Return what a config says. `config` and `precision` are those of `from_hf`; the steps are
+    those of the module's docstring.
+    """
     text = text_part(load(config))
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
@@ -192,13 +206,13 @@ def _read(config: Any, precision: str) -> _Reading:
             entries += sources
     stray = [f"rope_parameters.{key}: not read beside layer types" for key in objects.stray]
     return _Reading(
-        text.get("model_type"),
-        specs,
-        tuple(entries),
-        tuple(dict.fromkeys([*stray, *normal.warnings])),
-        family.known,
-        normal.outside,
-        next((rope for rope in ropes.values() if rope is not None), {}),
+        model_type=text.get("model_type"),
+        specs=specs,
+        entries=tuple(entries),
+        warnings=tuple(dict.fromkeys([*stray, *normal.warnings])),
+        known=family.known,
+        values=normal.outside,
+        rope=next((rope for rope in ropes.values() if rope is not None), {}),
     )
 
 
@@ -224,8 +238,8 @@ def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:
 
 
 def _layout_hint(field: str, spec: RopeSpec) -> str:
-    """Return a hint for an error about the layout: model types whose code has it; empty for other
-    fields.
+    """Return a hint for an error about `field`: for a layout, model types whose code has that of
+    `spec`; for any other field, "".
     """
     if field not in ("layout", "layout_out"):
         return ""
@@ -243,5 +257,6 @@ def _layout_hint(field: str, spec: RopeSpec) -> str:
 
 
 def _short(value: Any) -> str:
+    """Return the repr of a value, cut to 24 characters."""
     shown = repr(value)
     return shown if len(shown) <= 24 else shown[:21] + "..."

@@ -13,8 +13,8 @@ from ropewalk.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
 from ropewalk.config.values import Value
 from ropewalk.errors import RopeError
 
-#: the keys of one layer type's rope; None if layers of this type are not rotated
-Rope = dict[str, Value] | None
+#: {key: value} of one layer type's rope object; None if layers of this type are not rotated
+RopeValues = dict[str, Value] | None
 #: layer types without attention, which have nothing to rotate
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
 #: the name of the layers that are not rotated, where layers of one type differ
@@ -23,10 +23,17 @@ NO_ROPE = "no_rope"
 INTERVAL = 4
 
 
-def layer_ropes(config: Mapping[str, Any], objects: RopeObjects, family: Family) -> dict[str, Rope]:
-    """Return {layer type: the keys of its rope, or None if it is not rotated} of a checked config."""
+def layer_ropes(
+    config: Mapping[str, Any], objects: RopeObjects, family: Family
+) -> dict[str, RopeValues]:
+    """Return {layer type: the keys of its rope, or None if it is not rotated} of a checked config.
+
+    config   the text part of the config, after `check_config`
+    objects  its rope objects, as `check_config` returned them
+    family   the facts of its model_type
+    """
     v5, v4 = objects.v5, objects.v4
-    ropes: dict[str, Rope]
+    ropes: dict[str, RopeValues]
     if objects.by_layer_type is not None:
         if v4:
             raise RopeError(
@@ -96,7 +103,7 @@ def declared_or_full(config: Mapping[str, Any]) -> tuple[str, ...]:
     return layer_types(config) or ("full_attention",)
 
 
-def _rope_values(rope: Mapping[str, Any] | None, where: str) -> Rope:
+def _rope_values(rope: Mapping[str, Any] | None, where: str) -> RopeValues:
     """Return the values of a rope object by key, without those that are null; `where` names the
     object in messages.
 
@@ -133,10 +140,11 @@ def _layer_theta(config: Mapping[str, Any], theta: LayerTheta) -> Value:
 
 
 def _with_unrotated(
-    ropes: dict[str, Rope], config: Mapping[str, Any], objects: RopeObjects, family: Family
-) -> dict[str, Rope]:
-    """Return `ropes` with None for layer types that are not rotated, and with thetas given layer by
-    layer.
+    ropes: dict[str, RopeValues], config: Mapping[str, Any], objects: RopeObjects, family: Family
+) -> dict[str, RopeValues]:
+    """Return `ropes` after the family's rule for layers without rotation: None for a layer type
+    that is not rotated, NO_ROPE beside a type of which only some layers rotate, and the thetas
+    that the config lists layer by layer.
     """
     if family.unrotated == "null_rope_theta" and objects.v5.get("rope_theta", 0) is None:
         return dict.fromkeys(ropes)
@@ -166,7 +174,9 @@ def _with_unrotated(
 
 
 def _skips_layers(family: Family) -> bool:
-    """Return whether the family has layers that `no_rope_layers` excludes."""
+    """Return whether the family reads `no_rope_layers`, so that some of its layers may not
+    rotate.
+    """
     return family.unrotated in ("no_rope_layers", "no_rope_layers_if_not_empty")
 
 
@@ -174,8 +184,8 @@ def _thetas(config: Mapping[str, Any], family: Family) -> list[float] | None:
     """Return the theta of each layer, 0 for layers that are not rotated; None if the config has no
     theta per layer.
 
-    With the rule "zero_layer_rope_theta" only 0 is told from others; if the config has no list, 1
-    stands for any other theta, and every fourth layer, counted from the last, is not rotated.
+    With the rule "zero_layer_rope_theta" a theta is read only as zero or not zero. If such a config
+    has no list, the last layer and every fourth layer before it have 0, and the others 1.
     """
     given = config.get(LAYER_THETA_KEY)
     if given is not None:
@@ -228,7 +238,7 @@ def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str,
     return layers
 
 
-def _with_theta(name: str, rope: Rope, layers: list[int], thetas: list[float]) -> Rope:
+def _with_theta(name: str, rope: RopeValues, layers: list[int], thetas: list[float]) -> RopeValues:
     """Return the rope of the layer type `name` with the theta of its `layers` (indices); those with
     theta 0 are not rotated.
     """

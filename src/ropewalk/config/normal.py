@@ -2,6 +2,15 @@
 
 All that differs between spellings and families ends here: other names of a key, keys inside and
 outside a rope object, defaults of the family's code. What reads the normal form sees no config.
+
+Words of this module:
+  outside       the config's own keys, those outside a rope object, by own and by standard name
+  rope          the keys of the layer type's rope object
+  given         a key is given if it is there and not null; `_given(key)` is its Value outside the
+                rope, with key and place, and `_given_value(key)` the bare value
+  default       what the code of the family uses for a key that is not given
+  from code     what follows from the code of the family and has no config key, such as the layout
+  first given   the first of two places that give a key, with a warning if the two differ
 """
 
 from __future__ import annotations
@@ -12,7 +21,7 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.config.families import Family
-from ropewalk.config.layers import Rope
+from ropewalk.config.layers import RopeValues
 from ropewalk.config.values import Value
 from ropewalk.errors import RopeError
 from ropewalk.frequencies import SCALINGS, Dynamic, LongRope
@@ -54,8 +63,15 @@ class Normal:
     warnings: list[str] = field(default_factory=list)
 
 
-def normal_form(config: Mapping[str, Any], ropes: Mapping[str, Rope], family: Family) -> Normal:
-    """Return the normal form of a checked text config, whose layer types have these ropes."""
+def normal_form(
+    config: Mapping[str, Any], ropes: Mapping[str, RopeValues], family: Family
+) -> Normal:
+    """Return the normal form of a config.
+
+    config  its text part, after `check_config`
+    ropes   {layer type: the values of its rope, or None}, of `layer_ropes`
+    family  the facts of its model_type
+    """
     normal = Normal()
     model = config.get("model_type") or "this model"
     normal.outside = _standard_names(config, family, model, normal.warnings)
@@ -76,7 +92,8 @@ def _standard_names(
     """Return every value of a config by its own key and, if it has another name, by the standard
     one.
 
-    Where the family's code reads only one name, a warning tells of a value under another name.
+    Where the code of `family` reads only one name of a key, a value under another name is ignored;
+    `warnings` then gets a message, in which `model` names the model.
     """
     own = {key: Value(value, key) for key, value in config.items()}
     standard: Values = {}
@@ -122,12 +139,20 @@ def _unknown(model: str, layers: Mapping[str, Values | None]) -> str:
 
 @dataclass
 class _NormalLayer:
-    """One layer type while its normal values are made: the config's own values, and its rope."""
+    """One layer type while its normal values are made.
+
+    outside     the config's own values, of `_standard_names`
+    rope        the values of the rope object of this layer type
+    family      the facts of the model_type
+    model       the `model_type` as messages name it
+    layer_type  the name of this layer type
+    warnings    the list that gets messages; all layer types share it
+    rope_type   the standard `rope_type`, once `normal_values` has read it
+    """
 
     outside: Mapping[str, Value]
     rope: dict[str, Value]
     family: Family
-    #: the `model_type` as messages name it
     model: str
     layer_type: str
     warnings: list[str]
@@ -146,9 +171,9 @@ class _NormalLayer:
             **self._rotated_slice(head.value),
             **self._scaling_values(),
             **self._layout(),
-            **self._axes(),
+            **self._sections_and_order(),
         }
-        clip = next((key for key in keys.CLIP_KEYS if self._value(key)), None)
+        clip = next((key for key in keys.CLIP_KEYS if self._given_value(key)), None)
         if clip is not None:
             values[clip] = self.outside[clip]
         if self._given(keys.LATENT_KEY) is not None:
@@ -160,29 +185,32 @@ class _NormalLayer:
         value = self.outside.get(key)
         return None if value is None or value.value is None else value
 
-    def _value(self, key: str) -> Any:
+    def _given_value(self, key: str) -> Any:
         """Return the plain value of a key outside the rope; None if it is absent or null."""
         given = self._given(key)
         return None if given is None else given.value
 
     def _default(self, key: str, value: Any = None) -> Value:
-        """Return the default that the model's code uses for a key that the config does not have."""
+        """Return `value`, or by default what the family's code uses, as the Value of a key that the
+        config does not have.
+        """
         if value is None:
             value = self.family.default(key, *self._conditions())
         where = f"default of {self.model}" if self.family.known else "default of transformers"
         return Value(value, key, where, derived=True)
 
     def _has_default(self, key: str) -> bool:
+        """Return whether the family's code has a default for a key."""
         return self.family.default(key, *self._conditions()) is not None
 
     def _conditions(self) -> list[str]:
         """Return the conditions of `Family.defaults_if` that hold."""
         conditions = [self.rope_type] if self.rope_type == "default" else [self.rope_type, "scaled"]
-        if all(self._value(key) is None for key in ("rope_parameters", "rope_scaling")):
+        if all(self._given_value(key) is None for key in ("rope_parameters", "rope_scaling")):
             conditions.append("no_rope_object")
         return conditions
 
-    def _code(self, value: Any, key: str) -> Value:
+    def _from_code(self, value: Any, key: str) -> Value:
         """Return a value that no config key gives, and that follows from the model's code."""
         where = f"code of {self.model}" if self.family.known else "assumed: no config key gives it"
         return Value(value, key, where, derived=True)
@@ -257,7 +285,9 @@ class _NormalLayer:
         return Value(size.value // heads.value, size.key, f"{size.key} / {heads.key}", derived=True)
 
     def _required(self, names: tuple[str, ...]) -> Value:
-        """Return the value of a key that gives head_dim."""
+        """Return the value of the first of `names`, the names of a key from which head_dim is
+        computed; raise a RopeError if it is not given.
+        """
         given = self._given(names[0])
         if given is None:
             rule = (
@@ -271,7 +301,10 @@ class _NormalLayer:
         """Return the head_dim that a config gives for this layer type alone (Gemma 4); None if it
         gives none.
         """
-        overrides, declared = self._value("per_layer_config"), self._value("layer_types") or ()
+        overrides, declared = (
+            self._given_value("per_layer_config"),
+            self._given_value("layer_types") or (),
+        )
         if isinstance(overrides, Mapping):
             for index, name in enumerate(declared):
                 override = overrides.get(str(index), overrides.get(index))
@@ -339,7 +372,7 @@ class _NormalLayer:
             )
         if rotated == head:
             return {}
-        start = {"rotary_start": self._code(head - rotated, "at_end")} if family.at_end else {}
+        start = {"rotary_start": self._from_code(head - rotated, "at_end")} if family.at_end else {}
         return {"rotary_dim": replace(source, value=rotated), **start}
 
     def _fraction(self) -> Value | None:
@@ -353,7 +386,7 @@ class _NormalLayer:
         family, interleave = self.family, self._given("rope_interleave")
         if interleave is None or ("rope_interleave" not in family.reads and self.family.known):
             layouts = family.layout, family.layout_out
-            interleave = self._code(None, "layout")
+            interleave = self._from_code(None, "layout")
         else:
             layouts = ("interleaved", "half") if interleave.value else ("half", None)
         values = {"layout": replace(interleave, value=layouts[0])}
@@ -361,9 +394,9 @@ class _NormalLayer:
             values["layout_out"] = replace(interleave, value=layouts[1])
         return values
 
-    def _axes(self) -> Values:
-        """Return the number of pairs of each axis and their order, for multimodal positions; {} if
-        there are none.
+    def _sections_and_order(self) -> Values:
+        """Return `mrope_section`, the number of pairs of each axis, and `axis_order`, their order
+        along the pairs, for multimodal positions; {} if there are no sections.
         """
         own_order = self.family.axis_order
         first, second = (self.rope.get(key) for key in keys.SECTION_KEYS)
@@ -386,7 +419,7 @@ class _NormalLayer:
                 self.warnings.append(
                     f"{given} = {given.value!r} is ignored: {self.model} is always {own_order}"
                 )
-            source = self._code(own_order, "axis_order")
+            source = self._from_code(own_order, "axis_order")
         else:
             assumed = Value(order, "axis_order", "assumed: no mrope_interleaved", derived=True)
             source = assumed if given is None else replace(given, value=order)
@@ -394,7 +427,8 @@ class _NormalLayer:
         return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
 
     def _sizes(self, sections: Value, order: str) -> Sequence[int]:
-        """Return the number of pairs that each axis has.
+        """Return the number of pairs that each axis has in the model's code, whose order of axes is
+        `order`; warn if `sections` says otherwise.
 
         Interleaved, height has at most the pairs 1, 4, 7, ... and width 2, 5, 8, ...; the code
         gives all others to time, whatever its section says.
@@ -450,7 +484,13 @@ class _NormalLayer:
 
     def _setting(self, key: str, default: Any) -> Value | None:
         """Return the value of one key of the scaling, or its default in the code of the family;
-        None if there is neither.
+        None if there is neither. `default` is that of the scaling's own field.
+
+        The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
+        and a trained length: its formula uses those two alone, in transformers as here. It is read
+        in three cases: for a scaling whose own key it is ("dynamic", whose factor applies beyond
+        it), as the trained length where that is not given, and for the factor where that is not
+        given (`_ratio_of_lengths`).
         """
         value = self.rope.get(key)
         if key == SERVED_LENGTH_KEY:

@@ -21,7 +21,12 @@ from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 def read_layer(
     layer_type: str, values: Mapping[str, Value], precision: str
 ) -> tuple[RopeSpec, tuple[Entry, ...]]:
-    """Return the spec of one layer type, and where each of its values came from."""
+    """Return the spec of one layer type, and where each of its values came from.
+
+    layer_type  its name, which the entries of the explanation carry
+    values      its values in normal form, by standard key
+    precision   that of the spec, see RopeSpec
+    """
     reader = _ValueReader(layer_type, values)
     with reader.config_keys_in_errors():
         spec = reader.spec(precision)
@@ -40,23 +45,27 @@ class _ValueReader:
     sources: dict[str, Value] = field(default_factory=dict)
 
     def spec(self, precision: str) -> RopeSpec:
-        """Return the spec."""
-        self._read("rope_type")
-        theta = self._read("rope_theta", number, name="theta")
-        head = self._read("head_dim", partial(integer, low=2, high=MAX_HEAD_DIM))
+        """Return the spec that the values describe.
+
+        Each value is checked when it is taken, so that its error names the config key; RopeSpec and
+        the scaling then check the values together.
+        """
+        self._take("rope_type")
+        theta = self._take("rope_theta", number, name="theta")
+        head = self._take("head_dim", partial(integer, low=2, high=MAX_HEAD_DIM))
         rotated = {
-            key: self._read(key, partial(integer, low=1))
+            key: self._take(key, partial(integer, low=1))
             for key in ("rotary_dim", "rotary_start")
             if key in self.values
         }
         scaling = self._scaling()
-        layouts = {key: self._read(key) for key in ("layout", "layout_out") if key in self.values}
+        layouts = {key: self._take(key) for key in ("layout", "layout_out") if key in self.values}
         return RopeSpec(
             head_dim=head,
             theta=theta,
             scaling=self._clipped(scaling),
             precision=precision,
-            axes=self._axes(rotated.get("rotary_dim", head) // 2),
+            axes=self._axis_map(rotated.get("rotary_dim", head) // 2),
             extra_softmax_factor=self._softmax_factor(scaling),
             **layouts,
             **rotated,
@@ -77,10 +86,12 @@ class _ValueReader:
                 value.key + bracket + index, f"{error.rule} ({value})", error.value
             ) from None
 
-    def _read(
+    def _take(
         self, key: str, check: Callable[[str, Any], Any] | None = None, name: str | None = None
     ) -> Any:
-        """Check the value of a key, record it as the field `name` of the spec, and return it."""
+        """Check the value of a key, record it as the field `name` of the spec (by default `key`),
+        and return what `check(name, value)` returns; without a check, the value itself.
+        """
         value, name = self.values[key], name or key
         self.sources[name] = value  # before the check, so that its error can name the config key
         checked = value.value if check is None else check(name, value.value)
@@ -88,6 +99,7 @@ class _ValueReader:
         return checked
 
     def _record(self, name: str, value: Any, source: Value) -> None:
+        """Add the field `name` of the spec, its value and its source to the entries."""
         self.entries.append(Entry(self.layer_type, name, value, str(source)))
 
     def _scaling(self) -> Scaling:
@@ -95,16 +107,16 @@ class _ValueReader:
         with a fixed factor.
         """
         if "alpha" in self.values:
-            return Ntk(self._read("alpha", number, name="factor"))
+            return Ntk(self._take("alpha", number, name="factor"))
         rope_type = self.values["rope_type"].value
         for key in MSCALE_KEYS:
             if key in self.values:
-                self._read(key, number)
+                self._take(key, number)
         fields: dict[str, Any] = {}
         for name, setting in settings_of(SCALINGS[rope_type]).items():
             key = setting.key or name
             if key in self.values:
-                fields[name] = self._read(key, setting.check, name=name)
+                fields[name] = self._take(key, setting.check, name=name)
             elif setting.required:
                 raise RopeError(key, f"must be given for rope_type {rope_type!r}", None)
         return SCALINGS[rope_type](**fields)
@@ -117,11 +129,13 @@ class _ValueReader:
                 return Clipped(scaling, CLIPPED_PAIRS, soft)
         return scaling
 
-    def _axes(self, pairs: int) -> axes.AxisMap | None:
-        """Return the axis of each pair for multimodal positions, or None if there are no sections."""
+    def _axis_map(self, pairs: int) -> axes.AxisMap | None:
+        """Return which axis gives each of the `pairs` pairs its position; None if the values have
+        no `mrope_section`.
+        """
         if "mrope_section" not in self.values:
             return None
-        sections, order = self._read("mrope_section"), self._read("axis_order")
+        sections, order = self._take("mrope_section"), self._take("axis_order")
         axis_map = axes.AXIS_ORDERS[order](list(sections))
         if axis_map.pairs != pairs:
             raise RopeError("sections", f"must add up to the {pairs} pairs that rotate", sections)

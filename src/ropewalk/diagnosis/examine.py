@@ -152,7 +152,9 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
 
 
 class _Words(dict):
-    """Facts as the texts of a message: long values shortened, lengths with commas."""
+    """Facts whose values are read as text, for `str.format_map`: numbers from 10,000 with commas,
+    true, false and null as in JSON, and a text of more than 160 characters cut.
+    """
 
     def __getitem__(self, key: str) -> str:
         value = super().__getitem__(key)
@@ -170,6 +172,7 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
     """Return the corrected config without a scaling."""
 
     def change(text: dict[str, Any]) -> None:
+        """Remove the rope objects of the text; a theta inside one moves to the config itself."""
         for key in OBJECT_KEYS:
             rope = text.pop(key, None)
             if isinstance(rope, dict) and text.get("rope_theta") is None and "rope_theta" in rope:
@@ -221,6 +224,7 @@ def _lenient(path: Path, duplicates: dict[str, list[Any]]) -> dict[str, Any]:
     """Return the object of a file that has NaN, or a key twice; record such keys."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return a JSON object as a dict, and record the keys that it has more than once."""
         given: dict[str, list[Any]] = {}
         for key, value in items:
             given.setdefault(key, []).append(value)

@@ -23,14 +23,20 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Mistake:
-    """One row: what to look for, its words, and how to repair it.
+    """One row of mistakes.toml: what to look for, how to describe it, and how to repair it.
 
-    find, repair          names of functions; no repair: the config does not say what was meant
+    id                    the name of the row, which findings carry
+    severity              "error", "warning" or "note", as in Finding
+    find                  the name of the function that finds the mistake; it returns the facts
+    repair                the name of the function that repairs the config; None: the mistake is
+                          only reported, because the config does not say what was meant
     keys                  config keys that the two functions look at
-    names                 {wrong name: right name}
+    names                 {name that the finder looks for: name that is meant}, of keys, values or
+                          cases; "" where the finder needs no second name
     cause, effect, fix    texts with the facts of the finder in braces
     evidence              how the effect is known: "formula", or "recorded" or "rule" with `engine`
                           and `version`
+    gguf                  whether the row is for GGUF files only; other rows are not for them
     """
 
     id: str

@@ -362,7 +362,14 @@ def _findings(
     records: Mapping[str, Record],
     runs: Mapping[tuple[str, str, int], EngineRun],
 ) -> list[EngineFinding]:
-    """Return one finding per engine: what it computes, and how that differs from transformers."""
+    """Return one finding per engine: what it computes, and how that differs from transformers.
+
+    asked       the config, its specs and the limit of the engines
+    layer_type  the layer type that is compared
+    length      the length of the longest sequence
+    records     {engine: its recorded runs}
+    runs        {(engine, layer type, length): what a run here found}; it comes before a record
+    """
     spec = asked.cases[layer_type].spec
     name = "" if asked.why else digest(asked.text, asked.specs, length, asked.limit)
     found = []
@@ -397,7 +404,13 @@ def _of_rules(
     layer_type: str,
     length: int,
 ) -> EngineFinding:
-    """Return a finding that rests on the rules of a release."""
+    """Return a finding that rests on the rules of a release.
+
+    reading             what the rules say
+    record              recorded runs of the engine, or None; the evidence mentions those of the
+                        same family and scaling
+    layer_type, length  what the finding is about
+    """
     radians, magnitude = reading.frequencies()
     axes = reading.spec.axis_of_pair if reading.problem is None else ()
     case = reading.case
@@ -432,8 +445,16 @@ def _measured(
     date: str,
     evidence: str,
 ) -> EngineFinding:
-    """Return a finding with what a run found in place of what the rules say; the rules stay as far
-    as they explain it.
+    """Return a finding of the rules with what a run found in place of their numbers.
+
+    finding                 what the rules say
+    found                   what the run found: a rotation, None for no rotation, or the text of the
+                            engine's error
+    known                   RUN for a run here, RECORDED for a recorded one
+    version, date, evidence the release that ran, when, and the sentence that says so
+
+    If both agree, the numbers of the rules stay, because they are exact. The rules are listed
+    unless they said that the engine has a problem and the run found a rotation.
     """
     about: dict[str, Any] = {"known": known, "version": version, "date": date, "evidence": evidence}
     if isinstance(found, str):
@@ -456,6 +477,7 @@ def _measured(
 
 
 def _rotation(finding: EngineFinding) -> Rotation | None:
+    """Return the rotation that an engine computes; None if it has a problem."""
     if finding.problem is not None or finding.magnitude is None:
         return None
     return Rotation(finding.radians, finding.magnitude, finding.axis_of_pair)

@@ -1,4 +1,9 @@
-"""What a rule of an engine does to a reading: every value that `then` can have in a rules file."""
+"""What a rule of an engine does to a reading: every value that `then` can have in a rules file.
+
+Every operation has the same arguments: the `reading`, which it changes; the `rule`, a row of the
+file, whose `values` are its parameters; the `release` that the row belongs to; and the
+`releases` of all engines. Its docstring says what the engine computes with such a row.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,10 @@ Operation = Callable[[EngineReading, Rule, Release, Releases], None]
 
 
 def _operation(name: str) -> Callable[[Operation], Operation]:
+    """Return a decorator that adds a function to OPERATIONS under the name that `then` has."""
+
     def add(function: Operation) -> Operation:
+        """Add the function and return it."""
         OPERATIONS[name] = function
         return function
 
@@ -101,6 +109,7 @@ def _set(reading: EngineReading, rule: Rule, release: Release, releases: Release
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the parameters of a rule that are numbers."""
     return {key: value for key, value in values.items() if isinstance(value, int | float)}
 
 
@@ -116,6 +125,7 @@ def _head_size(reading: EngineReading, rule: Rule, release: Release, releases: R
 
 
 def _misfit(factors: int, pairs: int) -> str:
+    """Return the problem of an engine that refuses a LongRoPE with too many or too few factors."""
     return f"refused: {factors} factors of LongRoPE do not fit the {pairs} pairs that rotate"
 
 
@@ -168,6 +178,9 @@ def _mscales(case: ServedLayer, factor: float) -> float:
 
 
 def _both(case: ServedLayer, factor: float, nonzero: bool = False) -> float | None:
+    """Return the magnitude of `mscale` and `mscale_all_dim`; None if one is absent, or is 0 and
+    `nonzero` is set.
+    """
     keys = (case.rope.get("mscale"), case.rope.get("mscale_all_dim"))
     if any(value is None or (nonzero and not value) for value in keys):
         return None
@@ -344,7 +357,7 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     elif model.get("needs_scaling") and keys is None and "rope_scaling" not in config:
         reading.fail("refused: rope_scaling must be given")
     else:
-        text = f"not read where the config has it: {theta:g} is used"
+        text = f"not read at its place in the config: {theta:g} is used"
         reading.set_fields("rope_theta", text, source, theta=theta)
         default = model.get("partial")
         if model.get("whole"):
@@ -358,7 +371,14 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
 def _set_fraction(
     reading: EngineReading, fraction: float | None, source: str, model: Mapping[str, Any]
 ) -> None:
-    """Set how many dimensions mlx-lm rotates; `fraction` is None if its model reads none."""
+    """Set how many dimensions of the head mlx-lm rotates, or fail if it refuses their number.
+
+    fraction  the fraction of the head that its model class rotates; None: the class reads none, so
+              the whole head rotates
+    source    the file of the class, which the rule names
+    model     the row of the model_type in `model` of the rules file; with "rotary_dim" in it, or
+              with latent attention, the class reads a width and nothing is set here
+    """
     case = reading.case
     if case.latent or "rotary_dim" in model:
         return
@@ -370,7 +390,7 @@ def _set_fraction(
     if width % 2:
         reading.fail(f"refused: {width} dimensions would rotate, and MLX takes an even number")
         return
-    reading.set_rotary_dim(width, "not read where the config has it", source)
+    reading.set_rotary_dim(width, "not read at its place in the config", source)
 
 
 @_operation("build scaling")

@@ -117,6 +117,7 @@ class Rule:
 
 
 def _holds(condition: str, reading: EngineReading) -> bool:
+    """Return whether a condition of CONDITIONS holds; "not " before its name negates it."""
     name = condition.removeprefix("not ")
     return CONDITIONS[name](reading) != (name != condition)
 
@@ -225,15 +226,22 @@ def newest(*folders: Path) -> dict[str, Release]:
 
 
 def _order(version: str) -> list[int]:
+    """Return the numbers of a version, by which releases are sorted."""
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
 def _release(
     path: Path, text: Mapping[str, Any], found: Mapping[str, Mapping[str, Release]]
 ) -> Release:
-    """Return the release that a file describes; a RopeError names the file and what is wrong."""
+    """Return the release that a rules file describes; a RopeError names the file and what is wrong.
+
+    path   the file, for the error
+    text   its content
+    found  {engine: {version: release}} of the files read before it; `extends` names one of them, of
+           which only what differs is in this file
+    """
     try:
-        base = found[text["engine"]][text["extends"]] if "extends" in text else None
+        base = _base(path, text, found)
         lists = {**(base.lists if base else {}), **text.get("lists", {})}
         rules = [_rule(row, lists) for row in text.get("rule", [])]
         models = {
@@ -258,8 +266,26 @@ def _release(
         return Release(
             **own, families=families, rules=tuple(rules), models=models, lists=lists, unread=unread
         )
+    except RopeError:
+        raise  # it names the key and the file
     except (KeyError, TypeError, ValueError) as error:
         raise RopeError(path.name, "must be a rules file of a release", str(error)) from None
+
+
+def _base(
+    path: Path, text: Mapping[str, Any], found: Mapping[str, Mapping[str, Release]]
+) -> Release | None:
+    """Return the release that the file extends, None if it extends none; the arguments are those of
+    `_release`.
+    """
+    if "extends" not in text:
+        return None
+    versions = found.get(text["engine"], {})
+    if text["extends"] not in versions:
+        known = ", ".join(versions) or "none was read"
+        rule = f"must be a release of {text['engine']} with a rules file ({path.name}): {known}"
+        raise RopeError("extends", rule, text["extends"])
+    return versions[text["extends"]]
 
 
 def _merged(old: Iterable[Rule], new: Iterable[Rule]) -> tuple[Rule, ...]:

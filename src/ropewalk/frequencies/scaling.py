@@ -49,9 +49,8 @@ class Setting:
     """What one field of a scaling accepts, and its Hugging Face config key.
 
     default           its type is the type of the field; None means an optional number
-    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and value
-    > above; for an
-                      integer, only `low` is checked
+    low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and
+                      above < value; of an integer, only `low` is checked
     key               the config key, if it is not the name of the field
     required          a config that names this scaling must have the key
     from_lengths      if the key is absent, it is the served length over the trained length, if the
@@ -196,7 +195,9 @@ class Scaling:
 
 @cached("frequencies", entries=512)
 def _defined(scaling: Scaling, dim: int, theta: float, length: int | None) -> Frequencies:
-    """Return the frequencies of a scaling by its formula over Decimals."""
+    """Return the frequencies of a scaling for heads with `dim` rotated dimensions, computed by its
+    formula over Decimals; `length` is that of the sequence, or None.
+    """
     with exactly():
         radians = scaling._radians(dim, theta, length, DECIMAL)
         # a formula of the user's may give an array, a tensor or a list of floats

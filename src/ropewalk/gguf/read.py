@@ -39,15 +39,28 @@ CONDITIONAL = {
 
 @runtime_checkable
 class GgufSource(Protocol):
-    """Where metadata and tensors are read from: a GgufFile, or keys and tensors in memory."""
+    """Where metadata and tensors are read from: a GgufFile, keys and tensors in memory, or a file
+    with some of them replaced.
+
+    metadata  {key: value}; `array` returns the entries of an array
+    tensors   a mapping with the names of the tensors as keys; `floats` returns the numbers of one
+    """
 
     metadata: dict[str, Any]
     tensors: Any
 
     @property
-    def architecture(self) -> str: ...
-    def array(self, key: str) -> list[Any]: ...
-    def floats(self, name: str) -> Sequence[float]: ...
+    def architecture(self) -> str:
+        """The metadata's `general.architecture`, such as "llama"."""
+        ...
+
+    def array(self, key: str) -> list[Any]:
+        """Return the entries of an array in the metadata."""
+        ...
+
+    def floats(self, name: str) -> Sequence[float]:
+        """Return the numbers of a tensor with one dimension that is not quantised."""
+        ...
 
 
 def read_ropes(
@@ -184,9 +197,11 @@ class _GgufLayer:
         return integer(self._key(key), value, low=low)
 
     def _key(self, key: str) -> str:
+        """Return the metadata key of this architecture, such as llama.rope.freq_base."""
         return f"{self.name}.{key}"
 
     def _has(self, key: str) -> bool:
+        """Return whether the metadata has this architecture's key."""
         return self._key(key) in self.source.metadata
 
     def _record_key(self, name: str, key: str, value: Any) -> Any:
@@ -316,9 +331,11 @@ class _GgufLayer:
         return Given(frequencies.radians, magnitude)
 
     def _attention_factor(self) -> float:
+        """Return the factor of the file on the magnitude; 1 if it has none."""
         return self.number("rope.scaling.attn_factor", 1.0, above=0)
 
     def _type(self) -> str:
+        """Return the scaling type of the file, by default "linear" as in llama.cpp."""
         key = self._key("rope.scaling.type")
         return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
 
@@ -342,6 +359,9 @@ class _GgufLayer:
         return given if given >= 0 else default
 
     def _mscale_all_dim(self) -> float:
+        """Return YaRN's mscale_all_dim: the file's yarn_log_multiplier times the architecture's
+        factor on it; 0 if the file has none.
+        """
         return self.facts.log_multiplier * self.number(
             "rope.scaling.yarn_log_multiplier", 0.0, low=0
         )

@@ -187,7 +187,12 @@ def _keys_describe(scaling: Yarn, facts: GgufArchitecture) -> bool:
 def _longrope_keys(
     scaling: LongRope, magnitude: float, name: str, facts: GgufArchitecture
 ) -> tuple[dict[str, Any], dict[str, array[float]]]:
-    """Return the metadata keys and the tensors of a LongRoPE scaling."""
+    """Return the metadata keys and the tensors of a LongRoPE scaling; refuse an architecture whose
+    factors llama.cpp does not read.
+
+    magnitude    the factor on cos and sin, which the file gives as a number
+    name, facts  the architecture
+    """
     if not facts.has_long_factors:
         raise RopeError(
             "scaling",
@@ -205,8 +210,8 @@ def _longrope_keys(
 
 
 def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
-    """Read a spec from what was written; raise a RopeError if its frequencies, magnitude or axes
-    differ from those of `spec`.
+    """Raise a RopeError if the keys and tensors `written` read back as another rope than `spec`:
+    other frequencies or magnitude at the trained length or beyond it, or other axes.
     """
     read = read_ropes(written, "exact")[0][FULL]
     assert read is not None  # full layers rotate without a sliding window

@@ -28,13 +28,15 @@ from ropewalk.kernels.rotation import eager, triton
 
 @dataclass(frozen=True)
 class Backend:
-    """The functions of one rotation kernel.
+    """The functions of one rotation kernel. A request (request.py) says what one call rotates: the
+    spec, the positions or given tables, and the dimension of the tokens.
 
     why_not  (x, request) -> why this backend cannot rotate x, or None if it can
     run      (xs, outs, request): write each rotated x into its out, which is x itself or shares no
              memory with it. xs is (q,) or (q, k)
-    prepare  (xs, outs, request) -> a function for later calls with the same shapes, which returns
-             False if it could not run one; or None if there is no such function. See `fast_path.py`
+    prepare  (xs, outs, request) -> a function (q, k, q_out, k_out, positions, offset) for later
+             calls with the same shapes (`fast_path.py`), which returns whether it ran; `run` is
+             called if it did not. None if this kind of call cannot be prepared
     """
 
     why_not: Callable[[Tensor, AnyRequest], str | None]

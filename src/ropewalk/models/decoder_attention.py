@@ -56,6 +56,7 @@ class PackedAttention(SoftmaxAttention):
         self.qkv_proj = nn.Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [B, H, S, D], k and v [B, Hk, S, D] of x [B, S, hidden], q and k normed."""
         heads = (
             self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         )  # [B, Hq + 2 Hk, S, D]
@@ -157,8 +158,12 @@ class PackedAttention(SoftmaxAttention):
         documents: Tensor | None,
         cache: KVCache | None,
     ) -> Tensor:
-        """Return the attention output for x [B, S, hidden], which also attends to the cached tokens
-        and is added to them.
+        """Return the attention output [B, S, hidden] for x [B, S, hidden].
+
+        positions  of the tokens, [S] or [B, S]
+        padding    boolean [B, S], True for real tokens; None: all
+        documents  [B, S], the number of each token's document; None: one
+        cache      earlier tokens, which x also attends to; x is added to it
         """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
 
@@ -206,6 +211,7 @@ class PackedLinearAttention(PackedAttention):
         return Attended(self.attend(x, at, padding, documents, cache), None)
 
     def backend_for(self, x: Tensor, **masks: Any) -> tuple[str, str]:
+        """Raise a RopeError: linear attention has no backends."""
         raise RopeError("attention", "must be softmax to have one of its backends", "linear")
 
     def attend(
@@ -216,8 +222,10 @@ class PackedLinearAttention(PackedAttention):
         documents: Tensor | None,
         cache: RunningState | None,
     ) -> Tensor:
-        """Return the attention output for x [B, S, hidden]; the cache holds sums over all earlier
-        tokens and is updated.
+        """Return the attention output [B, S, hidden] for x [B, S, hidden].
+
+        The arguments are those of PackedAttention; the cache holds sums over all earlier tokens,
+        and those of x are added to it.
         """
         q, k, v = self.project(x)
         k, v = (t.repeat_interleave(self.num_heads // self.num_kv_heads, dim=1) for t in (k, v))
@@ -238,8 +246,16 @@ def next_positions(
     tokens: Tensor,
     attention: nn.Module,
 ) -> Tensor:
-    """Return default positions: 0, 1, 2, ... over each row's real tokens, after the cached ones;
-    documents restart at 0.
+    """Return the positions of tokens [B, S] for a call that gives none: [S] if all rows are alike,
+    else [B, S].
+
+    They count the real tokens of each row from 0, or from the cached ones on, and restart at 0 in
+    each document. Documents with a cache raise a RopeError.
+
+    caches     the cache of each layer, or None; the first one tells how many tokens are cached
+    padding    boolean [B, S], True for real tokens
+    documents  [B, S], the number of each token's document
+    attention  any layer's attention, whose `token_positions` is called
     """
     batch, seq = tokens.shape
     if caches is None and padding is None and documents is None:

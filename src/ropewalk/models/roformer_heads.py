@@ -91,8 +91,8 @@ class LanguageModel(Head):
     """
 
     def __init__(self, config: RoFormerConfig) -> None:
-        """Create the output layers of masked and causal language models, as the config's version
-        has them.
+        """Create the layers after the hidden states: those of v1 if the config has norm =
+        "layer_norm", else those of v2.
         """
         super().__init__(config)
         size: int = config.embedding_size  # type: ignore[assignment]  # resolved by the config
@@ -121,6 +121,7 @@ class LanguageModel(Head):
         )
 
     def _projected(self, hidden: Tensor) -> Tensor:
+        """Return the input of the output matrix: of v1, after a dense layer and a norm."""
         return (
             self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden)))
             if self.first_version

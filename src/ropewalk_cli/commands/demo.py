@@ -155,8 +155,15 @@ def _benchmark(rounds: int) -> Table:
 def _run_studies(
     out: Path, size: DemoSize, preset: str, device: str, sections: list[Table], quiet: bool
 ) -> tuple[dict[str, Any], Path]:
-    """Run the studies; return {study: its claims as plain data}, and the path of a report that
-    begins with `sections`.
+    """Run the studies of a demo; return {study: its claims as plain data}, and the path of the
+    report.
+
+    out       the folder of the studies and of the report
+    size      which studies run, with which changes and for how many steps
+    preset    the preset of every study
+    device    where models are trained
+    sections  tables that the report has after those of the studies
+    quiet     print neither progress nor claims
     """
     from ropewalk_cli.commands.lab import show
     from ropewalk_lab import report
@@ -276,14 +283,17 @@ def _speed(report: SelfCheckReport, tokens: int, device: str) -> Table:
 
 
 def _ratio(time_ms: float | None, base_ms: float | None) -> str:
+    """Return a time as a multiple of another, as text; "" if one was not measured."""
     return f"{time_ms / base_ms:.2f}" if time_ms and base_ms else ""
 
 
 def _verdict(ok: bool) -> str:
+    """Return what a row says about its error."""
     return "ok" if ok else "BEYOND ITS BOUND"
 
 
 def _outcome(ok: bool) -> str:
+    """Return the sentence about all errors."""
     return "Every error is within its bound." if ok else "Some errors are beyond their bound."
 
 

@@ -74,7 +74,10 @@ def finetune(
     ] = None,
     columns: Annotated[
         str | None,
-        Option('Columns of the texts and the label, as in "sentence1,sentence2,label" or "4,2".'),
+        Option(
+            "Columns of the one or two texts, then that of the label: names, as in "
+            '"sentence1,sentence2,label"; for a file without a header numbers, as in "4,2".'
+        ),
     ] = None,
     folder: Folder = Path("run"),
     length: Annotated[int, Option("Rows are truncated to this number of tokens.")] = 512,
@@ -88,7 +91,9 @@ def finetune(
     tensorboard: Tensorboard = False,
     json: Json = False,
 ) -> None:
-    """Fine-tune a checkpoint on labelled files, and print its accuracy beside published ones."""
+    """Fine-tune a checkpoint on labelled files, and print its accuracy, on CAIL2019-SCM beside
+    published ones.
+    """
     from ropewalk_lab.finetuning import Files, finetuning_preset
 
     files = Files(train_file, valid, test, tuple(columns.split(",")) if columns else ())

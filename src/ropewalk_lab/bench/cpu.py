@@ -39,8 +39,8 @@ WARM_UP = 0.025
 def alternating_times(
     calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004
 ) -> dict[str, float]:
-    """Return the lower quartile of the CPU microseconds of each call. Each round times every call,
-    so noise affects all equally.
+    """Return {name: the lower quartile of the CPU microseconds of its call}. Each of the `rounds`
+    times every call, so noise affects all equally.
 
     A short call is repeated, so that each timing lasts about `at_least` seconds. Untimed calls
     precede each timing, so that the state of caches and allocator does not depend on the previous
@@ -53,8 +53,8 @@ def alternating_times(
         call()
         seconds_of_call[name] = max(time.process_time() - start, 1e-6)
         repeats[name] = max(1, int(at_least / seconds_of_call[name]))
-    # fewer rounds if they would take longer than ENOUGH seconds, but at least three; untimed calls
-    # double the time of a round
+    # fewer rounds if a slow call would make them last longer than ENOUGH seconds, but at least
+    # three; 2: such a call runs once untimed and once timed in each round
     seconds_of_round = 2 * sum(seconds_of_call.values(), 1e-6)
     rounds = min(rounds, max(3, int(ENOUGH / seconds_of_round)))
     for _ in range(rounds):

@@ -11,8 +11,8 @@ BOTH_ORDERS = ("bshd", "bhsd")
 
 
 def mean_percent(rows: list[Row]) -> dict[tuple[str, str, str, str], float]:
-    """Return {(contender, shape, order, pass): speed in per cent of a copy's}, the mean of all
-    runs; variants are left out.
+    """Return {(contender, shape, order, pass): its speed in per cent of the speed of a copy of the
+    same tensors}, the mean of all runs. Rows of variants (packed, M-RoPE, partial) are left out.
     """
     percents: dict[tuple[str, str, str, str], list[float]] = {}
     for row in rows:
@@ -467,6 +467,7 @@ TABLES = {
 
 
 def _headers(cases: list[tuple[str, str]]) -> list[str]:
+    """Return the titles of the columns of (shape, order), such as A [B,S,H,D]."""
     return [f"{shape} [{','.join(order.upper())}]" for shape, order in cases]
 
 

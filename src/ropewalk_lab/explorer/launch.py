@@ -49,8 +49,9 @@ def options(port: int, browser: bool) -> dict[str, Any]:
 
 
 def check(port: int, report: Path | None = None, model: str | None = None) -> None:
-    """Raise an error if streamlit is missing, the port is in use, the report is not one, or the
-    model is not there.
+    """Raise an error if the explorer cannot start: streamlit is not installed, `port` is no port or
+    in use, `report` is not an .html or .md file, or `model` is neither None, TINY, nor a path or a
+    fetched model on this machine.
     """
     try:
         import streamlit  # noqa: F401 - only to see whether it is installed
@@ -123,6 +124,7 @@ def launch(
 
 
 def _port_in_use(port: int, reason: str | None) -> RopeError:
+    """Return the error about a port that cannot be used; `reason` is that of the system."""
     return RopeError("port", f"must be free on {HOME} ({reason}); choose another one", port)
 
 

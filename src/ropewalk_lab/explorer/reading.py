@@ -210,23 +210,27 @@ def text_of(model: LoadedModel, request: ReadingRequest) -> PassKey:
     return plant_passkey(model.encode, text, tokens, request.depth)
 
 
-def positions_of(key: PassKey, gap: int) -> Tensor:
-    """Return the positions [S] of the tokens: 0, 1, ..., with `gap` skipped in the middle between
-    statement and question.
+def positions_of(text: PassKey, gap: int) -> Tensor:
+    """Return the positions [S] of the tokens of a text: 0, 1, ..., with `gap` skipped in the middle
+    between statement and question.
     """
-    positions = torch.arange(len(key.tokens))
-    positions[(key.stated + key.asked) // 2 :] += integer("gap", gap, low=0, high=1 << 24)
+    positions = torch.arange(len(text.tokens))
+    positions[(text.stated + text.asked) // 2 :] += integer("gap", gap, low=0, high=1 << 24)
     return positions
 
 
 @torch.no_grad()
 def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Reading:
-    """Run the text of a request through the model and return its losses and attention maps."""
-    key = text_of(model, request)
-    tokens, positions = key.tokens[None], positions_of(key, request.gap)
+    """Run the text of a request through the model, extended by the request's method, and return the
+    reading: positions [S], losses [S - 1], attention maps [layers, heads, cells, cells] and the
+    number of tokens of the answer. `report(layers done, layers)` is called after every layer.
+    """
+    text = text_of(model, request)
+    tokens, positions = text.tokens[None], positions_of(text, request.gap)
     maps: dict[int, np.ndarray] = {}  # by layer
 
     def keep_map(layer: int, weights: Tensor) -> None:
+        """Store the pooled attention weights of a layer, and report it."""
         maps[layer] = pooled(weights[0, : model.heads], CELLS)
         report(len(maps), model.layers)
 
@@ -245,7 +249,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
         )
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
-    return Reading(positions.numpy(), losses.numpy(), stacked, key.answer)
+    return Reading(positions.numpy(), losses.numpy(), stacked, text.answer)
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:

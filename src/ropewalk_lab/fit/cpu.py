@@ -26,8 +26,11 @@ def native_attention_forward(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention function that transformers calls: the native library for causal attention
-    without a mask, else torch's.
+    """Return the attention's output [B, S, H, D], and None for the weights: an attention function
+    of transformers, which calls it with query, key and value [B, H, S, D].
+
+    Ropewalk's CPU library computes causal attention of two or more queries without a mask, dropout
+    or changed scores (OTHER_SCORES); torch computes all else.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -56,8 +59,9 @@ def faster_on_cpu(model: nn.Module) -> Iterator[str]:
 
 @contextmanager
 def native_attention(model: nn.Module) -> Iterator[str]:
-    """Context manager: a model whose attention is torch's runs the native one where it can; yields
-    the name of the one in use.
+    """Context manager: a transformers model on the CPU that uses "sdpa" runs
+    `native_attention_forward` instead; yields who computes attention, "ropewalk" or "the model's
+    own".
     """
     own = "the model's own"
     try:
@@ -98,6 +102,7 @@ def weights_by_columns(model: nn.Module) -> Iterator[None]:
     """
     embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
     weights = {each.weight for each in model.modules() if type(each) is nn.Linear} - embeddings
+    # the native attention is compiled for 64-bit ARM alone, so where it is, torch has OpenBLAS
     changed = [each for each in weights if attention.available() and _is_plain(each)]
     for weight in changed:
         weight.data = weight.data.t().contiguous().t()

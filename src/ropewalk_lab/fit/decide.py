@@ -69,8 +69,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Gap:
-    """The paired difference a - b of two methods in one measure, and its standard error; NaN for a
-    single sample, whose noise is unknown.
+    """The difference of two methods, a and b, in one measure.
+
+    measure     a name of MEASURES; lower is better in all of them
+    difference  the mean of a - b, paired: both methods read the same windows or prompts
+    error       its standard error; NaN for a single sample, whose noise is unknown
     """
 
     measure: str
@@ -161,6 +164,7 @@ def gaps(one: Scores, other: Scores) -> dict[str, Gap]:
 
 
 def _gap(measure: str, one: Score, other: Score) -> Gap:
+    """Return the paired difference of two scores in one measure."""
     paired = one.values - other.values
     error = standard_error(paired) if paired.size > 1 else math.nan
     return Gap(measure, float(paired.mean()), error)

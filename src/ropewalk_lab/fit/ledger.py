@@ -35,7 +35,7 @@ class Ledger:
         self.path = path
         self.id = digest(setting)
         self._by_id: dict[str, Row] = {}
-        for row in () if path is None or not path.exists() else _read(path):
+        for row in () if path is None or not path.exists() else _stored_rows(path):
             if row.get("run") == self.id and "id" in row:
                 self._by_id.setdefault(row["id"], row)
 
@@ -58,6 +58,7 @@ class Ledger:
                 file.write(json.dumps(row) + "\n")
 
     def _row_id(self, measured: Mapping[str, Any]) -> str:
+        """Return the name of a row: a digest of the run and of what was measured."""
         return digest([self.id, measured])
 
 
@@ -99,7 +100,7 @@ def _lock(file: IO[str]) -> None:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _read(path: Path) -> Iterator[Row]:
+def _stored_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file; a last line that was cut off while it was written is left out, or
     gets its end of line.
     """

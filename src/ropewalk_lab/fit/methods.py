@@ -77,11 +77,12 @@ def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
 
 
 def _takes_factor(scaling: type[Scaling]) -> bool:
+    """Return whether a scaling has the field `factor`."""
     return "factor" in {each.name for each in fields(scaling)}
 
 
 def arguments(method: Method, factor: float, trained: int) -> dict[str, Any]:
-    """Return the keyword arguments of `extend` for a method."""
+    """Return the keyword arguments of `extend` for a method, a factor and the trained length."""
     given: dict[str, Any] = {"original_length": trained, **method.options}
     return given | ({"factor": factor} if method.factor else {})
 
@@ -103,7 +104,14 @@ def _rotary(model: Decoder) -> list[Rotary]:
 
 @contextmanager
 def extended(model: nn.Module, method: Method, factor: float, trained: int) -> Iterator[None]:
-    """Context manager: the model uses the method, and its own frequencies again afterwards."""
+    """Context manager: the model uses the method inside, and computes as before afterwards.
+
+    method   the scaling or remapping; one whose `kind` is None changes nothing
+    factor   served length / trained length
+    trained  the trained length in tokens
+
+    Warnings of `extend` about other engines are not emitted.
+    """
     if method.kind is None:
         yield
     elif isinstance(model, Decoder) and method.kind not in REMAPPINGS:
@@ -121,7 +129,7 @@ def extended(model: nn.Module, method: Method, factor: float, trained: int) -> I
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context manager without the warnings about other engines, which a report lists."""
+    """Context manager: emit no UserWarning, such as those of `extend` about other engines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
@@ -166,12 +174,17 @@ def search_longrope(
     trained: int,
     **options: int,
 ) -> tuple[float, ...]:
-    """Return the LongRoPE factors with the smallest loss; `loss` measures the model, which has the
-    candidate's factors.
+    """Return the LongRoPE factors with the smallest loss that was found, one for each pair.
+
+    loss     measures the model while it has the factors of a candidate
+    factor   served length / trained length
+    trained  the trained length in tokens
+    options  the sizes of the search, and its seed
     """
     if isinstance(model, Decoder):
 
         def decoder_loss(factors: tuple[float, ...]) -> float:
+            """Return the loss of the model with these factors of LongRoPE."""
             with extended(
                 model, Method(LONGROPE, options={"long_factor": factors}), factor, trained
             ):

@@ -71,6 +71,11 @@ def measure(
 
     The RoPE model is measured twice: also with attention limited to a sliding window, without
     further training.
+
+    workspace        the device, and the folder of trained models
+    preset, changes  the training preset, and changes of its settings
+    multiples        the lengths, as multiples of the trained length
+    windows          the number of held-out windows
     """
     full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
     trainer = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset)
@@ -108,7 +113,10 @@ def positional_parameters(model: nn.Module) -> int:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss by length, the properties of each encoding, and the claims."""
+    """Return the table of the loss by length, the lowest loss at the trained length first; the
+    properties of each encoding; a figure of the loss; the claims; and our values for the published
+    tables.
+    """
     models, lengths = distinct(rows, "loss", "model"), sorted(distinct(rows, "loss", "length"))
     near = scores_by(rows, "loss", "model", models, length=lengths[0])
     cells = score_rows(
@@ -204,7 +212,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
     alibi, window = at_far.get("alibi"), at_far.get(WINDOW)
     return [
         claim_order(
-            f"At the trained length ({near}): RoPE < ALiBi < sinusoidal < none in loss",
+            f"At the trained length ({near}), the loss rises in the order {', '.join(CORE)}",
             at_near,
             CORE,
         ),

@@ -294,13 +294,15 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
     zero_shot = scores_by(
         rows, "loss", "method", methods, tuned=0, factor=factor, length=factor * trained
     )
-    text = f"Zero-shot at {factor}x: YaRN < NTK < none < interpolation in loss"
+    text = (
+        f"Zero-shot at {factor}x, the loss rises in the order yarn, ntk, none (no scaling), linear"
+    )
     result = [claim_order(text, zero_shot, ["yarn", "ntk", "none", "linear"], same_model=True)]
     tuned_rows = [row for row in _tuned(rows) if row["factor"] == factor]
-    for method in ("none", "yarn"):
+    for method, scaling in {"none": "no scaling", "yarn": "yarn"}.items():
         tuned_loss = score(tuned_rows, "loss", method=method, length=factor * trained)
         if tuned_loss is not None:
-            text = f"A little training at {factor}x lowers the loss there ({method})"
+            text = f"A little training at {factor}x with {scaling} lowers the loss there"
             both = {"tuned": tuned_loss, "zero-shot": zero_shot.get(method)}
             result.append(claim_order(text, both, ["tuned", "zero-shot"], same_model=True))
     if "longrope" in zero_shot:
@@ -311,7 +313,7 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
         method: score(rows, "loss", method=method, **largest) for method in ("dynamic_yarn", "yarn")
     }
     if short["dynamic_yarn"] is not None:
-        text = f"Dynamic YaRN leaves text of {trained} tokens as it was"
+        text = f"Dynamic YaRN does not change the loss on text of {trained} tokens"
         result.append(
             claim_within(text, short["dynamic_yarn"], score(rows, "loss", tuned=0, factor=1), 0.001)
         )

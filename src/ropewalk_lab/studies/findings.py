@@ -132,8 +132,15 @@ def difference(comparison: Comparison) -> str:
 def claim_order(
     text: str, scores: Mapping[str, Score | None], order: Sequence[str], *, same_model: bool = False
 ) -> Claim:
-    """Return the claim that scores increase in the given order; each must differ from the next by
-    more than the noise.
+    """Return the claim that scores increase in the given order.
+
+    It holds if each score is lower than the next by more than the noise, does not hold if one is
+    higher by more than the noise, and is within noise otherwise.
+
+    text        the claim in words
+    scores      {name: its score}; a missing one, or None, makes the claim "not measured"
+    order       names of `scores`, the lowest score first
+    same_model  the scores are of one model, so they have no noise between trainings
     """
     absent = [name for name in order if scores.get(name) is None]
     if absent:
@@ -154,27 +161,27 @@ def claim_order(
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim that two scores of one model differ by at most `limit`, with two standard
-    errors of margin.
+    """Return the claim `text` that the scores `one` and `other` of one model differ by at most
+    `limit`, with two standard errors of margin; "not measured" if one is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
     comparison = compare(one, other)
     size, margin = abs(comparison.difference), 2 * comparison.error
     verdict = HOLDS if size + margin <= limit else FAILS if size - margin > limit else TIED
-    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:g}")
+    return Claim(text, verdict, f"difference {difference(comparison)}, limit {limit:g}")
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim that a score exceeds another of the same model by at most `limit`, with two
-    standard errors of margin.
+    """Return the claim `text` that the score `one` exceeds `other`, of the same model, by at most
+    `limit`, with two standard errors of margin; "not measured" if one is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
     comparison = compare(one, other)
     excess, margin = comparison.difference, 2 * comparison.error
     verdict = HOLDS if excess + margin <= limit else FAILS if excess - margin > limit else TIED
-    return Claim(text, verdict, f"{difference(comparison)}, limit {limit:+g}")
+    return Claim(text, verdict, f"difference {difference(comparison)}, limit {limit:+g}")
 
 
 def claim_threshold(text: str, value: float, threshold: float, *, above: bool) -> Claim:
@@ -219,7 +226,9 @@ def score_rows(
 def by_length(
     rows: list[Row], lengths: Sequence[int], **fields: Any
 ) -> tuple[list[float], list[float]]:
-    """Return a line of a figure: the lengths that were measured, and the mean loss at each."""
+    """Return a line of a figure, for rows with these fields: those of `lengths` that were measured,
+    and the mean loss at each.
+    """
     means = {
         float(length): each.mean
         for length, each in scores_by(rows, "loss", "length", lengths, **fields).items()
@@ -240,8 +249,12 @@ def line_figure(
     log_y: bool = False,
     errors: Mapping[str, Sequence[float]] | None = None,
 ) -> Callable[[], Any]:
-    """Return a function that draws a figure with one line per series, and bars for the errors of a
-    series that has them.
+    """Return a function that draws a figure with one line per series.
+
+    series        {name of the line: (x values, y values)}
+    title, x, y   the titles of the figure and of its axes
+    log_x, log_y  whether an axis is logarithmic
+    errors        {name of a line: the half lengths of its error bars}
     """
 
     def draw() -> Any:

@@ -253,8 +253,8 @@ def _how(method: str, facts: dict[str, Any]) -> str:
 
 
 def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
-    """Return a table of the time of every method, divided by the median of RoPE's, and of its peak
-    memory, divided by RoPE's.
+    """Return a table of the costs of every method: its parameters, and its time and peak memory for
+    a training step and for reading `longest` tokens, each divided by the median of RoPE's.
     """
 
     def times_rope(metric: str, name: str, what: str) -> str:

@@ -60,6 +60,8 @@ def measure(
 
     variant  KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE; FRESH:
              RoPE from scratch
+    rate     the learning rate of these steps
+    windows  the number of held-out windows
     """
     original = training.make_preset(preset, changes, seed, encoding=source)
     length = training.trained_length(original)
@@ -88,7 +90,9 @@ def measure(
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss of each model by steps, at two lengths."""
+    """Return a table of the loss by steps for each length, the trained one and twice it; a figure
+    of the loss at the trained length; and the claims.
+    """
     lengths, steps, variants = (
         distinct(rows, "loss", field) for field in ("length", "steps", "way")
     )

@@ -51,6 +51,8 @@ STATED = {
     "LayerNorm after the rotation": "LayerNorm after",
     "plain RoPE": NONE,
 }
+#: the title of the column with `largest_change`
+SHIFTED = "largest change of a logit by a shift"
 #: scores depend on distance alone if a shift of all positions changes logits by less than this
 #: share of their deviation
 UNCHANGED = 1e-3
@@ -89,6 +91,7 @@ class NormedRotary(Rotary):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
+        """Return x rotated, then normed: by the norm of keys if `key` is True, else of queries."""
         rotated = super().rotate(x, positions, key=key, length=length)
         return (self.k_norm if key else self.q_norm)(rotated)
 
@@ -163,6 +166,11 @@ def measure(
 ) -> list[Row]:
     """Train one model; return its loss at every length, and how its logits change if all positions
     are shifted, as rows.
+
+    norm       an entry of NORMS, NOT_KEPT for mixed layouts, or NONE
+    multiples  the lengths, as multiples of the trained length
+    windows    the number of held-out windows
+    shift      the number of positions by which all tokens are shifted
     """
     full_preset = training.make_preset(preset, changes, seed, encoding="rope")
     name, origin = (
@@ -220,7 +228,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     )
     table = Table(
         "Loss by norm and context length",
-        ("norm of q and k", *map(str, lengths), "change by a shift"),
+        ("norm of q and k", *map(str, lengths), SHIFTED),
         cells,
         note,
     )
@@ -237,8 +245,10 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def _ours(rows: list[Row], length: int) -> Ours:
-    """Return our loss, accuracy and change by a shift, for the rows of the published table."""
-    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", "change by a shift")
+    """Return our loss, accuracy and `largest_change` at `length`, for the rows of the stated table
+    (STATED).
+    """
+    columns = (f"loss at {length}", f"accuracy of the next byte at {length}", SHIFTED)
     cells = {}
     for stated, name in STATED.items():
         loss, accuracy = (
@@ -249,8 +259,8 @@ def _ours(rows: list[Row], length: int) -> Ours:
 
 
 def largest_change(rows: list[Row], name: str) -> float:
-    """Return the largest change of a logit by the shift, over all seeds and windows; NaN if it was
-    not measured.
+    """Return the largest change of a logit when all positions are shifted, over all seeds and
+    windows of the model with the norm `name`; NaN if it was not measured.
     """
     changes = score(rows, "moved", norm=name)
     return float("nan") if changes is None else float(changes.values.max())

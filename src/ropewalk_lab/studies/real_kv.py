@@ -216,7 +216,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     )
     note = f"{after}; differences are paired over windows. {source_note(facts)}"
     table = Table(
-        "Continue from a re-rotated cache",
+        "Loss with a shifted, shortened or reused cache",
         ("way", "loss", "compared with", "difference"),
         cells,
         note,

@@ -63,7 +63,12 @@ TABLES = {name: RopeVariants(**table) for name, table in toml_beside(__file__).i
 
 
 def run(study: str, runner: JobRunner) -> dict[str, Any]:
-    """Train one model for each variant, text and seed; return the facts for the report."""
+    """Train one model for each variant, text and seed, in a job named as "base-10000-0"; return the
+    facts for the report.
+
+    study   a name of TABLES: its table says which setting lists the variants
+    runner  the settings and the seeds; without "texts", models train on the text of the preset
+    """
     settings, table = runner.settings, TABLES[study]
     shared = runner.pick("preset", "changes", "multiples", "windows")
     jobs = [
@@ -103,7 +108,11 @@ def measure(
     """Train one variant and measure its loss at every length, and how far its learned frequencies
     moved; return the rows.
 
-    text  a source of text, "" for that of the preset
+    study      the table of the variants in TABLES
+    variant    a base, or a name of the table
+    text       a source of text, "" for that of the preset
+    multiples  the lengths, as multiples of the trained length
+    windows    the number of held-out windows
     """
     table = TABLES[study]
     if text:
@@ -228,8 +237,11 @@ def _claims(
     of: str,
     where: dict[str, str],
 ) -> list[Claim]:
-    """Return the claims that the reference has a lower loss than every other variant, at the
-    shortest and the longest length.
+    """Return the claims that the reference of `table` has a lower loss than every other variant, at
+    the shortest and the longest length.
+
+    of     words that name the text in a claim
+    where  fields that the rows must have
     """
     result, first = [], label(table, table.reference)
     for length in dict.fromkeys((lengths[0], lengths[-1])):  # once if they are the same

@@ -348,8 +348,10 @@ def _transformers_v4_keys(
 def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str, Any]:
     """Return the rope object of a config with a new scaling.
 
-    Keys of `old` that do not belong to a scaling are kept; optional keys of the new one at their
-    default are omitted.
+    old      the config's own rope object; its keys that do not belong to a scaling are kept
+    scaling  the new scaling; an optional key whose value is its default is not written. NTK has no
+             rope_type in a config: it is written as "default" with the theta of `spec`
+    spec     the new spec; that of NTK is unscaled, with the larger theta
     """
     kept_keys = KEPT_KEYS | (
         {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()

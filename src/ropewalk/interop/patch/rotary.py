@@ -192,8 +192,11 @@ class _Probe:
         self.device = next(iter(self.module.buffers())).device
 
     def form(self, layer_type: str | None, spec: RopeSpec) -> str | None:
-        """Return the form of the module's tables, or None if they are not the tables of this spec
-        in any form.
+        """Return the form in which the module returns cos and sin, a name of FORMS ("half",
+        "interleaved", "pairs", "complex") or BY_AXIS; None if its tables are not those of `spec`.
+
+        `layer_type` is passed to a module that has one rope for each layer type. Raise a RopeError
+        if the module is on the meta device, where it has no values.
         """
         if self.device.type == "meta":
             name = type(self.module).__name__
@@ -218,8 +221,8 @@ class _Probe:
         return min(forms) if forms else None  # several may fit; the choice must not vary
 
     def casts(self, layer_type: str | None, spec: RopeSpec) -> bool:
-        """Return whether the tables have the dtype of the hidden states; those of OLMo and Ernie
-        stay float32.
+        """Return whether the module casts its tables to the dtype of the hidden states, as most do;
+        those of OLMo and Ernie stay float32.
         """
         shape = (spec.num_axes, 1, 1) if spec.num_axes > 1 else (1, 1)
         positions = torch.zeros(shape, dtype=torch.long, device=self.device)
@@ -231,7 +234,9 @@ class _Probe:
     def tables(
         self, positions: Tensor, layer_type: str | None, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, ...]:
-        """Return the module's own tables; () if it does not take positions of this shape."""
+        """Return what the module's own forward returns for `positions` and hidden states of
+        `dtype`, as a tuple; () if it raises an error for positions of this shape.
+        """
         x = torch.zeros(1, device=positions.device, dtype=dtype)
         try:
             tables = _own_forward(self.module, x, positions, layer_type, self.hook)
@@ -279,7 +284,9 @@ def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
 def _own_forward(
     module: nn.Module, x: Tensor, positions: Tensor, layer_type: str | None, hook: LengthHook | None
 ) -> Any:
-    """Call the forward of the module's class, with the frequencies for the length of the call."""
+    """Return what the forward of the module's class returns for hidden states x and positions;
+    `hook`, if not None, first sets the frequencies for the length of the call.
+    """
     if hook is not None:
         module = hook.at_length(module, positions, layer_type)
     arguments = (x, positions) if layer_type is None else (x, positions, layer_type)

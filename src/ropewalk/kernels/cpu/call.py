@@ -44,10 +44,11 @@ def row_words(
 
 
 def position_words(positions: Tensor | None) -> bytes:
-    """Return the packed `_ANGLES` if the library computes angles: no cos and sin, so the first five
-    words are 0.
+    """Return the packed arguments (_ANGLES) with which the library computes angles from positions
+    [S] or [B, S]; None means offset, offset + 1, ...
 
-    positions None means offset, offset + 1, ...
+    The first five words are those of given cos and sin: 0. The others are the strides of the
+    positions and their batch size.
     """
     if positions is None:
         return _ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
@@ -103,8 +104,10 @@ _ROWS = Cache("cpu rows", entries=2, points_into=TABLES)
 def cached_rows(
     spec: RopeSpec, magnitude_power: int, key: bool, offset: int, seq: int
 ) -> Rows | None:
-    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers;
-    None if no table has them.
+    """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; of
+    keys if `key` is True.
+
+    None if no table has them, or if the magnitude is not applied as it is (magnitude_power != 1).
     """
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:
