@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site bench clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site bench release clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
 	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm, llama.cpp and ONNX Runtime under build/engines, run them, record what they compute"
 	@echo "make vectors   write the conformance vectors again, from exact arithmetic"
+	@echo "make release   set up; build both wheels and the sdist in dist/, install each in a bare environment, run the tests of quick there"
 	@echo "make site   set up and build the documentation in build/site"
 
 setup: $(VENV)/.ready
@@ -190,6 +191,10 @@ site: setup
 
 bench: setup
 	$(BIN)/ropewalk bench
+
+# built from the files that git knows; torch and the libraries of the tests come from .venv
+release: setup
+	$(BIN)/python tools/release.py $(QUICK)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache src/*.egg-info src/ropewalk/kernels/cpu/*.so

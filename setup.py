@@ -1,5 +1,8 @@
 """Builds the native CPU kernel as a plain shared library; without a C compiler the package installs
 and runs without it. Copies the conformance vectors into the package.
+
+ROPEWALK_REQUIRE_NATIVE=1 makes a missing kernel an error; ROPEWALK_PURE=1 leaves it out, for a wheel
+that installs on any machine.
 """
 
 import os
@@ -84,16 +87,16 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+NATIVE = Extension(
+    "ropewalk.kernels.cpu._cpu",
+    [f"{KERNELS}/cpu.c"],
+    depends=sorted(glob(f"{KERNELS}/*.inc")),
+    # optional, so that copying a library that was not built is no error
+    optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
+)
+
 setup(
-    ext_modules=[
-        Extension(
-            "ropewalk.kernels.cpu._cpu",
-            [f"{KERNELS}/cpu.c"],
-            depends=sorted(glob(f"{KERNELS}/*.inc")),
-            # optional, so that copying a library that was not built is no error
-            optional=os.environ.get("ROPEWALK_REQUIRE_NATIVE") != "1",
-        )
-    ],
+    ext_modules=[] if os.environ.get("ROPEWALK_PURE") == "1" else [NATIVE],
     cmdclass={
         "build_ext": BuildNative,
         "build_py": BuildWithVectors,

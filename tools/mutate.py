@@ -3,8 +3,8 @@ fail.
 
     python tools/mutate.py --module table=50 --module attention=10 --seed 1
     python tools/mutate.py --per-module 10 --workers 12                 every module, on twelve
-    cores python tools/mutate.py --per-module 10 --out results/mutants.jsonl  and write a row for
-    each mutant; go on where the file ends python tools/mutate.py --again results/mutants.jsonl
+    cores python tools/mutate.py --per-module 10 --out build/mutants.jsonl  and write a row for
+    each mutant; go on where the file ends python tools/mutate.py --again build/mutants.jsonl
     run its survivors again and replace their rows python tools/mutate.py --list --module spec
     only print the mutants
 
