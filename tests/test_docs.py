@@ -44,9 +44,12 @@ def anchors(path: Path) -> set[str]:
 
 @page
 def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
+    """Those of a README also run when they are pasted alone."""
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": "__docs__"}
     for line, body in blocks(path, "python"):
+        if path in READMES:
+            namespace = {"__name__": "__docs__"}
         # blank lines in front, so that a traceback points into the page
         program = compile("\n" * line + body, str(path), "exec")
         with warnings.catch_warnings():
@@ -82,6 +85,15 @@ def test_readmes_show_both_commands(path):
     shell = "\n".join(body for _, body in blocks(path, "sh"))
     assert re.search(r"^make demo\b", shell, re.MULTILINE)
     assert re.search(r"^make test\b", shell, re.MULTILINE)
+
+
+@readme
+def test_readmes_are_short_and_link_the_page_first(path):
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 130
+    other_language, first = (match["target"] for match in list(LINK.finditer(text))[:2])
+    assert other_language.startswith("README")
+    assert first.endswith("/explore.md")
 
 
 @readme

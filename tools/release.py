@@ -34,7 +34,9 @@ WITHOUT_TORCH = [
 
 def run(command: list, folder: Path = WORK, **environment: str) -> str:
     """Return the output of a command that must succeed; this checkout is not on its path."""
-    env = {name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONHOME")}
+    env = {
+        name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     done = subprocess.run(
         list(map(str, command)),
         cwd=folder,
