@@ -12,6 +12,8 @@ from ropewalk_lab.scores import Score, compare, rank
 from ropewalk_lab.studies.findings import HOLDS, Findings, difference, seed_noise
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, score, scores_by, select
 
+#: the advice for a use whose study was not run
+NOT_RUN = "Not measured here."
 #: corpora of source code
 CODE = ("code", "stdlib", "torch")
 
@@ -53,9 +55,7 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
             label = use if name == study else f"{use} ({name})"
             recommendations.append(Recommendation(label, *advise(result)))
         if not runs:
-            recommendations.append(
-                Recommendation(use, "Not measured here.", f"run: ropewalk lab run {study}")
-            )
+            recommendations.append(Recommendation(use, NOT_RUN, f"run: ropewalk lab run {study}"))
     return recommendations
 
 

@@ -14,7 +14,7 @@ from ropewalk.errors import RopeError, choice
 from ropewalk_lab import report_html as html
 from ropewalk_lab.json_lines import write_atomically
 from ropewalk_lab.published import beside
-from ropewalk_lab.recommendations import StudyResult, recommend
+from ropewalk_lab.recommendations import NOT_RUN, StudyResult, recommend
 from ropewalk_lab.studies import STUDIES, read_study
 from ropewalk_lab.studies.findings import SEED_NOISE, TOO_SHORT, Findings, Table, concluded
 from ropewalk_lab.studies.rows import Row
@@ -62,11 +62,16 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
 
 
 def write_report(
-    folder: str | Path, sections: Sequence[Table] = (), *, redraw: bool = False
+    folder: str | Path,
+    sections: Sequence[Table] = (),
+    *,
+    lead: html.Lead | None = None,
+    redraw: bool = False,
 ) -> Path:
     """Write report.html into a folder of studies and return its path.
 
     sections  tables to add after the studies
+    lead      what the page says first, before the summary of the studies
     redraw    draw the figures again from the rows, into the folder of each study
     """
     folder = Path(folder)
@@ -80,9 +85,11 @@ def write_report(
         if result.facts.get("preset") not in TOO_SHORT
     }
     claims = [claim for result in results.values() for claim in result.findings.claims]
+    advice = [each for each in recommend(long_enough) if each.advice != NOT_RUN]
     body = [
+        html.lead_html(lead) if lead else "<h1>ropewalk lab</h1>",
         html.summary_html(list(results), claims),
-        html.recommendations_html(recommend(long_enough)),
+        html.recommendations_html(advice),
     ]
     body += [_section(name, result, folder / name) for name, result in results.items()]
     body += [html.table_html(table) for table in sections]
@@ -109,11 +116,8 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
         html.claims_html(findings.claims),
         *pictures,
         *map(html.table_html, findings.tables),
-        # grey boxes with the numbers of others, their source, and ours beside them
-        *(
-            f'<div class="published">{html.table_html(beside(each, findings))}</div>'
-            for each in study.published
-        ),
+        # the numbers of others, their source, and ours beside them
+        *(html.folded_html(beside(each, findings)) for each in study.published),
         (
             f'<p class="note">{html.escape(noise(result.rows, result.facts))} '
             f"{html.escape(_environment(result.facts))}</p>"

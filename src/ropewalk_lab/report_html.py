@@ -6,6 +6,7 @@ import base64
 import html
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,39 @@ h1{margin-bottom:.2rem}h2{margin-top:3rem;border-top:1px solid var(--line);paddi
 h3{margin:1.6rem 0 .4rem;font-size:1rem}
 .ask{font-size:1.1rem}.note,caption,.source{color:var(--quiet);font-size:.85rem;text-align:left}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
-th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);white-space:nowrap}
-.words td{white-space:normal;vertical-align:top}
+th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
+.number{white-space:nowrap}
 .published{background:var(--card);border-radius:.5rem;padding:.6rem 1rem;margin:1rem 0}
+.verdicts{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:1rem;margin:1.2rem 0}
+.verdicts div{background:var(--card);border-radius:.5rem;padding:.8rem 1rem}
+.verdicts b{display:block;font-size:1.25rem;line-height:1.3;color:var(--good)}
+.verdicts .wrong b{color:var(--bad)}
+.lead img{max-height:20rem}
 .holds{color:var(--good);font-weight:600}.fails{color:var(--bad);font-weight:600}.tied{color:var(--quiet);font-weight:600}
 img{max-width:100%;background:#fff;border-radius:.4rem}pre{overflow-x:auto;font-size:.8rem}
 """
 _SUMMARY = toml_beside(__file__)
 #: verdict of a claim -> its CSS class
 VERDICT_CLASSES = {HOLDS: "holds", FAILS: "fails", TIED: "tied"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A result in a few words, the numbers behind it, and whether it is good."""
+
+    headline: str
+    numbers: str
+    ok: bool = True
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The first screen of a page: a title, verdicts, and a picture with its caption."""
+
+    title: str
+    verdicts: Sequence[Verdict]
+    picture: Path
+    caption: str
 
 
 def escape(text: object) -> str:
@@ -53,15 +78,40 @@ def document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def table_html(table: Table, style: str = "") -> str:
-    """Return a table with its title and its note as HTML; `style` is a CSS class of STYLE."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+def lead_html(lead: Lead) -> str:
+    """Return the first screen of a page as HTML."""
+    cards = "".join(
+        f'<div class="{"right" if each.ok else "wrong"}"><b>{escape(each.headline)}</b>'
+        f"{escape(each.numbers)}</div>"
+        for each in lead.verdicts
     )
+    return (
+        f'<div class="lead"><h1>{escape(lead.title)}</h1><div class="verdicts">{cards}</div>'
+        f'{picture_html(lead.picture, lead.caption)}<p class="note">{escape(lead.caption)}</p></div>'
+    )
+
+
+def _cell_html(cell: str) -> str:
+    """Return a cell; a number and its error stay on one line."""
+    style = "" if any(map(str.isalpha, cell.replace("e", ""))) else ' class="number"'
+    return f"<td{style}>{escape(cell)}</td>"
+
+
+def folded_html(table: Table) -> str:
+    """Return a table that is shown when its title is clicked."""
+    return (
+        f'<details class="published"><summary>{escape(table.title)}</summary>'
+        f"{table_html(replace(table, title=''))}</details>"
+    )
+
+
+def table_html(table: Table) -> str:
+    """Return a table with its title and its note as HTML."""
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "".join("<tr>" + "".join(map(_cell_html, row)) + "</tr>" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     heading = f"<h3>{escape(table.title)}</h3>" if table.title else ""
-    return f'{heading}<div class="wide {style}"><table><tr>{head}</tr>{rows}</table></div>{note}'
+    return f'{heading}<div class="wide"><table><tr>{head}</tr>{rows}</table></div>{note}'
 
 
 def picture_html(path: Path, name: str) -> str:
@@ -80,25 +130,27 @@ def claims_html(claims: Sequence[Claim]) -> str:
         for claim in claims
     )
     return (
-        '<div class="wide words"><table><tr><th></th><th>claim</th><th>paired '
+        '<div class="wide"><table><tr><th></th><th>claim</th><th>paired '
         f"difference</th></tr>{rows}</table></div>"
     )
 
 
 def recommendations_html(recommendations: Sequence[Recommendation]) -> str:
-    """Return the recommendations as an HTML table."""
+    """Return the recommendations as an HTML table; empty without recommendations."""
+    if not recommendations:
+        return ""
     rows = [(each.use, each.advice, each.reason) for each in recommendations]
     note = (
         "From the measurements below; there is no recommendation without a measured difference "
         "beyond the noise."
     )
     return "<h2>Recommendations</h2>" + table_html(
-        Table("", ("use", "recommended", "reason"), rows, note), "words"
+        Table("", ("use", "recommended", "reason"), rows, note)
     )
 
 
 def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
-    """Return the title and summary of the page, in English and Chinese."""
+    """Return the summary of the studies, in English and Chinese."""
     num_hold, num_fail = (
         sum(claim.verdict == verdict for claim in claims) for verdict in (HOLDS, FAILS)
     )
@@ -112,10 +164,7 @@ def summary_html(names: Sequence[str], claims: Sequence[Claim]) -> str:
         "other": num_other,
     }
     english, chinese = (_SUMMARY[language].format(**counts) for language in ("english", "chinese"))
-    return (
-        f"<h1>ropewalk lab</h1><p>{len(names)} studies: {links}. {english}</p><p "
-        f'lang="zh">{escape(chinese)}</p>'
-    )
+    return f'<p>{len(names)} studies: {links}. {english}</p><p lang="zh">{escape(chinese)}</p>'
 
 
 def details_html(title: str, data: dict[str, Any]) -> str:

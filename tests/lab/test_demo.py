@@ -1,12 +1,16 @@
 """The demo: self-check, short benchmark, two studies and one page."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 from lab_tiny import write_text
 
 from ropewalk import cli
-from ropewalk_lab import selfcheck, studies
+from ropewalk.kernels import BACKENDS
+from ropewalk_lab import report_html, selfcheck, studies
+from ropewalk_lab.studies.findings import Table
 
 
 def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch):
@@ -59,7 +63,38 @@ def test_the_demo_runs_both_studies_into_one_page(capsys, tmp_path, monkeypatch)
         "Short benchmark",
         "Precision of cos and sin",
         "keeps the norm",
-        "Recommendations",
     ):
         assert words in page
+    assert "not measured" not in page.lower()
+    assert_the_first_screen_has_the_measured_numbers(page, found, tmp_path / "demo" / "extend")
     assert len(list((tmp_path / "demo" / "models").glob("rope-0-*"))) == 1
+
+
+def assert_the_first_screen_has_the_measured_numbers(page: str, found: dict, study: Path) -> None:
+    first = page.partition("</h1>")[2].partition("studies:")[0]
+    (far,) = (
+        row for row in found["precision"] if row["policy"] == "exact" and row["position"] == 10**7
+    )
+    assert f"at most {far['error']:.0e};" in first
+    times = {
+        row["name"]: row["milliseconds"] for row in found["speed"] if row["dtype"] == "float32"
+    }
+    fastest = min(time for name, time in times.items() if time and name in BACKENDS)
+    assert (
+        f"{times['rotate_half in plain torch'] / fastest:.1f} times as fast as rotate_half" in first
+    )
+    rows = [json.loads(line) for line in (study / "rows.jsonl").read_text().splitlines()]
+    losses = [row for row in rows if row["metric"] == "loss" and row["tuned"] == 0]
+    longest = max(row["length"] for row in losses)
+    (before,) = (row for row in losses if row["length"] == longest and row["method"] == "none")
+    assert f"Loss {before['mean']:.2f} before" in first
+    assert "<img" in first
+
+
+def test_what_was_published_is_folded_away_and_no_cell_is_cut():
+    table = Table("As published", ("model", "loss"), [("a long name of a model", "3.5 ± 0.1")])
+    folded = report_html.folded_html(table)
+    assert re.match(r"<details[^>]*><summary>As published</summary>", folded)
+    # words wrap; a number and its error do not
+    assert "<td>a long name of a model</td>" in folded
+    assert '<td class="number">3.5 ± 0.1</td>' in folded

@@ -18,8 +18,10 @@ from ropewalk_cli.declare import Option
 from ropewalk_cli.output import say, table
 
 if TYPE_CHECKING:
+    from ropewalk_lab.report_html import Lead, Verdict
     from ropewalk_lab.selfcheck import SelfCheckReport
     from ropewalk_lab.studies.findings import Table
+    from ropewalk_lab.studies.rows import Row
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def demo(
         benchmark = _benchmark(size.rounds)
         if not json:
             _show_tables([benchmark])
-        claims, page = _run_studies(out, size, preset, on, [*sections, benchmark], json)
+        claims, page = _run_studies(out, size, preset, on, report, [*sections, benchmark], json)
         paths.append(page)
     if json:
         # the fields of the report, `precision`, `laws` and `speed`, are lists of rows
@@ -153,7 +155,13 @@ def _benchmark(rounds: int) -> Table:
 
 
 def _run_studies(
-    out: Path, size: DemoSize, preset: str, device: str, sections: list[Table], quiet: bool
+    out: Path,
+    size: DemoSize,
+    preset: str,
+    device: str,
+    checked: SelfCheckReport,
+    sections: list[Table],
+    quiet: bool,
 ) -> tuple[dict[str, Any], Path]:
     """Run the studies of a demo; return {study: its claims as plain data}, and the path of the
     report.
@@ -162,6 +170,7 @@ def _run_studies(
     size      which studies run, with which changes and for how many steps
     preset    the preset of every study
     device    where models are trained
+    checked   the self-check, for the verdicts that the report begins with
     sections  tables that the report has after those of the studies
     quiet     print neither progress nor claims
     """
@@ -187,7 +196,76 @@ def _run_studies(
         claims[name] = [asdict(claim) for claim in page.claims]
         if not quiet:
             show(page, name)
-    return claims, report.write_report(out, sections)
+    return claims, report.write_report(out, sections, lead=_lead(checked, rows, folder, device))
+
+
+def _lead(checked: SelfCheckReport, rows: list[Row], folder: Path, device: str) -> Lead:
+    """Return the first screen of the page; `rows` and `folder` are of the study of extension."""
+    from ropewalk_lab.report_html import Lead
+    from ropewalk_lab.studies.extend import losses_beyond
+
+    trained, losses = losses_beyond(rows)
+    caption = (
+        f"A small model trained here on texts of {trained} bytes reads longer ones: the loss "
+        "without a scaling, and with each method."
+    )
+    title = f"ropewalk {rw.__version__} on this machine"
+    verdicts = [_exactness(checked), _speed_up(checked, device), _extension(trained, losses)]
+    return Lead(title, verdicts, folder / "extend.svg", caption)
+
+
+def _exactness(checked: SelfCheckReport) -> Verdict:
+    """Return the verdict on cos and sin near position 10,000,000."""
+    from ropewalk_lab.report_html import Verdict
+
+    far = 10_000_000
+    exact, usual = (
+        next(row for row in checked.precision if (row.policy, row.position) == (policy, far))
+        for policy in ("exact", "hf")
+    )
+    return Verdict(
+        f"{'Exact' if exact.ok else 'Not exact'} at {far:,} tokens",
+        f"cos and sin are off by at most {exact.error:.0e}; computed in float32 as transformers "
+        f"does, by up to {usual.error:.2g}.",
+        exact.ok,
+    )
+
+
+def _speed_up(checked: SelfCheckReport, device: str) -> Verdict:
+    """Return the verdict on the fastest backend beside rotate_half, in float32."""
+    from ropewalk_lab.report_html import Verdict
+
+    times = {
+        row.name: row.milliseconds
+        for row in checked.speed
+        if row.dtype == "float32" and row.milliseconds
+    }
+    plain = times["rotate_half in plain torch"]
+    name = min((name for name in times if name in rw.kernels.BACKENDS), key=times.__getitem__)
+    faster = plain / times[name]
+    return Verdict(
+        f"{faster:.1f} times as fast as rotate_half here",
+        f"{name} kernel, {times[name]:.2f} ms; rotate_half in plain torch, {plain:.2f} ms; a copy, "
+        f"{times['copy_']:.2f} ms; float32 on {device}.",
+        faster >= 1,
+    )
+
+
+def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
+    """Return the verdict on a model that reads more than it was trained on, before and after."""
+    from ropewalk_lab.report_html import Verdict
+
+    factor = max(factor for _, factor in losses)
+    before = losses["none", factor]
+    method = min(
+        (name for name, at in losses if at == factor), key=lambda name: losses[name, factor]
+    )
+    return Verdict(
+        f"Loss {before:.2f} before, {losses[method, factor]:.2f} after",
+        f"A model trained on {trained} bytes reads {factor * trained}, without training: unchanged, "
+        f"and with {method}. Within {trained} it is {losses['none', 1]:.2f}.",
+        losses[method, factor] < before,
+    )
 
 
 def _run_checks(tokens: int, device: str, quiet: bool) -> SelfCheckReport:

@@ -225,6 +225,15 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     )
 
 
+def losses_beyond(rows: list[Row]) -> tuple[int, dict[tuple[str, int], float]]:
+    """Return the trained length, and the losses without fine-tuning by (method, factor); the factor
+    1 has ("none", 1) alone.
+    """
+    trained = select(rows, "loss", tuned=0, factor=1)[0]["length"]
+    found = {(row["method"], row["factor"]): row["mean"] for row in _zero_shot_rows(rows, trained)}
+    return trained, found
+
+
 def _untuned(rows: list[Row]) -> list[Row]:
     """Return the rows with losses of models that were not fine-tuned."""
     return [row for row in rows if row["metric"] == "loss" and not row["tuned"]]

@@ -75,8 +75,12 @@ TOO_SHORT = {
 
 
 def concluded(findings: Findings, facts: Mapping[str, Any]) -> Findings:
-    """Return the findings without claims if the run was too short to conclude anything."""
-    return replace(findings, claims=[]) if facts.get("preset") in TOO_SHORT else findings
+    """Return the findings without claims that were not measured, and without any claim if the run
+    was too short to conclude anything.
+    """
+    too_short = facts.get("preset") in TOO_SHORT
+    claims = [claim for claim in findings.claims if claim.verdict != UNKNOWN]
+    return replace(findings, claims=[] if too_short else claims)
 
 
 def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> float:
