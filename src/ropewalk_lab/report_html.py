@@ -25,7 +25,8 @@ h1{margin-bottom:.2rem}h2{margin-top:3rem;border-top:1px solid var(--line);paddi
 h3{margin:1.6rem 0 .4rem;font-size:1rem}
 .ask{font-size:1.1rem}.note,caption,.source{color:var(--quiet);font-size:.85rem;text-align:left}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
-th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top;overflow-wrap:anywhere}
+th,td{padding:.3rem .8rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);
+vertical-align:top;overflow-wrap:anywhere}
 .number{white-space:nowrap}
 .published{background:var(--card);border-radius:.5rem;padding:.6rem 1rem;margin:1rem 0}
 .verdicts{display:grid;grid-template-columns:repeat(auto-fit,minmax(15rem,1fr));gap:1rem;margin:1.2rem 0}

@@ -7,6 +7,7 @@ import pytest
 
 from command_line import call
 from finetune_tiny import write_checkpoint, write_triplets
+from ropewalk import cli
 from ropewalk_cli.commands import lab
 from ropewalk_lab.studies import STUDIES
 
@@ -144,3 +145,23 @@ def test_extend_writes_a_file_with_the_mode_of_every_new_file(tmp_path, capsys):
     assert code == 0
     assert (tmp_path / "new.json").stat().st_mode == (tmp_path / "config.json").stat().st_mode
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "new.json"]
+
+
+@pytest.mark.parametrize(
+    ("study", "change", "known"),
+    [
+        ("extend", 'methods=["none", "yarm"]', "yarn"),
+        ("extend", 'tuned_methods=["yarm"]', "yarn"),
+        ("encodings", 'encodings=["rope", "ropes"]', "alibi"),
+    ],
+)
+def test_a_name_that_a_study_does_not_know_is_refused_before_a_training(
+    tmp_path, capsys, study, change, known
+):
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit):
+        cli.main(("lab", "run", study, "--preset", "smoke", "--out", str(out), "--set", change))
+    said = capsys.readouterr().err
+    assert change.partition("=")[0] in said
+    assert known in said
+    assert not (out / "models").exists()

@@ -4,6 +4,8 @@ study can run.
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from ropewalk_lab.studies import (
     rope_variants,
 )
 from ropewalk_lab.studies.extension_methods import METHODS
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "lab"
@@ -149,3 +151,15 @@ def test_the_vocabulary_of_images_has_every_colour_and_the_mark_rounded_up_to_ei
     colours, mark = set(range(multimodal.COLOURS)), multimodal.MARK
     assert mark not in colours
     assert -(-len(colours | {mark}) // 8) * 8 == multimodal.GridBatches().vocab_size
+
+
+def test_the_list_of_studies_is_that_of_the_questions_and_needs_no_torch():
+    assert [(name, study.about) for name, study in STUDIES.items()] == list(ABOUT.items())
+    assert all(study.presets == presets_of(name) for name, study in STUDIES.items())
+    code = (
+        "import sys; sys.modules['torch'] = None; import ropewalk_cli; "
+        "ropewalk_cli.main(('lab', 'list'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in STUDIES)

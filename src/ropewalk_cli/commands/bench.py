@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json as json_format
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ropewalk_cli.commands import Device, device_of, output_path, picture_path
@@ -17,6 +19,8 @@ from ropewalk_cli.output import say, table
 if TYPE_CHECKING:
     from ropewalk_lab.bench.rows import Row
 
+#: the contender that is this package as it is called by default
+OURS = "ropewalk"
 COLUMNS = (
     "shape",
     "order",
@@ -141,6 +145,37 @@ def _show(results: list[Row]) -> None:
         f"not timed: {row['contender']}: {row['skipped']}" for row in results if "skipped" in row
     ):
         say(reason)
+    if line := verdict(timed):
+        say("", line)
+
+
+def verdict(timed: list[Row]) -> str:
+    """Return one sentence: in how many cases ropewalk's default call is the fastest, its time
+    relative to a copy, and which contender is ahead most often elsewhere; empty without rows of
+    both.
+    """
+    cases: dict[tuple, dict[str, float]] = {}
+    for row in timed:
+        case = tuple(row[name] for name in ("shape", "order", "dtype", "pass"))
+        cases.setdefault(case, {})[row["contender"]] = row["us"]
+    compared = {case: times for case, times in cases.items() if OURS in times and len(times) > 1}
+    if not compared:
+        return ""
+    ahead = Counter(
+        min(others, key=others.__getitem__)
+        for times in compared.values()
+        if (others := {name: us for name, us in times.items() if not name.startswith(OURS)})
+        and min(others.values()) < times[OURS]
+    )
+    own = [row for row in timed if row["contender"] == OURS]
+    copies = sorted(row["us"] / row["copy_us"] for row in own if row.get("copy_us"))
+    beside = f", in the median {median(copies):.2f} times as long as a copy" if copies else ""
+    first = len(compared) - ahead.total()
+    line = f"Verdict: {OURS} is the fastest in {first} of {len(compared)} cases{beside}"
+    if ahead:
+        name, count = ahead.most_common(1)[0]
+        line += f"; elsewhere {name} is ahead most often ({count})"
+    return f"{line}."
 
 
 def _show_times(timed: list[dict[str, Any]]) -> None:

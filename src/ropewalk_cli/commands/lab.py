@@ -72,16 +72,15 @@ MOST_SEEDS, MOST_WORKERS = 1000, 1024
 
 def list_studies(json: Json = False) -> None:
     """Show every study with its question and its presets."""
-    from ropewalk_lab.studies import STUDIES
+    from ropewalk_lab.studies.presets import ABOUT, PRESETS, presets_of
 
     if json:
         studies = {
-            name: {"about": study.about, "presets": study.presets}
-            for name, study in STUDIES.items()
+            name: {"about": about, "presets": presets_of(name)} for name, about in ABOUT.items()
         }
         print(json_format.dumps(studies, indent=2))
         return
-    rows = [(study.name, study.about, ", ".join(study.presets)) for study in STUDIES.values()]
+    rows = [(name, about, ", ".join(PRESETS)) for name, about in ABOUT.items()]
     table("", ("study", "question", "presets"), rows)
 
 

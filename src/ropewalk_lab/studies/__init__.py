@@ -1,56 +1,23 @@
-"""All studies by name, one module each; the command line, the report and the tests use all entries
-of STUDIES.
+"""All studies, one module each; the command line, the report and the tests use all entries of
+STUDIES.
+
+Names are imported when they are first used: a study needs torch, a list of them does not.
 """
 
 from __future__ import annotations
 
-from ropewalk_lab.studies import (
-    decay,
-    encodings,
-    extend,
-    linear,
-    matching,
-    methods,
-    migrate,
-    mlm_lengths,
-    multimodal,
-    norms,
-    passkey,
-    precision,
-    real_extend,
-    real_kv,
-    real_passkey,
-    real_precision,
-    real_tune,
-    relative,
-    rope_variants,
-)
-from ropewalk_lab.studies.study import Study, read_study, run_study
+import importlib
+from typing import TYPE_CHECKING, Any
 
-STUDIES: dict[str, Study] = {
-    study.name: study
-    for module in (
-        encodings,
-        extend,
-        rope_variants,
-        norms,
-        passkey,
-        mlm_lengths,
-        matching,
-        linear,
-        migrate,
-        multimodal,
-        decay,
-        relative,
-        precision,
-        methods,
-        real_extend,
-        real_passkey,
-        real_tune,
-        real_precision,
-        real_kv,
-    )
-    for study in getattr(module, "STUDIES", None) or [module.STUDY]
-}
+if TYPE_CHECKING:
+    from ropewalk_lab.studies.registry import STUDIES
+    from ropewalk_lab.studies.study import Study, read_study, run_study
 
 __all__ = ["STUDIES", "Study", "read_study", "run_study"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    part = "registry" if name == "STUDIES" else "study"
+    return getattr(importlib.import_module(f"{__name__}.{part}"), name)

@@ -16,7 +16,7 @@ from ropewalk_lab import analysis
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.findings import Claim, Findings, Ours, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 
@@ -153,6 +153,4 @@ def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
     return [claim_order(text, weights, list(weights), same_model=True)]
 
 
-STUDY = Study(
-    "decay", "Does attention fall with distance?", PRESETS, run, findings, ("unaliased-length",)
-)
+STUDY = Study("decay", ABOUT["decay"], PRESETS, run, findings, ("unaliased-length",))

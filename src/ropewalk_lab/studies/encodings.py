@@ -27,7 +27,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
 
@@ -244,7 +244,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
 
 STUDY = Study(
     "encodings",
-    "Which encoding learns best at the trained length, and which still works beyond it?",
+    ABOUT["encodings"],
     PRESETS,
     run,
     findings,

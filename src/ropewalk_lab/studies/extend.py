@@ -32,7 +32,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
 
@@ -336,7 +336,7 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
 
 STUDY = Study(
     "extend",
-    "How far beyond its trained length can a RoPE model be used, and with which method?",
+    ABOUT["extend"],
     PRESETS,
     run,
     findings,

@@ -20,7 +20,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.tokenizer import Bytes
@@ -176,7 +176,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
 
 STUDY = Study(
     "linear",
-    "What does linear attention cost in loss, and save in time and memory?",
+    ABOUT["linear"],
     PRESETS,
     run,
     findings,

@@ -30,7 +30,7 @@ from ropewalk_lab.studies.findings import (
     percent,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import make_preset, train_or_load
@@ -298,7 +298,7 @@ def claims(rows: list[Row], settings: dict[str, Any]) -> list[Claim]:
 
 STUDY = Study(
     "matching",
-    "Do longer texts find the matching case more often, as in CAIL2019-SCM?",
+    ABOUT["matching"],
     PRESETS,
     run,
     findings,

@@ -38,7 +38,7 @@ from ropewalk_lab.studies.method_models import (
     searched_factors,
 )
 from ropewalk_lab.studies.passkey import passkey_batches, row_by_row
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, row, score, select
 from ropewalk_lab.studies.study import Study
 
@@ -320,7 +320,7 @@ def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
 
 STUDY = Study(
     "methods",
-    "What do recent position methods gain over RoPE, and what do they cost?",
+    ABOUT["methods"],
     PRESETS,
     run,
     findings,

@@ -18,7 +18,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, score, scores_by
 from ropewalk_lab.studies.study import Study
 
@@ -138,6 +138,4 @@ def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
     ]
 
 
-STUDY = Study(
-    "migrate", "Can a trained model change to RoPE, and does it pay?", PRESETS, run, findings
-)
+STUDY = Study("migrate", ABOUT["migrate"], PRESETS, run, findings)

@@ -30,7 +30,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, read_rows, row, score, write_rows
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import corpus_of, make_preset, make_trainer, preset_facts
@@ -213,7 +213,7 @@ def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[
 
 STUDY = Study(
     "mlm_lengths",
-    "Does training with alternating lengths, as in RoFormer, lower the loss on long texts?",
+    ABOUT["mlm_lengths"],
     PRESETS,
     run,
     findings,

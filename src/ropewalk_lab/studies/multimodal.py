@@ -16,7 +16,7 @@ from ropewalk_lab.batches import IGNORED, Batch
 from ropewalk_lab.stateless_random import below, fold
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by
 from ropewalk_lab.studies.study import Study
 from ropewalk_lab.studies.training import make_preset, train_or_load
@@ -178,7 +178,7 @@ def claims(rows: list[Row], sides: list[int]) -> list[Claim]:
 
 STUDY = Study(
     "multimodal",
-    "Should the positions of an image be rows and columns, or one sequence?",
+    ABOUT["multimodal"],
     PRESETS,
     run,
     findings,

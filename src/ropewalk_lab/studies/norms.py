@@ -31,7 +31,7 @@ from ropewalk_lab.studies.findings import (
     percent,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score
 from ropewalk_lab.studies.study import Study
 
@@ -296,7 +296,7 @@ def claims(rows: list[Row], length: int) -> list[Claim]:
 
 STUDY = Study(
     "norms",
-    "May q and k be normed after the rotation, before it, or not at all?",
+    ABOUT["norms"],
     PRESETS,
     run,
     findings,

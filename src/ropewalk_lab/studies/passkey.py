@@ -32,7 +32,7 @@ from ropewalk_lab.studies.findings import (
     line_figure,
 )
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, joined_score, row, select
 from ropewalk_lab.studies.study import Study
 
@@ -253,7 +253,7 @@ def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Clai
 
 STUDY = Study(
     "passkey",
-    "At which lengths does a model find five digits that were stated once?",
+    ABOUT["passkey"],
     PRESETS,
     run,
     findings,

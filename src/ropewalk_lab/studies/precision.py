@@ -10,7 +10,7 @@ from ropewalk.spec import RopeSpec
 from ropewalk_lab.analysis import COS_SIN_METHODS, USED_BY, error_curves
 from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
@@ -79,7 +79,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 STUDY = Study(
     "precision",
-    "How large are the errors of cos and sin at large positions?",
+    ABOUT["precision"],
     PRESETS,
     run,
     findings,

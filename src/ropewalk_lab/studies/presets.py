@@ -1,4 +1,4 @@
-"""The settings of every study, read from presets.toml."""
+"""The question and the settings of every study, read from presets.toml; needs no torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ropewalk_lab.data_files import toml_beside
 #: every study has these
 PRESETS = ("smoke", "cpu", "gpu", "cluster")
 _TABLES = toml_beside(__file__)
+#: the question of every study by its name, in the order of STUDIES
+ABOUT: dict[str, str] = _TABLES["about"]
 
 
 def presets_of(study: str) -> dict[str, dict[str, Any]]:

@@ -18,7 +18,7 @@ from ropewalk_lab.fit.text import long_ppl
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_order
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.real import (
     known_methods,
     make_meter,
@@ -209,7 +209,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 STUDY = Study(
     "real_extend",
-    "How far beyond its trained length does a pretrained model read, and with which method?",
+    ABOUT["real_extend"],
     PRESETS,
     run,
     findings,

@@ -26,7 +26,7 @@ from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, cell, claim_within
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.real import open_real, real_facts, real_windows, source_note
 from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
@@ -267,7 +267,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 STUDY = Study(
     "real_kv",
-    "What does a pretrained model lose if it continues from a shifted or reused cache?",
+    ABOUT["real_kv"],
     PRESETS,
     run,
     findings,

@@ -17,7 +17,7 @@ from ropewalk_lab.plots import LIGHT, blank, finish, label_axes
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.real import (
     known_methods,
     make_meter,
@@ -247,7 +247,7 @@ def claims(rows: list[Row], trained: int) -> list[Claim]:
 
 STUDY = Study(
     "real_passkey",
-    "At which lengths and depths does a pretrained model find a pass key?",
+    ABOUT["real_passkey"],
     PRESETS,
     run,
     findings,

@@ -24,7 +24,7 @@ from ropewalk_lab.fit.reader import MAX_LOGITS, Reader
 from ropewalk_lab.scores import compare
 from ropewalk_lab.studies.findings import Claim, Findings, Table, claim_order, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.real import open_real, real_facts, real_windows, source_note
 from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
@@ -234,8 +234,7 @@ def _scientific(claim: Claim, pair: dict[str, Any]) -> Claim:
 
 STUDY = Study(
     "real_precision",
-    "How far is a pretrained model in 16 bits from the same model in float32, and how much of "
-    "that is its rotation?",
+    ABOUT["real_precision"],
     PRESETS,
     run,
     findings,

@@ -41,7 +41,7 @@ from ropewalk_lab.studies.findings import (
     line_figure,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.real import (
     CHARACTERS,
     PYTHON,
@@ -407,8 +407,7 @@ def _verdict(value: Score, limit: float) -> str:
 
 STUDY = Study(
     "real_tune",
-    "How much does a little training at the new length help a pretrained model, and with which "
-    "objective?",
+    ABOUT["real_tune"],
     PRESETS,
     run,
     findings,

@@ -11,7 +11,7 @@ from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.studies.findings import FAILS, HOLDS, Claim, Findings, Table, line_figure
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import NOT_FINITE, Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
@@ -118,4 +118,4 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     return Findings([table], {"relative": figure}, [claim])
 
 
-STUDY = Study("relative", "Do attention scores depend only on distance?", PRESETS, run, findings)
+STUDY = Study("relative", ABOUT["relative"], PRESETS, run, findings)

@@ -31,7 +31,7 @@ from ropewalk_lab.studies.findings import (
     score_rows,
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
-from ropewalk_lab.studies.presets import presets_of
+from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
 
@@ -40,7 +40,6 @@ from ropewalk_lab.studies.study import Study
 class RopeVariants:
     """A table of rope_variants.toml, whose comments say what the fields mean."""
 
-    about: str
     field: str
     setting: str
     reference: Any
@@ -260,7 +259,7 @@ def _claims(
 STUDIES = [
     Study(
         name,
-        table.about,
+        ABOUT[name],
         presets_of(name),
         partial(run, name),
         partial(findings, name),

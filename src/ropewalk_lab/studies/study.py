@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ropewalk.encodings import ENCODINGS
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk_lab.json_lines import write_atomically
 from ropewalk_lab.machine import cores, machine
@@ -23,6 +24,9 @@ from ropewalk_lab.studies.rows import Row, read_rows, write_rows
 FACTS, ROWS = "study.json", "rows.jsonl"
 #: lists that may be empty, besides those that a preset leaves empty: then no model is fine-tuned
 MAY_BE_EMPTY = ("tuned_factors",)
+#: settings that list names of what is compared
+METHODS = ("methods", "tuned_methods")
+NAMES = ("encodings", "norms", "objectives", *METHODS)
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Study:
                 raise RopeError(
                     "set", f"must give {name} a value like the preset's, {settings[name]!r}", change
                 )
+            self._check_names(name, value)
             settings[name] = value
         multiples = settings.get("multiples", [1])
         if multiples[:1] != [1] or multiples != sorted(set(multiples)):
@@ -82,6 +87,21 @@ class Study:
             if value == [] and not may_be_empty:
                 raise RopeError("set", f"must give {name} at least one value", f"{name}=[]")
         return settings
+
+    def _check_names(self, setting: str, value: Any) -> None:
+        """Refuse a name that the study does not know, before anything is trained."""
+        if setting not in NAMES:
+            return
+        known = {
+            name: None
+            for preset in self.presets.values()
+            for each in (METHODS if setting in METHODS else (setting,))
+            for name in preset.get(each, ())
+        }
+        if setting == "encodings":
+            known |= dict.fromkeys(ENCODINGS)
+        for name in value:
+            choice(f"set {setting}", name, known)
 
 
 def _is_like(value: Any, example: Any) -> bool:
