@@ -1,0 +1,59 @@
+// Two ways to Python: over HTTP if `ropewalk explore` serves the page, otherwise a worker of the
+// browser. Both take and give the text of a JSON object.
+
+export const local = document.documentElement.dataset.local !== undefined || new URLSearchParams(location.search).has("local");
+const waiting = new Map();
+let worker = null, count = 0, state = "asleep";
+const watchers = new Set();
+
+function change(next, why) { state = next; for (const each of watchers) each(next, why); }
+/** Call a function whenever Python starts, is ready or fails. */
+export function watch(action) { watchers.add(action); action(state); return () => watchers.delete(action); }
+export const condition = () => state;
+
+function start() {
+  change("starting");
+  try { worker = new Worker(new URL("../python/worker.js", import.meta.url), { type: "module" }); }
+  catch (error) { change("failed", String(error)); return; }
+  worker.onerror = (event) => { change("failed", event.message ?? ""); for (const [, [, refuse]] of waiting) refuse(new Error("python")); waiting.clear(); };
+  worker.onmessage = ({ data }) => {
+    if (data.ready) return change("ready");
+    if (data.failed && data.id === undefined) return change("failed", data.failed);
+    const [keep, refuse] = waiting.get(data.id) ?? [];
+    waiting.delete(data.id);
+    if (data.failed) refuse?.(new Error(data.failed)); else keep?.(JSON.parse(data.answer));
+  };
+}
+
+/** Begin to load Python. */
+export function wake() { if (!local && worker === null && state === "asleep") start(); else if (local && state === "asleep") change("ready"); }
+
+/** The answer to a request: {ok: ...} or {error: {field, rule, value}}. */
+export async function ask(request) {
+  wake();
+  if (local) {
+    const response = await fetch("api/ask", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request) });
+    if (!response.ok) throw new Error(`${response.status}`);
+    return response.json();
+  }
+  if (state === "failed") throw new Error("python");
+  const id = ++count;
+  return new Promise((keep, refuse) => { waiting.set(id, [keep, refuse]); worker.postMessage({ id, request: JSON.stringify(request) }); });
+}
+
+/** A function that asks and gives the answer of its latest call alone. */
+export function latest() {
+  let turn = 0;
+  return async (request) => {
+    const mine = ++turn;
+    const answer = await ask(request);
+    return mine === turn ? answer : null;
+  };
+}
+
+const loaded = new Map();
+/** A data file of the page; it is read once. */
+export function data(name) {
+  if (!loaded.has(name)) loaded.set(name, fetch(new URL(`../data/${name}.json`, import.meta.url)).then((response) => { if (!response.ok) throw new Error(`${name}.json: ${response.status}`); return response.json(); }));
+  return loaded.get(name);
+}
