@@ -44,6 +44,10 @@ for (const name of ["pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm"]) {
   fs.copyFileSync(path.join(pyodide, name), path.join(python, name));
 }
 
+// the list of packages that can be installed, without packages
+const lock = JSON.parse(fs.readFileSync(path.join(pyodide, "pyodide-lock.json"), "utf8"));
+fs.writeFileSync(path.join(python, "pyodide-lock.json"), JSON.stringify({ info: lock.info, packages: {} }));
+
 const py = await loadPyodide();
 for (const file of definition()) {
   const target = "/pack/" + path.relative(source, file).split(path.sep).join("/");
@@ -68,6 +72,14 @@ for (const [index, given] of result.answers.entries()) {
   if ((given.error !== undefined) !== refused) throw new Error(`request ${index}: ${JSON.stringify(given)}`);
 }
 for (const name of ["ropewalk.zip", "stdlib.zip"]) fs.writeFileSync(path.join(python, name), py.FS.readFile(`/built/${name}`));
+// the trimmed library gives the same answers
+const small = await loadPyodide({ stdLibURL: path.join(python, "stdlib.zip") });
+small.FS.writeFile("/tmp/ropewalk.zip", fs.readFileSync(path.join(python, "ropewalk.zip")));
+small.runPython("import sys, zipfile; zipfile.ZipFile('/tmp/ropewalk.zip').extractall('/ropewalk'); sys.path.insert(0, '/ropewalk')");
+const answers = small.pyimport("ropewalk_lab.page.answers");
+for (const [index, request] of requests.entries()) {
+  if (JSON.stringify(JSON.parse(answers.answer(JSON.stringify(request)))) !== JSON.stringify(result.answers[index])) throw new Error(`request ${index} is answered otherwise`);
+}
 fs.writeFileSync(path.join(out, "data", "known.json"), JSON.stringify(result.known));
 fs.writeFileSync(path.join(out, "preview.png"), preview());
 fs.writeFileSync(path.join(out, ".nojekyll"), "");

@@ -12,11 +12,7 @@ async function bytes(name) {
 
 async function start() {
   const [python, modules] = await Promise.all([
-    loadPyodide({
-      indexURL: here,
-      stdLibURL: here + "stdlib.zip",
-      lockFileContents: { info: { abi_version: "", arch: "wasm32", platform: "", python: "", version: "" }, packages: {} },
-    }),
+    loadPyodide({ indexURL: here, stdLibURL: here + "stdlib.zip" }),
     bytes("ropewalk.zip"),
   ]);
   python.FS.writeFile("/tmp/ropewalk.zip", modules);

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropewalk.analysis import plain_radians, read_checkpoint
-from ropewalk.config.hf import to_hf
+from ropewalk.analysis.exactness import error_curves
 from ropewalk.diagnosis import doctor
 from ropewalk.diagnosis.published import models
 from ropewalk.engines import ENGINES, audit
@@ -22,6 +22,7 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import SCALINGS
 from ropewalk.gguf import InMemory, hf_config
 from ropewalk.spec import RopeSpec
+from ropewalk.strategies import memory
 
 #: characters of a config, and tokens of the longest length that is asked for
 MAX_TEXT = 1 << 18
@@ -143,28 +144,27 @@ def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"model_type": found.model_type, "findings": rows, "warnings": list(found.warnings)}
 
 
+def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
+    """Return the rope of the story, and its served length."""
+    name, served = asked.get("scaling"), integer("served", asked.get("served"), low=1)
+    given = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
+    scaling = SCALINGS[choice("scaling", name, SCALINGS)](**given)
+    head_dim, theta = asked.get("head_dim"), asked.get("theta")
+    return RopeSpec(head_dim, theta=theta, scaling=scaling), served  # type: ignore[arg-type]
+
+
 def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the exact frequencies of a rope of the story, and a config that says it."""
-    name, trained = asked.get("scaling"), integer("trained", asked.get("trained"), low=1)
-    served = integer("served", asked.get("served"), low=1)
-    offered = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
-    scaling = SCALINGS[choice("scaling", name, SCALINGS)](**offered)
-    spec = RopeSpec(asked.get("head_dim"), theta=asked.get("theta"), scaling=scaling)  # type: ignore[arg-type]
-    try:
-        config = {
-            "model_type": "llama",
-            "max_position_embeddings": served,
-            **to_hf(spec, version=4, model_type="llama"),
-        }
-    except RopeError:  # no config can say it
-        config = None
-    radians = spec.frequencies(served).radians
-    return {
-        "radians": radians,
-        "magnitude": spec.magnitude(served),
-        "trained": trained,
-        "config": config,
-    }
+    """Return the exact frequencies of a rope of the story."""
+    spec, served = _spec(asked)
+    return {"radians": spec.frequencies(served).radians, "magnitude": spec.magnitude(served)}
+
+
+def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the errors of cos and sin at powers of 2, and the bytes of each form of the tables."""
+    spec, served = _spec(asked)
+    positions = [1 << bits for bits in range(6, 25)]
+    curves = error_curves(spec, positions, COST_METHODS, length=served, width=2)
+    return {"positions": positions, "errors": curves, "memory": memory(spec, served)}
 
 
 #: the fields of a scaling that the story sets
@@ -175,10 +175,13 @@ SCALING_FIELDS = {
     "yarn": ("factor", "original_length"),
     "llama3": ("factor", "original_length"),
 }
+#: whose errors the story compares
+COST_METHODS = ("exact", "hf", "bfloat16 positions")
 _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "doctor": _doctor,
     "audit": _audit,
     "rope": _rope,
+    "cost": _cost,
 }
 
 

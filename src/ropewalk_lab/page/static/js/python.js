@@ -1,7 +1,8 @@
 // Two ways to Python: over HTTP if `ropewalk explore` serves the page, otherwise a worker of the
 // browser. Both take and give the text of a JSON object.
 
-export const local = document.documentElement.dataset.local !== undefined || new URLSearchParams(location.search).has("local");
+/** Whether `ropewalk explore` serves the page: it marks the document. */
+export const local = document.documentElement.dataset.local !== undefined;
 const waiting = new Map();
 let worker = null, count = 0, state = "asleep";
 const watchers = new Set();
