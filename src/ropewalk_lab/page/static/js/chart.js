@@ -5,6 +5,9 @@ import { t } from "./words.js";
 const HEIGHT = 300, LEFT = 54, RIGHT = 14, TOP = 14, BOTTOM = 40;
 const DASHES = ["", "7 4", "2 4", "9 3 2 3", "4 3", "12 4"];
 
+/** Whether the page is as narrow as a phone: charts have fewer pixels then, and letters of the same size. */
+export const narrow = () => matchMedia("(max-width: 560px)").matches;
+
 const scale = (low, high, from, to, log) => {
   const read = log ? Math.log : Number;
   const [a, b] = [read(low), read(high)];
@@ -22,7 +25,7 @@ function linearTicks(low, high, count = 5) {
 function logTicks(low, high, base) {
   const ticks = [];
   for (let power = Math.ceil(Math.log(low) / Math.log(base) - 1e-9); base ** power <= high * (1 + 1e-9); power++) ticks.push(base ** power);
-  const every = Math.ceil(ticks.length / 7);
+  const every = Math.ceil(ticks.length / (narrow() ? 5 : 7));
   return ticks.filter((_, index) => index % every === 0);
 }
 
@@ -30,7 +33,7 @@ function logTicks(low, high, base) {
  * series: [{name, points: [[x, y]], colour, dots}]; x, y: {label, log: base or 0, low, high, text};
  * shade: [from, to] of x; marker: {x, text}; onpick(x) is called while the pointer is dragged.
  */
-export function chart({ series, x, y, shade, marker, label, onpick, height = HEIGHT, width = 640, names = true }) {
+export function chart({ series, x, y, shade, marker, label, onpick, height = HEIGHT, width = narrow() ? 380 : 640, names = true }) {
   const colour = colours(), all = series.flatMap((each) => each.points).filter(([, value]) => Number.isFinite(value));
   const ends = (axis, index) => {
     const values = all.map((point) => point[index]);
@@ -44,7 +47,7 @@ export function chart({ series, x, y, shade, marker, label, onpick, height = HEI
   for (const tick of y.ticks ?? (y.log ? logTicks(yLow, yHigh, y.log) : linearTicks(yLow, yHigh))) {
     parts.push(s("line", { x1: LEFT, x2: width - RIGHT, y1: toY(tick), y2: toY(tick), stroke: colour.line }), s("text", { x: LEFT - 8, y: toY(tick) + 4, "text-anchor": "end" }, (y.text ?? String)(tick)));
   }
-  for (const tick of x.ticks ?? (x.log ? logTicks(xLow, xHigh, x.log) : linearTicks(xLow, xHigh, 6))) {
+  for (const tick of x.ticks ?? (x.log ? logTicks(xLow, xHigh, x.log) : linearTicks(xLow, xHigh, narrow() ? 3 : 6))) {
     parts.push(s("line", { x1: toX(tick), x2: toX(tick), y1: height - BOTTOM, y2: height - BOTTOM + 5, stroke: colour.mute }), s("text", { x: toX(tick), y: height - BOTTOM + 18, "text-anchor": "middle" }, (x.text ?? String)(tick)));
   }
   parts.push(s("text", { x: width - RIGHT, y: height - 4, "text-anchor": "end" }, x.label), s("text", { x: 2, y: TOP - 3 }, y.label));

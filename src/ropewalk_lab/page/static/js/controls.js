@@ -24,10 +24,10 @@ export function chips(label, options, value, onchange) {
 }
 
 /** A slider with buttons for single steps. low ... high, or powers of 2 if `log`. `oninput(value)` is called while it moves. */
-export function slider({ label, low, high, value, log = false, steps = false, text = String, oninput }) {
+export function slider({ label, low, high, value, log = false, scale = 2, steps = false, text = String, oninput }) {
   const name = id(), grain = 1000;
   const toSlider = (number) => log ? grain * Math.log2(Math.max(number, low) / low) / Math.log2(high / low) : number;
-  const toValue = (at) => log ? snap(low * (high / low) ** (at / grain), low, high) : Number(at);
+  const toValue = (at) => log ? snap(low * (high / low) ** (at / grain), low, high, scale) : Number(at);
   const out = h("output", { for: name });
   const range = h("input", { type: "range", id: name, min: log ? 0 : low, max: log ? grain : high, step: 1 });
   let now = value;
@@ -50,9 +50,10 @@ export function slider({ label, low, high, value, log = false, steps = false, te
   return { element, set };
 }
 
-/** The nearest number with one or two binary digits: lengths that people use. */
-function snap(value, low, high) {
-  const power = 2 ** Math.floor(Math.log2(value)), candidates = [1, 1.25, 1.5, 1.75, 2].map((each) => each * power);
+/** The nearest round number: 1, 1.25, 1.5, 1.75 times a power of 2, or 1, 2, 5 times a power of 10. */
+function snap(value, low, high, scale) {
+  const power = scale ** Math.floor(Math.log(value) / Math.log(scale) + 1e-9);
+  const candidates = (scale === 2 ? [1, 1.25, 1.5, 1.75, 2] : [1, 2, 5, 10]).map((each) => each * power);
   const near = candidates.reduce((best, each) => Math.abs(each - value) < Math.abs(best - value) ? each : best);
   return Math.min(Math.max(Math.round(near), low), high);
 }

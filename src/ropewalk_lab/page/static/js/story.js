@@ -4,7 +4,7 @@ import { rich, t } from "./words.js";
 import { bytes, digits, tokens, whole } from "./numbers.js";
 import { SCALINGS, float32Error, newAngles, ropeOf, score, turns } from "./rope.js";
 import { dials } from "./dials.js";
-import { chart } from "./chart.js";
+import { chart, narrow } from "./chart.js";
 import { chips, select, slider } from "./controls.js";
 import { latest } from "./python.js";
 import { engineCards } from "./audit.js";
@@ -112,8 +112,8 @@ function angles(app) {
   }
   draw();
   return {
-    words: [h("p", {}, t("story.angles.1")), distance.element, numbers, h("p", {}, t("story.angles.2")), shift.element, pair.element],
-    picture: [h("div", { class: "card" }, drawn), h("div", { class: "card" }, curve, h("p", { class: "small mute" }, t("story.angles.drag")))],
+    words: [h("p", {}, t("story.angles.1")), h("p", {}, t("story.angles.2")), shift.element, pair.element],
+    picture: [h("div", { class: "card beside" }, drawn, h("div", { class: "stack" }, distance.element, numbers)), h("div", { class: "card" }, curve, h("p", { class: "small mute" }, t("story.angles.drag")))],
   };
 }
 
@@ -122,11 +122,11 @@ function layouts(position, theta) {
   const colour = colours(), tones = [colour.good, colour.bad, colour.other, colour.warn];
   const values = [0, 1, 2, 3].map((pair) => { const angle = position * theta ** (-2 * pair / 8); return [Math.cos(angle), Math.sin(angle)]; });
   const rows = { interleaved: [0, 1, 2, 3].flatMap((pair) => [[pair, 0], [pair, 1]]), half: [...[0, 1, 2, 3].map((pair) => [pair, 0]), ...[0, 1, 2, 3].map((pair) => [pair, 1])] };
-  const width = 640, wide = 62, gap = 10, left = (width - 8 * wide - 7 * gap) / 2;
+  const small = narrow(), width = small ? 380 : 640, wide = small ? 42 : 62, gap = small ? 5 : 10, left = (width - 8 * wide - 7 * gap) / 2;
   const x = (index) => left + index * (wide + gap);
   const box = (row, y) => rows[row].map(([pair, part], index) => [
     s("rect", { x: x(index), y, width: wide, height: 44, rx: 9, fill: "none", stroke: tones[pair], "stroke-width": 2.4, "stroke-dasharray": part ? "5 3" : null }),
-    s("text", { x: x(index) + wide / 2, y: y + 27, "text-anchor": "middle", "font-size": 14 }, values[pair][part].toFixed(3))]);
+    s("text", { x: x(index) + wide / 2, y: y + 27, "text-anchor": "middle", "font-size": small ? 12 : 14 }, values[pair][part].toFixed(3))]);
   const links = rows.interleaved.map(([pair, part], index) => {
     const other = rows.half.findIndex(([a, b]) => a === pair && b === part);
     return s("path", { d: `M ${x(index) + wide / 2} 68 C ${x(index) + wide / 2} 98, ${x(other) + wide / 2} 92, ${x(other) + wide / 2} 122`, fill: "none", stroke: tones[pair], "stroke-opacity": 0.55, "stroke-width": 1.6 });
@@ -135,18 +135,22 @@ function layouts(position, theta) {
 }
 
 function pairs(app) {
-  const picture = dials({ most: 32 }), ladder = h("div"), same = h("div");
+  const picture = dials({ most: 32 }), ladder = h("div"), same = h("div"), words = h("p", { class: "num" });
   const position = slider({ label: t("story.position"), low: 0, high: Math.max(4096, app.state.distance), value: app.state.distance, steps: true, text: whole, oninput: (value) => { app.set({ distance: value }); draw(); } });
   function draw() {
     const rope = ropeFor(app.state, "default");
-    picture.set(rope, app.state.distance);
+    picture.set({ ...rope, served: rope.trained }, app.state.distance);
+    words.textContent = t("story.pairs.1", { fast: tokens(TURN / rope.radians[0]), slow: tokens(TURN / rope.radians.at(-1)) });
     clear(ladder, chart({ label: t("story.pairs.chart"), height: 250, series: [{ points: rope.radians.map((speed, i) => [i, TURN / speed]), dots: rope.radians.length <= 32 }], x: { label: t("story.pair") }, y: { label: t("story.wave"), log: 10, text: tokens }, marker: { x: pairOf(app.state), y: TURN / rope.radians[pairOf(app.state)] } }));
     clear(same, layouts(app.state.distance, app.state.theta));
   }
+  const theta = slider({ label: "theta", low: 100, high: 10_000_000, value: app.state.theta, text: whole, scale: 10, log: true, oninput: (value) => { app.set({ theta: value }); draw(); } });
+  const width = h("div");
+  const widths = () => clear(width, h("span", { class: "label" }, t("story.dim")), chips(t("story.dim"), Object.fromEntries(["32", "64", "128", "256"].map((each) => [each, each])), app.state.dim, (dim) => { app.set({ dim }); widths(); draw(); }));
+  widths();
   draw();
-  const rope = ropeFor(app.state, "default");
   return {
-    words: [h("p", { class: "num" }, t("story.pairs.1", { fast: tokens(TURN / rope.radians[0]), slow: tokens(TURN / rope.radians.at(-1)) })), h("p", {}, t("story.pairs.2")), position.element, h("h2", {}, t("story.layouts.title")), h("p", {}, t("story.layouts.1"))],
+    words: [words, h("p", {}, t("story.pairs.2")), position.element, theta.element, width, h("h2", {}, t("story.layouts.title")), h("p", {}, t("story.layouts.1"))],
     picture: [h("div", { class: "card" }, picture.element), h("div", { class: "card" }, ladder), h("div", { class: "card" }, same)],
   };
 }
@@ -158,7 +162,7 @@ function beyond(app) {
     words.textContent = t("story.beyond.1", { slow: slow.length, pairs: rope.plain.length, trained: whole(rope.trained) });
     const end = Math.max(rope.served, rope.trained), shown = slow.length ? [...new Set([slow[0], slow[Math.floor(slow.length / 2)], slow.at(-1)])] : [rope.plain.length - 1];
     clear(waves, chart({ label: t("story.beyond.waves"), height: 240, series: shown.map((pair, i) => ({ name: t("story.pair.n", { pair }), dash: i, points: Array.from({ length: 200 }, (_, at) => [end * at / 199, Math.cos(rope.plain[pair] * end * at / 199)]) })), x: { label: t("story.position"), text: tokens }, y: { label: "cos", low: -1, high: 1, ticks: [-1, 0, 1] }, shade: [0, rope.trained] }));
-    clear(reach, chart({ label: t("story.beyond.turns"), height: 240, series: [{ name: t("story.turns.trained", { tokens: tokens(rope.trained) }), points: rope.plain.map((speed, i) => [i, turns(speed, rope.trained)]), colour: "good" }, { name: t("story.turns.served", { tokens: tokens(rope.served) }), points: rope.plain.map((speed, i) => [i, turns(speed, rope.served)]), colour: "bad", dash: 1 }, { points: [[0, 1], [rope.plain.length - 1, 1]], colour: "mute", thin: true, dash: 2 }], x: { label: t("story.pair") }, y: { label: t("story.turns"), log: 10, text: (value) => digits(value, 3) } }));
+    clear(reach, chart({ label: t("story.beyond.turns"), height: 240, series: [{ name: t("story.turns.trained", { tokens: tokens(rope.trained) }), points: rope.plain.map((speed, i) => [i, turns(speed, rope.trained)]), colour: "good" }, { name: t("story.turns.served", { tokens: tokens(rope.served) }), points: rope.plain.map((speed, i) => [i, turns(speed, rope.served)]), colour: "bad", dash: 1 }, { points: [[0, 1], [rope.plain.length - 1, 1]], colour: "mute", thin: true, dash: 2 }], x: { label: t("story.pair") }, y: { label: t("story.turns"), log: 10, text: (value) => value >= 1000 ? whole(value) : digits(value, 3) } }));
   }
   draw();
   return { words: [words, h("p", {}, t("story.beyond.2")), ...lengths(app, draw)], picture: [h("div", { class: "card" }, waves, h("p", { class: "small mute" }, t("story.beyond.shade"))), h("div", { class: "card" }, reach)] };
