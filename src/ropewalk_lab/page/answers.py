@@ -128,11 +128,21 @@ def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
 
 
 def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what each engine computes from a config, without the frequencies."""
-    text = _text(asked)
+    """Return what each engine computes from a config, without the frequencies.
+
+    A config that cannot be read is compared as `doctor` corrects it.
+    """
+    text, length = _text(asked), _length(asked)
     source = _gguf(text)
     config = _object(text) if source is None else hf_config(source)
-    found = audit(config, length=_length(asked))
+    corrected = False
+    try:
+        found = audit(config, length=length)
+    except RopeError:
+        repaired = doctor(config, length=length).corrected
+        if repaired is None:
+            raise
+        found, corrected = audit(repaired, length=length), True
     rows = []
     for finding in found.findings:
         row = asdict(finding)
@@ -141,7 +151,7 @@ def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
         row["title"] = ENGINES[finding.engine].title
         row["reference"] = finding.engine == "hf"
         rows.append(row)
-    return {"model_type": found.model_type, "findings": rows, "warnings": list(found.warnings)}
+    return {"model_type": found.model_type, "findings": rows, "corrected": corrected}
 
 
 def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:

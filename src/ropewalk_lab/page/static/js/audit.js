@@ -36,7 +36,7 @@ export function engineCards(text, length, then = () => {}) {
     const worst = (entries) => Math.min(...entries.map((row) => ORDER.indexOf(stateOf(row))));
     const ordered = [...rows].sort((a, b) => worst(a[1]) - worst(b[1]));
     const broken = ordered.filter(([, entries]) => ["refused", "differs", "factor"].includes(ORDER[worst(entries)])).map(([name]) => name);
-    clear(holder, h("div", { class: `verdict ${broken.length ? "bad" : "good"}` }, h("span", { class: "sign", "aria-hidden": "true" }, broken.length ? "≠" : "✓"), h("h2", {}, broken.length ? t("engines.broken", { names: broken.join(t("comma")) }) : t("engines.agree"))), h("div", { class: "engines" }, ordered.map(([name, entries]) => card(name, entries))));
+    clear(holder, h("div", { class: `verdict ${broken.length ? "bad" : "good"}` }, h("span", { class: "sign", "aria-hidden": "true" }, broken.length ? "≠" : "✓"), h("h2", {}, broken.length ? t("engines.broken", { names: broken.join(t("comma")) }) : t("engines.agree"))), answer.ok.corrected ? h("p", { class: "small mute" }, t("engines.corrected")) : null, h("div", { class: "engines" }, ordered.map(([name, entries]) => card(name, entries))));
     holder.className = "stack";
     then(answer.ok);
   }).catch(() => clear(holder, h("p", {}, t("python.failed"))));

@@ -134,8 +134,25 @@ function layouts(position, theta) {
   return s("svg", { class: "chart", viewBox: `0 0 ${width} 190`, role: "img", "aria-label": t("story.layouts.label") }, s("text", { x: left, y: 14 }, t("layout.interleaved")), box("interleaved", 22), links, box("half", 124), s("text", { x: left, y: 186 }, t("layout.half")));
 }
 
+/** q · k of a small head, q at a position and k at 0, with its numbers in each layout. */
+export function scoresOfLayouts(position, theta) {
+  const q = [0.9, -0.4, 0.3, 0.8, -0.6, 0.5, 0.2, 0.7], k = [0.5, 0.6, -0.7, 0.4, 0.3, 0.8, -0.2, 0.9];
+  const places = { interleaved: (pair) => [2 * pair, 2 * pair + 1], half: (pair) => [pair, pair + 4] };
+  return Object.values(places).map((place) => {
+    // the weights of q and k are stored in the order of the layout
+    const ordered = (x) => { const out = Array(8); for (let pair = 0; pair < 4; pair++) place(pair).forEach((at, part) => { out[at] = x[2 * pair + part]; }); return out; };
+    const [left, right] = [ordered(q), ordered(k)];
+    let sum = 0;
+    for (let pair = 0; pair < 4; pair++) {
+      const [a, b] = place(pair), angle = position * theta ** (-2 * pair / 8), cos = Math.cos(angle), sin = Math.sin(angle);
+      sum += (left[a] * cos - left[b] * sin) * right[a] + (left[a] * sin + left[b] * cos) * right[b];
+    }
+    return sum;
+  });
+}
+
 function pairs(app) {
-  const picture = dials({ most: 32 }), ladder = h("div"), same = h("div"), words = h("p", { class: "num" });
+  const picture = dials({ most: 32 }), ladder = h("div"), same = h("div"), equal = h("span"), words = h("p", { class: "num" });
   const position = slider({ label: t("story.position"), low: 0, high: Math.max(4096, app.state.distance), value: app.state.distance, steps: true, text: whole, oninput: (value) => { app.set({ distance: value }); draw(); } });
   function draw() {
     const rope = ropeFor(app.state, "default");
@@ -143,6 +160,8 @@ function pairs(app) {
     words.textContent = t("story.pairs.1", { fast: tokens(TURN / rope.radians[0]), slow: tokens(TURN / rope.radians.at(-1)) });
     clear(ladder, chart({ label: t("story.pairs.chart"), height: 250, series: [{ points: rope.radians.map((speed, i) => [i, TURN / speed]), dots: rope.radians.length <= 32 }], x: { label: t("story.pair") }, y: { label: t("story.wave"), log: 10, text: tokens }, marker: { x: pairOf(app.state), y: TURN / rope.radians[pairOf(app.state)] } }));
     clear(same, layouts(app.state.distance, app.state.theta));
+    const [first, second] = scoresOfLayouts(app.state.distance, app.state.theta);
+    equal.textContent = t("story.layouts.score", { first: first.toFixed(6), second: second.toFixed(6) });
   }
   const theta = slider({ label: "theta", low: 100, high: 10_000_000, value: app.state.theta, text: whole, scale: 10, log: true, oninput: (value) => { app.set({ theta: value }); draw(); } });
   const width = h("div");
@@ -151,7 +170,7 @@ function pairs(app) {
   draw();
   return {
     words: [words, h("p", {}, t("story.pairs.2")), position.element, theta.element, width, h("h2", {}, t("story.layouts.title")), h("p", {}, t("story.layouts.1"))],
-    picture: [h("div", { class: "card" }, picture.element), h("div", { class: "card" }, ladder), h("div", { class: "card" }, same)],
+    picture: [h("div", { class: "card" }, picture.element), h("div", { class: "card" }, ladder), h("div", { class: "card" }, same, h("p", { class: "small mute num" }, equal))],
   };
 }
 
