@@ -1,5 +1,5 @@
-"""A model on this machine reads a text: its attention, its losses and the probability of a pass key
-in the text.
+"""A model on this machine reads a text: its attention, its losses, the probability of a pass key in
+the text, and what it writes next.
 
 A model is loaded once and kept; so are the latest readings. One reading has at most MAX_TOKENS
 tokens.
@@ -22,29 +22,34 @@ from torch.nn import functional as F
 from ropewalk.caches import Cache
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk_lab.downloads import find_fetched
-from ropewalk_lab.explorer.controls import MAX_TOKENS, TEXTS, offered_methods
-from ropewalk_lab.fit.methods import extended, methods
-from ropewalk_lab.fit.open_model import trained_length
-from ropewalk_lab.fit.passkeys import Encode, PassKey, make_passkey, plant_passkey
+from ropewalk_lab.fit.methods import REMAPPINGS, extended, methods
+from ropewalk_lab.fit.open_model import Codec, trained_length
+from ropewalk_lab.fit.passkeys import PassKey, make_passkey, plant_passkey
 from ropewalk_lab.studies.real import TINY, open_real, real_text
 
 #: bytes of weights on disk; a larger model would not fit into the memory of a laptop in float32
 MAX_BYTES = 4 << 30
 #: rows and columns of an attention map
 CELLS = 48
+#: tokens of the longest text, characters of one that is typed, and tokens that a model writes
+MAX_TOKENS = 1024
+MAX_TEXT = 1 << 16
+WRITTEN = 24
+#: texts to read: filler sentences, Python's documentation, or one that is typed
+TEXTS = ("filler", "python", "own")
 FILLER, PYTHON, OWN = TEXTS
 
 #: called with the number of layers that are done and the number of all
 Report = Callable[[int, int], None]
-_MODELS = Cache("model of the explorer", entries=1)
-_READINGS = Cache("readings of the explorer", entries=16)
+_MODELS = Cache("model of the page", entries=1)
+_READINGS = Cache("readings of the page", entries=16)
 # a method changes the model while it reads, so one visitor waits for the other
 _LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model, its function from text to tokens, its trained length, and the number of its
+    """A loaded model, its way from text to tokens and back, its trained length, and the number of its
     layers and heads.
 
     source  its path or name, and the times of its files
@@ -52,7 +57,7 @@ class LoadedModel:
 
     source: tuple[str, tuple[int, ...]]
     model: Any
-    encode: Encode
+    encode: Codec
     trained: int
     layers: int
     heads: int
@@ -83,18 +88,28 @@ class Reading:
     """positions [S]; losses [S - 1] of the tokens after the first; maps [layers, heads, cells,
     cells], see `pooled`.
 
-    answer  the number of tokens of the pass key at the end
+    answer   the number of tokens of the pass key at the end
+    stated   the block of keys with the statement; asked: the first block of queries of the question
+    written  what the model writes after the question
     """
 
     positions: np.ndarray
     losses: np.ndarray
     maps: np.ndarray
     answer: int
+    stated: int
+    asked: int
+    written: str
 
     @property
     def probability(self) -> float:
         """The probability of the whole pass key, each token after the right ones before it."""
         return float(np.exp(-self.losses[-self.answer :].sum(dtype=np.float64)))
+
+
+def offered_methods() -> tuple[str, ...]:
+    """Return the methods of `fit` that change the angles and nothing else of the attention."""
+    return tuple(name for name in methods() if name not in REMAPPINGS)
 
 
 def load(name: str) -> LoadedModel:
@@ -141,6 +156,7 @@ def _open(source: tuple[str, tuple[int, ...]]) -> LoadedModel:
     returns the weights.
     """
     model, encode = open_real(source[0], torch.device("cpu"))
+    assert isinstance(encode, Codec)
     layers = _layers(model)
     # the other implementations do not return their weights
     model.set_attn_implementation("eager")  # type: ignore[operator]
@@ -206,6 +222,7 @@ def text_of(model: LoadedModel, request: ReadingRequest) -> PassKey:
     tokens = integer("tokens", request.tokens, low=1, high=MAX_TOKENS)
     if request.text == FILLER:
         return make_passkey(model.encode, tokens, request.depth)
+    choice("text", request.text, TEXTS)
     text = request.typed if request.text == OWN else real_text(PYTHON, count=8 * MAX_TOKENS)
     return plant_passkey(model.encode, text, tokens, request.depth)
 
@@ -232,24 +249,60 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
     def keep_map(layer: int, weights: Tensor) -> None:
         """Store the pooled attention weights of a layer, and report it."""
         maps[layer] = pooled(weights[0, : model.heads], CELLS)
-        report(len(maps), model.layers)
+        report(len(maps), model.layers + WRITTEN)
 
     method = methods()[request.method]
-    with (
-        extended(model.model, method, request.factor, model.trained),
-        _attention_hooks(_layers(model.model), keep_map),
-    ):
-        # without a mask, transformers would take a gap in the positions for the border of two
-        # packed texts
-        output = model.model(
-            tokens,
-            attention_mask=torch.ones_like(tokens),
-            position_ids=positions[None],
-            use_cache=False,
-        )
+    with extended(model.model, method, request.factor, model.trained):
+        with _attention_hooks(_layers(model.model), keep_map):
+            # without a mask, transformers would take a gap in the positions for the border of two
+            # packed texts
+            output = model.model(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                position_ids=positions[None],
+                use_cache=False,
+            )
+        done = lambda count: report(model.layers + count, model.layers + WRITTEN)  # noqa: E731 - one line
+        written = _write(model, text.tokens[: -text.answer], positions[: -text.answer], done)
     losses = F.cross_entropy(output.logits[0, :-1].float(), tokens[0, 1:], reduction="none")
     stacked = np.stack([maps[layer] for layer in range(model.layers)])
-    return Reading(positions.numpy(), losses.numpy(), stacked, text.answer)
+    block = lambda place: place * stacked.shape[-1] // len(text.tokens)  # noqa: E731 - one line
+    places = block(max(text.stated - 1, 0)), block(text.asked)
+    return Reading(positions.numpy(), losses.numpy(), stacked, text.answer, *places, written)
+
+
+def _write(model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]) -> str:
+    """Return the text that the model writes after the tokens, the likeliest token each time."""
+    last, written, cache = int(positions[-1]), [], None
+    step, places = tokens[None], positions[None]
+    for count in range(WRITTEN):
+        output = model.model(
+            step,
+            attention_mask=torch.ones(1, len(tokens) + count, dtype=torch.long),
+            position_ids=places,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        cache = output.past_key_values
+        written.append(int(output.logits[0, -1].argmax()))
+        step, places = torch.tensor([[written[-1]]]), torch.tensor([[last + 1 + count]])
+        done(count + 1)
+    return model.encode.decode(written)
+
+
+def telling_head(*readings: Reading) -> tuple[int, int]:
+    """Return (layer, head) whose queries of the question attend most to the statement of the pass
+    key, in any of the readings.
+    """
+    best = None
+    for reading in readings:
+        keys = slice(max(reading.stated - 1, 0), reading.stated + 1)
+        seen = reading.maps[:, :, reading.asked :, keys].sum(-1).mean(-1)
+        place = np.unravel_index(int(seen.argmax()), seen.shape)
+        if best is None or seen[place] > best[0]:
+            best = seen[place], (int(place[0]), int(place[1]))
+    assert best is not None
+    return best[1]
 
 
 def pooled(weights: Tensor, cells: int) -> np.ndarray:
