@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site bench clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site web bench clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -25,6 +25,7 @@ help:
 	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm, llama.cpp and ONNX Runtime under build/engines, run them, record what they compute"
 	@echo "make vectors   write the conformance vectors again, from exact arithmetic"
 	@echo "make site   set up and build the documentation in build/site"
+	@echo "make web    build the page into build/web, static files for any host: doctor, story, engines, methods"
 
 setup: $(VENV)/.ready
 
@@ -95,7 +96,7 @@ test-torch: setup
 		rotary-embedding-torch safetensors tensorboard tokenizers
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
-		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
+		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/web --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
 
 vectors: setup
 	PYTHONPATH=tools $(BIN)/python -m conformance_vectors.generate
@@ -187,6 +188,10 @@ $(ENGINES)/onnxruntime.json: $(ROWS) $(ENGINES)/onnx/.ready
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site
+
+# the page without a server: static files with the definition in WebAssembly; needs node and npm
+web:
+	cd web && npm ci --no-audit --no-fund --silent && node build.mjs
 
 bench: setup
 	$(BIN)/ropewalk bench

@@ -1,24 +1,18 @@
-"""The view of a model, with a tiny random Llama in a folder: its figures are those of transformers
-with its own scaling.
+"""A model that reads for the page, a tiny random Llama in a folder: its figures are those of
+transformers with its own scaling.
 """
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from ropewalk.errors import RopeError
-from ropewalk_lab.explorer import controls, model_charts, reading
-from ropewalk_lab.explorer.reading import ReadingRequest
+from ropewalk_lab.page import reading
+from ropewalk_lab.page.reading import ReadingRequest
 
-testing = pytest.importorskip(
-    "streamlit.testing.v1", reason="needs streamlit: pip install 'ropewalk[explorer]'"
-)
 transformers = pytest.importorskip("transformers")
-PAGE = Path(controls.__file__).with_name("page.py")
-HAN = re.compile("[\u4e00-\u9fff]")
 TYPED = "One day the rope was walked from end to end. " * 3
 ASKED = ReadingRequest("yarn", 4.0, "own", TYPED, tokens=130, depth=0.5, gap=150)
 
@@ -142,7 +136,8 @@ def test_layers_are_reported_one_by_one(folder):
         ReadingRequest("ntk", 3.0, "own", TYPED, tokens=108),
         lambda *done: seen.append(done),
     )
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    total = 3 + reading.WRITTEN  # layers, then tokens that are written
+    assert seen == [(done, total) for done in range(1, total + 1)]
 
 
 @pytest.mark.parametrize(
@@ -160,113 +155,53 @@ def test_refusals(folder, request_, says):
         reading.read(reading.load(str(folder)), request_)
 
 
-def test_losses_are_means_of_equal_parts():
-    places, means = model_charts.binned(np.array([4.0, 2.0, 1.0, 3.0, 9.0]), 2)
-    assert places.tolist() == [2.0, 4.5]
-    assert means.tolist() == [pytest.approx(7 / 3), 6.0]
+def test_what_is_written_is_the_greedy_text_of_transformers(folder):
+    found = reading.read(reading.load(str(folder)), ASKED)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.rope_parameters = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32
+    ).eval()
+    key = reading.text_of(reading.load(str(folder)), ASKED)
+    tokens = key.tokens[: -key.answer].tolist()
+    places = found.positions[: -key.answer].tolist()
+    written = []
+    for _ in range(reading.WRITTEN):  # without a cache
+        with torch.no_grad():
+            logits = model(
+                torch.tensor([tokens]),
+                position_ids=torch.tensor([places]),
+                attention_mask=torch.ones(1, len(tokens)),
+                use_cache=False,
+            ).logits
+        written.append(int(logits[0, -1].argmax()))
+        tokens.append(written[-1])
+        places.append(places[-1] + 1)
+    assert found.written == tokenizer.decode(written)
 
 
-def opened(**link):
-    app = testing.AppTest.from_file(str(PAGE), default_timeout=60)
-    for name, text in (
-        {"view": "model", "model.text": "own", "model.tokens": "130"} | link
-    ).items():
-        app.query_params[name] = text
-    app.run()
-    assert [error.value for error in app.exception] == []
-    return app
+def test_the_head_that_is_shown_first_attends_from_the_question_to_the_statement(folder):
+    found = reading.read(reading.load(str(folder)), ASKED)
+    layer, head = reading.telling_head(found)
+    keys = slice(max(found.stated - 1, 0), found.stated + 1)
+    seen = {
+        (i, j): found.maps[i, j, found.asked :, keys].sum() for i in range(3) for j in range(4)
+    }
+    assert (layer, head) == max(seen, key=lambda place: seen[place])
+    key = reading.text_of(reading.load(str(folder)), ASKED)
+    assert found.stated == (key.stated - 1) * 48 // len(key.tokens)
 
 
-def table(app) -> list[list[str]]:
-    (text,) = (each.value for each in app.markdown if each.value.startswith("| |"))
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-
-
-@pytest.mark.parametrize("language", controls.LANGUAGES)
-def test_the_view_shows_the_figures_before_and_after(folder, monkeypatch, language):
-    monkeypatch.setenv("ROPEWALK_LOCAL", "1")
-    monkeypatch.setenv("ROPEWALK_MODEL", str(folder))
-    app = opened(language=language, **{"model.gap": "150", "model.depth": "0.5"})
-    app.text_area(key="typed_text").set_value(TYPED).run()
-    assert not app.error
-    head, _, key, loss, last = table(app)
-    assert head[2] == "yarn 4x"
-    for column, request in (
-        (1, ReadingRequest("none", 1.0, "own", TYPED, 130, 0.5, 150)),
-        (2, ASKED),
-    ):
-        _, positions, losses, _ = by_transformers(folder, request)
-        assert loss[column] == f"{losses.mean():.3f}"
-        assert last[column] == f"{positions[-1]:,}"
-        assert (
-            key[column]
-            == f"{np.exp(-losses[-reading.read(reading.load(str(folder)), request).answer :].sum()):.1%}"
-        )
-    words = [
-        app.text_input[0].label,
-        *(each.value for each in app.caption),
-        key[0],
-        *(each.label for each in app.slider),
-    ]
-    assert all(bool(HAN.search(word)) == (language == "zh") for word in words)
-    app.select_slider(key="model.factor").set_value(8.0).run()
-    assert table(app)[0][2] == "yarn 8x"
-    app.selectbox(key="model.method").set_value("none").run()
-    assert table(app)[0][2] == table(app)[0][1] == {"en": "no scaling", "zh": "不缩放"}[language]
-    app.selectbox(key="model.method").set_value("yarn").run()
-    # another layer and head are shown from what was read
-    app.slider(key="model.layer").set_value(2).run()
-    assert app.query_params["model.layer"] == "2"
-    assert app.query_params["model.factor"] == "8"
-    assert "model_path" not in app.query_params
-    assert str(folder) not in str(app.query_params)
-
-
-def test_without_a_scaling_the_text_is_read_once(folder, monkeypatch):
-    monkeypatch.setenv("ROPEWALK_LOCAL", "1")
-    monkeypatch.setenv("ROPEWALK_MODEL", str(folder))
-    requests, read = [], reading._read
-    monkeypatch.setattr(
-        reading,
-        "_read",
-        lambda model, request, report: requests.append(request) or read(model, request, report),
-    )
-    opened(
-        **{
-            "model.method": "none",
-            "model.factor": "4",
-            "model.text": "python",
-            "model.tokens": "121",
-        }
-    )
-    assert [(request.method, request.factor) for request in requests] == [("none", 1.0)]
-
-
-def test_a_hosted_page_reads_no_path(folder, monkeypatch):
-    monkeypatch.delenv("ROPEWALK_LOCAL", raising=False)
-    monkeypatch.delenv("ROPEWALK_MODEL", raising=False)
-    app = opened(
-        **{
-            "model.tokens": "300",
-            "model.text": "filler",
-            "model_path": str(folder),
-            "model": str(folder),
-        }
-    )
-    assert not app.text_input
-    assert "ropewalk explore" in app.info[0].value
-    assert "tiny" in next(each.value for each in app.markdown if "·" in each.value)
-
-
-@pytest.mark.parametrize("path", ["nowhere.gguf", "moby-dick", "README.md", "."])
-def test_a_path_that_is_no_model_says_so(monkeypatch, tmp_path, path):
+@pytest.mark.parametrize("path", ["nowhere.gguf", "README.md", "."])
+def test_a_path_that_is_no_model_is_refused(monkeypatch, tmp_path, path):
     (tmp_path / "README.md").write_text("no model")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROPEWALK_CACHE", str(tmp_path))
-    monkeypatch.setenv("ROPEWALK_LOCAL", "1")
-    monkeypatch.delenv("ROPEWALK_MODEL", raising=False)
-    app = opened()
-    assert "ropewalk lab fetch smollm2" in app.info[0].value
-    app.text_input[0].set_value(path).run()
-    assert len(app.error) == 1
-    assert "must be" in app.error[0].value
+    with pytest.raises(RopeError, match="must be"):
+        reading.load(path)

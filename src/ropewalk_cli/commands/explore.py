@@ -21,6 +21,10 @@ def explore(
             "A model to read with: a .gguf file, a Hugging Face folder, or smollm2 once fetched."
         ),
     ] = None,
+    share: Annotated[
+        str | None,
+        Option("The address of the static page, which copied links open; without it they open this one."),
+    ] = None,
 ) -> None:
     """Open the page: doctor, the story of a rope, what engines compute, methods, and your own model
     that reads a text; in English and Chinese, works offline.
@@ -29,6 +33,6 @@ def explore(
     """
     from ropewalk_lab.page import server
 
-    server.check(port, report, model)  # nothing is printed if the page cannot be served
+    server.check(port, report, model, share)  # nothing is printed if the page cannot be served
     say(f"http://{server.HOME}:{port}  (Ctrl-C stops it)")
-    server.serve(port, browser, report, model)
+    server.serve(port, browser, report, model, share)

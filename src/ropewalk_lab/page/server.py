@@ -7,8 +7,10 @@ the visitor names.
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import queue
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,6 +31,8 @@ REPORT_SUFFIXES = (".html", ".htm", ".md")
 #: a random model, to try the page
 TINY = "tiny"
 MAX_BODY = 1 << 20
+#: of the static page
+ADDRESS = re.compile(r"https?://[\w.:/~%-]{1,500}")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,9 +48,11 @@ HEADERS = {
 }
 
 
-def check(port: int, report: Path | None = None, model: str | None = None) -> None:
+def check(
+    port: int, report: Path | None = None, model: str | None = None, share: str | None = None
+) -> None:
     """Raise an error if the server's packages are missing, the port is in use, the report is not
-    one, or the model is not there.
+    one, the model is not there, or the address to share is none.
     """
     for package in ("starlette", "uvicorn"):
         try:
@@ -59,6 +65,8 @@ def check(port: int, report: Path | None = None, model: str | None = None) -> No
     if model not in (None, TINY) and not find_fetched(model).exists():
         rule = "must be a .gguf file or a Hugging Face folder on this machine, or smollm2"
         raise RopeError("model", rule, model)
+    if share is not None and not ADDRESS.fullmatch(share):
+        raise RopeError("share", "must be an address that begins with https:// or http://", share)
     try:
         _Listener((HOME, port), BaseRequestHandler).server_close()
     except OSError as error:
@@ -77,8 +85,13 @@ def _port_in_use(port: int, reason: str | None) -> RopeError:
     return RopeError("port", f"must be free on {HOME} ({reason}); choose another one", port)
 
 
-def application(report: Path | None = None, model: str | None = None, lifespan: Any = None) -> Any:
-    """Return the page as an ASGI application."""
+def application(
+    report: Path | None = None,
+    model: str | None = None,
+    share: str | None = None,
+    lifespan: Any = None,
+) -> Any:
+    """Return the page as an ASGI application; `share` is the address of the static page."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -90,7 +103,8 @@ def application(report: Path | None = None, model: str | None = None, lifespan: 
 
     async def index(_: Request) -> Response:
         page = (STATIC / "index.html").read_text(encoding="utf-8")
-        return HTMLResponse(page.replace('<html lang="en">', '<html lang="en" data-local="">', 1))
+        mark = f'<html lang="en" data-local="{html.escape(share or "")}">'
+        return HTMLResponse(page.replace('<html lang="en">', mark, 1))
 
     async def known(_: Request) -> Response:
         return _json(answers.known_models())
@@ -287,14 +301,18 @@ def _fetched() -> str:
 
 
 def serve(
-    port: int, browser: bool = True, report: Path | None = None, model: str | None = None
+    port: int,
+    browser: bool = True,
+    report: Path | None = None,
+    model: str | None = None,
+    share: str | None = None,
 ) -> None:
     """Serve the page on `port` of this machine until interrupted."""
-    check(port, report, model)
+    check(port, report, model, share)
     import uvicorn
 
     address = f"http://{HOME}:{port}"
-    app = application(report, model, _opening(address) if browser else None)
+    app = application(report, model, share, _opening(address) if browser else None)
     config = uvicorn.Config(
         app, host=HOME, port=port, log_level="error", server_header=False, ws="none"
     )

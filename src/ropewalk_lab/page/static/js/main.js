@@ -10,9 +10,6 @@ import { methods } from "./methods.js";
 import { model } from "./model.js";
 
 const DRAW = { doctor, story, engines, methods, model };
-/** where the static page is, for links that others can open */
-const HOME = "https://ropewalk.github.io/ropewalk/";
-
 const theme = {
   stored() { try { return localStorage.getItem("theme"); } catch { return null; } },
   now() { return this.stored() ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"); },
@@ -29,8 +26,8 @@ const app = {
     if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
     if (draw) show();
   },
-  /** A link to what is shown: on a local page, to the same state of the static page. */
-  link() { return (local ? HOME : location.href.split("#")[0]) + format({ ...this.state, lang: language }); },
+  /** A link to what is shown: on a local page, to the same state of the static page if its address is known. */
+  link() { return (document.documentElement.dataset.local || location.href.split("#")[0]) + format({ ...this.state, view: this.state.view === "model" ? "doctor" : this.state.view, lang: language }); },
   /** The address of a view with some values, from the present state. */
   address(values) { return format({ ...this.state, ...values }); },
 };
