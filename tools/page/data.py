@@ -14,6 +14,7 @@ from typing import Any
 from engines.matrix_rows import rows as matrix_rows
 
 from ropewalk.config import file as config_file
+from ropewalk_lab.page.answers import as_text
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -86,7 +87,7 @@ def _row(each: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         "started": each.get("max_model_len"),
         "family": str(text.get("model_type")),
         "scaling": scaled[0] if scaled else "default",
-        "config": {key: value for key, value in config.items() if key not in SIZES},
+        "config": as_text({key: value for key, value in config.items() if key not in SIZES}),
         "cells": {},
     }
 

@@ -17,6 +17,7 @@ from ropewalk.analysis import plain_radians, read_checkpoint
 from ropewalk.analysis.exactness import error_curves
 from ropewalk.diagnosis import doctor
 from ropewalk.diagnosis.published import models
+from ropewalk.diagnosis.report import Diagnosis
 from ropewalk.engines import ENGINES, audit
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import SCALINGS
@@ -86,7 +87,7 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
     source = _gguf(text)
     if source is not None:
         found = doctor(source, engine, length)
-        return {"diagnosis": found.as_dict(), "before": _ropes(source, length), "after": None}
+        return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
     # a file, not a dict: only the text shows a key that is given twice, and gives a patch
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
@@ -99,7 +100,19 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
             raise
         before = _ropes(path, length)
     after = None if found.corrected is None else _ropes(found.corrected, length)
-    return {"diagnosis": found.as_dict(), "before": before, "after": after}
+    return _diagnosis(found) | {"before": before, "after": after}
+
+
+def _diagnosis(found: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis, and its configs as texts: JavaScript would write 4.0 as 4."""
+    written = {"corrected": found.corrected, "draft": found.draft}
+    texts = {name: as_text(each) for name, each in written.items() if each is not None}
+    return {"diagnosis": found.as_dict(), "texts": texts}
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """Return a config as the text of a config.json."""
+    return json.dumps(config, indent=2, default=str)
 
 
 def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
@@ -195,11 +208,11 @@ _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-def known_models() -> dict[str, dict[str, Any]]:
-    """Return {name: config.json} of well-known models as published, with the keys that a rope
-    depends on.
+def known_models() -> dict[str, str]:
+    """Return {name: text of its config.json} of well-known models as published, with the keys that
+    a rope depends on.
     """
-    return {row["name"]: _published(row) for row in models()}
+    return {row["name"]: as_text(_published(row)) for row in models()}
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,21 @@ import { readGguf } from "./gguf.js";
 const LARGEST = 100_000;
 export const ENGINES = { transformers: "transformers", vllm: "vLLM", sglang: "SGLang", "mlx-lm": "mlx-lm", "llama.cpp": "llama.cpp" };
 /** what a new page shows: YaRN as many write it */
-export const SAMPLE = { model_type: "qwen3", hidden_size: 4096, num_attention_heads: 32, num_key_value_heads: 8, num_hidden_layers: 36, vocab_size: 151936, head_dim: 128, max_position_embeddings: 131072, rope_theta: 1000000.0, rope_scaling: { type: "yarn", factor: "4.0" } };
+export const SAMPLE = `{
+  "model_type": "qwen3",
+  "hidden_size": 4096,
+  "num_attention_heads": 32,
+  "num_key_value_heads": 8,
+  "num_hidden_layers": 36,
+  "vocab_size": 151936,
+  "head_dim": 128,
+  "max_position_embeddings": 131072,
+  "rope_theta": 1000000.0,
+  "rope_scaling": {
+    "type": "yarn",
+    "factor": "4.0"
+  }
+}`;
 const SIGNS = { error: ["bad", "✕"], warning: ["warn", "!"], note: ["good", "✓"], none: ["good", "✓"] };
 
 /** The text of the config that the state names. */
@@ -19,9 +33,9 @@ export async function configText(state) {
   if (state.config !== null) return state.config;
   if (state.model !== null) {
     const known = await data("known");
-    if (Object.hasOwn(known, state.model)) return JSON.stringify(known[state.model], null, 2);
+    if (Object.hasOwn(known, state.model)) return known[state.model];
   }
-  return JSON.stringify(SAMPLE, null, 2);
+  return SAMPLE;
 }
 
 /** The choice of a known model; `chosen(name, text)`. */
@@ -29,7 +43,7 @@ export function knownModels(state, chosen) {
   const holder = h("div", { class: "grow" });
   data("known").then((known) => {
     const names = Object.fromEntries([["", t("doctor.own")], ...Object.keys(known).map((name) => [name, name])]);
-    clear(holder, select(t("doctor.known"), names, state.model ?? "", (name) => name && chosen(name, JSON.stringify(known[name], null, 2))));
+    clear(holder, select(t("doctor.known"), names, state.model ?? "", (name) => name && chosen(name, known[name])));
   });
   return holder;
 }
@@ -78,7 +92,7 @@ export function doctor(app) {
     document.documentElement.dataset.answered = String(Number(document.documentElement.dataset.answered ?? 0) + 1);
   }
 
-  function draw({ diagnosis, before, after }) {
+  function draw({ diagnosis, texts, before, after }) {
     const severity = diagnosis.severity ?? "none", [kind, sign] = SIGNS[severity];
     const counts = ["error", "warning", "note"].map((each) => [each, diagnosis.findings.filter((finding) => finding.severity === each).length]).filter(([, number]) => number);
     const heavy = diagnosis.findings.filter((finding) => finding.severity !== "note"), repaired = heavy.filter((finding) => finding.repaired).length;
@@ -89,7 +103,7 @@ export function doctor(app) {
     ropes(before, after);
     clear(result,
       diagnosis.findings.length ? h("section", { class: "card" }, h("h2", { class: "visually-hidden" }, t("doctor.findings")), diagnosis.findings.map(finding)) : null,
-      fix(diagnosis));
+      fix(diagnosis, texts));
     tell(t(`verdict.${severity}`));
   }
 
@@ -110,8 +124,8 @@ export function doctor(app) {
     show();
   }
 
-  area.addEventListener("input", later(() => own(area.value), 150));
-  length.addEventListener("input", later(() => { const value = Number(length.value); app.set({ length: Number.isSafeInteger(value) && value >= 1 && value <= 2 ** 40 ? value : null }); ask(); }, 150));
+  area.addEventListener("input", later(() => own(area.value), 40));
+  length.addEventListener("input", later(() => { const value = Number(length.value); app.set({ length: Number.isSafeInteger(value) && value >= 1 && value <= 2 ** 40 ? value : null }); ask(); }, 40));
   for (const kind of ["dragover", "dragleave", "drop"]) area.addEventListener(kind, (event) => {
     if (kind !== "dragleave" && !event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
@@ -155,13 +169,13 @@ export function finding(found) {
 }
 
 /** The corrected config, its patch, and what to paste for each engine. */
-export function fix(diagnosis) {
+export function fix(diagnosis, texts) {
   const pages = {};
   const page = (name, label, text, lines) => { pages[name] = [label, () => h("div", {}, h("div", { class: "copy" }, h("span", { class: "small mute" }, t(`fix.about.${Object.hasOwn(ENGINES, name) ? "flags" : name}`)), copyButton(text)), h("pre", { tabindex: "0" }, lines ?? text))]; };
-  if (diagnosis.corrected) page("config", "config.json", JSON.stringify(diagnosis.corrected, null, 2));
+  if (diagnosis.corrected) page("config", "config.json", texts.corrected);
   if (diagnosis.patch) page("patch", t("fix.patch"), diagnosis.patch, diagnosis.patch.split("\n").map((line) => h("span", { class: /^\+(?!\+\+)/.test(line) ? "add" : /^-(?!--)/.test(line) ? "del" : null }, line + "\n")));
   for (const [name, text] of Object.entries(diagnosis.flags)) page(name, ENGINES[name] ?? name, text);
-  if (diagnosis.draft) page("draft", t("fix.draft"), JSON.stringify(diagnosis.draft, null, 2));
+  if (diagnosis.draft) page("draft", t("fix.draft"), texts.draft);
   if (!Object.keys(pages).length) return null;
   return h("section", { class: "card" }, h("h2", {}, t(diagnosis.corrected ? "fix.title" : "fix.flags")), h("div", {}, tabs(t("fix.title"), pages, diagnosis.engine && diagnosis.flags[diagnosis.engine] ? diagnosis.engine : "patch")));
 }

@@ -56,7 +56,7 @@ function table(app, matrix) {
 
   function open(row, engine, index) {
     const dialog = document.getElementById("dialog"), name = Object.keys(ENGINES).find((each) => ENGINES[each] === engine.name);
-    const text = JSON.stringify(row.config, null, 2), answer = h("div", { class: "stack" });
+    const text = row.config, answer = h("div", { class: "stack" });
     const close = h("button", { type: "button", onclick: () => dialog.close() }, t("close"));
     app.set({ cell: `${idOf(row)} · ${engine.name}` });
     clear(dialog, h("div", { class: "stack" },
@@ -75,7 +75,7 @@ function table(app, matrix) {
     ask({ ask: "doctor", text, engine: name, length: row.length }).then((given) => {
       if (given.error) return clear(answer, h("p", { class: "small" }, `${given.error.field}: ${given.error.rule}`));
       const found = given.ok.diagnosis.findings.filter((each) => each.severity !== "note" || each.id.startsWith("engine"));
-      clear(answer, found.map(finding), fix({ ...given.ok.diagnosis, flags: Object.fromEntries(Object.entries(given.ok.diagnosis.flags).filter(([each]) => each === name)) }));
+      clear(answer, found.map(finding), fix({ ...given.ok.diagnosis, flags: Object.fromEntries(Object.entries(given.ok.diagnosis.flags).filter(([each]) => each === name)) }, given.ok.texts));
     }).catch(() => clear(answer, h("p", {}, t("python.failed"))));
   }
 
@@ -92,5 +92,5 @@ function table(app, matrix) {
     h("div", { class: "row" }, h("label", { for: "differing", class: "row" }, differing, t("engines.only")), count),
     h("div", { class: "key" }, ["same", "factor", "differs", "refused", "unknown"].map((each) => h("span", {}, h("span", { class: each, "aria-hidden": "true" }, ` ${MARKS[each]} `), " ", t(`state.${each}`)))),
     h("div", { class: "scroll" }, h("table", { class: "matrix" }, h("caption", { class: "visually-hidden" }, t("engines.all")), h("thead", {}, head), body)), more,
-    matrix.releases?.length ? h("details", {}, h("summary", {}, t("engines.releases")), h("table", {}, h("thead", {}, h("tr", {}, ["engine", "version", "compared", "cells", "differ"].map((each) => h("th", {}, t(`releases.${each}`))))), h("tbody", {}, matrix.releases.map((row) => h("tr", {}, h("td", {}, row.engine), h("td", {}, row.version), h("td", {}, row.compared_with), h("td", { class: "n" }, row.cells), h("td", { class: "n" }, row.differ)))))) : null);
+    matrix.releases?.length ? h("details", {}, h("summary", {}, t("engines.releases")), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["engine", "version", "compared", "cells", "differ"].map((each) => h("th", {}, t(`releases.${each}`))))), h("tbody", {}, matrix.releases.map((row) => h("tr", {}, h("td", {}, row.engine), h("td", {}, row.version), h("td", {}, row.compared_with), h("td", { class: "n" }, row.cells), h("td", { class: "n" }, row.differ))))))) : null);
 }

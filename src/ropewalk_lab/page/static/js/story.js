@@ -69,7 +69,7 @@ function question(app) {
     picture.set(rope, rope.served);
     at.textContent = t("story.read", { tokens: whole(rope.served) });
     verdict.textContent = t(count ? "story.question.new" : "story.question.none", { new: count, pairs: rope.radians.length });
-    verdict.className = count ? "verdict bad num" : "verdict good num";
+    verdict.className = `verdict num ${count ? "bad" : "good"}`;
   }
   draw();
   button.textContent = t("story.play");
@@ -234,6 +234,9 @@ function cost(app) {
   };
 }
 
+/** A config as Python writes it: 4.0, where JavaScript has 4 alone. */
+const asText = (config) => JSON.stringify(config, null, 2).replace(/"(factor|rope_theta|attention_factor)": (\d+)(?=[,\n])/g, '"$1": $2.0');
+
 /** Configs that are read differently, and the rope of the story. */
 function cases(state) {
   const base = { model_type: "llama", hidden_size: 4096, num_attention_heads: 32, max_position_embeddings: state.served, rope_theta: state.theta };
@@ -254,7 +257,7 @@ function enginesStep(app) {
   const all = cases(app.state), first = Object.hasOwn(all, app.state.case ?? "") ? app.state.case : "attention_factor";
   const cards = h("div"), code = h("pre", { tabindex: "0" }), link = h("a", { class: "button" }, t("story.engines.doctor"));
   function draw(name) {
-    const text = JSON.stringify(all[name], null, 2);
+    const text = asText(all[name]);
     code.textContent = text;
     link.href = app.address({ view: "doctor", config: text, model: null });
     clear(cards, engineCards(text, null));
