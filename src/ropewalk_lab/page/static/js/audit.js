@@ -2,7 +2,7 @@
 import { h, clear } from "./dom.js";
 import { language, t } from "./words.js";
 import { digits, whole } from "./numbers.js";
-import { ask } from "./python.js";
+import { newest } from "./python.js";
 
 /** The state of a finding: same, factor, differs, refused or unknown. */
 export function stateOf(found) {
@@ -30,7 +30,8 @@ function card(name, rows) {
 /** Cards of all engines for the text of a config; they follow when Python has answered. */
 export function engineCards(text, length, then = () => {}) {
   const holder = h("div", { "aria-live": "polite" }, h("p", { class: "mute" }, t("python.starting")));
-  ask({ ask: "audit", text, length }).then((answer) => {
+  newest("audit", { ask: "audit", text, length }).then((answer) => {
+    if (answer === null) return;
     if (answer.error) { clear(holder, h("div", { class: "verdict bad" }, h("span", { class: "sign" }, "✕"), h("h2", {}, `${answer.error.field}: ${answer.error.rule}`))); return; }
     const rows = Map.groupBy ? Map.groupBy(answer.ok.findings, (row) => row.title) : answer.ok.findings.reduce((map, row) => map.set(row.title, [...(map.get(row.title) ?? []), row]), new Map());
     const worst = (entries) => Math.min(...entries.map((row) => ORDER.indexOf(stateOf(row))));

@@ -5,7 +5,7 @@ import { digits, whole } from "./numbers.js";
 import { dials } from "./dials.js";
 import { fromConfig } from "./rope.js";
 import { copyButton, labelled, select, tabs } from "./controls.js";
-import { condition, data, latest, watch } from "./python.js";
+import { condition, data, newest, watch } from "./python.js";
 import { readGguf } from "./gguf.js";
 
 const LARGEST = 100_000;
@@ -50,7 +50,7 @@ export function knownModels(state, chosen) {
 
 export function doctor(app) {
   const { state } = app;
-  const asked = latest(), picture = dials();
+  const picture = dials();
   const area = h("textarea", { rows: matchMedia("(max-width: 820px)").matches ? 7 : 17, spellcheck: "false", autocomplete: "off", autocapitalize: "off", maxlength: LARGEST, "aria-describedby": "config-help" });
   const verdict = h("section", { class: "verdict", "aria-live": "polite" }), result = h("div", { class: "stack" });
   const which = h("div", { class: "row" });
@@ -84,8 +84,8 @@ export function doctor(app) {
     if (quick) picture.set(quick, quick.served);
     wait();
     try {
-      const answer = await asked({ ask: "doctor", text, engine: app.state.engine, length: app.state.length });
-      if (answer === null) return;
+      const answer = await newest("doctor", { ask: "doctor", text, engine: app.state.engine, length: app.state.length });
+      if (answer === null || !area.isConnected) return;
       if (answer.error) return complain(`${answer.error.field}: ${answer.error.rule}`);
       draw(answer.ok);
     } catch { complain(t("python.failed")); }

@@ -42,14 +42,30 @@ export async function ask(request) {
   return new Promise((keep, refuse) => { waiting.set(id, [keep, refuse]); worker.postMessage({ id, request: JSON.stringify(request) }); });
 }
 
-/** A function that asks and gives the answer of its latest call alone. */
-export function latest() {
-  let turn = 0;
-  return async (request) => {
-    const mine = ++turn;
-    const answer = await ask(request);
-    return mine === turn ? answer : null;
-  };
+const lines = new Map();
+/**
+ * The answer to the newest request of a kind, null to one that a newer has replaced. One request of
+ * a kind is on its way at a time: while a person types, Python answers what it can.
+ */
+export function newest(kind, request) {
+  const line = lines.get(kind) ?? { busy: false, next: null };
+  lines.set(kind, line);
+  return new Promise((keep, refuse) => {
+    line.next?.keep(null);
+    line.next = { request, keep, refuse };
+    if (!line.busy) send(line);
+  });
+}
+
+async function send(line) {
+  line.busy = true;
+  while (line.next) {
+    const { request, keep, refuse } = line.next;
+    line.next = null;
+    try { const answer = await ask(request); keep(line.next ? null : answer); }
+    catch (error) { refuse(error); }
+  }
+  line.busy = false;
 }
 
 const loaded = new Map();

@@ -6,7 +6,7 @@ import { SCALINGS, float32Error, newAngles, ropeOf, score, turns } from "./rope.
 import { dials } from "./dials.js";
 import { chart, narrow } from "./chart.js";
 import { chips, select, slider } from "./controls.js";
-import { latest } from "./python.js";
+import { newest } from "./python.js";
 import { engineCards } from "./audit.js";
 
 const TURN = 2 * Math.PI;
@@ -210,7 +210,7 @@ function remedies(app) {
 const asPython = (state) => ({ scaling: state.scaling, factor: Math.max(state.served / state.trained, 1), original_length: state.trained, head_dim: dimOf(state), theta: state.theta, trained: state.trained, served: state.served });
 
 function cost(app) {
-  const asked = latest(), errors = h("div"), kept = h("div", { "aria-live": "polite" });
+  const errors = h("div"), kept = h("div", { "aria-live": "polite" });
   let exact = null;
   function draw() {
     const rope = ropeFor(app.state), places = Array.from({ length: 37 }, (_, i) => Math.round(2 ** (6 + i / 2)));
@@ -225,7 +225,7 @@ function cost(app) {
     clear(errors, chart({ label: t("story.cost.chart"), height: 290, series: lines, x: { label: t("story.position"), log: 2, text: tokens }, y: { label: t("story.error"), log: 10, low: 1e-9, high: 2, text: (value) => digits(value, 1) }, marker: { x: app.state.served } }));
     clear(kept, facts(sizes));
   }
-  const ask = later(async () => { const answer = await asked({ ask: "cost", ...asPython(app.state) }).catch(() => null); if (answer?.ok) { exact = answer.ok; draw(); } }, 120);
+  const ask = later(async () => { const answer = await newest("cost", { ask: "cost", ...asPython(app.state) }).catch(() => null); if (answer?.ok) { exact = answer.ok; draw(); } }, 120);
   draw();
   ask();
   return {

@@ -4,10 +4,11 @@ export const LANGUAGES = { en: "English", zh: "中文" };
 let words = {}, english = {};
 export let language = "en";
 
-async function load(name) {
-  const response = await fetch(new URL(`../words/${name}.json`, import.meta.url));
-  if (!response.ok) throw new Error(`words/${name}.json: ${response.status}`);
-  return response.json();
+const read = new Map();
+/** Begin to read the words of a language. */
+export function load(name) {
+  if (!read.has(name)) read.set(name, fetch(new URL(`../words/${name}.json`, import.meta.url)).then((response) => { if (!response.ok) throw new Error(`words/${name}.json: ${response.status}`); return response.json(); }));
+  return read.get(name);
 }
 
 /** Read the words of a language. */
