@@ -2,7 +2,7 @@
 import { h, s, colours } from "./dom.js";
 import { t } from "./words.js";
 
-const HEIGHT = 300, LEFT = 54, RIGHT = 14, TOP = 14, BOTTOM = 40;
+const HEIGHT = 300, LEFT = 54, RIGHT = 14, TOP = 26, BOTTOM = 40;
 const DASHES = ["", "7 4", "2 4", "9 3 2 3", "4 3", "12 4"];
 
 /** Whether the page is as narrow as a phone: charts have fewer pixels then, and letters of the same size. */
@@ -50,7 +50,7 @@ export function chart({ series, x, y, shade, marker, label, onpick, height = HEI
   for (const tick of x.ticks ?? (x.log ? logTicks(xLow, xHigh, x.log) : linearTicks(xLow, xHigh, narrow() ? 3 : 6))) {
     parts.push(s("line", { x1: toX(tick), x2: toX(tick), y1: height - BOTTOM, y2: height - BOTTOM + 5, stroke: colour.mute }), s("text", { x: toX(tick), y: height - BOTTOM + 18, "text-anchor": "middle" }, (x.text ?? String)(tick)));
   }
-  parts.push(s("text", { x: width - RIGHT, y: height - 4, "text-anchor": "end" }, x.label), s("text", { x: 2, y: TOP - 3 }, y.label));
+  parts.push(s("text", { x: width - RIGHT, y: height - 4, "text-anchor": "end" }, x.label), s("text", { x: 2, y: 11 }, y.label));
   const tones = [colour.good, colour.bad, colour.other, colour.warn, colour.ink, colour.mute];
   series.forEach((each, index) => {
     const tone = each.colour ? colour[each.colour] : tones[index % tones.length];

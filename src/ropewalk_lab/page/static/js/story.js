@@ -264,8 +264,8 @@ function enginesStep(app) {
   }
   draw(first);
   return {
-    words: [h("p", {}, t("story.engines.1")), select(t("story.engines.case"), Object.fromEntries(Object.keys(all).map((name) => [name, t(`case.${name}`)])), first, (name) => { app.set({ case: name }); draw(name); }), h("p", { class: "small mute" }, rich("story.engines.2")), link],
-    picture: [cards, code],
+    words: [h("p", {}, t("story.engines.1")), h("p", { class: "small mute" }, rich("story.engines.2")), link],
+    picture: [select(t("story.engines.case"), Object.fromEntries(Object.keys(all).map((name) => [name, t(`case.${name}`)])), first, (name) => { app.set({ case: name }); draw(name); }), cards, code],
   };
 }
 
