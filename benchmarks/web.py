@@ -30,7 +30,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import Browser  # noqa: E402 - the tests' own
 from hostile_hashes import hashes  # noqa: E402 - the tests' own
-
 from ropewalk_lab.machine import cores, device_name  # noqa: E402
 
 BUILT = ROOT / "build" / "web"
@@ -40,7 +39,7 @@ WATCH = """
 window.seen = {answers: []};
 const look = () => {
   const canvas = document.querySelector("canvas");
-  if (!seen.dials && canvas && canvas.height > 0 && canvas.style.height) seen.dials = performance.now();
+  if (!seen.dials && canvas?.style.height) seen.dials = performance.now();
   const count = Number(document.documentElement?.dataset.answered ?? 0);
   while (seen.answers.length < count) seen.answers.push(performance.now());
   requestAnimationFrame(look);
@@ -49,21 +48,29 @@ look();
 """
 #: change the config as if it was typed, and return the time until the answer is shown
 TYPE = """(async (theta) => {
-  const area = document.querySelector("textarea"), before = Number(document.documentElement.dataset.answered);
+  const area = document.querySelector("textarea");
+  const before = Number(document.documentElement.dataset.answered);
   area.value = area.value.replace(/"rope_theta": [0-9.]+/, `"rope_theta": ${theta}.0`);
   const begin = performance.now();
   area.dispatchEvent(new Event("input"));
-  while (Number(document.documentElement.dataset.answered) === before) await new Promise((done) => setTimeout(done, 1));
+  while (Number(document.documentElement.dataset.answered) === before) {
+    await new Promise((done) => setTimeout(done, 1));
+  }
   return performance.now() - begin;
 })"""
-SEND = """(async (hashes) => {
+SEND = """(async (hashes, foreign) => {
   for (const hash of hashes) {
     try { history.replaceState(null, "", hash); } catch { continue; }
     dispatchEvent(new HashChangeEvent("hashchange"));
   }
   await new Promise((done) => setTimeout(done, 20));
-  return window.hit + document.querySelectorAll("main script, main iframe, main object, main embed, main img, [onerror], [onload], a[href^='javascript:' i]").length;
+  return window.hit + document.querySelectorAll(foreign).length;
 })"""
+#: elements that the page itself never has
+FOREIGN = (
+    "main script, main iframe, main object, main embed, main img, [onerror], [onload], [onclick], "
+    "a[href^='javascript:' i]"
+)
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -114,10 +121,13 @@ def hostile(address: str, count: int) -> dict[str, Any]:
         page.send("Page.setBypassCSP", enabled=True)
         page.watch()
         page.open(f"{address}/#doctor", "document.querySelector('main h1') !== null")
-        page.js("window.hit = 0; window.alert = window.confirm = window.prompt = () => { hit++; }; 0")
+        page.js(
+            "window.hit = 0; window.alert = window.confirm = window.prompt = () => { hit++; }; 0"
+        )
         ran = 0
         for start in range(0, count, 200):
-            ran += page.js(f"{SEND}({json.dumps(hashes(start, min(200, count - start)))})")
+            some = json.dumps(hashes(start, min(200, count - start)))
+            ran += page.js(f"{SEND}({some}, {json.dumps(FOREIGN)})")
             if start % 4000 == 0:
                 print(f"{start:,} hashes, {ran} scripts", file=sys.stderr, flush=True)
         sent = [each for each in page.requests() if each.startswith("http")]
@@ -131,13 +141,19 @@ def main() -> None:
     parser.add_argument("--hashes", type=int, default=0)
     arguments = parser.parse_args()
     about = {"date": date.today().isoformat(), "machine": device_name(), "cores": cores()}
-    sizes = [len(gzip.compress(each.read_bytes(), 9)) for each in BUILT.rglob("*") if each.is_file()]
-    rows: list[dict[str, Any]] = [{"what": "gzipped bytes", "files": len(sizes), "value": sum(sizes)}]
+    sizes = [
+        len(gzip.compress(each.read_bytes(), 9)) for each in BUILT.rglob("*") if each.is_file()
+    ]
+    rows: list[dict[str, Any]] = [
+        {"what": "gzipped bytes", "files": len(sizes), "value": sum(sizes)}
+    ]
     with served() as address:
         rounds = [loaded(address) for _ in range(arguments.rounds)]
         for name in rounds[0]:
             values = [round(each[name], 4) for each in rounds]
-            rows.append({"what": name, "unit": "s", "value": statistics.median(values), "values": values})
+            rows.append(
+                {"what": name, "unit": "s", "value": statistics.median(values), "values": values}
+            )
         if arguments.hashes:
             rows.append({"what": "hostile links", **hostile(address, arguments.hashes)})
     text = "".join(json.dumps({**row, **about}) + "\n" for row in rows)

@@ -161,6 +161,16 @@ class Browser:
         )
         self.send("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
 
+    def texts(self, selector: str) -> list[str]:
+        """Return the text of every element that a selector names."""
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return self.js(f"{found}.map((each) => each.textContent)")
+
+    def press(self, selector: str, text: str) -> None:
+        """Click the element that a selector names and that has this text."""
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        self.js(f"{found}.find((each) => each.textContent === {json.dumps(text)}).click()")
+
     def text(self) -> str:
         return self.js("document.body.innerText")
 

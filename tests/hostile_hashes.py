@@ -8,20 +8,100 @@ import random
 from urllib.parse import quote
 
 SCRIPTS = (
-    "<script>hit++</script>", "<img src=x onerror=hit++>", "<svg onload=hit++>", "javascript:hit++", "\"><img src=x onerror=hit++>",
-    "'-hit++-'", "</textarea><script>hit++</script>", "<iframe srcdoc='<script>parent.hit++</script>'></iframe>", "${hit++}", "{{hit++}}",
-    "<a href=javascript:hit++>x</a>", "<math><mtext><img src=x onerror=hit++></mtext></math>", "<details open ontoggle=hit++>", "\u202e<b onmouseover=hit++>",
-    "<object data=http://evil.example/>", "<link rel=stylesheet href=http://evil.example/>", "//evil.example/x.js", "data:text/html,<script>hit++</script>",
-)  # fmt: skip
+    "<script>hit++</script>",
+    "<img src=x onerror=hit++>",
+    "<svg onload=hit++>",
+    "javascript:hit++",
+    '"><img src=x onerror=hit++>',
+    "'-hit++-'",
+    "</textarea><script>hit++</script>",
+    "<iframe srcdoc='<script>parent.hit++</script>'></iframe>",
+    "${hit++}",
+    "{{hit++}}",
+    "<a href=javascript:hit++>x</a>",
+    "<math><mtext><img src=x onerror=hit++></mtext></math>",
+    "<details open ontoggle=hit++>",
+    "\u202e<b onmouseover=hit++>",
+    "<object data=http://evil.example/>",
+    "<link rel=stylesheet href=http://evil.example/>",
+    "//evil.example/x.js",
+    "data:text/html,<script>hit++</script>",
+)
 NAMES = (
-    "lang", "model", "config", "engine", "length", "step", "trained", "served", "scaling", "theta", "dim", "pair", "distance", "shift", "case", "family",
-    "kind", "stack", "version", "find", "all", "cell", "study", "metric", "methods", "__proto__", "constructor", "toString", "view", "hasOwnProperty",
-)  # fmt: skip
-VIEWS = ("doctor", "story", "engines", "methods", "model", "", "__proto__", "constructor", "javascript:hit++", "%", "../", "doctor/")
+    "lang",
+    "model",
+    "config",
+    "engine",
+    "length",
+    "step",
+    "trained",
+    "served",
+    "scaling",
+    "theta",
+    "dim",
+    "pair",
+    "distance",
+    "shift",
+    "case",
+    "family",
+    "kind",
+    "stack",
+    "version",
+    "find",
+    "all",
+    "cell",
+    "study",
+    "metric",
+    "methods",
+    "__proto__",
+    "constructor",
+    "toString",
+    "view",
+    "hasOwnProperty",
+)
+VIEWS = (
+    "doctor",
+    "story",
+    "engines",
+    "methods",
+    "model",
+    "",
+    "__proto__",
+    "constructor",
+    "javascript:hit++",
+    "%",
+    "../",
+    "doctor/",
+)
 ODD = (
-    "", "0", "-1", "1e999", "NaN", "Infinity", "99999999999999999999", "1.5", "0x10", "%", "%zz", "%00", "%E0%A4%A", "null", "undefined", "true", "[]", "{}",
-    "\u0000", "\ud7ff", "\uffff", "AAAA", "____", "====", "~~~~", "&&&&", "x" * 5000,
-)  # fmt: skip
+    "",
+    "0",
+    "-1",
+    "1e999",
+    "NaN",
+    "Infinity",
+    "99999999999999999999",
+    "1.5",
+    "0x10",
+    "%",
+    "%zz",
+    "%00",
+    "%E0%A4%A",
+    "null",
+    "undefined",
+    "true",
+    "[]",
+    "{}",
+    "\u0000",
+    "\ud7ff",
+    "\uffff",
+    "AAAA",
+    "____",
+    "====",
+    "~~~~",
+    "&&&&",
+    "x" * 5000,
+)
 
 
 def _encoded(text: str) -> str:
@@ -37,12 +117,20 @@ def _config(draw: random.Random) -> str:
         "max_position_embeddings": draw.choice([4096, payload, 0, 1 << 60]),
         "rope_theta": draw.choice([1e4, payload, 0, -1]),
         "rope_scaling": draw.choice(
-            [None, payload, {"rope_type": payload, "factor": payload}, {payload: payload}, {"rope_type": "yarn", "factor": draw.choice([4.0, payload])}]
+            [
+                None,
+                payload,
+                {"rope_type": payload, "factor": payload},
+                {payload: payload},
+                {"rope_type": "yarn", "factor": draw.choice([4.0, payload])},
+            ]
         ),
         payload: payload,
-    }  # fmt: skip
+    }
     text = json.dumps(config)
-    return draw.choice([text, text[: draw.randrange(len(text))], payload, "[" * 2000, '{"gguf": ' + text + "}"])
+    return draw.choice(
+        [text, text[: draw.randrange(len(text))], payload, "[" * 2000, '{"gguf": ' + text + "}"]
+    )
 
 
 def _value(draw: random.Random, name: str) -> str:
@@ -60,5 +148,15 @@ def hashes(start: int, count: int) -> list[str]:
         names = draw.choices(NAMES, k=draw.randint(1, 6))
         parts = "&".join(f"{name}={_value(draw, name)}" for name in names)
         view = draw.choice(VIEWS)
-        found.append(draw.choice([f"#{view}?{parts}", f"#{view}?{parts}", f"#{parts}", f"#{draw.choice(SCRIPTS)}", f"#{view}?{parts}#{draw.choice(SCRIPTS)}"]))
+        found.append(
+            draw.choice(
+                [
+                    f"#{view}?{parts}",
+                    f"#{view}?{parts}",
+                    f"#{parts}",
+                    f"#{draw.choice(SCRIPTS)}",
+                    f"#{view}?{parts}#{draw.choice(SCRIPTS)}",
+                ]
+            )
+        )
     return found

@@ -9,9 +9,8 @@ import marshal
 import struct
 import sys
 import zipfile
-from pathlib import Path
-
 from _imp import source_hash
+from pathlib import Path
 
 MAGIC = importlib.util.MAGIC_NUMBER
 #: every zip has this date, so that the same sources give the same bytes

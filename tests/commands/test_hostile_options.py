@@ -29,9 +29,9 @@ from ropewalk_lab import runs, selfcheck
 from ropewalk_lab.bench import cpu
 from ropewalk_lab.distributed import Parallel
 from ropewalk_lab.engines_run import installed
-from ropewalk_lab.page import server
 from ropewalk_lab.finetuning import Files, finetuning_preset
 from ropewalk_lab.fit import open_model as opening
+from ropewalk_lab.page import server
 from ropewalk_lab.samples import write_sample
 from ropewalk_lab.settings import Settings
 from ropewalk_lab.studies import STUDIES

@@ -190,9 +190,7 @@ def test_the_head_that_is_shown_first_attends_from_the_question_to_the_statement
     found = reading.read(reading.load(str(folder)), ASKED)
     layer, head = reading.telling_head(found)
     keys = slice(max(found.stated - 1, 0), found.stated + 1)
-    seen = {
-        (i, j): found.maps[i, j, found.asked :, keys].sum() for i in range(3) for j in range(4)
-    }
+    seen = {(i, j): found.maps[i, j, found.asked :, keys].sum() for i in range(3) for j in range(4)}
     assert (layer, head) == max(seen, key=lambda place: seen[place])
     key = reading.text_of(reading.load(str(folder)), ASKED)
     assert found.stated == (key.stated - 1) * 48 // len(key.tokens)

@@ -57,7 +57,9 @@ def test_a_key_given_twice_is_found_because_the_text_is_read():
 
 
 def test_the_metadata_of_a_gguf_file_is_read_as_the_file():
-    spec = rw.RopeSpec(128, theta=500000.0, scaling=rw.frequencies.Yarn(8192, factor=4.0), layout="interleaved")
+    spec = rw.RopeSpec(
+        128, theta=500000.0, scaling=rw.frequencies.Yarn(8192, factor=4.0), layout="interleaved"
+    )
     written = to_gguf_metadata(spec, context_length=131072)
     keys = {"general.architecture": "llama", **written.keys}
     found = asked(ask="doctor", text=json.dumps({"gguf": keys}))["ok"]
@@ -71,7 +73,10 @@ def test_the_metadata_of_a_gguf_file_is_read_as_the_file():
 
 def test_the_tensor_of_a_gguf_file_gives_its_scaling():
     spec = rw.RopeSpec(
-        128, theta=500000.0, scaling=rw.frequencies.Llama3(8.0, 1.0, 4.0, 8192), layout="interleaved"
+        128,
+        theta=500000.0,
+        scaling=rw.frequencies.Llama3(8.0, 1.0, 4.0, 8192),
+        layout="interleaved",
     )
     written = to_gguf_metadata(spec, context_length=131072)
     text = json.dumps(
@@ -87,7 +92,8 @@ def test_a_config_that_cannot_be_read_is_compared_as_corrected():
     broken = {**QWEN, "rope_scaling": {**QWEN["rope_scaling"], "factor": "4.0"}}
     found = asked(ask="audit", text=json.dumps(broken))["ok"]
     whole = asked(ask="audit", text=json.dumps(QWEN))["ok"]
-    assert found["corrected"] and not whole["corrected"]
+    assert found["corrected"]
+    assert not whole["corrected"]
     assert found["findings"] == whole["findings"]
     assert {each["engine"] for each in whole["findings"]} == set(rw.audit(QWEN).engines)
 

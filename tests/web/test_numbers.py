@@ -43,7 +43,9 @@ def test_frequencies_have_the_digits_of_the_definition(page, name):
             "found.radians, shown: found.radians.map((each) => numbers.digits(each, 4)), magnitude: "
             "numbers.digits(found.magnitude, 5), fresh: rope.newAngles(found)}; })()"
         )
-        spec = rw.RopeSpec(dim, theta=float(theta), scaling=SCALINGS[name](trained, served / trained))
+        spec = rw.RopeSpec(
+            dim, theta=float(theta), scaling=SCALINGS[name](trained, served / trained)
+        )
         exact = spec.ladder_frequencies(served).digits
         for ours, digits, shown in zip(found["radians"], exact, found["shown"], strict=True):
             assert abs(Decimal(ours) / digits - 1) < Decimal("1e-12")
@@ -57,7 +59,9 @@ def test_frequencies_have_the_digits_of_the_definition(page, name):
 
 def test_numbers_are_written_as_python_writes_them(page):
     draw = random.Random(0)
-    values = [draw.choice([-1, 1]) * draw.random() * 10 ** draw.randint(-12, 12) for _ in range(400)]
+    values = [
+        draw.choice([-1, 1]) * draw.random() * 10 ** draw.randint(-12, 12) for _ in range(400)
+    ]
     values += [0.0, 1.0, 10.0, 99995.0, 99994.9, 1e4, 1e-4, 1e-5, 0.1, 123456789.0, 1e300, 5e-324]
     for count in (3, 4, 5):
         found = page.js(f"{json.dumps(values)}.map((value) => numbers.digits(value, {count}))")
@@ -100,27 +104,54 @@ def test_the_error_of_float32_angles_is_that_of_numpy(page):
         angles = numpy.float32(position) * numpy.array(exact, dtype=float).astype(numpy.float32)
         worst = max(
             max(abs(math.cos(float(a)) - math.cos(t)), abs(math.sin(float(a)) - math.sin(t)))
-            for a, t in zip(angles, [float(w * position % (2 * Decimal(str(math.pi)))) for w in exact], strict=True)
-        )  # fmt: skip
+            for a, t in zip(
+                angles,
+                [float(w * position % (2 * Decimal(str(math.pi)))) for w in exact],
+                strict=True,
+            )
+        )
         found = page.js(f"rope.float32Error(rope.plain(64, 10000), {position})")
         assert found == pytest.approx(worst, rel=1e-4)
 
 
 def test_a_plain_config_is_read_as_python_reads_it(page):
-    base = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32, "max_position_embeddings": 16384, "rope_theta": 500000.0}  # fmt: skip
+    base = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 16384,
+        "rope_theta": 500000.0,
+    }
     for scaling in (
         None,
         {"rope_type": "linear", "factor": 4.0},
         {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
-    ):  # fmt: skip
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ):
         config = {**base, "rope_scaling": scaling}
         found = page.js(f"rope.fromConfig({json.dumps(json.dumps(config))}, null)")
         spec = rw.from_hf(config).with_(precision="exact")
-        assert found["radians"] == pytest.approx(spec.frequencies(found["served"]).radians, rel=1e-12)
+        assert found["radians"] == pytest.approx(
+            spec.frequencies(found["served"]).radians, rel=1e-12
+        )
 
 
 def test_what_is_no_plain_config_is_left_to_python(page):
-    texts = ["", "[]", "null", "{}", '{"head_dim": "x"}', '{"head_dim": 1e9}', '{"head_dim": 64, "rope_scaling": 3}',
-        '{"head_dim": 64, "rope_scaling": {"rope_type": "constructor"}}', '{"head_dim": 64, "rope_scaling": {"rope_type": "__proto__"}}']  # fmt: skip
+    texts = [
+        "",
+        "[]",
+        "null",
+        "{}",
+        '{"head_dim": "x"}',
+        '{"head_dim": 1e9}',
+        '{"head_dim": 64, "rope_scaling": 3}',
+        '{"head_dim": 64, "rope_scaling": {"rope_type": "constructor"}}',
+        '{"head_dim": 64, "rope_scaling": {"rope_type": "__proto__"}}',
+    ]
     assert page.js(f"{json.dumps(texts)}.map((text) => rope.fromConfig(text, null))") == [None] * 9

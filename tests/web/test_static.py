@@ -6,8 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
-
 import ropewalk as rw
 from ropewalk_lab.page import server
 from ropewalk_lab.page.answers import known_models
@@ -37,8 +35,19 @@ def test_a_table_of_stacks_is_read_as_one_of_engines(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     from page.data import matrix
 
-    row = {"stack": "a server", "version": "1.2", "date": "2026-11", "config": "mine", "verdict": "pairs", "first_pair": 3,
-        "config_json": {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "evidence": "run"}  # fmt: skip
+    row = {
+        "stack": "a server",
+        "version": "1.2",
+        "date": "2026-11",
+        "config": "mine",
+        "verdict": "pairs",
+        "first_pair": 3,
+        "config_json": {
+            "model_type": "llama",
+            "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+        },
+        "evidence": "run",
+    }
     found = matrix([[row]])
     assert found["engines"] == [{"name": "a server", "version": "1.2", "date": "2026-11"}]
     (only,) = found["rows"]
@@ -50,7 +59,9 @@ def test_the_policy_of_the_page_names_no_other_host():
     text = (server.STATIC / "index.html").read_text(encoding="utf-8")
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', text)
     assert policy.startswith("default-src 'none';")
-    assert "http" not in policy and "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
+    assert "http" not in policy
+    assert "unsafe-inline" not in policy
+    assert "'unsafe-eval'" not in policy
     assert re.findall(r'(?:src|href)="(?:https?:)?//', text) == []
 
 
@@ -59,7 +70,9 @@ def test_the_built_page_is_small_and_has_all_files(static):
     files = [path for path in folder.rglob("*") if path.is_file()]
     sizes = {path: len(gzip.compress(path.read_bytes(), 6)) for path in files}
     assert sum(sizes.values()) <= MOST_BYTES
-    assert json.loads((folder / "data" / "known.json").read_text(encoding="utf-8")) == known_models()
+    assert (
+        json.loads((folder / "data" / "known.json").read_text(encoding="utf-8")) == known_models()
+    )
     assert (folder / "preview.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -71,13 +84,15 @@ def test_python_in_the_browser_answers_as_python_does(browser, static):
             "document.documentElement.dataset.answered > 0",
         )
         found = rw.doctor(json.loads(known_models()[model]), engine, length)
-        causes = browser.js("[...document.querySelectorAll('.finding h3')].map((each) => each.textContent)")
+        causes = browser.texts(".finding h3")
         assert causes == [each.cause for each in found.findings]
         if found.corrected:
-            browser.js("[...document.querySelectorAll('[role=tab]')].find((each) => each.textContent === 'config.json').click()")  # fmt: skip
+            browser.press("[role=tab]", "config.json")
             shown = browser.js("document.querySelector('[role=tabpanel] pre').textContent")
             assert shown == json.dumps(found.corrected, indent=2)
-    sent = [each for each in browser.requests() if not each.startswith(("about:", "blob:", "data:"))]
+    sent = [
+        each for each in browser.requests() if not each.startswith(("about:", "blob:", "data:"))
+    ]
     assert any(each.endswith("pyodide.asm.wasm") for each in sent) or len(sent) > 10
     assert [each for each in sent if not each.startswith(f"{static}/")] == []
     assert browser.errors() == []

@@ -60,7 +60,9 @@ def test_the_code_names_words_that_exist(name):
 
 @pytest.mark.parametrize("name", sorted(CODE))
 def test_no_sentence_is_in_the_code(name):
-    lines = [line for line in CODE[name].splitlines() if not line.lstrip().startswith(("//", "*", "/*"))]
+    lines = [
+        line for line in CODE[name].splitlines() if not line.lstrip().startswith(("//", "*", "/*"))
+    ]
     code = re.sub(r'(class|className)\b[:= ]+["`][^"`]*["`]', "", "\n".join(lines))
     texts = re.findall(r'"((?:[^"\\\n]|\\.)*)"', code)
     sentence = re.compile(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", re.IGNORECASE)
@@ -82,6 +84,14 @@ def test_every_part_of_a_chosen_word_exists():
 
 def test_nothing_is_put_into_the_page_as_html():
     for name, code in CODE.items():
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "setTimeout(\""):  # fmt: skip
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+            'setTimeout("',
+        ):
             assert way not in code, (name, way)
     assert Path(server.STATIC / "index.html").read_text(encoding="utf-8").count("<script") == 1

@@ -1,6 +1,6 @@
 """Write the data files of the page from the results: who computes what, and what methods cost.
 
-    PYTHONPATH=tools python -m page.data
+PYTHONPATH=tools python -m page.data
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from engines.matrix_rows import rows as matrix_rows
-
 from ropewalk.config import file as config_file
 from ropewalk_lab.page.answers import as_text
 
@@ -23,9 +22,25 @@ DATA = ROOT / "src" / "ropewalk_lab" / "page" / "static" / "data"
 TABLES = ("engines.jsonl", "stacks.json", "stacks.jsonl")
 #: config keys of the size of the small models, which no rope depends on
 SIZES = frozenset(
-    "architectures hidden_act intermediate_size moe_intermediate_size num_hidden_layers "
-    "rms_norm_eps tie_word_embeddings torch_dtype vocab_size initializer_range use_cache "
-    "bos_token_id eos_token_id pad_token_id attention_bias attention_dropout mlp_bias".split()
+    [
+        "architectures",
+        "hidden_act",
+        "intermediate_size",
+        "moe_intermediate_size",
+        "num_hidden_layers",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "torch_dtype",
+        "vocab_size",
+        "initializer_range",
+        "use_cache",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "attention_bias",
+        "attention_dropout",
+        "mlp_bias",
+    ]
 )
 #: studies that the page shows, in its order: results/lab/<name>
 STUDIES = (
@@ -169,7 +184,9 @@ def _fit(folder: Path) -> dict[str, Any]:
 def _as_curves(machine: Mapping[str, Any], trained: int | None, values: Mapping[str, Any]) -> dict:
     curves = {
         metric: {
-            series: [[end, round(math.fsum(each) / len(each), 5)] for end, each in sorted(ends.items())]
+            series: [
+                [end, round(math.fsum(each) / len(each), 5)] for end, each in sorted(ends.items())
+            ]
             for series, ends in of_metric.items()
         }
         for metric, of_metric in values.items()

@@ -23,7 +23,9 @@ def explore(
     ] = None,
     share: Annotated[
         str | None,
-        Option("The address of the static page, which copied links open; without it they open this one."),
+        Option(
+            "The address of the static page, which copied links open; without it they open this one."
+        ),
     ] = None,
 ) -> None:
     """Open the page: doctor, the story of a rope, what engines compute, methods, and your own model

@@ -96,8 +96,13 @@ def application(
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
-    from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
-    from starlette.responses import StreamingResponse
+    from starlette.responses import (
+        FileResponse,
+        HTMLResponse,
+        PlainTextResponse,
+        Response,
+        StreamingResponse,
+    )
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
@@ -257,7 +262,9 @@ def _readings(body: str, progress: Any) -> dict[str, Any]:
         raise RopeError("text", f"must have at most {reading.MAX_TEXT} characters", len(typed))
     request = reading.ReadingRequest(
         method,
-        number("factor", asked.get("factor", 4.0), low=1, high=1024) if methods()[method].factor else 1.0,
+        number("factor", asked.get("factor", 4.0), low=1, high=1024)
+        if methods()[method].factor
+        else 1.0,
         choice("text", asked.get("text"), reading.TEXTS),
         typed,
         integer("tokens", asked.get("tokens", 256), low=1, high=reading.MAX_TOKENS),
