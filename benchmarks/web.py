@@ -28,8 +28,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from browser import Browser  # noqa: E402 - the tests' own
-from hostile_hashes import hashes  # noqa: E402 - the tests' own
+from browser import Browser  # noqa: E402  # pyright: ignore[reportMissingImports]
+from hostile_hashes import hashes  # noqa: E402  # pyright: ignore[reportMissingImports]
 from ropewalk_lab.machine import cores, device_name  # noqa: E402
 
 BUILT = ROOT / "build" / "web"
@@ -136,7 +136,7 @@ def hostile(address: str, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hashes", type=int, default=0)
     arguments = parser.parse_args()

@@ -54,11 +54,14 @@ def check(
     """Raise an error if the server's packages are missing, the port is in use, the report is not
     one, the model is not there, or the address to share is none.
     """
-    for package in ("starlette", "uvicorn"):
-        try:
-            __import__(package)
-        except ImportError:
-            raise MissingExtra("explore", package, "explore") from None
+    try:
+        import starlette  # noqa: F401 - only to see whether it is installed
+    except ImportError:
+        raise MissingExtra("explore", "starlette", "explore") from None
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise MissingExtra("explore", "uvicorn", "explore") from None
     integer("port", port, low=1, high=65_535)
     if report is not None and not (report.is_file() and report.suffix.lower() in REPORT_SUFFIXES):
         raise RopeError("report", "must be the path of a report, an .html or .md file", str(report))
