@@ -48,6 +48,8 @@ for (const name of ["pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm"]) {
 const lock = JSON.parse(fs.readFileSync(path.join(pyodide, "pyodide-lock.json"), "utf8"));
 fs.writeFileSync(path.join(python, "pyodide-lock.json"), JSON.stringify({ info: lock.info, packages: {} }));
 
+// an error of Python is one line; its trace would show the whole of Pyodide
+process.on("uncaughtException", (error) => { console.error(`make web: ${String(error.message).trim().split("\n").at(-1)}`); process.exit(1); });
 const py = await loadPyodide();
 for (const file of definition()) {
   const target = "/pack/" + path.relative(source, file).split(path.sep).join("/");

@@ -22,7 +22,7 @@ from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
 from ropewalk.errors import RopeError, integer
 
 if TYPE_CHECKING:
-    from ropewalk.gguf import Source
+    from ropewalk.gguf import GgufSource
 
 #: times that one row may be found and repaired, and that all rows are looked for
 MOST = 64
@@ -197,13 +197,13 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     return {}
 
 
-def _gguf(config: Any) -> Source | None:
+def _gguf(config: Any) -> GgufSource | None:
     """Return the GGUF file that a config is, or its metadata; None for other configs."""
     if isinstance(config, str | Path | Mapping) and not config_file.is_gguf(config):
         return None
-    from ropewalk.gguf import GgufFile, Source  # loaded only where one is read
+    from ropewalk.gguf import GgufFile, GgufSource  # loaded only where one is read
 
-    if isinstance(config, Source):
+    if isinstance(config, GgufSource):
         return config
     return GgufFile(config) if config_file.is_gguf(config) else None
 

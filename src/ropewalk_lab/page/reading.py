@@ -271,7 +271,9 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
     return Reading(positions.numpy(), losses.numpy(), stacked, text.answer, *places, written)
 
 
-def _write(model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]) -> str:
+def _write(
+    model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]
+) -> str:
     """Return the text that the model writes after the tokens, the likeliest token each time."""
     last, written, cache = int(positions[-1]), [], None
     step, places = tokens[None], positions[None]
