@@ -15,6 +15,7 @@ import functools
 import gzip
 import http.server
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -140,7 +141,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hashes", type=int, default=0)
     arguments = parser.parse_args()
-    about = {"date": date.today().isoformat(), "machine": device_name(), "cores": cores()}
+    about = {
+        "date": date.today().isoformat(),
+        "machine": device_name(),
+        "cores": cores(),
+        "load": round(
+            os.getloadavg()[0], 1
+        ),  # programs that want a core; more than cores: they wait
+    }
     sizes = [
         len(gzip.compress(each.read_bytes(), 9)) for each in BUILT.rglob("*") if each.is_file()
     ]
