@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site bench release clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site web bench release clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -26,6 +26,7 @@ help:
 	@echo "make vectors   write the conformance vectors again, from exact arithmetic"
 	@echo "make release   set up; build both wheels and the sdist in dist/, install each in a bare environment, run the tests of quick there"
 	@echo "make site   set up and build the documentation in build/site"
+	@echo "make web    build the page into build/web, static files for any host: doctor, story, engines, methods"
 
 setup: $(VENV)/.ready
 
@@ -96,7 +97,7 @@ test-torch: setup
 		rotary-embedding-torch safetensors tensorboard tokenizers
 	$(OTHER_TORCH)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	OMP_NUM_THREADS=1 PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning -p no:cacheprovider" \
-		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/explorer --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
+		$(OTHER_TORCH)/bin/python -m pytest -n $(JOBS) tests --ignore=tests/web --ignore=tests/test_site.py --ignore=tests/test_fresh_install.py
 
 vectors: setup
 	PYTHONPATH=tools $(BIN)/python -m conformance_vectors.generate
@@ -188,6 +189,10 @@ $(ENGINES)/onnxruntime.json: $(ROWS) $(ENGINES)/onnx/.ready
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site
+
+# the page without a server: static files with the definition in WebAssembly; needs node and npm
+web:
+	cd web && npm ci --no-audit --no-fund --silent && node build.mjs
 
 bench: setup
 	$(BIN)/ropewalk bench

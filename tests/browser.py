@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools socket with what streamlit brings along."""
+"""A headless Chromium, driven over its DevTools socket."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ FLAGS = (
     "--mute-audio",
     "--disable-background-networking",
     "--remote-debugging-port=0",
+    "--disable-ipc-flooding-protection",  # thousands of addresses in a row
     "--window-size=1280,1100",
 )
 
@@ -35,7 +36,7 @@ class Browser:
         """Start Chromium with a profile in `folder`, and connect to its first tab."""
         from websockets.sync.client import connect
 
-        self.folder, self.count = folder, 0
+        self.folder, self.count, self.events = folder, 0, []
         profile = folder / "profile"
         self.process = subprocess.Popen(
             [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "about:blank"],
@@ -58,7 +59,7 @@ class Browser:
         self.process.wait(timeout=20)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Return the result of one DevTools command; events in between are dropped."""
+        """Return the result of one DevTools command; events in between are kept."""
         self.count += 1
         self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
         while True:
@@ -66,6 +67,8 @@ class Browser:
             if answer.get("id") == self.count:
                 assert "error" not in answer, answer
                 return answer["result"]
+            if "method" in answer:
+                self.events.append(answer)
 
     def js(self, expression: str) -> Any:
         """Return the value of a JavaScript expression on the page; one that reads an element not
@@ -88,25 +91,44 @@ class Browser:
         """Return the value of the expression, as soon as it is true."""
         return _until(lambda: self.js(expression), f"{why}: {expression}", seconds)
 
-    def open(self, address: str) -> None:
-        """Open an address, and wait until the page is drawn."""
+    def open(self, address: str, until: str = "document.readyState === 'complete'") -> None:
+        """Open an address anew, and wait until an expression is true."""
+        self.send("Page.navigate", url="about:blank")
         self.send("Page.navigate", url=address)
-        self.wait(
-            "document.querySelectorAll('[data-testid=stRadio], "
-            "[data-testid=stButtonGroup]').length > 1",
-            "the page to be drawn",
-        )
-        self.settle()
+        self.wait(f"location.href !== 'about:blank' && ({until})", "the page to be drawn")
 
-    def settle(self) -> None:
-        """Wait until streamlit runs no script and every element is drawn."""
-        self.wait(
-            "document.querySelector('[data-testid=stApp]')?.dataset.testScriptState === "
-            "'notRunning'",
-            "the run to end",
+    def size(self, width: int, height: int = 900) -> None:
+        """Set the size of the window; a narrow one is a phone."""
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
-        # in the place of an element whose code is still being loaded
-        self.wait("document.querySelector('[data-testid=stSkeleton]') === null", "the elements")
+
+    def watch(self) -> None:
+        """Record requests and what the page logs, in `events`."""
+        for domain in ("Network", "Log", "Runtime", "Page"):
+            self.send(f"{domain}.enable")
+        self.events.clear()
+
+    def requests(self) -> list[str]:
+        """Return the addresses that were requested since `watch`."""
+        self.js("0")  # reads the events that have come
+        sent = (each for each in self.events if each["method"] == "Network.requestWillBeSent")
+        return [each["params"]["request"]["url"] for each in sent]
+
+    def errors(self) -> list[str]:
+        """Return the errors that the page logged since `watch`."""
+        self.js("0")
+        found = []
+        for each in self.events:
+            if each["method"] == "Runtime.exceptionThrown":
+                found.append(str(each["params"]["exceptionDetails"]))
+            elif each["method"] == "Log.entryAdded" and each["params"]["entry"]["level"] == "error":
+                found.append(each["params"]["entry"]["text"])
+        return found
 
     def focus(self, selector: str) -> None:
         found = f"document.querySelector({json.dumps(selector)})"
@@ -139,11 +161,21 @@ class Browser:
         )
         self.send("DOM.setFileInputFiles", files=[str(path)], objectId=found["result"]["objectId"])
 
+    def texts(self, selector: str) -> list[str]:
+        """Return the text of every element that a selector names."""
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        return self.js(f"{found}.map((each) => each.textContent)")
+
+    def press(self, selector: str, text: str) -> None:
+        """Click the element that a selector names and that has this text."""
+        found = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        self.js(f"{found}.find((each) => each.textContent === {json.dumps(text)}).click()")
+
     def text(self) -> str:
         return self.js("document.body.innerText")
 
     def link(self) -> str:
-        return self.js("location.search")
+        return self.js("location.hash")
 
     def picture(self, path: Path) -> bytes:
         """Write a screenshot to a file, and return its bytes."""

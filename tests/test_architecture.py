@@ -38,7 +38,8 @@ OPTIONAL = (
     "typer",
     "rich",
     "safetensors",
-    "streamlit",
+    "starlette",
+    "uvicorn",
     "pandas",
     "sympy.plotting",
 )

@@ -378,11 +378,11 @@ def test_a_command_that_needs_torch_says_how_to_install_it(words):
     assert re.fullmatch(needs, done.stderr)
 
 
-def test_a_page_without_streamlit_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "streamlit", None)
+def test_a_page_without_its_server_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "starlette", None)
     code, _, err = call(capsys, "explore")
     assert code == 2
-    assert err == "ropewalk: explore: needs streamlit; run: pip install 'ropewalk[explorer]'\n"
+    assert err == "ropewalk: explore: needs starlette; run: pip install 'ropewalk[explore]'\n"
 
 
 def test_demo_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypatch, quick):

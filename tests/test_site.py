@@ -312,7 +312,7 @@ def address(site):
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium; .ci/run installs it")
 def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path):
-    pytest.importorskip("websockets", reason="needs websockets, which streamlit brings along")
+    pytest.importorskip("websockets", reason="needs websockets")
     every = [
         path.relative_to(site).with_suffix("").as_posix() for path in sorted(site.rglob("*.html"))
     ]

@@ -29,9 +29,9 @@ from ropewalk_lab import runs, selfcheck
 from ropewalk_lab.bench import cpu
 from ropewalk_lab.distributed import Parallel
 from ropewalk_lab.engines_run import installed
-from ropewalk_lab.explorer import launch
 from ropewalk_lab.finetuning import Files, finetuning_preset
 from ropewalk_lab.fit import open_model as opening
+from ropewalk_lab.page import server
 from ropewalk_lab.samples import write_sample
 from ropewalk_lab.settings import Settings
 from ropewalk_lab.studies import STUDIES
@@ -247,7 +247,7 @@ def quick(monkeypatch, tmp_path, files):
     monkeypatch.setattr(demo, "_benchmark", lambda rounds: Table("t", ("a",), []))
     monkeypatch.setattr(demo, "_run_studies", lambda out, *_: ({}, out / "report.html"))
     monkeypatch.setattr("ropewalk_lab.plots.write_all", write_all)
-    monkeypatch.setattr(launch, "launch", lambda *_: None)
+    monkeypatch.setattr(server, "serve", lambda *_: None)
     outcome = Outcome(1, True, 1.0, 0.1)  # a stopped run is not evaluated
     monkeypatch.setattr(
         runs, "Trainer", lambda *_, **__: types.SimpleNamespace(run=lambda: outcome)
@@ -342,7 +342,7 @@ def test_every_command_is_here(valid):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_hostile_value_is_answered(capsys, valid, files, full, command):
     if command == "explore":
-        pytest.importorskip("streamlit", reason="needs streamlit: pip install 'ropewalk[explorer]'")
+        pytest.importorskip("starlette", reason="needs starlette: pip install 'ropewalk[explore]'")
     assert run(capsys, command, valid[command]) == 0
     found = draws(command, valid[command], files)
     drawn = found if full else random.Random(command).sample(found, min(len(found), 20))

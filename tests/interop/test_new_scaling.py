@@ -1,5 +1,5 @@
-"""A new scaling is one class and one line in SCALINGS: configs, `extend`, the audit and the
-explorer follow from the class.
+"""A new scaling is one class and one line in SCALINGS: configs, `extend` and the audit
+follow from the class.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from ropewalk.frequencies import SCALINGS, Scaling
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY, setting
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
-from ropewalk_lab.explorer import controls
-from ropewalk_lab.explorer.state import spec_of
 
 
 @dataclass(frozen=True)
@@ -132,22 +130,3 @@ def test_extend_offers_it_and_the_audit_says_that_no_engine_has_it():
     with pytest.raises(RopeError) as error:
         extend(config, "squeezed", factor=4.0, beta_fast=1.0)
     assert error.value.field == "beta_fast"
-
-
-def test_the_explorer_shows_it():
-    shown = controls.scaling_controls(Squeezed)
-    assert list(shown) == ["factor", "strength", "weights", "boost", "original_length"]
-    assert [control.kind for control in shown.values()] == [
-        "number",
-        "number",
-        "numbers",
-        "optional number",
-        "integer",
-    ]
-    link = {
-        "a.scaling": "squeezed",
-        "a.squeezed.factor": "4",
-        "a.squeezed.strength": "0.25",
-        "a.squeezed.original_length": "256",
-    }
-    assert spec_of(controls.from_link({**link, "a.head_dim": "16"})).scaling == MEANT

@@ -13,7 +13,7 @@ from ropewalk.config.hf import Explanation, read_specs
 from ropewalk.config.values import find, served_length
 from ropewalk.errors import RopeError, integer
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY
-from ropewalk.gguf import GgufFile, is_gguf, read_ropes
+from ropewalk.gguf import GgufFile, GgufSource, is_gguf, read_ropes
 from ropewalk.gguf.write import sizes_of
 from ropewalk.spec import RopeSpec
 
@@ -85,8 +85,8 @@ def _read(config: Any) -> tuple[dict[str, RopeSpec | None], Explanation, Mapping
     """Return the spec of each layer type, where its values came from, and the part of the config
     that has the lengths.
     """
-    if is_gguf(config):
-        file = GgufFile(config)
+    if is_gguf(config) or isinstance(config, GgufSource):
+        file = config if isinstance(config, GgufSource) else GgufFile(config)
         specs, explanation = read_ropes(file)
         return specs, explanation, sizes_of(file)
     loaded = config_file.load(config)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropewalk.config import file as config_file
 from ropewalk.diagnosis import engine as engines_here
@@ -20,6 +20,9 @@ from ropewalk.diagnosis.flags import flags, patch, same
 from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
 from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
 from ropewalk.errors import RopeError, integer
+
+if TYPE_CHECKING:
+    from ropewalk.gguf import GgufSource
 
 #: times that one row may be found and repaired, and that all rows are looked for
 MOST = 64
@@ -40,8 +43,8 @@ def doctor(
 ) -> Diagnosis:
     """Return what is wrong with a config, what it does, and the corrected config.
 
-    config  a transformers config, a dict, or the path of a config.json, of its folder or of a GGUF
-            file
+    config  a transformers config, a dict, the path of a config.json, of its folder or of a GGUF
+            file, or the metadata of one (`ropewalk.gguf.InMemory`)
     engine  also compare what this engine computes: "vllm", "sglang", "mlx-lm" or "llama.cpp"
     length  the longest sequence that the model will be used with
     draft   the config of a draft model for speculative decoding, which needs the same rope
@@ -194,13 +197,24 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     return {}
 
 
+def _gguf(config: Any) -> GgufSource | None:
+    """Return the GGUF file that a config is, or its metadata; None for other configs."""
+    if isinstance(config, str | Path | Mapping) and not config_file.is_gguf(config):
+        return None
+    from ropewalk.gguf import GgufFile, GgufSource  # loaded only where one is read
+
+    if isinstance(config, GgufSource):
+        return config
+    return GgufFile(config) if config_file.is_gguf(config) else None
+
+
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
     """Return the config to examine, and the text of its file if it is one."""
     other = None if draft is None else copy.deepcopy(dict(config_file.load(draft)))
-    if config_file.is_gguf(config):
-        from ropewalk.gguf import GgufFile, hf_config
+    file = _gguf(config)
+    if file is not None:
+        from ropewalk.gguf import hf_config
 
-        file = GgufFile(config)
         name = file.architecture
         try:
             root = dict(hf_config(file))

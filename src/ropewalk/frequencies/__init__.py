@@ -19,7 +19,7 @@ from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos, geom
 from ropewalk.frequencies.scaling import Frequencies, Scaling
 from ropewalk.frequencies.wrapping import Clipped, Learned
 
-#: every scaling by name. Add a class here, and configs, `extend`, the explorer and the tests use
+#: every scaling by name. Add a class here, and configs, `extend` and the tests use
 #: it.
 SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling

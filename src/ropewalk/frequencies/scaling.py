@@ -1,8 +1,7 @@
 """The base class of all scalings, and `setting`, which declares one of their fields.
 
-What a scaling accepts, how Hugging Face configs spell it, what `extend` offers and what the
-explorer shows all follow from the fields and class variables of its class: a new scaling is one
-class and one line in SCALINGS.
+What a scaling accepts, how Hugging Face configs spell it and what `extend` offers all follow from
+the fields and class variables of its class: a new scaling is one class and one line in SCALINGS.
 """
 
 from __future__ import annotations

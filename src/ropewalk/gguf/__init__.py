@@ -13,13 +13,15 @@ import warnings
 from ropewalk.config.file import is_gguf
 from ropewalk.errors import RopeError
 from ropewalk.gguf.file import GgufFile
-from ropewalk.gguf.read import read_ropes
-from ropewalk.gguf.write import GgufMetadata, hf_config, to_gguf_metadata
+from ropewalk.gguf.read import GgufSource, read_ropes
+from ropewalk.gguf.write import GgufMetadata, InMemory, hf_config, to_gguf_metadata
 from ropewalk.spec import RopeSpec
 
 __all__ = [
     "GgufFile",
     "GgufMetadata",
+    "GgufSource",
+    "InMemory",
     "from_gguf",
     "hf_config",
     "is_gguf",

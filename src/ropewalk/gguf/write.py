@@ -50,7 +50,7 @@ class GgufMetadata:
 
 
 @dataclass
-class _InMemory:
+class InMemory:
     """Keys and tensors that are read as if they were in a file."""
 
     architecture: str
@@ -94,7 +94,7 @@ def to_gguf_metadata(
     if facts.latent:
         del keys["attention.key_length"]
     named = {f"{architecture}.{key}": value for key, value in keys.items()}
-    _check_round_trip(spec, _InMemory(architecture, named, tensors))
+    _check_round_trip(spec, InMemory(architecture, named, tensors))
     return GgufMetadata(named, tensors, facts.layout)
 
 

@@ -1,4 +1,4 @@
-"""`ropewalk explore`: serve the interactive page, reachable from this machine only."""
+"""`ropewalk explore`: serve the page, reachable from this machine only."""
 
 from __future__ import annotations
 
@@ -21,15 +21,20 @@ def explore(
             "A model to read with: a .gguf file, a Hugging Face folder, or smollm2 once fetched."
         ),
     ] = None,
+    share: Annotated[
+        str | None,
+        Option(
+            "The address of the static page, which copied links open; without it they open this one."
+        ),
+    ] = None,
 ) -> None:
-    """Open an interactive page on which rope settings can be changed; in English and Chinese, works
-    offline.
+    """Open the page: doctor, the story of a rope, what engines compute, methods, and your own model
+    that reads a text; in English and Chinese, works offline.
 
-    The page is served on 127.0.0.1 only. An uploaded config.json may have at most 1 MB. Ctrl-C
-    stops the server.
+    The page is served on 127.0.0.1 only. Ctrl-C stops the server.
     """
-    from ropewalk_lab.explorer import launch
+    from ropewalk_lab.page import server
 
-    launch.check(port, report, model)  # nothing is printed if the page cannot be served
-    say(f"http://{launch.HOME}:{port}  (Ctrl-C stops it)")
-    launch.launch(port, browser, report, model)
+    server.check(port, report, model, share)  # nothing is printed if the page cannot be served
+    say(f"http://{server.HOME}:{port}  (Ctrl-C stops it)")
+    server.serve(port, browser, report, model, share)

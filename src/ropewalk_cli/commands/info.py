@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ropewalk.caches import CacheInfo
 
 #: packages whose versions are shown besides ropewalk and Python
-PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "streamlit")
+PACKAGES = ("torch", "numpy", "triton", "transformers", "safetensors", "matplotlib", "starlette")
 #: engine: the group of entry points in which ropewalk's plug-in is found, and the variable that
 #: turns it on
 PLUGINS = {
@@ -128,7 +128,7 @@ def extras() -> dict[str, list[str]]:
         str, list[str]
     ] = {}  # extra -> its packages, and in brackets the extras that it includes
     for line in required:
-        # such as: streamlit>=1.67; extra == "explorer", or: ropewalk[lab]; extra == "explorer"
+        # such as: starlette>=0.46; extra == "explore", or: ropewalk[torch]; extra == "lab"
         match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)
         if match is not None:
             package, others, extra = match.groups()

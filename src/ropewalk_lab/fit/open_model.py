@@ -4,7 +4,7 @@ tokenizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +202,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     with _no_progress_bar(transformers):
         model = type(outline).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
     tokenizer = gguf_tokenizer(path)
-    return model, lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731 - one line
+    return model, Codec(encode, tokenizer.decode)
 
 
 def cast_weights(model: Any, dtype: torch.dtype) -> Any:
@@ -229,4 +230,16 @@ def encoder(tokenizer: Any) -> Encode:
     """Return text -> tokens of a transformers tokenizer, without special tokens and without its
     warning about long texts.
     """
-    return lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    encode = lambda text: tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]  # noqa: E731 - one line
+    return Codec(encode, tokenizer.decode)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Text -> tokens when it is called; `decode` is the way back."""
+
+    encode: Encode
+    decode: Callable[[list[int]], str]
+
+    def __call__(self, text: str) -> Sequence[int]:
+        return self.encode(text)

@@ -17,7 +17,7 @@ from ropewalk_lab.fit.fingerprint import model_fingerprint
 from ropewalk_lab.fit.ledger import Ledger
 from ropewalk_lab.fit.measure import Meter
 from ropewalk_lab.fit.methods import LONGROPE, methods
-from ropewalk_lab.fit.open_model import cast_weights, import_transformers, open_model
+from ropewalk_lab.fit.open_model import Codec, cast_weights, import_transformers, open_model
 from ropewalk_lab.fit.passkeys import Encode, depths, wording
 from ropewalk_lab.fit.plan import Samples
 from ropewalk_lab.fit.reader import Reader
@@ -56,9 +56,8 @@ def open_real(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
-    return cast_weights(model, dtype or torch.float32).to(device).eval(), lambda text: list(
-        text.encode()
-    )
+    codec = Codec(lambda text: list(text.encode()), lambda tokens: bytes(tokens).decode("latin-1"))
+    return cast_weights(model, dtype or torch.float32).to(device).eval(), codec
 
 
 def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:

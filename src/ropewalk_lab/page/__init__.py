@@ -1,0 +1,1 @@
+"""The page: static files, the answers that Python gives to them, and the local server."""

@@ -1,0 +1,239 @@
+"""What Python answers to the page, as JSON: `doctor`, `audit` and the ropes of a config.
+
+The standard library and the definition alone: the same file runs in the browser and behind
+`ropewalk explore`.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ropewalk.analysis import plain_radians, read_checkpoint
+from ropewalk.analysis.exactness import error_curves
+from ropewalk.diagnosis import doctor
+from ropewalk.diagnosis.published import models
+from ropewalk.diagnosis.report import Diagnosis
+from ropewalk.engines import ENGINES, audit
+from ropewalk.errors import RopeError, choice, integer
+from ropewalk.frequencies import SCALINGS
+from ropewalk.gguf import InMemory, hf_config
+from ropewalk.spec import RopeSpec
+from ropewalk.strategies import memory
+
+#: characters of a config, and tokens of the longest length that is asked for
+MAX_TEXT = 1 << 18
+MAX_LENGTH = 1 << 40
+#: the object under which the page passes the metadata of a GGUF file, and its small tensors
+GGUF, TENSORS = "gguf", "tensors"
+
+
+def answer(request: str) -> str:
+    """Return the answer to a request, both JSON; {"error": {field, rule, value}} if it is refused."""
+    try:
+        asked = _object(request)
+        given = _ANSWERS[choice("ask", asked.get("ask"), _ANSWERS)](asked)
+        return json.dumps({"ok": given}, allow_nan=False, default=str)
+    except RopeError as error:
+        parts = {"field": error.field, "rule": error.rule, "value": repr(error.value)[:200]}
+        return json.dumps({"error": parts})
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Return the JSON object of a text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RopeError("config", f"must be JSON ({error})", text[:40]) from None
+    if not isinstance(found, dict):
+        raise RopeError("config", "must be a JSON object", type(found).__name__)
+    return found
+
+
+def _length(asked: Mapping[str, Any]) -> int | None:
+    length = asked.get("length")
+    return None if length is None else integer("length", length, low=1, high=MAX_LENGTH)
+
+
+def _text(asked: Mapping[str, Any]) -> str:
+    text = asked.get("text")
+    if not isinstance(text, str) or len(text) > MAX_TEXT:
+        raise RopeError("config", f"must be a text of at most {MAX_TEXT:,} characters", type(text))
+    return text
+
+
+def _gguf(text: str) -> InMemory | None:
+    """Return the metadata of a GGUF file if that is what the page passed on."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get(GGUF), dict):
+        return None
+    metadata, tensors = found[GGUF], found.get(TENSORS) or {}
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or not isinstance(tensors, dict):
+        raise RopeError("general.architecture", "must be a name", name)
+    return InMemory(name, metadata, tensors)
+
+
+def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the diagnosis of a config, and its ropes before and after the repair."""
+    text, engine, length = _text(asked), asked.get("engine"), _length(asked)
+    source = _gguf(text)
+    if source is not None:
+        found = doctor(source, engine, length)
+        return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
+    # a file, not a dict: only the text shows a key that is given twice, and gives a patch
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.json"
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = doctor(path, engine, length)
+        except RopeError as error:
+            if error.value == str(path):
+                raise RopeError(error.field, error.rule, text[:40]) from None
+            raise
+        before = _ropes(path, length)
+    after = None if found.corrected is None else _ropes(found.corrected, length)
+    return _diagnosis(found) | {"before": before, "after": after}
+
+
+def _diagnosis(found: Diagnosis) -> dict[str, Any]:
+    """Return a diagnosis, and its configs as texts: JavaScript would write 4.0 as 4."""
+    written = {"corrected": found.corrected, "draft": found.draft}
+    texts = {name: as_text(each) for name, each in written.items() if each is not None}
+    return {"diagnosis": found.as_dict(), "texts": texts}
+
+
+def as_text(config: Mapping[str, Any]) -> str:
+    """Return a config as the text of a config.json."""
+    return json.dumps(config, indent=2, default=str)
+
+
+def _ropes(config: Any, length: int | None) -> list[dict[str, Any]] | None:
+    """Return the rope of each layer type that rotates; None if the config cannot be read."""
+    try:
+        layers = read_checkpoint(config, served=length).layers
+        return [
+            {
+                "layer_type": name,
+                "scaling": facts.spec.scaling.name,
+                "theta": facts.spec.theta,
+                "pairs": facts.spec.pairs,
+                "trained": facts.trained,
+                "served": facts.served,
+                "window": facts.window,
+                "radians": facts.radians,
+                "plain": plain_radians(facts.spec),
+                "magnitude": facts.spec.magnitude(facts.served),
+                "new_angles": facts.new_angles,
+            }
+            for name, facts in layers.items()
+            if facts is not None
+        ]
+    except RopeError:
+        return None
+
+
+def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what each engine computes from a config, without the frequencies.
+
+    A config that cannot be read is compared as `doctor` corrects it.
+    """
+    text, length = _text(asked), _length(asked)
+    source = _gguf(text)
+    config = _object(text) if source is None else hf_config(source)
+    corrected = False
+    try:
+        found = audit(config, length=length)
+    except RopeError:
+        repaired = doctor(config, length=length).corrected
+        if repaired is None:
+            raise
+        found, corrected = audit(repaired, length=length), True
+    rows = []
+    for finding in found.findings:
+        row = asdict(finding)
+        for name in ("radians", "axis_of_pair"):
+            del row[name]
+        row["title"] = ENGINES[finding.engine].title
+        row["reference"] = finding.engine == "hf"
+        rows.append(row)
+    return {"model_type": found.model_type, "findings": rows, "corrected": corrected}
+
+
+def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
+    """Return the rope of the story, and its served length."""
+    name, served = asked.get("scaling"), integer("served", asked.get("served"), low=1)
+    given = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
+    scaling = SCALINGS[choice("scaling", name, SCALINGS)](**given)
+    head_dim, theta = asked.get("head_dim"), asked.get("theta")
+    return RopeSpec(head_dim, theta=theta, scaling=scaling), served  # type: ignore[arg-type]
+
+
+def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the exact frequencies of a rope of the story."""
+    spec, served = _spec(asked)
+    return {"radians": spec.frequencies(served).radians, "magnitude": spec.magnitude(served)}
+
+
+def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the errors of cos and sin at powers of 2, and the bytes of each form of the tables."""
+    spec, served = _spec(asked)
+    positions = [1 << bits for bits in range(6, 25)]
+    curves = error_curves(spec, positions, COST_METHODS, length=served, width=2)
+    return {"positions": positions, "errors": curves, "memory": memory(spec, served)}
+
+
+#: the fields of a scaling that the story sets
+SCALING_FIELDS = {
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "dynamic": ("factor", "original_length"),
+    "yarn": ("factor", "original_length"),
+    "llama3": ("factor", "original_length"),
+}
+#: whose errors the story compares
+COST_METHODS = ("exact", "hf", "bfloat16 positions")
+_ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "doctor": _doctor,
+    "audit": _audit,
+    "rope": _rope,
+    "cost": _cost,
+}
+
+
+def known_models() -> dict[str, str]:
+    """Return {name: text of its config.json} of well-known models as published, with the keys that
+    a rope depends on.
+    """
+    return {row["name"]: as_text(_published(row)) for row in models()}
+
+
+def _published(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a row of published models."""
+    model_type = row["model_types"][0]
+    config = {
+        "model_type": model_type,
+        "hidden_size": row["hidden_size"],
+        "num_attention_heads": row["heads"],
+        "num_key_value_heads": row.get("kv_heads"),
+        "num_hidden_layers": row["layers"],
+        "vocab_size": row["vocab_size"],
+        "max_position_embeddings": row["lengths"][0],
+        "rotary_emb_base" if model_type == "gpt_neox" else "rope_theta": row["theta"][0],
+        "rope_scaling": row.get("scaling"),
+    }
+    if model_type.startswith("deepseek"):
+        config["qk_rope_head_dim"] = row.get("head_dim", 64)
+    else:
+        config["head_dim"] = row.get("head_dim")
+    if "rotated" in row and model_type != "gptj":
+        name = "rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"
+        config[name] = row["rotated"] * row["heads"] / row["hidden_size"]
+    return {key: value for key, value in config.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Data of the page that is made from results."""
