@@ -23,11 +23,12 @@ from typing import Any
 import ropewalk as rw
 
 project = "ropewalk"
-author = "the ropewalk contributors"
+author = "The ropewalk maintainers"
 release = version = rw.__version__
 
 sys.path.insert(0, str(Path(__file__).parent))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "chinese_search"]
+html_search_language = "en+zh"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_dmath_allow_digits = False
 html_math_renderer = "mathml"

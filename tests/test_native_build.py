@@ -69,3 +69,10 @@ def test_who_requires_the_library_is_told_that_there_is_none(tmp_path):
     done, library = build(tmp_path, "exit 1", ROPEWALK_REQUIRE_NATIVE="1")
     assert done.returncode != 0
     assert not library.exists()
+
+
+@needs_compiler
+def test_a_pure_build_has_no_library(tmp_path):
+    done, library = build(tmp_path, 'exec cc "$@"', ROPEWALK_PURE="1")
+    assert done.returncode == 0, done.stderr
+    assert not library.exists()

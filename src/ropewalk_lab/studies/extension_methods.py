@@ -49,7 +49,7 @@ METHODS: dict[str, Callable[[float, int], Scaling]] = {
         original_length=length, beta_fast=beta_fast(length), truncate=False
     ),
 }
-NONE, LONGROPE = "none", "longrope"
+OTHERS = NONE, LONGROPE = "none", "longrope"
 
 
 def rope_spec(model: nn.Module) -> RopeSpec:

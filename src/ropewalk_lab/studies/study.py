@@ -17,6 +17,7 @@ from ropewalk.errors import RopeError, choice, integer
 from ropewalk_lab.json_lines import write_atomically
 from ropewalk_lab.machine import cores, machine
 from ropewalk_lab.settings import toml_value
+from ropewalk_lab.studies import extension_methods
 from ropewalk_lab.studies.findings import Findings
 from ropewalk_lab.studies.jobs import JobRunner, Workspace
 from ropewalk_lab.studies.rows import Row, read_rows, write_rows
@@ -98,8 +99,10 @@ class Study:
             for each in (METHODS if setting in METHODS else (setting,))
             for name in preset.get(each, ())
         }
-        if setting == "encodings":
-            known |= dict.fromkeys(ENCODINGS)
+        # a user's own entry in a registry is known too
+        registry = ENCODINGS if setting == "encodings" else extension_methods.METHODS
+        if setting == "encodings" or known.keys() <= {*registry, *extension_methods.OTHERS}:
+            known |= dict.fromkeys(registry)
         for name in value:
             choice(f"set {setting}", name, known)
 
