@@ -43,6 +43,29 @@ def unused(scaling: dict[str, Any], **fixed: Any) -> None:
             raise NotExpressible(f"no argument for {name}")
 
 
+#: fields of a scaling whose name in a config is another
+CONFIG_NAMES = {
+    "type": "rope_type",
+    "original_length": "original_max_position_embeddings",
+    "fraction": "partial_rotary_factor",
+}
+
+
+def as_config(scaling: dict[str, Any]) -> dict[str, Any]:
+    """Return a scaling as a config's `rope_scaling` says it."""
+    return {
+        CONFIG_NAMES.get(name, name): value
+        for name, value in scaling.items()
+        if value is not None and (name, value) != ("truncate", True)
+    }
+
+
+def halves_only(rope: Rope) -> None:
+    """Refuse interleaved pairs, for a stack that neither rotates nor converts them."""
+    if rope["layout"] != "half":
+        raise NotExpressible("no argument for interleaved pairs")
+
+
 def whole(rope: Rope) -> None:
     """Refuse a rope that rotates a part of the head."""
     if rope["rotary_dim"] != rope["head_dim"]:

@@ -3,13 +3,14 @@
 import torch
 from gpt_oss.torch.model import RotaryEmbedding, _apply_rotary_emb
 
-from stacks.adapters import Apply, Rope, only, rows, unused, whole
+from stacks.adapters import Apply, Rope, halves_only, only, rows, unused, whole
 
 
 def rope(rope: Rope, config: dict) -> Apply:
     scaling = only(rope, "default", "yarn")
     unused(scaling, attention_factor=None, mscale=None)
     whole(rope)
+    halves_only(rope)
     given = {}
     if scaling["type"] == "yarn":
         given = {

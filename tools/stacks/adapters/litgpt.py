@@ -1,10 +1,18 @@
 """litgpt: the tables of `GPT`, selected and applied as its forward does."""
 
 import torch
-from litgpt.config import Config
-from litgpt.model import GPT, apply_rope, apply_rope_interleave, batched_index_select
 
-from stacks.adapters import Apply, NotExpressible, Rope, at_start, only, unused
+from stacks.adapters import Apply, NotExpressible, Rope, absent, at_start, bare, only, unused
+
+absent("lightning", "lightning_utilities", "torchmetrics", "jsonargparse")
+bare("litgpt")
+from litgpt.config import Config  # noqa: E402
+from litgpt.model import (  # noqa: E402
+    GPT,
+    apply_rope,
+    apply_rope_interleave,
+    batched_index_select,
+)
 
 #: the names of a scaling's fields in `rope_adjustments`
 NAMES = {

@@ -2,7 +2,7 @@
 
 import torch
 
-from stacks.adapters import Apply, Rope, absent, bare, in_layout, one_by_one, only, rows, whole
+from stacks.adapters import Apply, Rope, absent, bare, in_layout, one_by_one, only, rows, unused, whole
 
 absent("fairscale")
 bare("llama_models", "llama_models.llama3")
@@ -11,6 +11,8 @@ from llama_models.llama3.model import apply_rotary_emb, precompute_freqs_cis  # 
 
 def rope(rope: Rope, config: dict) -> Apply:
     scaling = only(rope, "default", "llama3")
+    if scaling["type"] == "llama3":  # what its own models have in common
+        unused(scaling, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
     whole(rope)
 
     def apply(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

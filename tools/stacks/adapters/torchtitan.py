@@ -18,10 +18,9 @@ from stacks.adapters import (
 
 absent("spmd_types")
 bare("torchtitan", "torchtitan.models", "torchtitan.models.common", "torchtitan.protocols")
-import sys  # noqa: E402
+import spmd_types  # noqa: E402
 
-sys.modules["spmd_types"] = type(sys)("spmd_types")
-sys.modules["spmd_types"].no_typecheck = lambda: lambda function: function
+spmd_types.no_typecheck = lambda: lambda function: function
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE  # noqa: E402
 
 
