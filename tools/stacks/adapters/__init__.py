@@ -130,7 +130,15 @@ def bare(*names: str) -> None:
         module = types.ModuleType(name)
         module.__path__ = found[:1]
         module.__spec__ = importlib.util.spec_from_loader(name, None, is_package=True)
-        sys.modules[name] = module
+        _put(module)
+
+
+def _put(module: types.ModuleType) -> None:
+    """Make a module importable, also as an attribute of its package."""
+    sys.modules[module.__name__] = module
+    package, _, last = module.__name__.rpartition(".")
+    if package in sys.modules:
+        setattr(sys.modules[package], last, module)
 
 
 def empty(*names: str) -> None:
@@ -138,7 +146,7 @@ def empty(*names: str) -> None:
     from ropewalk_lab.engines_run.stubs import module
 
     for name in names:
-        sys.modules[name] = module(name)
+        _put(module(name))
 
 
 def absent(*names: str) -> None:

@@ -19,12 +19,12 @@ from stacks.adapters import (
 )
 
 bare("fairseq2", "fairseq2.nn", "fairseq2.models", "fairseq2.models.llama", "fairseq2.models.olmo")
-folder = list(__import__("sys").modules["fairseq2.nn"].__path__)
-empty("fairseq2.nn", "fairseq2.models.transformer", "fairseq2.models.transformer_lm")
-empty("fairseq2.models.llama.config", "fairseq2.device", "fairseq2.utils.tensor")
-absent("fairseq2n")
 import fairseq2.nn  # noqa: E402
 
+folder = fairseq2.nn.__path__
+empty("fairseq2.nn", "fairseq2.models.transformer", "fairseq2.models.transformer_lm")
+empty("fairseq2.models.llama.config", "fairseq2.device")
+absent("fairseq2n")
 fairseq2.nn.__path__ = folder
 from fairseq2.nn.position_encoder import PositionEncoder, RotaryEncoder  # noqa: E402
 

@@ -16,11 +16,11 @@ from stacks.adapters import (
     whole,
 )
 
-absent("spmd_types")
+absent("spmd_types", "tyro", "torchdata", "datasets", "tokenizers")
 bare("torchtitan", "torchtitan.models", "torchtitan.models.common", "torchtitan.protocols")
 import spmd_types  # noqa: E402
 
-spmd_types.no_typecheck = lambda: lambda function: function
+spmd_types.no_typecheck = spmd_types.local_map = lambda **_: lambda function: function
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE  # noqa: E402
 
 
