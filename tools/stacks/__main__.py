@@ -66,13 +66,8 @@ def install(row: dict[str, Any], python: Path) -> Path:
     wanted = "\n".join(row["packages"])
     if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
         folder.mkdir(parents=True, exist_ok=True)
-        if row["packages"] and row.get("from") == "npm":
-            call("install", ["npm", "install", "--silent", "--ignore-scripts", *row["packages"]], cwd=folder)
-        elif row["packages"]:
-            command = [str(python), *PIP, "--no-deps", "--upgrade", "--target", str(folder)]
-            if row.get("any_python"):
-                command += ["--ignore-requires-python"]
-            call("install", [*command, *row["packages"]])
+        command = [str(python), *PIP, "--no-deps", "--upgrade", "--target", str(folder)]
+        call("install", [*command, *row.get("options", ()), *row["packages"]])
         ready.write_text(wanted, encoding="utf-8")
     return folder
 
@@ -89,13 +84,13 @@ def state(row: dict[str, Any]) -> str:
 
 def run(row: dict[str, Any], again: bool) -> dict[str, Any]:
     """Return the cells of a stack, from a process of its own."""
-    python = environment(row.get("environment", row["arrays"] if row["arrays"] != "numpy" else "torch"))
+    python = environment(row["arrays"])
     folder = install(row, python)
     out, done = BUILD / f"{row['stack']}.json", BUILD / f"{row['stack']}.state"
     if again or not out.exists() or not done.exists() or done.read_text() != state(row):
         paths = [str(folder), str(data.ROOT / "tools"), str(data.ROOT / "src")]
         settings = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
-        settings |= {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "STACK_FOLDER": str(folder)}
+        settings |= {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
         command = [str(python), "-m", "stacks.harness", row["stack"], str(out)]
         call("run", command, env=os.environ | settings, cwd=BUILD)
         done.write_text(state(row))

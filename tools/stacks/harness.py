@@ -66,13 +66,23 @@ def functions(adapter: ModuleType, arrays: str) -> dict[str, Callable[..., Any]]
         positions = [[at]] * 3 if rope["axes"] else [at]
         apply = built(config, rope, part)
         out = to_lists(apply(make([units], "float32"), make(positions, "int64")))[0]
-        cos = [row[0][a] for row, (a, _) in zip(out, places, strict=True)]
-        sin = [row[0][b] for row, (_, b) in zip(out, places, strict=True)]
+        read = places
+        if rope["layout"] == "interleaved":
+            # the result may be in the order of halves: q.k is the same
+            halves = definition.places_of(rope | {"layout": "half"})
+            read = max(places, halves, key=lambda each: _size(out, each))
+        cos = [row[0][a] for row, (a, _) in zip(out, read, strict=True)]
+        sin = [row[0][b] for row, (_, b) in zip(out, read, strict=True)]
         size = sum(map(math.hypot, cos, sin)) / len(places)
         return [math.atan2(s, c) for s, c in zip(sin, cos, strict=True)], size
 
     more = {name: getattr(adapter, name) for name in KINDS if hasattr(adapter, name)}
     return {"rotate": rotate, "inv_freq": inv_freq} | more
+
+
+def _size(out: Any, places: Any) -> float:
+    """Return how much of the rotated unit vectors is at these places."""
+    return sum(abs(row[0][a]) + abs(row[0][b]) for row, (a, b) in zip(out, places, strict=True))
 
 
 def cells(given: dict[str, Callable[..., Any]], report: Report) -> dict[str, dict[str, Any]]:

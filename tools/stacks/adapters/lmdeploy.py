@@ -1,6 +1,5 @@
 """lmdeploy: `build_rotary_embedding_from_config` and the default backend's `ApplyRotaryEmbImpl`."""
 
-import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,17 +26,7 @@ class Backend:
     def build_op(spec: Any, **_: Any) -> Any:
         if "RotaryEmbedding" in type(spec).__name__:
             return rotary_embedding._build_rotary_embedding(spec)
-        return _implementation()
-
-
-def _implementation() -> Any:
-    found = vars(apply_rotary_emb).values()
-    return next(
-        each
-        for each in found
-        if inspect.isclass(each) and each.__module__ == apply_rotary_emb.__name__
-        and each.__name__.endswith("Impl")
-    )()
+        return apply_rotary_emb.DefaultApplyRotaryEmbImpl()
 
 
 lmdeploy.pytorch.backends.get_backend = lambda: Backend
@@ -51,11 +40,12 @@ AXES = True
 
 def rope(rope: Rope, config: dict) -> Apply:
     at_start(rope)
+    if rope["layout"] == "interleaved":
+        raise NotExpressible("interleaved pairs are rotated by the code of single models")
     kind = {"qwen2_vl": "qwen2_vl_text"}.get(config["model_type"], config["model_type"])
     keys = {name: value for name, value in config.items() if name != "model_type"}
     module = build_rotary_embedding_from_config(transformers.AutoConfig.for_model(kind, **keys))
     rotate = ApplyRotaryEmb()
-    complex_mode = rope["layout"] == "interleaved"
 
     def apply(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         if rope["axes"] and positions.shape[1] > 1:
@@ -66,7 +56,7 @@ def rope(rope: Rope, config: dict) -> Apply:
         cos, sin = module(flat, row)
         cos, sin = cos.reshape(-1, cos.shape[-1]), sin.reshape(-1, sin.shape[-1])
         part = flat[..., : rope["rotary_dim"]].clone()
-        out = rotate(part, part.clone(), cos, sin, False, complex_mode)[0]
+        out = rotate(part, part.clone(), cos, sin, False)[0]
         out = torch.cat((out, flat[..., rope["rotary_dim"] :]), -1)
         return out.view(x.shape[0], x.shape[2], *flat.shape[1:]).transpose(1, 2)
 
