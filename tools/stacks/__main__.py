@@ -77,7 +77,9 @@ def state(row: dict[str, Any]) -> str:
     adapter = Path(__file__).parent / "adapters" / f"{row['stack'].lower().replace('-', '_')}.py"
     needed = {key: value for key, value in row.items() if key != "because"}
     parts = [json.dumps(needed, sort_keys=True).encode()]
-    parts += [path.read_bytes() for path in (adapter, Path(harness_file), adapter.parent / "__init__.py")]
+    parts += [
+        path.read_bytes() for path in (adapter, Path(harness_file), adapter.parent / "__init__.py")
+    ]
     parts += [path.read_bytes() for path in sorted((data.ROOT / "conformance").glob("*.json"))]
     return hashlib.sha256(b"".join(parts)).hexdigest()
 

@@ -1,6 +1,6 @@
 """Run one stack with the vectors, in the process that imports it.
 
-    python -m stacks.harness litgpt build/stacks/litgpt.json
+python -m stacks.harness litgpt build/stacks/litgpt.json
 """
 
 from __future__ import annotations
@@ -146,4 +146,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

@@ -70,4 +70,6 @@ def _multimodal(made: RoPE, positions: torch.Tensor) -> tuple[torch.Tensor, torc
     source.ext.gen_mrope_pos_ids = fill
     tokens = positions.shape[1]
     angles = made.get_mrope_freqs(torch.zeros(1, tokens), [], tokens)[0][0]
-    return angles.sin().repeat(1, 2) * made.attn_factor, angles.cos().repeat(1, 2) * made.attn_factor
+    return angles.sin().repeat(1, 2) * made.attn_factor, angles.cos().repeat(
+        1, 2
+    ) * made.attn_factor

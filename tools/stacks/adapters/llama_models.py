@@ -2,7 +2,18 @@
 
 import torch
 
-from stacks.adapters import Apply, Rope, absent, bare, in_layout, one_by_one, only, rows, unused, whole
+from stacks.adapters import (
+    Apply,
+    Rope,
+    absent,
+    bare,
+    in_layout,
+    one_by_one,
+    only,
+    rows,
+    unused,
+    whole,
+)
 
 absent("fairscale")
 bare("llama_models", "llama_models.llama3")

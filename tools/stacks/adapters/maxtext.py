@@ -19,7 +19,9 @@ from stacks.adapters import (
     whole,
 )
 
-absent("qwix", "tensorflow", "aqt", "pathwaysutils", "orbax", "grain", "omegaconf", "ml_collections")
+absent(
+    "qwix", "tensorflow", "aqt", "pathwaysutils", "orbax", "grain", "omegaconf", "ml_collections"
+)
 bare("maxtext", "maxtext.layers", "maxtext.common", "maxtext.utils")
 empty("maxtext.common.common_types", "maxtext.layers.initializers", "maxtext.utils.max_logging")
 empty("maxtext.utils.max_utils", "maxtext.utils.sharding")
@@ -81,7 +83,9 @@ def rope(rope: Rope, config: dict) -> Apply:
         made = module or yarn(rows(positions))
         return jnp.swapaxes(made(jnp.swapaxes(x, 1, 2), positions), 1, 2)
 
-    return in_layout(own, rope, apply) if own == "interleaved" or rope["layout"] == "half" else _no()
+    return (
+        in_layout(own, rope, apply) if own == "interleaved" or rope["layout"] == "half" else _no()
+    )
 
 
 def _no() -> Apply:
