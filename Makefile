@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases vectors site web bench release clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases stacks vectors site web bench release clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-transformers TRANSFORMERS=4.57.6   tests of the Hugging Face side with another release of transformers"
 	@echo "make test-torch TORCH=2.6.0                  all tests with another release of torch, on the CPU"
 	@echo "make engines   install transformers, vLLM, SGLang, mlx-lm, llama.cpp and ONNX Runtime under build/engines, run them, record what they compute"
+	@echo "make stacks    install trainers and libraries under build/stacks, run them with the conformance vectors, record what they compute"
 	@echo "make vectors   write the conformance vectors again, from exact arithmetic"
 	@echo "make release   set up; build both wheels and the sdist in dist/, install each in a bare environment, run the tests of quick there"
 	@echo "make site   set up and build the documentation in build/site"
@@ -186,6 +187,11 @@ $(ENGINES)/onnx/.ready:
 
 $(ENGINES)/onnxruntime.json: $(ROWS) $(ENGINES)/onnx/.ready
 	OMP_NUM_THREADS=1 PYTHONPATH=$(ENGINES)/onnx $(BIN)/python $(RUN)/run_onnxruntime.py $(ROWS) $@
+
+# every stack has its packages in a folder of its own; one that fails says why, and the others go on
+stacks: setup
+	PYTHONPATH=tools:src $(BIN)/python -m stacks $(STACKS)
+	$(BIN)/python docs/tables.py stacks
 
 site: setup
 	$(BIN)/sphinx-build -W -n -q docs build/site

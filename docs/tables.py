@@ -297,6 +297,70 @@ def _engine_cell(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+#: what a cell of the table of stacks says, in order of weight
+OUTCOMES = ("differs", "refuses", "agrees", "not expressible")
+
+
+def stacks_page(text: str) -> str:
+    """Return the page about stacks: the counts of each, what differs and why, and every group."""
+    measured = json.loads((RESULTS / "stacks.json").read_text(encoding="utf-8"))
+    ran = [row for row in measured if "cells" in row]
+    summary = [
+        "| stack | run | how | agrees | differs | refuses | not expressible |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in measured:
+        name = f"{row['stack']} {row['version']} | {row['date']} | {row['how']}"
+        if "cells" not in row:
+            summary.append(f"| {name} | {row['failed']} | | | |")
+            continue
+        counts = Counter(cell["result"] for cell in row["cells"].values())
+        order = ("agrees", "differs", "refuses", "not expressible")
+        summary.append(f"| {name} | {' | '.join(str(counts[each]) for each in order)} |")
+    known = {row["stack"].lower() for row in measured}
+    recorded = [
+        row for row in rows.read(RESULTS / "engines.jsonl") if row["engine"].lower() not in known
+    ]
+    for engine in dict.fromkeys(row["engine"] for row in recorded):
+        row = next(each for each in recorded if each["engine"] == engine)
+        name = f"{engine} {row['version']} | {row['date']} | recorded"
+        summary.append(f"| {name} | [other cells](engines.md) | | | |")
+    reasons = ["| stack | cells | off by | mistake | because |", "|---|---|---|---|---|"]
+    for row in ran:
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for name, cell in row["cells"].items():
+            if cell["result"] == "differs" and not name.startswith("far/"):
+                key = (_stack_cell(cell), cell["mistake"] or "", cell["because"])
+                groups.setdefault(key, []).append(name)
+        for key, names in groups.items():
+            reasons.append(f"| {row['stack']} | {', '.join(names)} | {' | '.join(key)} |")
+    names = dict.fromkeys(cell.split("/")[0] for row in ran for cell in row["cells"])
+    matrix = [f"| stack | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for row in ran:
+        of_group = {
+            name: [c["result"] for cell, c in row["cells"].items() if cell.startswith(f"{name}/")]
+            for name in names
+        }
+        words = [next((o for o in OUTCOMES if o in of_group[name]), "") for name in names]
+        matrix.append(f"| {row['stack']} | {' | '.join(words)} |")
+    text = filled(text, "stacks-summary", "\n".join(summary) + "\n")
+    text = filled(text, "stacks-because", "\n".join(reasons) + "\n")
+    return filled(text, "stacks-groups", "\n".join(matrix) + "\n")
+
+
+def _stack_cell(cell: dict[str, Any]) -> str:
+    """Return how large a difference is: pairs, the largest factor on a frequency, the magnitude."""
+    parts = []
+    if cell.get("pairs_off"):
+        first, factor = cell["first_pair"], cell["factor"]
+        parts.append(
+            f"{cell['pairs_off']} of {cell['pairs']} pairs from pair {first}, up to x {factor:.3g}"
+        )
+    if "magnitude" in cell:
+        parts.append(f"magnitude x {cell['magnitude']:.3g}")
+    return ", ".join(parts) or "far positions"
+
+
 def fit_block(folder: Path) -> str:
     """Return the table of a fit and its recommendation, from its committed rows."""
     facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
@@ -337,9 +401,14 @@ def tutorial_page(text: str, missing: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the pages and charts, and print their paths; with the argument `engines` only the
-    page about engines.
+    """Rewrite the pages and charts, and print their paths; with the argument `engines` or `stacks`
+    only that page.
     """
+    stacks = DOCS / "stacks.md"
+    stacks.write_text(stacks_page(stacks.read_text(encoding="utf-8")), encoding="utf-8")
+    if sys.argv[1:] == ["stacks"]:
+        print(stacks)
+        return
     engines = DOCS / "engines.md"
     engines.write_text(engines_page(engines.read_text(encoding="utf-8")), encoding="utf-8")
     if sys.argv[1:] == ["engines"]:

@@ -43,6 +43,13 @@ class _Module(types.ModuleType):
         return make(name)
 
 
+def module(name: str) -> types.ModuleType:
+    """Return an empty module that is a package too."""
+    made = _Module(name)
+    made.__path__ = []
+    return made
+
+
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and makes an empty module for every import of a package in `names`, or of a module in
     it.
@@ -59,9 +66,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = _Module(spec.name)
-        module.__path__ = []
-        return module
+        return module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
@@ -79,4 +84,9 @@ def install(*names: str) -> None:
         if name.startswith("is_") and name.endswith("_available"):
             with contextlib.suppress(Exception):
                 getattr(import_utils, name)()
+    answer(*names)
+
+
+def answer(*names: str) -> None:
+    """Answer imports of these packages with empty modules where they are not installed."""
     sys.meta_path.append(_Finder(names))

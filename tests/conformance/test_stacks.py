@@ -1,0 +1,66 @@
+"""Released stacks: the page agrees with the data, every difference has a reason, and the adapters of
+stacks that are installed here give the recorded cells.
+"""
+
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "docs")]
+
+from stacks import data, harness  # noqa: E402
+
+RESULTS = json.loads((ROOT / "results" / "stacks.json").read_text(encoding="utf-8"))
+RAN = {row["stack"]: row for row in RESULTS if "cells" in row}
+#: quick groups with a scaling that the stack has, and one that it has not
+GROUPS = ["default", "linear", "partial", "layouts", "llama3"]
+
+
+def test_every_stack_has_a_row_and_a_result():
+    assert [row["stack"] for row in RESULTS] == [row["stack"] for row in data.stacks()]
+    assert len(RAN) >= 18
+    for row in RESULTS:
+        assert row["version"] == data.row(row["stack"])["version"]
+        assert f"{row['stack']}=={row['version']}" in data.row(row["stack"])["packages"]
+
+
+def test_every_difference_has_a_reason():
+    for row in RAN.values():
+        for name, cell in row["cells"].items():
+            assert cell["result"] in ("agrees", "differs", "refuses", "not expressible")
+            if cell["result"] == "differs":
+                assert cell["because"], f"{row['stack']} {name}"
+            elif cell["result"] == "refuses":
+                assert cell["words"], f"{row['stack']} {name}"
+
+
+def test_every_reason_belongs_to_a_difference():
+    for row in data.stacks():
+        cells = RAN.get(row["stack"], {"cells": {}})["cells"].values()
+        said = {cell.get("because") for cell in cells}
+        for reason in row.get("because", ()):
+            assert reason["words"] in said, f"{row['stack']}: {reason['words']}"
+
+
+def test_page_is_made_from_the_data():
+    import tables
+
+    text = (ROOT / "docs" / "stacks.md").read_text(encoding="utf-8")
+    assert tables.stacks_page(text) == text
+
+
+@pytest.mark.parametrize("name", ["transformers", "rotary-embedding-torch"])
+def test_adapter_gives_the_recorded_cells(name):
+    row = RAN[name]
+    pytest.importorskip(name.replace("-", "_"))
+    if importlib.metadata.version(name) != row["version"]:
+        pytest.skip("another release is installed")
+    found = harness.measure(name, GROUPS)
+    assert {cell.split("/")[0] for cell in found} == set(GROUPS)
+    for cell, result in found.items():
+        assert result["result"] == row["cells"][cell]["result"], cell
+    assert "agrees" in [result["result"] for result in found.values()]
