@@ -351,7 +351,9 @@ def stacks_page(text: str) -> str:
 def _stack_cell(cell: dict[str, Any]) -> str:
     """Return how large a difference is: pairs, the largest factor on a frequency, the magnitude."""
     parts = []
-    if cell.get("pairs_off"):
+    if cell.get("pairs_off") and "factor" not in cell:
+        parts.append("other dimensions rotate together")
+    elif cell.get("pairs_off"):
         first, factor = cell["first_pair"], cell["factor"]
         parts.append(
             f"{cell['pairs_off']} of {cell['pairs']} pairs from pair {first}, up to x {factor:.3g}"

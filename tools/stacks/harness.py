@@ -121,6 +121,8 @@ def frequencies_off(inv_freq: Callable[..., Any], group: str, case_id: str) -> d
     ratios = [a / b if b else 1.0 + abs(a) for a, b in zip(got, wanted, strict=False)]
     off = [i for i, ratio in enumerate(ratios) if abs(ratio - 1) > 1e-5]
     found: dict[str, Any] = {"pairs": len(wanted), "pairs_off": len(off)}
+    if any(ratio <= 0 for ratio in ratios):  # read at dimensions that are no pairs there
+        return found
     if off:
         worst = max((ratios[i] for i in off), key=lambda r: abs(math.log(r)) if r > 0 else math.inf)
         found |= {"first_pair": off[0], "factor": float(f"{worst:.6g}")}
