@@ -23,7 +23,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draw_configs import draw
+import draw_configs
+import draw_mistakes
 from ropewalk.engines import ENGINES
 from ropewalk.engines.audit import Finding, audit
 from ropewalk.errors import RopeError
@@ -130,6 +131,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument(
+        "--mistakes", action="store_true", help="draw configs with mistakes that people make"
+    )
     parser.add_argument("--count", type=int, default=300, help="configs to draw")
     parser.add_argument(
         "--engines",
@@ -149,7 +153,8 @@ def main() -> None:
     )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
-    rows = draw(given.seed, given.count)
+    drawn = draw_mistakes if given.mistakes else draw_configs
+    rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"
     source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
