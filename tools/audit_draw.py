@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -79,7 +80,9 @@ def kind_of(finding: Finding, rope: Rope) -> str:
         return "wrong" if finding.problem is None else "right error"
     if finding.problem is not None:
         return "wrong"
-    ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    # a run shows the angle of one step, within a turn
+    radians = [math.remainder(each, 2 * math.pi) for each in finding.radians]
+    ours = LayerRope.of(radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
     return (
         "right"
         if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same"

@@ -374,7 +374,6 @@ def _row(random: Random, name: str) -> Row:
     known = {**MISTAKES, **(OF_VISION if model_type in VISION else {})}
     if model_type in VISION:
         known.pop("sections in a text model")
-        known |= {name: each for name, each in OF_VISION.items()}
     if model_type in LAYERED:
         known = {**known, **OF_LAYERS}
         known.pop("ropes by layer type")

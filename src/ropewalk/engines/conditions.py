@@ -48,6 +48,7 @@ CONDITIONS: dict[str, Callable[[Reading], bool]] = {
     "magnitude is not 1": lambda reading: frequencies_of(reading.spec)[1] != 1,
     # the engine's model reads a rope object of the config
     "rope object read": lambda reading: bool(reading.keys),
+    "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
     "mscale written": lambda reading: bool(
