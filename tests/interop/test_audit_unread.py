@@ -190,11 +190,11 @@ ROPES = {
 @pytest.mark.parametrize(
     ("model_type", "transformers"),
     [("llama", "runs"), ("mistral", "runs"), ("qwen2", "refused"), ("qwen3", "refused"),
-     ("granite", "not known")],
+     ("granite", "runs"), ("smollm3", "refused"), ("apertus", "not known")],
 )  # fmt: skip
 def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transformers):
     config = {**SIZES, "model_type": model_type, "head_dim": 64, "rope_parameters": ROPES}
-    others = "not known" if model_type == "granite" else "refused"
+    others = "not known" if model_type == "apertus" else "refused"
     told = problems(config)
     assert (told["hf"], told["vllm"], told["sglang"]) == (transformers, others, others)
     if transformers == "runs":

@@ -399,7 +399,7 @@ class _Layer:
                 f"{sections} = {sections.value!r} is ignored: {self.model} has one position for each "
                 "token"
             )
-            return {}
+            source = self._code("ignored", "axis_order")
         return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
 
     def _sizes(self, sections: Value, order: str) -> Sequence[int]:

@@ -168,7 +168,7 @@ class Release:
                 and model_type not in row.get("not_family", ())
             )
             row = next(families, {})
-            if reason in OTHER and not row.get("always"):
+            if reason in OTHER and not row.get("always") and "as" not in row:
                 taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
                 if same(usual(taken), usual(other)):  # the engine does not read the value
                     config = taken

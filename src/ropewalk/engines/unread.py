@@ -37,15 +37,25 @@ NUMBERS = {
     TRAINED: 4096,
 }
 #: scaling: keys without which it cannot be computed
-NEEDED = {
+NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "llama3": ("factor",),
     "longrope": ("short_factor", "long_factor"),
     "su": ("short_factor", "long_factor"),
 }
 LISTS = ("short_factor", "long_factor")
+BANDS = ("low_freq_factor", "high_freq_factor")
 MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+#: the rope that transformers' class of gpt_oss has if the config has none
+GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    TRAINED: 4096,
+}
 #: values that no scaling accepts are replaced by these to apply the rules, and put back after them
 PLACEHOLDERS = {"factor": 1.0, "beta_fast": 33.5, "beta_slow": 1.5}
 
@@ -228,8 +238,18 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         for key in NUMBERS
         if key not in (TRAINED, "rope_theta", *MAGNITUDES)
     ),
+    "text instead of an attention_factor": lambda config: any(
+        _numeric_text(rope.get("attention_factor")) for rope in _ropes(config)
+    ),
     "text instead of a magnitude": lambda config: any(
         _numeric_text(rope.get(key)) for rope in _ropes(config) for key in MAGNITUDES
+    ),
+    "llama3 without one of its two frequency factors": lambda config: any(
+        _named(rope) == "llama3" and any(rope.get(key) is None for key in BANDS)
+        for rope in _ropes(config)
+    ),
+    "no rope in a family whose default is scaled": lambda config: (
+        family_of(config.get("model_type")).rope_required and not _ropes(config)
     ),
     "magnitude below 0": lambda config: any(map(_below_zero, _ropes(config))),
     "rope without a rope_type": lambda config: any(map(_without_name, _ropes(config))),
@@ -352,7 +372,7 @@ def _complete(config: Config) -> Config:
     pairs = _pairs(config)
 
     def fill(rope: Config) -> Config:
-        needed = NEEDED.get(str(_named(rope)), ())
+        needed = (*NEEDED.get(str(_named(rope)), ()), *(BANDS if _named(rope) == "llama3" else ()))
         missing = {
             key: [2.0] * pairs if key in LISTS else NUMBERS[key]
             for key in needed
@@ -381,10 +401,26 @@ def _with_sections(config: Config, fit: Callable[[list[int], int], list[int]] | 
 
     def change(rope: Config) -> Config:
         given = rope.get("mrope_section")
-        fitting = fit(given, pairs) if fit is not None and isinstance(given, list) else third
+        is_three = isinstance(given, list) and len(given) == 3
+        fitting = fit(given, pairs) if fit is not None and is_three else third
         return {**rope, "mrope_section": fitting}
 
     return _with_ropes(config, change)
+
+
+def _fitting_sections(config: Config) -> Config:
+    return _with_sections(config, _scaled_to_fit) if _wrong_sections(config) else config
+
+
+def _time_has_the_rest(sections: list[int], pairs: int) -> list[int]:
+    """Return sections whose first one has the pairs that interleaved height and width leave."""
+    _, height, width = sections
+    height, width = min(height, (pairs + 1) // 3), min(width, pairs // 3)
+    return [pairs - height - width, height, width]
+
+
+def _theta_of(config: Config) -> float:
+    return config.get("rope_theta") or family_of(config.get("model_type")).default("rope_theta")
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
@@ -445,6 +481,20 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: _with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(_unknown_name, _scaled(2.0)),
+    "yarn where the name is unknown": _if(
+        _unknown_name,
+        lambda rope: {
+            key: "yarn" if key in ("rope_type", "type") else value for key, value in rope.items()
+        },
+    ),
+    "an unscaled rope": lambda config: {
+        **config,
+        "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
+    },
+    "the default rope of gpt_oss": lambda config: {
+        **config,
+        "rope_parameters": {**GPT_OSS, "rope_theta": _theta_of(config)},
+    },
     "unscaled where there is no name": _if(_without_name, _unscaled),
     "placeholders": lambda config: _with_ropes(config, _replaced),
     "both the higher": _if(
@@ -464,8 +514,11 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
             if key not in keys.AXIS_KEYS
         },
     ),
+    "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
-    "sections scaled to fit": lambda config: _with_sections(config, _scaled_to_fit),
+    "whole heads and sections scaled to fit": lambda config: _fitting_sections(
+        _without("partial_rotary_factor")(_with_ropes(config, _without("partial_rotary_factor")))
+    ),
     "truncate true": _if(
         lambda rope: isinstance(rope.get("truncate"), str), lambda rope: {**rope, "truncate": True}
     ),
@@ -495,6 +548,9 @@ USUAL = {
     "text instead of a number": "numbers",
     "rope without a rope_type": "unscaled where there is no name",
     "rope_type with an unknown name": "linear where the name is unknown",
+    "text instead of an attention_factor": "numbers",
+    "llama3 without one of its two frequency factors": "complete",
+    "no rope in a family whose default is scaled": "an unscaled rope",
     "scaling without a number that it needs": "complete",
     "factor below 1": "placeholders",
     "factor below 1 in a dynamic rope": "placeholders",
@@ -517,6 +573,8 @@ OTHER = {
     "text instead of a number": "linear by 7",
     "rope_type with an unknown name": "linear by 7",
     "text instead of a magnitude": "magnitude 3",
+    "text instead of an attention_factor": "magnitude 3",
+    "llama3 without one of its two frequency factors": "linear by 7",
     "magnitude below 0": "magnitude 3",
     "longrope without a trained length": "linear by 7",
     "scaling without a number that it needs": "linear by 7",
