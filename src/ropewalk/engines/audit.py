@@ -20,8 +20,9 @@ from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.reading import EngineRule, Reading
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
+from ropewalk.engines.rope_faults import ROPES
 from ropewalk.engines.rules import Release, newest
-from ropewalk.engines.unread import ROPES, put_back, reasons, usual
+from ropewalk.engines.unread import put_back, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.gguf import GgufFile, hf_config, is_gguf

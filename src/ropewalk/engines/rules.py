@@ -19,7 +19,8 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import Case
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineRule, Reading
-from ropewalk.engines.unread import OTHER, REASONS, TAKEN_AS, USUAL, usual
+from ropewalk.engines.taken_as import TAKEN_AS
+from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
 
 FOLDER = Path(__file__).parent / "rules"
