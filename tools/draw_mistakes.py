@@ -117,7 +117,8 @@ def _served_not_multiplied(draft: Draft) -> None:
 
 
 def _served_multiplied_twice(draft: Draft) -> None:
-    draft.keys["max_position_embeddings"] = int(draft.served * draft.factor)
+    # an engine may build a table of all these positions, times the factor
+    draft.keys["max_position_embeddings"] = min(int(draft.served * draft.factor), 1 << 19)
 
 
 def _served_is_float(draft: Draft) -> None:

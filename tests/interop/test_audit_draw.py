@@ -175,5 +175,5 @@ def _is_run(finding, run, layer):
 def test_a_seed_of_mistakes_gives_the_same_configs_and_every_mistake(tools):
     mistakes = importlib.import_module("draw_mistakes")
     assert mistakes.draw(5, 40) == mistakes.draw(5, 40) != mistakes.draw(6, 40)
-    names = {row.name.split(", ", 1)[1] for row in mistakes.draw(7, 3000)}
+    names = {row.name.split(", ", 1)[1] for row in mistakes.draw(8, 4000)}
     assert names == {*mistakes.MISTAKES, *mistakes.OF_VISION, *mistakes.OF_LAYERS}

@@ -235,6 +235,10 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
             if key not in keys.AXIS_KEYS
         },
     ),
+    "default instead of mrope": lambda config: with_ropes(
+        config,
+        lambda rope: {key: "default" if value == "mrope" else value for key, value in rope.items()},
+    ),
     "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
     "sections that add up": lambda config: _with_sections(config, None),
     "whole heads and sections scaled to fit": lambda config: _fitting_sections(
