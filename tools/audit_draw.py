@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draw_configs import draw
+import draw_configs
+import draw_mistakes
 from ropewalk.engines import ENGINES
 from ropewalk.engines.audit import EngineFinding, audit
 from ropewalk.errors import RopeError
@@ -85,7 +87,9 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
         return "wrong" if finding.problem is None else "right error"
     if finding.problem is not None:
         return "wrong"
-    ours = LayerRope.of(finding.radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
+    # a run shows the angle of one step, within a turn
+    radians = [math.remainder(each, 2 * math.pi) for each in finding.radians]
+    ours = LayerRope.of(radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
     return (
         "right"
         if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same"
@@ -137,6 +141,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument(
+        "--mistakes", action="store_true", help="draw configs with mistakes that people make"
+    )
     parser.add_argument("--count", type=int, default=300, help="configs to draw")
     parser.add_argument(
         "--engines",
@@ -156,7 +163,8 @@ def main() -> None:
     )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
-    rows = draw(given.seed, given.count)
+    drawn = draw_mistakes if given.mistakes else draw_configs
+    rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"
     source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")

@@ -75,7 +75,14 @@ def test_no_score_exceeds_the_abel_bound(seed):
 
 
 @pytest.mark.parametrize(
-    ("q", "k"), [vectors(5), np.ones((2, 2 * PAIRS))], ids=["random", "only the last step is steep"]
+    ("q", "k"),
+    [
+        vectors(5),
+        np.ones((2, 2 * PAIRS)),
+        # the product of the first pair is large, which no step from 0 leads to
+        (np.array([9.0, *[1.0] * (2 * PAIRS - 1)]), np.array([9.0, *[1.0] * (2 * PAIRS - 1)])),
+    ],
+    ids=["random", "only the last step is steep", "the first step is steep"],
 )
 def test_the_abel_bound_is_its_formula(q, k):
     h = [complex(q[i], q[PAIRS + i]) * complex(k[i], -k[PAIRS + i]) for i in range(PAIRS)] + [0]

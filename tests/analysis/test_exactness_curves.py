@@ -5,6 +5,7 @@ NumPy.
 import mpmath
 import numpy as np
 import pytest
+import torch
 
 import ropewalk as rw
 from door import assert_refused
@@ -12,6 +13,7 @@ from frequency_oracle import cos_sin, oracle, rotations
 from helpers import sample_spec
 from ropewalk import RopeSpec
 from ropewalk import analysis as plain_analysis
+from ropewalk.analysis.exactness import bfloat16
 from ropewalk_lab import analysis
 
 SPEC = rw.RopeSpec(10, theta=100.0)
@@ -146,3 +148,9 @@ def test_curves_need_axes_that_are_the_same_in_all_heads(chosen):
 def test_curves_need_positions_from_0_on():
     assert_refused("positions", lambda: analysis.error_curves(SPEC, [5, -1]))
     assert analysis.error_curves(SPEC, [0], ["exact"])["exact"] == [0]
+
+
+@pytest.mark.parametrize("value", [257.0, 259.0, 1.00390625, -257.0, 0.1, 3.0e38])
+def test_bfloat16_rounds_ties_to_even(value):
+    expected = torch.tensor(value, dtype=torch.float32).to(torch.bfloat16).item()
+    assert bfloat16(value) == expected

@@ -181,3 +181,15 @@ def test_bands_of_a_clipped_scaling_are_those_of_its_factor():
         "interpolated",
         "still",
     ]
+
+
+def test_a_ratio_that_is_rounded_up_is_still_interpolated():
+    """1 / 3 of some frequencies is an ulp above 1 / 3."""
+    spec = rw.RopeSpec(64, scaling=frequencies.Linear(factor=3.0))
+    assert max(analysis.stretch(spec)) > 1 / 3
+    assert set(analysis.bands(spec)) == {"interpolated"}
+
+
+def test_a_pair_that_made_one_whole_turn_in_training_has_seen_every_angle():
+    found = analysis.Coverage((1.0, 0.5, 0.5), (2.0, 1.0, 0.5), (2.0, 1.0, 0.5))
+    assert found.new_angles((2.0, 1.0, 0.5)) == [False, True, False]

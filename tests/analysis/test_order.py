@@ -92,3 +92,10 @@ def test_the_path_of_a_query_is_where_the_module_takes_it(name):
     assert found == pytest.approx(
         rotated[:, : spec.pairs] + 1j * rotated[:, spec.pairs :], abs=1e-9
     )
+
+
+@pytest.mark.parametrize(("on", "power"), [("qk", 1), ("q", 2), ("scale", 0)])
+def test_the_path_of_a_query_has_the_magnitude_of_queries(on, power):
+    yarn = rw.frequencies.Yarn(original_length=64, factor=4.0)
+    found = analysis.query_path(rw.RopeSpec(8, scaling=yarn, magnitude_on=on), [0, 5])
+    np.testing.assert_allclose(np.abs(found), (0.1 * np.log(4) + 1) ** power, rtol=1e-12)

@@ -2,6 +2,8 @@
 by counting.
 """
 
+import math
+
 import pytest
 import torch
 from torch.nn.functional import elu, normalize, relu
@@ -413,3 +415,10 @@ def test_decaying_attention_stays_finite_over_a_long_sequence():
 def test_a_rate_that_means_nothing_is_refused(rate, field):
     with pytest.raises(RopeError, match=f"^{field}: "):
         decaying_linear_attention(*draw(), rate)
+
+
+def test_a_learned_scale_begins_near_one():
+    """sigmoid(3) = 0.953: a new layer weighs keys almost as 1 + cos does."""
+    made = LinearAttention(8, 2, form="cosine")
+    expected = [1 / (1 + math.exp(-3))] * 2
+    assert torch.sigmoid(made.raw_scale).flatten().tolist() == pytest.approx(expected, rel=1e-6)

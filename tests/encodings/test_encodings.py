@@ -370,3 +370,12 @@ def test_learned_vectors_exist_for_the_trained_positions_alone():
     for dtype in (torch.int64, torch.uint8):
         found = encoding.embed(x, torch.tensor([0, LENGTH - 1], dtype=dtype))
         assert torch.equal(found[0], encoding.table.weight[[0, LENGTH - 1]])
+
+
+def test_sinusoidal_angles_are_exact_far_away():
+    position, pairs = 1_000_003, MODEL_DIM // 2
+    zero = torch.zeros(1, 1, MODEL_DIM, dtype=torch.float64)
+    found = make("sinusoidal").embed(zero, torch.tensor([position]))[0, 0].tolist()
+    angles = [position * 10_000 ** (-i / pairs) for i in range(pairs)]
+    expected = [part(angle) for angle in angles for part in (math.sin, math.cos)]
+    assert found == pytest.approx(expected, abs=1e-9)

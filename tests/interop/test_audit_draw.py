@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from engines.matrix import ServedConfig
 from ropewalk.engines.audit import audit
+from ropewalk.errors import RopeError
 
 ROOT = Path(__file__).parents[2]
 CONFIG = {
@@ -109,3 +111,69 @@ def test_the_page_says_what_was_counted(tools):
     assert sum(line["wrong"] for line in last) == 0
     assert sum(line["not known"] + line["refused"] for line in last) < 0.05 * cells
     assert f"{len(tools[0].DRAWN)} families" in page
+
+
+SEED = 2039
+#: the 200 configs of this seed that the engines were run with
+RUNS = ROOT / "results" / "engine_mistakes.jsonl"
+
+
+def test_no_verdict_about_a_mistake_is_wrong(tools):
+    """Engines' runs of configs with mistakes, against what audit says by its rules alone."""
+    draw = importlib.import_module("draw_mistakes").draw
+    measured = importlib.import_module("ropewalk_lab.engines_run.measured")
+    rows = draw(SEED, 200)
+    assert len({row.config["model_type"] for row in rows}) >= 20
+    runs = [json.loads(line) for line in RUNS.read_text(encoding="utf-8").splitlines()]
+    chosen, unknown, wrong = range(0, 200, 4), 0, []
+    audits = {index: _audited(rows[index]) for index in chosen}
+    cells = [run for run in runs if run["row"] in audits]
+    assert len(cells) == 4 * len(chosen)
+    for run in cells:
+        row, found = rows[run["row"]], audits[run["row"]]
+        findings = {} if found is None else {f.layer_type: f for f in found.of(run["engine"])}
+        layers = measured.layer_of_type(row.config, list(findings))
+        for layer_type, finding in findings.items():
+            if (finding.problem or "").startswith("not known"):
+                unknown += 1
+            elif (finding.problem is None) == ("error" in run) or (
+                finding.problem is None and not _is_run(finding, run, layers[layer_type])
+            ):
+                wrong.append((row.id, run["engine"], layer_type, finding.problem))
+        unknown += not findings
+    assert not wrong
+    assert unknown <= 0.05 * len(cells)
+
+
+def _audited(row):
+    try:
+        return audit(row.config, length=row.length, records={})
+    except RopeError:
+        return None
+
+
+def _is_run(finding, run, layer):
+    """Whether the rope that was read from a run, of which some pairs were kept, is the one of a
+    finding.
+    """
+    index = run["layers"][layer] if layer < len(run["layers"]) else None
+    if index is None:
+        return False
+    rope = run["ropes"][index]
+    # pairs at the end that stand still may be left out
+    radians = [*finding.radians, *[0.0] * (rope["pairs"] - len(finding.radians))]
+    kept = sorted({0, 1, rope["pairs"] // 2, rope["pairs"] - 1})
+    ours = [math.remainder(radians[pair], 2 * math.pi) for pair in kept]
+    rotating = [a for a, r in zip(finding.axis_of_pair, finding.radians, strict=False) if r]
+    return (
+        ours == pytest.approx(rope["radians"], rel=2e-5, abs=1e-12)
+        and finding.magnitude == pytest.approx(rope["magnitude"], rel=2e-5)
+        and set(rotating) >= set(rope["axes"]) - {0}
+    )
+
+
+def test_a_seed_of_mistakes_gives_the_same_configs_and_every_mistake(tools):
+    mistakes = importlib.import_module("draw_mistakes")
+    assert mistakes.draw(5, 40) == mistakes.draw(5, 40) != mistakes.draw(6, 40)
+    names = {row.name.split(", ", 1)[1] for row in mistakes.draw(8, 4000)}
+    assert names == {*mistakes.MISTAKES, *mistakes.OF_VISION, *mistakes.OF_LAYERS}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ropewalk.engines import ENGINES, audit
+from ropewalk.errors import RopeError
 
 SIZES = {
     "hidden_size": 128,
@@ -190,11 +191,11 @@ ROPES = {
 @pytest.mark.parametrize(
     ("model_type", "transformers"),
     [("llama", "runs"), ("mistral", "runs"), ("qwen2", "refused"), ("qwen3", "refused"),
-     ("granite", "not known")],
+     ("granite", "runs"), ("smollm3", "refused"), ("apertus", "not known")],
 )  # fmt: skip
 def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transformers):
     config = {**SIZES, "model_type": model_type, "head_dim": 64, "rope_parameters": ROPES}
-    others = "not known" if model_type == "granite" else "refused"
+    others = "not known" if model_type == "apertus" else "refused"
     told = problems(config)
     assert (told["hf"], told["vllm"], told["sglang"]) == (transformers, others, others)
     if transformers == "runs":
@@ -260,3 +261,23 @@ def test_one_rope_for_all_layer_types_of_gemma_3(local):
     for engine, finding in found(config, "sliding_attention").items():
         theta = local.get("rope_local_base_freq", 1e4)
         np.testing.assert_allclose(finding.radians, ladder(theta), rtol=1e-9, err_msg=engine)
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], True, 0.5])
+def test_a_rope_that_is_no_object_is_refused_by_name(value):
+    with pytest.raises(RopeError, match="rope_scaling"):
+        audit({**SIZES, "model_type": "llama", "rope_theta": 1e4, "rope_scaling": value})
+
+
+@pytest.mark.parametrize(
+    "wrong", ["nan", "inf", "9" * 5000, [0, 0, 0], [1, -1, 0], 1e308, 2**70, {}]
+)
+@pytest.mark.parametrize("key", ["factor", "mrope_section", "rope_type", "beta_fast", "rope_theta"])
+def test_no_value_of_a_rope_is_another_error(key, wrong):
+    for model_type in ("llama", "qwen2_vl_text", "gpt_oss"):
+        rope = {"rope_type": "yarn", "factor": "4.0", "original_max_position_embeddings": 16}
+        config = {**SIZES, "model_type": model_type, "rope_scaling": {**rope, key: wrong}}
+        try:
+            audit({**config, "rope_theta": 1e4})
+        except RopeError as error:
+            assert error.field  # noqa: PT017

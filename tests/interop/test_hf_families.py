@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from hf_families import CASES, NEAR, POSITIONS, SECTIONS, Case
 from installed import HERE, V5, code_of, config_of, rope_of, skip_old_yarn
 from torch.testing import assert_close
@@ -378,3 +379,28 @@ def test_other_families_leave_the_softmax_alone():
     scaled = "rope_parameters" if V5 else "rope_scaling"
     config[scaled] = {**config[scaled], "mscale": 1.0, "mscale_all_dim": 0.7}
     assert from_hf(config).softmax_factor == 1.0
+
+
+@pytest.mark.skipif(not V5, reason="rope_parameters are read by transformers 5")
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
+def test_sections_are_not_read_by_a_text_model(model_type):
+    """transformers' rotary module computes the same with and without them, and refuses the name."""
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 1}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    config = {"model_type": model_type, "max_position_embeddings": 64, **sizes}
+    with_sections = {**config, "rope_parameters": {**rope, "mrope_section": [4, 2, 2]}}
+    tables = []
+    for each in ({**config, "rope_parameters": rope}, with_sections):
+        read = transformers.AutoConfig.for_model(**each)
+        model = transformers.AutoModel.from_config(read)
+        tables.append(model.rotary_emb(torch.zeros(1), torch.arange(9)[None]))
+    assert torch.equal(torch.stack(tables[0]), torch.stack(tables[1]))
+    with pytest.warns(UserWarning, match="mrope_section.*is ignored"):
+        found = from_hf(with_sections)
+    assert found == from_hf({**config, "rope_parameters": rope})
+    named = {**config, "rope_theta": 1e6, "rope_scaling": {"type": "mrope"}}
+    named["rope_scaling"]["mrope_section"] = [4, 2, 2]
+    with pytest.raises(KeyError, match="mrope"):
+        transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**named))
+    with pytest.raises(RopeError, match="must not be mrope"):
+        from_hf(named)

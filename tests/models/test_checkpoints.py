@@ -413,3 +413,57 @@ def test_keys_that_are_absent_are_those_of_transformers(family, options):
             "router_aux_loss_coef",
         )
         assert found == tuple(getattr(reference, name) for name in names)
+
+
+def with_tokenizer(folder):
+    """Add a tokenizer of words, as transformers writes it, and end tokens to a folder."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a")
+    )
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    fast.chat_template = "{{ messages }}"
+    fast.save_pretrained(folder)
+    reconfigure(folder, eos_token_id=[2, 1], bos_token_id=0)
+    generation = {"eos_token_id": [2, 1], "temperature": 0.5}
+    (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return transformers
+
+
+def test_the_tokenizer_of_a_folder_is_saved_with_the_model(folder, tmp_path):
+    transformers = with_tokenizer(folder)
+    other = tmp_path / "other"
+    rw.save(rw.load(folder), other)
+    read = transformers.AutoTokenizer.from_pretrained(other)
+    assert read("b a <end>").input_ids == [1, 0, 2]
+    assert (read.eos_token, read.chat_template) == ("<end>", "{{ messages }}")
+    names = {path.name for path in folder.iterdir()}
+    assert {path.name for path in other.iterdir()} == names
+    for name in names - {"config.json", "model.safetensors"}:
+        assert (other / name).read_bytes() == (folder / name).read_bytes()
+    config = json.loads((other / "config.json").read_text(encoding="utf-8"))
+    assert (config["eos_token_id"], config["bos_token_id"]) == ([2, 1], 0)
+    # and so does the folder of a folder
+    rw.save(rw.load(other), tmp_path / "third")
+    assert (tmp_path / "third" / "tokenizer.json").is_file()
+
+
+def test_token_ids_that_are_given_replace_those_of_the_folder(folder, tmp_path):
+    with_tokenizer(folder)
+    rw.save(rw.load(folder), tmp_path / "other", extra_config={"eos_token_id": 1})
+    for name, expected in (("config.json", 1), ("generation_config.json", 1)):
+        read = json.loads((tmp_path / "other" / name).read_text(encoding="utf-8"))
+        assert read["eos_token_id"] == expected
+    assert read["temperature"] == 0.5
+
+
+def test_a_tokenizer_that_is_gone_is_left_out_with_a_warning(folder, tmp_path):
+    with_tokenizer(folder)
+    model = rw.load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.warns(UserWarning, match=r"tokenizer\.json: is not saved") as seen:
+        rw.save(model, tmp_path / "other")
+    assert seen[0].filename.endswith("test_checkpoints.py")
+    assert (tmp_path / "other" / "tokenizer_config.json").is_file()

@@ -15,8 +15,8 @@ from decimal import Decimal
 from functools import partial
 from struct import pack, unpack
 
-from ropewalk.analysis.ladder import require_one_series
-from ropewalk.errors import choice, integer
+from ropewalk.analysis.ladder import require_one_series, series
+from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.phase import cos_sin, phase_steps
 from ropewalk.spec import RopeSpec
 
@@ -37,16 +37,24 @@ def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) ->
 
     The frequencies and 2 pi become integers, multiples of 2^-192, so that products are exact.
     """
-    steps = [_fixed_point(value) for value in radians]
+    steps = [_fixed_point(value) for value in series("radians", radians)]
     return [
-        [(int(position) * step % _TWO_PI) / (1 << _BITS) for step in steps]
-        for position in positions
+        [(position * step % _TWO_PI) / (1 << _BITS) for step in steps]
+        for position in _integers(positions, low=-(2**62))
     ]
+
+
+def _integers(positions: Iterable[int], low: int) -> list[int]:
+    """Return positions as integers of Python, at least `low`."""
+    if isinstance(positions, str) or not isinstance(positions, Iterable):
+        raise RopeError("positions", "must be a list of integers", positions)
+    return [integer("positions", position, low=low) for position in positions]
 
 
 def _fixed_point(value: float | Decimal) -> int:
     """Return a number times 2^192, rounded down to an integer."""
-    exact = value if isinstance(value, Decimal) else float(value)
+    is_decimal = isinstance(value, Decimal) and value.is_finite()
+    exact = value if is_decimal else number("radians", value)
     numerator, denominator = exact.as_integer_ratio()
     return (numerator << _BITS) // denominator
 
@@ -136,7 +144,8 @@ def error_curves(
     The reference uses the spec's own frequencies; magnitudes are left out.
     """
     require_one_series(spec)
-    ends = [integer("positions", position, low=0) for position in positions]
+    ends = _integers(positions, low=0)
+    integer("width", width, low=1)
     methods = [choice("methods", name, COS_SIN_METHODS) for name in methods]
     windows = [[max(0, end - back) for back in range(width)] for end in ends]
     found = spec.ladder_frequencies(length)

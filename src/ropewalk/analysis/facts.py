@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ropewalk.analysis import ladder
-from ropewalk.analysis.exactness import error_curves
-from ropewalk.errors import integer
+from ropewalk.analysis.exactness import COS_SIN_METHODS, error_curves
+from ropewalk.errors import choice, integer
 from ropewalk.frequencies import Scaling
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.strategies import memory
@@ -37,9 +37,13 @@ class Facts:
     trained_given: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Check the lengths."""
+        """Check every value."""
+        ladder.require_spec(self.spec)
         integer("trained", self.trained, low=1)
         integer("served", self.served, low=1)
+        integer("width", self.width, low=1)
+        for name in self.methods:
+            choice("methods", name, COS_SIN_METHODS)
         if self.window is not None:
             integer("window", self.window, low=1)
 

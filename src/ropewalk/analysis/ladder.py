@@ -8,11 +8,11 @@ full revolution, 2 pi.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ropewalk.errors import RopeError
+from ropewalk.errors import RopeError, integer, number
 from ropewalk.frequencies import Default
 from ropewalk.spec import RopeSpec
 
@@ -45,6 +45,7 @@ def require_one_series(spec: RopeSpec) -> None:
     """Raise an error if the frequencies of the spec are learned for every head, or differ from head
     to head.
     """
+    require_spec(spec)
     if spec.mixed:
         raise RopeError(
             "axes",
@@ -59,8 +60,31 @@ def require_one_series(spec: RopeSpec) -> None:
         )
 
 
+def require_spec(spec: object) -> None:
+    """Raise an error if the value is no RopeSpec."""
+    if not isinstance(spec, RopeSpec):
+        raise RopeError("spec", "must be a RopeSpec; `from_hf` reads one from a config", spec)
+
+
+def series(field: str, values: Iterable[Any]) -> list[Any]:
+    """Return the entries of a list or an array that must have at least one."""
+    entries = values.tolist() if hasattr(values, "tolist") else values  # type: ignore[attr-defined]
+    if isinstance(entries, str | bytes) or not isinstance(entries, Iterable):
+        raise RopeError(field, "must be a list of numbers, one for each pair", values)
+    found = list(entries)
+    if not found:
+        raise RopeError(field, "must have at least one number", found)
+    return found
+
+
+def _frequencies(radians: Numbers) -> list[float]:
+    """Return the frequencies of one or more pairs as finite floats."""
+    return [number("radians", value) for value in series("radians", radians)]
+
+
 def plain_radians(spec: RopeSpec) -> tuple[float, ...]:
     """Return the frequency of every pair without the spec's scaling."""
+    require_spec(spec)
     return radians(spec.with_(scaling=Default()))
 
 
@@ -68,12 +92,13 @@ def wavelengths(radians: Numbers) -> tuple[float, ...]:
     """Return the wavelength of each pair: how many positions one turn takes; infinite if the
     frequency is 0.
     """
-    return tuple(2 * math.pi / abs(value) if value else math.inf for value in radians)
+    return tuple(2 * math.pi / abs(value) if value else math.inf for value in _frequencies(radians))
 
 
 def turns(radians: Numbers, length: float) -> tuple[float, ...]:
     """Return how many turns each pair completes within `length` positions, as a float."""
-    return tuple(abs(value) * length / (2 * math.pi) for value in radians)
+    length = number("length", length, low=0)
+    return tuple(abs(value) * length / (2 * math.pi) for value in _frequencies(radians))
 
 
 def critical_dimension(radians: Numbers, length: float) -> int:
@@ -102,7 +127,7 @@ def aliasing(radians: Numbers, length: float) -> Aliasing:
     """Return the shortest and longest wavelength and how many pairs repeat; pairs with frequency 0
     never repeat.
     """
-    waves = wavelengths(radians)
+    waves, length = wavelengths(radians), number("length", length, low=0)
     finite = [wave for wave in waves if math.isfinite(wave)] or [math.inf]
     return Aliasing(min(finite), max(finite), sum(wave <= length for wave in waves), len(waves))
 
@@ -124,6 +149,8 @@ class Coverage:
         """Return which pairs reach angles unseen in training: in training they made less than one
         turn, and `turns` is more.
         """
+        if len(turns) != len(self.trained):
+            raise RopeError("turns", f"must have {len(self.trained)} numbers", len(turns))
         both = zip(self.trained, turns, strict=True)
         return [seen < 1 and reached > seen * (1 + _TOLERANCE) for seen, reached in both]
 
@@ -135,6 +162,8 @@ def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = Non
     `length` is the sequence length for scalings that depend on it; None: `served`. With a sliding
     window the caller passes more: the sequence is longer than the distances within it.
     """
+    integer("trained", trained, low=1)
+    integer("served", served, low=1)
     unscaled, scaled = plain_radians(spec), radians(spec, served if length is None else length)
     return Coverage(turns(unscaled, trained), turns(unscaled, served), turns(scaled, served))
 
@@ -175,6 +204,11 @@ def cosine_sum(radians: Numbers, distance: float) -> float:
     It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE
     Bounds Context Length").
     """
+    return _cosine_sum(_frequencies(radians), number("distance", distance))
+
+
+def _cosine_sum(radians: list[float], distance: float) -> float:
+    """Return the sum for values that were checked."""
     return math.fsum([math.cos(distance * value) for value in radians])
 
 
@@ -184,14 +218,14 @@ def first_negative(radians: Numbers, length: int) -> int | None:
     `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a
     slightly larger one may still have a negative sum.
     """
-    if isinstance(length, bool) or not length >= 1:
-        raise RopeError("length", "must be at least 1", length)
+    integer("length", length, low=1)
+    frequencies = _frequencies(radians)
     # from one distance to the next the sum falls by at most the sum of the frequencies, so where it
     # is large some distances can be skipped
-    steepest = sum(map(abs, radians)) or 1.0
+    steepest = sum(map(abs, frequencies)) or 1.0
     distance = 1
     while distance <= length:
-        value = cosine_sum(radians, distance)
+        value = _cosine_sum(frequencies, distance)
         if value < 0:
             return distance
         distance += int(value / steepest) + 1

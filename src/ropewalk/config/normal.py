@@ -245,6 +245,9 @@ class _NormalLayer:
             ):
                 rule = f"must be one of {', '.join((*known, *keys.ROPE_TYPE_ALIASES))}"
                 raise RopeError(value.key, rule, name)
+            if name == "mrope" and self.family.known and self.family.axis_order is None:
+                rule = f"must not be mrope: {self.model} has one position for each token; remove it"
+                raise RopeError(value.key, rule, name)
             names.append({**keys.ROPE_TYPE_ALIASES, **self.family.renamed}.get(name, name))
         if len(set(names)) > 1:
             raise RopeError(
@@ -424,6 +427,12 @@ class _NormalLayer:
             assumed = Value(order, "axis_order", "assumed: no mrope_interleaved", derived=True)
             source = assumed if given is None else replace(given, value=order)
         sizes = self._sizes(sections, source.value)
+        if own_order is None and self.family.known:
+            self.warnings.append(
+                f"{sections} = {sections.value!r} is ignored: {self.model} has one position for each "
+                "token"
+            )
+            source = self._code("ignored", "axis_order")
         return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
 
     def _sizes(self, sections: Value, order: str) -> Sequence[int]:

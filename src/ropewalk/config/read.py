@@ -136,10 +136,11 @@ class _ValueReader:
         if "mrope_section" not in self.values:
             return None
         sections, order = self._take("mrope_section"), self._take("axis_order")
-        axis_map = axes.AXIS_ORDERS[order](list(sections))
+        is_read = order != "ignored"
+        axis_map = axes.AXIS_ORDERS[order if is_read else "chunked"](list(sections))
         if axis_map.pairs != pairs:
             raise RopeError("sections", f"must add up to the {pairs} pairs that rotate", sections)
-        return axis_map
+        return axis_map if is_read else None
 
     def _softmax_factor(self, scaling: Scaling) -> float:
         """Return mscale_all_dim's magnitude squared, a factor on the softmax scale of models with

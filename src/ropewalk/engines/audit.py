@@ -20,8 +20,9 @@ from ropewalk.engines.difference import Difference, Rotation, compare
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
+from ropewalk.engines.rope_faults import ROPES
 from ropewalk.engines.rules import Release, newest
-from ropewalk.engines.unread import reasons, usual
+from ropewalk.engines.unread import put_back, reasons, usual
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.frequencies import Dynamic
 from ropewalk.spec import RopeSpec
@@ -203,7 +204,11 @@ def audit(
         from ropewalk.gguf import GgufFile, hf_config
 
         config = hf_config(GgufFile(config))
-    text = config_file.text_part(config_file.load(config))
+    loaded = config_file.load(config)
+    text = config_file.text_part(loaded)
+    outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
+    if text is not loaded and outside:
+        text = {**text, **outside}  # a rule may say what an engine does with it
     if DIFFUSERS_KEY in text:
         raise RopeError(
             DIFFUSERS_KEY,
@@ -238,12 +243,13 @@ class _Question:
         self, text: Mapping[str, Any], limit: int | None, releases: Mapping[str, Release]
     ) -> None:
         self.original, self.limit, self.releases = text, limit, releases
-        self.why = reasons(text)
+        self.why: list[str] = []
         self.warnings: tuple[str, ...] = ()
         try:
             self.specs, self.explanation = read_specs(text, "exact")
-            self.text, self.why = text, []
+            self.text = text
         except RopeError as error:
+            self.why = reasons(text)
             if not self.why:
                 raise
             self.text = usual(text)
@@ -280,20 +286,37 @@ class _Question:
     def read(self, engine: str, layer_type: str, length: int) -> EngineReading:
         """Return what the rules of an engine say about a layer type at a length."""
         release = self.releases[engine]
-        case, notes = self.cases[layer_type], []
-        reading = EngineReading(replace(case, length=length), release.read)
-        if self.why:
-            taken, notes = release.take(self.original, self.why)
-            if isinstance(taken, str):
-                return reading.fail(taken)
+        if not self.why:
+            return self._apply(release, self.cases[layer_type], length)
+        failed = EngineReading(replace(self.cases[layer_type], length=length), release.read)
+
+        def of(config: Mapping[str, Any]) -> EngineReading:
             try:
-                cases = self.cases_of(taken, read_specs(taken, "exact")[0])
+                cases = self.cases_of(config, read_specs(config, "exact")[0])
             except RopeError as error:
-                return reading.fail(f"not known: {error}")
+                return failed.fail(f"not known: {error}")
             if layer_type not in cases:
-                return reading.fail("not known: another set of layer types")
-            case = cases[layer_type]
+                return failed.fail("not known: another set of layer types")
+            return self._apply(release, cases[layer_type], length)
+
+        def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+            ours, theirs = of(first), of(second)
+            return (ours.problem, ours.frequencies()) == (theirs.problem, theirs.frequencies())
+
+        taken, notes = release.take(self.original, self.why, same)
+        if isinstance(taken, str):
+            return failed.fail(taken)
+        reading = of(taken)
+        if reading.problem is None:
+            rope = ServedLayer(reading.spec, self.original, layer_type, 1, 1).rope_with_nulls
+            reading.spec = reading.spec.with_(scaling=put_back(reading.spec.scaling, rope))
+        reading.rules[:0] = notes
+        return reading
+
+    def _apply(self, release: Release, case: ServedLayer, length: int) -> EngineReading:
+        """Return what the rules of a release say about a case at a length."""
         case = replace(case, length=length)
+        reading = EngineReading(case, release.read)
         places = (case.rope_with_nulls, case.config)
         nulls = [
             key
@@ -307,7 +330,6 @@ class _Question:
             reading.frequencies()
         except RopeError as error:
             return EngineReading(case, release.read).fail(f"not known: {error}")
-        reading.rules[:0] = notes
         return reading
 
 

@@ -48,6 +48,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "magnitude is not 1": lambda reading: frequencies_of(reading.spec)[1] != 1,
     # the engine's model reads a rope object of the config
     "rope object read": lambda reading: bool(reading.keys),
+    # a multimodal config has a scaled rope beside its text model
+    "scaled outside": lambda reading: _scaled_outside(reading.case),
+    "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
     "mscale written": lambda reading: bool(
@@ -58,6 +61,12 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _scaled_outside(case: ServedLayer) -> bool:
+    rope = case.config.get("rope_scaling_outside")
+    named = isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type"))
+    return bool(named) and named != "default"
 
 
 def _gives_theta(case: ServedLayer) -> bool:

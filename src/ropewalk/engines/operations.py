@@ -464,8 +464,12 @@ def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -
     elif not rule.values.get("length_outside") and keys.get(TRAINED) is None:
         reading.fail("refused: original_max_position_embeddings must be given in rope_scaling")
     else:
+        length = scaling.original_length
+        if not rule.values.get("length_outside"):
+            length = int(keys[TRAINED])
+            reading.change_scaling(original_length=length)
         text = "long factors for every sequence, short factors never"
-        reading.fix_longrope_factors(scaling.original_length, True, text, rule.source)
+        reading.fix_longrope_factors(length, True, text, rule.source)
         key = rule.values.get("magnitude")
         reading.set_longrope_magnitude(None if key is None else keys.get(key), rule.source)
 

@@ -19,7 +19,8 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
-from ropewalk.engines.unread import REASONS, TAKEN_AS
+from ropewalk.engines.taken_as import TAKEN_AS
+from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
 
 FOLDER = Path(__file__).parent / "rules"
@@ -145,21 +146,36 @@ class Release:
     unread: tuple[Mapping[str, Any], ...] = ()
 
     def take(
-        self, config: Mapping[str, Any], why: Iterable[str]
+        self,
+        config: Mapping[str, Any],
+        why: Iterable[str],
+        same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
     ) -> tuple[Mapping[str, Any] | str, list[EngineRule]]:
         """Return the config that the engine takes a config for, or the problem, and the rules.
 
-        why  the REASONS for which `from_hf` refuses the config; a row `unread` says what the engine
-             does with one
+        why   the REASONS for which `from_hf` refuses the config; a row `unread` says what the
+              engine does with one
+        same  whether the engine computes the same from two configs
         """
         notes: list[EngineRule] = []
         for reason in why:
+            if not REASONS[reason](config):  # what it was taken for has it no longer
+                continue
             rows = (row for row in self.unread if row["reason"] == reason)
+            model_type = config.get("model_type")
             families = (
-                row for row in rows if config.get("model_type") in row.get("family", self.families)
+                row
+                for row in rows
+                if model_type in row.get("family", self.families)
+                and model_type not in row.get("not_family", ())
             )
-            row = next(families, None)
-            if row is None:
+            row = next(families, {})
+            if reason in OTHER and not row.get("always") and "as" not in row:
+                taken, other = TAKEN_AS[USUAL[reason]](config), TAKEN_AS[OTHER[reason]](config)
+                if same(usual(taken), usual(other)):  # the engine does not read the value
+                    config = taken
+                    continue
+            if not row:
                 return f"not known: what {self.title} does with a {reason}", []
             if "as" not in row:
                 return f"refused: {row['says']}", []

@@ -1,107 +1,147 @@
 """Configs that `from_hf` refuses and that some engine reads: what each engine takes them for.
 
-A row `unread` of a rules file names one of REASONS and one of TAKEN_AS, or refuses.
+A row `unread` of a rules file names one of REASONS, and one of TAKEN_AS if the engine reads the
+config as another one. Without it the engine raises an error: with `always = true` in any case,
+otherwise if it reads the value. It does not if it computes the same from two configs with different
+values in that place, those of USUAL and of OTHER.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ropewalk.config.families import family_of
 from ropewalk.engines.case import LENGTH_KEYS, TRAINED, ropes_by_layer_type
-
-Config = Mapping[str, Any]
-ROPES = ("rope_scaling", "rope_parameters")
-
-
-def _ropes(config: Config) -> list[Config]:
-    return [config[key] for key in ROPES if isinstance(config.get(key), Mapping)]
-
-
-def _is_float_length(value: Any) -> bool:
-    return isinstance(value, float) and value.is_integer()
-
-
-def _contradicts(rope: Config) -> bool:
-    old, new = rope.get("type"), rope.get("rope_type")
-    return old is not None and new is not None and old != new
-
-
-def _lacks_factors(config: Config, key: str) -> bool:
-    """Return whether a Phi has a rope that is LongRoPE to its config class and has no factors."""
-    rope = config.get(key) or {}
-    names = ("yarn", "longrope", "su")
-    return (
-        config.get("model_type") in ("phi3", "phimoe")
-        and (rope.get("rope_type") or rope.get("type")) in names
-        and "short_factor" not in rope
-    )
-
+from ropewalk.engines.rope_faults import (
+    BANDS,
+    MAGNITUDES,
+    NUMBERS,
+    ROPES,
+    Config,
+    all_ropes,
+    below_zero,
+    contradicts,
+    has_no_name,
+    has_two_ropes,
+    has_unknown_name,
+    has_wrong_lists,
+    has_wrong_sections,
+    is_above,
+    is_below_one,
+    is_float_length,
+    is_numeric_text,
+    is_text_model,
+    lacks_factors,
+    lacks_needed,
+    name_of,
+    unknown_keys,
+)
+from ropewalk.engines.taken_as import (
+    PLACEHOLDERS,
+    TAKEN_AS,
+    with_placeholders,
+)
 
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
     "float length in the rope": lambda config: any(
-        _is_float_length(rope.get(TRAINED)) for rope in _ropes(config)
+        is_float_length(rope.get(TRAINED)) for rope in all_ropes(config)
     ),
     "float length beside the rope": lambda config: any(
-        _is_float_length(config.get(key)) for key in (*LENGTH_KEYS, TRAINED)
+        is_float_length(config.get(key)) for key in (*LENGTH_KEYS, TRAINED)
     ),
-    "type contradicts rope_type in rope_scaling": lambda config: _contradicts(
+    "type contradicts rope_type in rope_scaling": lambda config: contradicts(
         config.get("rope_scaling") or {}
     ),
-    "type contradicts rope_type in rope_parameters": lambda config: _contradicts(
-        config.get("rope_parameters") or {}
+    "type contradicts rope_type in rope_parameters": lambda config: any(
+        map(contradicts, all_ropes({"rope_parameters": config.get("rope_parameters")}))
     ),
     "one rope in rope_parameters for several layer types": lambda config: (
         config.get("model_type") in ("gemma3_text", "gemma3n_text", "olmo3", "modernbert")
         and bool(config.get("rope_parameters"))
         and not ropes_by_layer_type(config)
     ),
-    "longrope without factors in rope_scaling": lambda config: _lacks_factors(
+    "longrope without factors in rope_scaling": lambda config: lacks_factors(
         config, "rope_scaling"
     ),
-    "longrope without factors in rope_parameters": lambda config: _lacks_factors(
+    "longrope without factors in rope_parameters": lambda config: lacks_factors(
         config, "rope_parameters"
     ),
+    "rope_parameters that contradict rope_scaling": has_two_ropes,
+    "text instead of a trained length": lambda config: any(
+        is_numeric_text(rope.get(TRAINED)) for rope in all_ropes(config)
+    ),
+    "text instead of a theta": lambda config: any(
+        is_numeric_text(place.get("rope_theta")) for place in (config, *all_ropes(config))
+    ),
+    "text instead of a number": lambda config: any(
+        is_numeric_text(rope.get(key))
+        for rope in all_ropes(config)
+        for key in NUMBERS
+        if key not in (TRAINED, "rope_theta", *MAGNITUDES)
+    ),
+    "text instead of an attention_factor": lambda config: any(
+        is_numeric_text(rope.get("attention_factor")) for rope in all_ropes(config)
+    ),
+    "text instead of a magnitude": lambda config: any(
+        is_numeric_text(rope.get(key)) for rope in all_ropes(config) for key in MAGNITUDES
+    ),
+    "llama3 without one of its two frequency factors": lambda config: any(
+        name_of(rope) == "llama3" and any(rope.get(key) is None for key in BANDS)
+        for rope in all_ropes(config)
+    ),
+    "no rope in a family whose default is scaled": lambda config: (
+        family_of(config.get("model_type")).rope_required and not all_ropes(config)
+    ),
+    "magnitude below 0": lambda config: any(map(below_zero, all_ropes(config))),
+    "rope without a rope_type": lambda config: any(map(has_no_name, all_ropes(config))),
+    # vLLM has a scaling of this name
+    "rope_type ntk": lambda config: any(name_of(rope) == "ntk" for rope in all_ropes(config)),
+    "rope_type with an unknown name": lambda config: any(map(has_unknown_name, all_ropes(config))),
+    "scaling without a number that it needs": lambda config: (
+        not lacks_factors(config, "rope_scaling")
+        and not lacks_factors(config, "rope_parameters")
+        and any(map(lacks_needed, all_ropes(config)))
+    ),
+    "factor below 1": lambda config: any(
+        is_below_one(rope) and name_of(rope) != "dynamic" for rope in all_ropes(config)
+    ),
+    "factor below 1 in a dynamic rope": lambda config: any(
+        is_below_one(rope) and name_of(rope) == "dynamic" for rope in all_ropes(config)
+    ),
+    "beta_slow above beta_fast": lambda config: any(
+        is_above(rope, "beta_slow", "beta_fast") for rope in all_ropes(config)
+    ),
+    "low_freq_factor above high_freq_factor": lambda config: any(
+        is_above(rope, "low_freq_factor", "high_freq_factor") for rope in all_ropes(config)
+    ),
+    "longrope with factors for another number of pairs": has_wrong_lists,
+    "rope_type mrope in a text model": lambda config: (
+        is_text_model(config) and any(name_of(rope) == "mrope" for rope in all_ropes(config))
+    ),
+    "mrope_section of another number of pairs": lambda config: (
+        has_wrong_sections(config) and not is_text_model(config)
+    ),
+    "mrope_section of another number of pairs in a text model": lambda config: (
+        has_wrong_sections(config) and is_text_model(config)
+    ),
+    "longrope without a trained length": lambda config: (
+        config.get(TRAINED) is None
+        and any(
+            name_of(rope) in ("longrope", "su")
+            and rope.get(TRAINED) is None
+            and rope.get("factor") is None
+            for rope in all_ropes(config)
+        )
+    ),
+    "text instead of truncate": lambda config: any(
+        isinstance(rope.get("truncate"), str) for rope in all_ropes(config)
+    ),
+    "unknown key in the rope": lambda config: any(map(unknown_keys, all_ropes(config))),
 }
 
-
-def _with_ropes(config: Config, change: Callable[[Config], Config]) -> Config:
-    changed = {key: change(config[key]) for key in ROPES if isinstance(config.get(key), Mapping)}
-    return {**config, **changed}
-
-
-def _without(*keys: str) -> Callable[[Config], Config]:
-    return lambda config: {key: value for key, value in config.items() if key not in keys}
-
-
-def _integers(config: Config) -> Config:
-    lengths = (*LENGTH_KEYS, TRAINED)
-    return {
-        key: int(value) if key in lengths and _is_float_length(value) else value
-        for key, value in config.items()
-    }
-
-
-def _by_layer_type(config: Config) -> Config:
-    """One rope for the full layers, and the theta of sliding layers beside it."""
-    theta = config.get("rope_local_base_freq", 10_000.0)
-    ropes = {
-        "full_attention": dict(config["rope_parameters"]),
-        "sliding_attention": {"rope_type": "default", "rope_theta": theta},
-    }
-    return {**config, "rope_parameters": ropes}
-
-
-#: what an engine may take such a config for: another config, which `from_hf` reads
-TAKEN_AS: dict[str, Callable[[Config], Config]] = {
-    "integers": lambda config: _with_ropes(_integers(config), _integers),
-    "rope_type alone": lambda config: _with_ropes(config, _without("type")),
-    "type alone": lambda config: _with_ropes(config, _without("rope_type")),
-    "no rope_parameters": _without("rope_parameters"),
-    "no rope_scaling": _without("rope_scaling"),
-    "a rope of full layers": _by_layer_type,
-}
 #: how the config is read to find its layer types and lengths, whatever engines do
 USUAL = {
     "float length in the rope": "integers",
@@ -111,16 +151,77 @@ USUAL = {
     "one rope in rope_parameters for several layer types": "no rope_parameters",
     "longrope without factors in rope_scaling": "no rope_scaling",
     "longrope without factors in rope_parameters": "no rope_parameters",
+    "rope_parameters that contradict rope_scaling": "the scaling of rope_scaling",
+    "text instead of a trained length": "numbers",
+    "text instead of a theta": "numbers",
+    "text instead of a number": "numbers",
+    "rope without a rope_type": "unscaled where there is no name",
+    "rope_type with an unknown name": "linear where the name is unknown",
+    "rope_type ntk": "linear where the name is unknown",
+    "text instead of an attention_factor": "numbers",
+    "llama3 without one of its two frequency factors": "complete",
+    "no rope in a family whose default is scaled": "an unscaled rope",
+    "scaling without a number that it needs": "complete",
+    "factor below 1": "placeholders",
+    "factor below 1 in a dynamic rope": "placeholders",
+    "beta_slow above beta_fast": "placeholders",
+    "low_freq_factor above high_freq_factor": "both the higher",
+    "longrope with factors for another number of pairs": "fitting lists",
+    "mrope_section of another number of pairs": "sections that add up",
+    "mrope_section of another number of pairs in a text model": "no sections",
+    "rope_type mrope in a text model": "no sections",
+    "longrope without a trained length": "trained for the served length",
+    "text instead of a magnitude": "numbers",
+    "magnitude below 0": "magnitude 1",
+    "text instead of truncate": "truncate true",
+    "unknown key in the rope": "known keys",
+}
+
+#: the same with another value in that place: an engine that computes the same does not read it
+OTHER = {
+    "text instead of a trained length": "linear by 7",
+    "text instead of a theta": "ten times the theta",
+    "text instead of a number": "linear by 7",
+    "rope_type with an unknown name": "linear by 7",
+    "rope_type ntk": "linear by 7",
+    "text instead of a magnitude": "magnitude 3",
+    "text instead of an attention_factor": "magnitude 3",
+    "llama3 without one of its two frequency factors": "linear by 7",
+    "magnitude below 0": "magnitude 3",
+    "longrope without a trained length": "linear by 7",
+    "scaling without a number that it needs": "linear by 7",
+    "longrope with factors for another number of pairs": "linear by 7",
 }
 
 
 def reasons(config: Config) -> list[str]:
-    """Return the REASONS that hold for a config."""
+    """Return the REASONS that hold for a config; none if its ropes are no objects."""
+    if any(not isinstance(config.get(key), Mapping | None) for key in ROPES):
+        return []
     return [name for name, holds in REASONS.items() if holds(config)]
 
 
 def usual(config: Config) -> Config:
     """Return the config with everything that `from_hf` refuses in it taken in the usual way."""
-    for reason in reasons(config):
-        config = TAKEN_AS[USUAL[reason]](config)
+    for reason, holds in REASONS.items():
+        if holds(config):
+            config = TAKEN_AS[USUAL[reason]](config)
     return config
+
+
+def put_back(scaling: Any, rope: Config) -> Any:
+    """Return a scaling with the values of a rope where it has their placeholders, without a check."""
+    changed = {
+        key: rope[key]
+        for key, placeholder in PLACEHOLDERS.items()
+        if key in rope
+        and key in with_placeholders(rope)
+        and getattr(scaling, key, None) == placeholder
+        and with_placeholders(rope)[key] != rope[key]
+    }
+    if not changed:
+        return scaling
+    unchecked = copy.copy(scaling)
+    for key, value in changed.items():
+        object.__setattr__(unchecked, key, float(value))
+    return unchecked

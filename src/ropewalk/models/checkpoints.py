@@ -23,6 +23,7 @@ from ropewalk.interop.checkpoint.shards import (
     open_folder,
     write_folder,
 )
+from ropewalk.interop.checkpoint.tokenizer_files import FolderTokenizerFiles
 from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
@@ -91,9 +92,12 @@ def load(
         for name, hf_names in names_in_file.items()
     }
     model.load_state_dict(state, assign=True)
-    if isinstance(source, GgufWeights):
-        # `save` writes them
-        model.tokenizer_files = source.tokenizer_files  # type: ignore[assignment]
+    # `save` writes them
+    model.tokenizer_files = (  # type: ignore[assignment]
+        source.tokenizer_files
+        if isinstance(source, GgufWeights)
+        else FolderTokenizerFiles.of(source.path, source.config)
+    )
     return model.eval()
 
 
@@ -113,8 +117,8 @@ def save(
 
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
-    rotation of the model that model.config does not describe. The folder of a model from a .gguf
-    file also has its tokenizer and the tokens at which generation ends.
+    rotation of the model that model.config does not describe. The folder of a model that `load`
+    read also has its tokenizer and the tokens at which generation ends.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ropewalk import analysis
 from ropewalk.analysis import Coverage
+from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
 
 Numbers = Sequence[float] | np.ndarray
@@ -30,12 +30,12 @@ def wavelengths(radians: Numbers) -> np.ndarray:
     """Return the wavelength of each pair: how many positions one turn takes; infinite if the
     frequency is 0.
     """
-    return np.array(analysis.wavelengths(_floats(radians)))
+    return np.array(analysis.wavelengths(radians))
 
 
 def turns(radians: Numbers, length: float) -> np.ndarray:
     """Return how many turns each pair completes within `length` positions, as a float."""
-    return np.array(analysis.turns(_floats(radians), length))
+    return np.array(analysis.turns(radians, length))
 
 
 def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
@@ -53,9 +53,22 @@ def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = Non
 
 def true_angles(radians: Numbers, positions: Iterable[int]) -> np.ndarray:
     """Return position * radians modulo 2 pi, [positions, pairs], rounded only at the end."""
-    return np.array(analysis.true_angles(_floats(radians), positions))
+    return np.array(analysis.true_angles(radians, positions))
 
 
-def _floats(values: Numbers) -> Sequence[Any]:
-    """Return the numbers of an array as floats of Python; Decimals stay as they are."""
-    return values.tolist() if isinstance(values, np.ndarray) else values
+def finite(field: str, values: object, *, ndim: int | None = None, least: int = 0) -> np.ndarray:
+    """Return numbers as a float64 array, finite, with `ndim` dimensions and at least `least` rows."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind not in "iuf" and found.size:
+            raise TypeError
+        found = found.astype(np.float64)
+    except (TypeError, ValueError):
+        raise RopeError(field, "must be an array of real numbers", values) from None
+    if ndim is not None and found.ndim != ndim:
+        raise RopeError(field, f"must have {ndim} dimension(s)", list(found.shape))
+    if found.ndim and len(found) < least:
+        raise RopeError(field, f"must have at least {least} number(s)", list(found.shape))
+    if not np.isfinite(found).all():
+        raise RopeError(field, "must be finite", float(found[~np.isfinite(found)][0]))
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ropewalk.errors import RopeError
-from ropewalk_lab.analysis.arrays import Numbers
+from ropewalk_lab.analysis.arrays import Numbers, finite
 
 # distances computed at once: a million distances of 64 pairs would take half a gigabyte
 _BLOCK = 1 << 15
@@ -17,25 +17,48 @@ _BLOCK = 1 << 15
 
 def phasors(radians: Numbers, positions: Numbers) -> np.ndarray:
     """Return e^{i p omega}, the rotation of each pair at each position: complex [positions, pairs]."""
-    return np.exp(
-        1j
-        * np.outer(np.asarray(positions, dtype=np.float64), np.asarray(radians, dtype=np.float64))
-    )
+    return np.exp(1j * np.outer(finite("positions", positions, ndim=1), _frequencies(radians)))
 
 
-def pairs_of(x: np.ndarray) -> np.ndarray:
+def _frequencies(radians: Numbers) -> np.ndarray:
+    """Return the frequencies of one or more pairs as an array."""
+    return finite("radians", radians, ndim=1, least=1)
+
+
+def pairs_of(x: np.ndarray, field: str = "x") -> np.ndarray:
     """Return the pairs (x_i, x_{i+d/2}) of [..., d] as complex numbers [..., d/2]."""
-    half = x.shape[-1] // 2
-    if x.shape[-1] != 2 * half:
+    x = finite(field, x)
+    half = x.shape[-1] // 2 if x.ndim else 0
+    if not half or x.shape[-1] != 2 * half:
         raise RopeError(
-            "x", "must have an even last dimension, since dimensions form pairs", list(x.shape)
+            field, "must have an even last dimension, since dimensions form pairs", list(x.shape)
         )
     return x[..., :half] + 1j * x[..., half:]
 
 
+def pairs_for(
+    q: np.ndarray, k: np.ndarray, radians: Numbers | None, ndim: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pairs of q and of k, which must have `ndim` dimensions and a pair for each
+    frequency.
+    """
+    q_pairs, k_pairs = (
+        pairs_of(finite(name, x, ndim=ndim), name) for name, x in (("q", q), ("k", k))
+    )
+    pairs = q_pairs.shape[-1]
+    if k_pairs.shape[-1] != pairs:
+        raise RopeError("k", f"must have the {2 * pairs} dimensions of q", list(np.shape(k)))
+    if radians is not None and len(_frequencies(radians)) != pairs:
+        raise RopeError(
+            "radians", f"must have {pairs} numbers, one for each pair of q", len(radians)
+        )
+    return q_pairs, k_pairs
+
+
 def scores(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return <R_m q, R_n k> for each distance m - n; q and k are [d]."""
-    return np.real(phasors(radians, distances) @ (pairs_of(q) * pairs_of(k).conj()))
+    q_pairs, k_pairs = pairs_for(q, k, radians)
+    return np.real(phasors(radians, distances) @ (q_pairs * k_pairs.conj()))
 
 
 def partial_sums(radians: Numbers, distances: Numbers) -> np.ndarray:
@@ -52,7 +75,8 @@ def abel_bound(q: np.ndarray, k: np.ndarray, radians: Numbers, distances: Number
     """Return a bound on |<R_m q, R_n k>|, by Abel summation: max_i |h_{i+1} - h_i| * sum_j |S_j|,
     h_i = q_i conj(k_i).
     """
-    products = np.append(pairs_of(q) * pairs_of(k).conj(), 0)
+    q_pairs, k_pairs = pairs_for(q, k, radians)
+    products = np.append(q_pairs * k_pairs.conj(), 0)
     return np.abs(np.diff(products)).max() * partial_sums(radians, distances).sum(axis=-1)
 
 
@@ -62,10 +86,7 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE
     Bounds Context Length").
     """
-    distances, frequencies = (
-        np.asarray(distances, dtype=np.float64),
-        np.asarray(radians, dtype=np.float64),
-    )
+    distances, frequencies = finite("distances", distances, ndim=1), _frequencies(radians)
     blocks = np.split(
         distances, range(_BLOCK, len(distances), _BLOCK)
     )  # all distances at once would need much memory
@@ -74,7 +95,7 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
     """Return the cosine similarity of two encodings at each distance m: the mean of cos(m omega_i)."""
-    return cosine_sum(radians, distances) / len(np.asarray(radians))
+    return cosine_sum(radians, distances) / len(radians)
 
 
 def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
@@ -85,5 +106,6 @@ def similarity_matrix(radians: Numbers, positions: Numbers) -> np.ndarray:
 
 def score_matrix(q: np.ndarray, k: np.ndarray, radians: Numbers, positions: Numbers) -> np.ndarray:
     """Return <R_m q, R_n k> for every two positions: [positions, positions]."""
+    q_pairs, k_pairs = pairs_for(q, k, radians)
     rotated = phasors(radians, positions)
-    return np.real((rotated * pairs_of(q)) @ (rotated * pairs_of(k)).conj().T)
+    return np.real((rotated * q_pairs) @ (rotated * k_pairs).conj().T)

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from ropewalk.analysis.ladder import require_one_series
-from ropewalk.errors import RopeError, choice
+from ropewalk.errors import RopeError, choice, integer
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.table import cos_sin
 from ropewalk.tensor_frequencies import ladder
-from ropewalk_lab.analysis.arrays import true_angles
+from ropewalk_lab.analysis.arrays import finite, true_angles
 
 
 def _with_precision(
@@ -80,9 +80,15 @@ def error_curves(
     magnitudes are left out.
     """
     require_one_series(spec)
-    ends = np.asarray(positions, dtype=np.int64)
+    ends = finite("positions", positions, ndim=1)
+    if (ends % 1).any():
+        raise RopeError("positions", "must be whole numbers", float(ends[ends % 1 != 0][0]))
+    ends = np.asarray(positions).astype(np.int64)
     if (ends < 0).any():
         raise RopeError("positions", "must be at least 0", int(ends.min()))
+    integer("width", width, low=1)
+    if length is not None:
+        integer("length", length, low=0)
     window = ends[:, None] - np.arange(width)  # [positions, width]
     window = np.maximum(window, 0)
     if spec.precision == "exact" and not spec.needs_length:

@@ -9,24 +9,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ropewalk.errors import RopeError, number
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on
-from ropewalk_lab.analysis.arrays import Numbers
+from ropewalk_lab.analysis.arrays import Numbers, finite
 from ropewalk_lab.analysis.arrays import radians as radians_of
-from ropewalk_lab.analysis.distance import pairs_of, phasors
+from ropewalk_lab.analysis.distance import pairs_for, phasors
 
 
 def attend(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, radians: Numbers | None = None
 ) -> np.ndarray:
-    """Return bidirectional softmax attention of q, k, v [tokens, d], rotated at positions 0, 1, 2
-    ... if `radians` are given.
+    """Return bidirectional softmax attention of q, k, v [tokens, d]; q and k are rotated at
+    positions 0, 1, 2 ... if `radians` are given.
     """
-    q_pairs, k_pairs = pairs_of(q), pairs_of(k)
+    q_pairs, k_pairs = pairs_for(q, k, radians, ndim=2)
+    v = finite("v", v, ndim=2)
+    if len(v) != len(k_pairs) or not len(v):
+        raise RopeError(
+            "v", f"must have a row for each key, {len(k_pairs)}, and at least 1", len(v)
+        )
     if radians is not None:
-        rotations = phasors(radians, range(len(q)))
-        q_pairs, k_pairs = q_pairs * rotations, k_pairs * rotations
-    logits = np.real(q_pairs @ k_pairs.conj().T) / np.sqrt(q.shape[-1])
+        q_pairs = q_pairs * phasors(radians, range(len(q_pairs)))
+        k_pairs = k_pairs * phasors(radians, range(len(k_pairs)))
+    logits = np.real(q_pairs @ k_pairs.conj().T) / np.sqrt(2 * q_pairs.shape[-1])
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return weights / weights.sum(axis=-1, keepdims=True) @ v
 
@@ -44,12 +50,14 @@ def permutation_gap(
     Without `radians` it is zero: attention without positions cannot distinguish "cat chases mouse"
     from "mouse chases cat".
     """
-    order = np.asarray(order)
-    return float(
-        np.abs(
-            attend(q[order], k[order], v[order], radians) - attend(q, k, v, radians)[order]
-        ).max()
-    )
+    q, k, v, found = np.asarray(q), np.asarray(k), np.asarray(v), finite("order", order, ndim=1)
+    before = attend(q, k, v, radians)
+    if len(q) != len(k):
+        raise RopeError("k", f"must have the {len(q)} tokens of q", list(k.shape))
+    if sorted(found.tolist()) != list(range(len(q))):
+        raise RopeError("order", f"must have each of 0 ... {len(q) - 1} once", order)
+    index = found.astype(np.int64)
+    return float(np.abs(attend(q[index], k[index], v[index], radians) - before[index]).max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +81,12 @@ def compare_entries(
     is at the position `shift` and q `distance` positions after it: only the rotated score is the
     same at all shifts.
     """
-    shifts = np.asarray(shifts, dtype=np.float64)
-    k_phasors, q_phasors = phasors(radians, shifts), phasors(radians, shifts + distance)
-    added_q, added_k = pairs_of(q) + q_phasors, pairs_of(k) + k_phasors
-    rotated_q, rotated_k = pairs_of(q) * q_phasors, pairs_of(k) * k_phasors
+    q_pairs, k_pairs = pairs_for(q, k, radians)
+    shifts = finite("shifts", shifts, ndim=1)
+    k_phasors = phasors(radians, shifts)
+    q_phasors = phasors(radians, shifts + number("distance", distance))
+    added_q, added_k = q_pairs + q_phasors, k_pairs + k_phasors
+    rotated_q, rotated_k = q_pairs * q_phasors, k_pairs * k_phasors
     # one line, used twice
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731
     norm = lambda x: np.sqrt((np.abs(x) ** 2).sum(axis=-1))  # noqa: E731
@@ -89,10 +99,9 @@ def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) ->
     """Return the query pair (1, 0) rotated to each position, with magnitude and growth: complex
     [positions, pairs].
     """
+    path = phasors(radians_of(spec, length), positions)
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)
-    path = phasors(radians_of(spec, length), positions) * float(
-        magnitude_on(spec, frequencies.magnitude, key=False)
-    )
+    path = path * float(magnitude_on(spec, frequencies.magnitude, key=False))
     if (
         frequencies.growth is not None
     ):  # xPos: a query is multiplied by exp(growth) for each step beyond `center`

@@ -19,6 +19,8 @@ from mlx_lm.utils import _get_classes
 
 #: attributes under which attention modules keep their rope
 NAMES = ("rope", "rotary_emb", "rope_emb")
+#: the matrix of the last rope that was called with whole sequences
+_WHOLE: dict[Any, np.ndarray] = {}
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
@@ -86,6 +88,16 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
         return np.array(
             rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]
         ).T  # [batch, heads, tokens, size]
+    # a call takes seconds for a long sequence, and a model may have 64 layers that are alike
+    key = (type(rope), size, length, repr(sorted(vars(rope).items())))
+    if key not in _WHOLE:
+        _WHOLE.clear()
+        _WHOLE[key] = _of_whole_sequences(rope, size, length)
+    return _WHOLE[key]
+
+
+def _of_whole_sequences(rope: Any, size: int, length: int) -> np.ndarray:
+    """Return the matrix of a step, read in sequences of `length` tokens."""
     columns = []
     for index in range(size):
         tokens = mx.zeros((1, 1, length, size))

@@ -102,7 +102,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             model,
             "sglang.srt.layers.rotary_embedding",
             row["length"],
-            3 if row.get("axes") == 3 else 1,
+            3 if row.get("axes") == 3 and config.model_is_mrope else 1,
             is_attending=lambda error: str(error) == ATTENDS,
             forward_batch=None,
         )

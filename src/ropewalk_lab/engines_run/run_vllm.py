@@ -43,6 +43,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.registry import _ModelInfo
+from vllm.transformers_utils.config import uses_mrope
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 
@@ -85,7 +86,7 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             model = initialize_model(config)
             package, axes = (
                 "vllm.model_executor.layers.rotary_embedding",
-                3 if row.get("axes") == 3 else 1,
+                3 if row.get("axes") == 3 and uses_mrope(config.model_config.hf_config) else 1,
             )
             layers = rotary_modules.layers_of(model, package, row["length"], axes, _is_attending)
     return probe.distinct(

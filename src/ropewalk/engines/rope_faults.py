@@ -1,0 +1,217 @@
+"""The rope objects of a config, and what may be wrong in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.families import family_of
+from ropewalk.config.hf import read_specs
+from ropewalk.engines.case import TRAINED, ropes_by_layer_type
+from ropewalk.errors import RopeError
+
+Config = Mapping[str, Any]
+ROPES = ("rope_scaling", "rope_parameters")
+#: keys of a rope whose values are numbers, and a value that they may have
+NUMBERS = {
+    "factor": 2.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "attention_factor": 1.0,
+    "attn_factor": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "rope_theta": 10_000.0,
+    TRAINED: 4096,
+}
+#: scaling: keys without which it cannot be computed
+NEEDED: dict[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "su": ("short_factor", "long_factor"),
+}
+LISTS = ("short_factor", "long_factor")
+BANDS = ("low_freq_factor", "high_freq_factor")
+MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
+
+
+def all_ropes(config: Config) -> list[Config]:
+    """Return the rope objects of a config, those of layer types one by one."""
+    found: list[Config] = []
+    for key in ROPES:
+        rope = config.get(key)
+        if isinstance(rope, Mapping):
+            nested = [each for each in rope.values() if isinstance(each, Mapping)]
+            found += nested or [rope]
+    return found
+
+
+def with_ropes(config: Config, change: Callable[[Config], Config]) -> Config:
+    """Return the config with every rope object changed, those of layer types one by one."""
+    changed: dict[str, Any] = {}
+    for key in ROPES:
+        rope = config.get(key)
+        if isinstance(rope, Mapping):
+            nested = any(isinstance(each, Mapping) for each in rope.values())
+            changed[key] = (
+                {n: change(each) if isinstance(each, Mapping) else each for n, each in rope.items()}
+                if nested
+                else change(rope)
+            )
+    return {**config, **changed}
+
+
+def without(*keys: str) -> Callable[[Config], Config]:
+    """Return what leaves keys of an object out."""
+    return lambda config: {key: value for key, value in config.items() if key not in keys}
+
+
+def name_of(rope: Config) -> Any:
+    """Return the name of the scaling, by either key."""
+    return rope.get("rope_type") or rope.get("type")
+
+
+def is_numeric_text(value: Any) -> bool:
+    """Return whether a value is a text that holds a number other than 0."""
+    try:
+        return isinstance(value, str) and bool(float(value))
+    except ValueError:
+        return False
+
+
+def number_in(value: Any) -> Any:
+    """Return the number that a text holds, an int if it is whole and written so."""
+    if not is_numeric_text(value):
+        return value
+    return int(value) if value.isdigit() and len(value) < 19 else float(value)
+
+
+def with_numbers(config: Config) -> Config:
+    """Return the config with numbers instead of texts."""
+    theta = {"rope_theta": number_in(config["rope_theta"])} if "rope_theta" in config else {}
+    return with_ropes(
+        {**config, **theta},
+        lambda rope: {
+            key: number_in(value) if key in NUMBERS else value for key, value in rope.items()
+        },
+    )
+
+
+def lacks_needed(rope: Config) -> bool:
+    return any(rope.get(key) is None for key in NEEDED.get(str(name_of(rope)), ()))
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) < 1e9
+
+
+def below_zero(rope: Config) -> list[str]:
+    """Return the keys of magnitudes that are below 0."""
+    return [key for key in MAGNITUDES if _is_number(rope.get(key)) and rope[key] < 0]
+
+
+def is_below_one(rope: Config) -> bool:
+    """Return whether the factor of a scaling is below 1."""
+    named = ("linear", "yarn", "llama3", "dynamic")
+    factor: Any = rope.get("factor")
+    return _is_number(factor) and 0 < factor < 1 and name_of(rope) in named
+
+
+def is_above(rope: Config, first: str, second: str) -> bool:
+    """Return whether the first of two values is above the second, if both are numbers."""
+    above, below = rope.get(first), rope.get(second)
+    return _is_number(above) and _is_number(below) and above > below  # type: ignore[operator]
+
+
+def has_unknown_name(rope: Config) -> bool:
+    known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
+    return isinstance(name_of(rope), str) and name_of(rope) not in known
+
+
+def has_no_name(rope: Config) -> bool:
+    common = keys.COMMON_KEYS | keys.AXIS_KEYS | keys.OTHER_KEYS
+    return name_of(rope) is None and bool({key for key in rope if key not in common})
+
+
+def unknown_keys(rope: Config) -> set[str]:
+    return set(rope) - set(keys.inner_keys())
+
+
+def is_text_model(config: Config) -> bool:
+    family = family_of(config.get("model_type"))
+    return family.known and family.axis_order is None
+
+
+def pairs_of(config: Config) -> int:
+    """Return how many pairs of a head rotate; 0 if that cannot be read."""
+
+    def plain(rope: Config) -> Config:
+        # a scaled rope reads partial_rotary_factor in families whose unscaled one does not
+        is_scaled = name_of(rope) not in (None, "default", "mrope")
+        name = {"rope_type": "linear", "factor": 2.0} if is_scaled else {"rope_type": "default"}
+        kept = ("rope_theta", "partial_rotary_factor")
+        return name | {key: rope[key] for key in kept if key in rope}
+
+    if not is_text_model(config):  # a family with axes has sections by default, which may not fit
+        config = without("model_type")(config)
+    try:
+        read = read_specs(with_ropes(with_numbers(config), plain), "exact")[0]
+        specs = [spec for spec in read.values() if spec is not None]
+    except RopeError:
+        return 0
+    return specs[0].pairs if specs else 0
+
+
+def has_wrong_lists(config: Config) -> bool:
+    lengths = {
+        len(rope[key])
+        for rope in all_ropes(config)
+        for key in LISTS
+        if name_of(rope) in ("longrope", "su") and isinstance(rope.get(key), list)
+    }
+    return bool(lengths - {pairs_of(config)})
+
+
+def has_wrong_sections(config: Config) -> bool:
+    """Return whether the sections of some rope do not add up to the pairs that rotate."""
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    lists = [each for each in given if isinstance(each, list)]
+    counts = [each for each in lists if all(isinstance(count, int) for count in each)]
+    return any(sum(each) != pairs_of(config) for each in counts)
+
+
+def has_two_ropes(config: Config) -> bool:
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
+        return False
+    if ropes_by_layer_type(config):
+        return False
+    return any(old[key] != new[key] for key in old.keys() & new.keys()) or (
+        name_of(old) != name_of(new)
+    )
+
+
+def is_float_length(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
+
+
+def contradicts(rope: Config) -> bool:
+    old, new = rope.get("type"), rope.get("rope_type")
+    return old is not None and new is not None and old != new
+
+
+def lacks_factors(config: Config, key: str) -> bool:
+    """Return whether a Phi has a rope that is LongRoPE to its config class and has no factors."""
+    rope = config.get(key) or {}
+    names = ("yarn", "longrope", "su")
+    return (
+        config.get("model_type") in ("phi3", "phimoe")
+        and (rope.get("rope_type") or rope.get("type")) in names
+        and "short_factor" not in rope
+    )

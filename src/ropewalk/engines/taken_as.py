@@ -1,0 +1,260 @@
+"""What an engine may take a config for that `from_hf` refuses: another config, which it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.families import family_of
+from ropewalk.engines.case import LENGTH_KEYS, TRAINED
+from ropewalk.engines.rope_faults import (
+    BANDS,
+    LISTS,
+    MAGNITUDES,
+    NEEDED,
+    NUMBERS,
+    Config,
+    below_zero,
+    has_no_name,
+    has_unknown_name,
+    has_wrong_sections,
+    is_above,
+    is_below_one,
+    is_float_length,
+    is_numeric_text,
+    name_of,
+    pairs_of,
+    unknown_keys,
+    with_numbers,
+    with_ropes,
+    without,
+)
+
+#: the rope that transformers' class of gpt_oss has if the config has none
+GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    TRAINED: 4096,
+}
+
+#: values that no scaling accepts are replaced by these to apply the rules, and put back after them
+PLACEHOLDERS = {"factor": 1.0, "beta_fast": 33.5, "beta_slow": 1.5}
+
+
+def _if(
+    wrong: Callable[[Config], Any], change: Callable[[Config], Config]
+) -> Callable[[Config], Config]:
+    """Return what changes the ropes of a config for which `wrong` holds."""
+    return lambda config: with_ropes(config, lambda rope: change(rope) if wrong(rope) else rope)
+
+
+def _scaled(factor: float) -> Callable[[Config], Config]:
+    """Return what replaces the scaling of a rope by linear interpolation, where it has one."""
+    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS} - {"rope_type", "type"}
+
+    def change(rope: Config) -> Config:
+        names = {key for key in ("rope_type", "type") if key in rope} or {"rope_type"}
+        others = {key: value for key, value in rope.items() if key in kept}
+        return {**dict.fromkeys(names, "linear"), "factor": factor, **others}
+
+    return change
+
+
+def _magnitude(value: float) -> Callable[[Config], Config]:
+    """Return what sets the magnitudes of a rope that are texts or below 0."""
+
+    def change(rope: Config) -> Config:
+        wrong = [key for key in MAGNITUDES if is_numeric_text(rope.get(key))] + below_zero(rope)
+        return {**rope, **dict.fromkeys(wrong, value)}
+
+    return change
+
+
+def _unscaled(rope: Config) -> Config:
+    kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS}
+    return {"rope_type": "default", **{key: rope[key] for key in rope if key in kept}}
+
+
+def _other_theta(config: Config) -> Config:
+    """Return the config with ten times the theta wherever it is a text."""
+
+    def change(place: Config) -> Config:
+        theta = place.get("rope_theta")
+        return {**place, "rope_theta": 10 * float(theta)} if is_numeric_text(theta) else place  # type: ignore[arg-type]
+
+    return with_ropes(change(config), change)
+
+
+def _complete(config: Config) -> Config:
+    """Return the config with every number that a scaling needs."""
+    pairs = pairs_of(config)
+
+    def fill(rope: Config) -> Config:
+        needed = (
+            *NEEDED.get(str(name_of(rope)), ()),
+            *(BANDS if name_of(rope) == "llama3" else ()),
+        )
+        missing = {
+            key: [2.0] * pairs if key in LISTS else NUMBERS[key]
+            for key in needed
+            if rope.get(key) is None
+        }
+        return {**rope, **missing}
+
+    return with_ropes(config, fill)
+
+
+def _fitting_lists(config: Config) -> Config:
+    pairs = pairs_of(config)
+    return with_ropes(
+        config,
+        lambda rope: {
+            key: [2.0] * pairs if key in LISTS and isinstance(value, list) else value
+            for key, value in rope.items()
+        },
+    )
+
+
+def _with_sections(config: Config, fit: Callable[[list[int], int], list[int]] | None) -> Config:
+    """Return the config with sections that add up to the pairs: those of `fit`, or a third each."""
+    pairs = pairs_of(config)
+    third = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
+
+    def change(rope: Config) -> Config:
+        given: Any = rope.get("mrope_section")
+        is_three = isinstance(given, list) and len(given) == 3
+        fitting = fit(given, pairs) if fit is not None and is_three else third
+        return {**rope, "mrope_section": fitting}
+
+    return with_ropes(config, change)
+
+
+def _fitting_sections(config: Config) -> Config:
+    return _with_sections(config, _scaled_to_fit) if has_wrong_sections(config) else config
+
+
+def _time_has_the_rest(sections: list[int], pairs: int) -> list[int]:
+    """Return sections whose first one has the pairs that interleaved height and width leave."""
+    _, height, width = sections
+    height, width = min(height, (pairs + 1) // 3), min(width, pairs // 3)
+    return [pairs - height - width, height, width]
+
+
+def _theta_of(config: Config) -> float:
+    return config.get("rope_theta") or family_of(config.get("model_type")).default("rope_theta")
+
+
+def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
+    """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
+    fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
+    return [*fitting[:-1], fitting[-1] + pairs - sum(fitting)]
+
+
+def with_placeholders(rope: Config) -> Config:
+    """Return a rope with placeholders for what no scaling accepts."""
+    taken = dict(rope)
+    if is_below_one(rope):
+        taken["factor"] = PLACEHOLDERS["factor"]
+    if is_above(rope, "beta_slow", "beta_fast"):
+        taken |= {key: PLACEHOLDERS[key] for key in ("beta_fast", "beta_slow")}
+    return taken
+
+
+def _scaling_of_rope_scaling(config: Config) -> Config:
+    """Return the config with the scaling of `rope_scaling` in both, and the theta of each."""
+    new = config["rope_parameters"]
+    theta = {key: new[key] for key in ("rope_theta",) if key in new}
+    return {**config, "rope_parameters": {**config["rope_scaling"], **theta}}
+
+
+def _integers(config: Config) -> Config:
+    lengths = (*LENGTH_KEYS, TRAINED)
+    return {
+        key: int(value) if key in lengths and is_float_length(value) else value
+        for key, value in config.items()
+    }
+
+
+def _by_layer_type(config: Config) -> Config:
+    """One rope for the full layers, and the theta of sliding layers beside it."""
+    theta = config.get("rope_local_base_freq", 10_000.0)
+    ropes = {
+        "full_attention": dict(config["rope_parameters"]),
+        "sliding_attention": {"rope_type": "default", "rope_theta": theta},
+    }
+    return {**config, "rope_parameters": ropes}
+
+
+#: what an engine may take such a config for: another config, which `from_hf` reads
+TAKEN_AS: dict[str, Callable[[Config], Config]] = {
+    "integers": lambda config: with_ropes(_integers(config), _integers),
+    "rope_type alone": lambda config: with_ropes(config, without("type")),
+    "type alone": lambda config: with_ropes(config, without("rope_type")),
+    "no rope_parameters": without("rope_parameters"),
+    "no rope_scaling": without("rope_scaling"),
+    "a rope of full layers": _by_layer_type,
+    "numbers": with_numbers,
+    "ten times the theta": _other_theta,
+    "complete": _complete,
+    "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
+    "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
+    "yarn where the name is unknown": _if(
+        has_unknown_name,
+        lambda rope: {
+            key: "yarn" if key in ("rope_type", "type") else value for key, value in rope.items()
+        },
+    ),
+    "an unscaled rope": lambda config: {
+        **config,
+        "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
+    },
+    "the default rope of gpt_oss": lambda config: {
+        **config,
+        "rope_parameters": {**GPT_OSS, "rope_theta": _theta_of(config)},
+    },
+    "unscaled where there is no name": _if(has_no_name, _unscaled),
+    "placeholders": lambda config: with_ropes(config, with_placeholders),
+    "both the higher": _if(
+        lambda rope: is_above(rope, "low_freq_factor", "high_freq_factor"),
+        lambda rope: {**rope, "high_freq_factor": rope["low_freq_factor"]},
+    ),
+    "both the lower": _if(
+        lambda rope: is_above(rope, "low_freq_factor", "high_freq_factor"),
+        lambda rope: {**rope, "low_freq_factor": rope["high_freq_factor"]},
+    ),
+    "fitting lists": _fitting_lists,
+    "no sections": lambda config: with_ropes(
+        config,
+        lambda rope: {
+            key: "default" if value == "mrope" else value
+            for key, value in rope.items()
+            if key not in keys.AXIS_KEYS
+        },
+    ),
+    "default instead of mrope": lambda config: with_ropes(
+        config,
+        lambda rope: {key: "default" if value == "mrope" else value for key, value in rope.items()},
+    ),
+    "time has the rest": lambda config: _with_sections(config, _time_has_the_rest),
+    "sections that add up": lambda config: _with_sections(config, None),
+    "whole heads and sections scaled to fit": lambda config: _fitting_sections(
+        without("partial_rotary_factor")(with_ropes(config, without("partial_rotary_factor")))
+    ),
+    "truncate true": _if(
+        lambda rope: isinstance(rope.get("truncate"), str), lambda rope: {**rope, "truncate": True}
+    ),
+    "known keys": lambda config: with_ropes(
+        config, lambda rope: without(*unknown_keys(rope))(rope)
+    ),
+    "the scaling of rope_scaling": _scaling_of_rope_scaling,
+    "magnitude 1": lambda config: with_ropes(config, _magnitude(1.0)),
+    "magnitude 3": lambda config: with_ropes(config, _magnitude(3.0)),
+    "trained for the served length": lambda config: {
+        **config,
+        TRAINED: config.get("max_position_embeddings"),
+    },
+}

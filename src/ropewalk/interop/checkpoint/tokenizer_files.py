@@ -1,0 +1,79 @@
+"""The tokenizer of a checkpoint folder: the files that `save` copies to the new folder."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropewalk.interop.checkpoint.safetensors_file import parse_object
+
+GENERATION = "generation_config.json"
+#: the files of the tokenizers of transformers, the chat template, and how text is generated
+NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    GENERATION,
+)
+MAX_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class FolderTokenizerFiles:
+    """The tokenizer and the special tokens of a folder, read from it when they are written."""
+
+    path: Path
+    names: tuple[str, ...]
+    ids: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path, config: Mapping[str, Any]) -> FolderTokenizerFiles:
+        """Return what a folder has; `config` is its config.json."""
+        names = tuple(name for name in NAMES if (path / name).is_file())
+        keys = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return cls(path.absolute(), names, {key: _ids(config.get(key)) for key in keys})
+
+    def token_ids(self) -> dict[str, Any]:
+        """Return bos_token_id, eos_token_id and pad_token_id of config.json; None if not there."""
+        return dict(self.ids)
+
+    def files(self, token_ids: Mapping[str, Any]) -> dict[str, bytes]:
+        """Return the contents of the files by name; one that cannot be read is left out, with a
+        warning.
+
+        token_ids  ids that differ from those of the folder replace them in generation_config.json
+        """
+        found = {}
+        for name in self.names:
+            try:
+                with (self.path / name).open("rb") as file:
+                    data = file.read(MAX_BYTES + 1)
+                if len(data) > MAX_BYTES:
+                    raise OSError(f"it has more than {MAX_BYTES} bytes")
+                found[name] = data
+            except OSError as error:
+                text = f"{name}: is not saved with the model ({error})"
+                warnings.warn(text, UserWarning, stacklevel=3)
+        changed = {key: token_ids[key] for key in token_ids if token_ids[key] != self.ids.get(key)}
+        if changed and GENERATION in found:
+            written = {**parse_object(found[GENERATION], GENERATION), **changed}
+            found[GENERATION] = json.dumps(written, indent=2).encode("utf-8") + b"\n"
+        return found
+
+
+def _ids(value: Any) -> Any:
+    """Return the index of a token, or a list of them; None for anything else."""
+    many = value if isinstance(value, list) else [value]
+    return value if many and all(type(each) is int and each >= 0 for each in many) else None
