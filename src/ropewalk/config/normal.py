@@ -432,7 +432,7 @@ class _NormalLayer:
                 f"{sections} = {sections.value!r} is ignored: {self.model} has one position for each "
                 "token"
             )
-            source = self._code("ignored", "axis_order")
+            source = self._from_code("ignored", "axis_order")
         return {"mrope_section": replace(sections, value=sizes), "axis_order": source}
 
     def _sizes(self, sections: Value, order: str) -> Sequence[int]:
