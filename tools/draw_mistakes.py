@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 from draw_configs import PARTIAL, TRAINED_KEY
-from engines.matrix import FAMILIES, VISION, Config, Row
+from engines.matrix import FAMILIES, VISION, Config, ServedConfig
 from engines.matrix_rows import config_of, longrope
 
 #: the families to draw from; those that people extend most are there several times
@@ -363,13 +363,13 @@ OF_LAYERS: dict[str, tuple[Callable[[Draft], None], tuple[str, ...]]] = {
 }
 
 
-def draw(seed: int, count: int) -> list[Row]:
+def draw(seed: int, count: int) -> list[ServedConfig]:
     """Return the first `count` rows of a seed; every row has one mistake."""
     random = Random(seed)
     return [_row(random, f"mistake {seed}.{index}") for index in range(count)]
 
 
-def _row(random: Random, name: str) -> Row:
+def _row(random: Random, name: str) -> ServedConfig:
     """Return a config with a mistake, and how it is served."""
     model_type = random.choice(DRAWN)
     known = {**MISTAKES, **(OF_VISION if model_type in VISION else {})}
@@ -410,7 +410,7 @@ def _row(random: Random, name: str) -> Row:
     config = _write(draft)
     length = random.choice((draft.served, draft.trained))
     title = f"{name}: {model_type} {kind} v{draft.spelling}, {mistake}"
-    return Row(title, config, length, None, axes=3 if model_type in VISION else 1)
+    return ServedConfig(title, config, length, None, axes=3 if model_type in VISION else 1)
 
 
 def _write(draft: Draft) -> Config:

@@ -317,3 +317,14 @@ def test_path_equals_the_naive_code_of_fla():
     hidden = torch.ones(13, 13, dtype=torch.bool).triu(1)
     ours = (0.4 * scores).masked_fill(hidden, float("-inf")).softmax(-1) @ v.transpose(1, 2)
     assert_close(ours.transpose(1, 2), theirs, rtol=0, atol=2e-5)
+
+
+def test_the_mixes_of_fope_have_the_deviation_of_its_authors():
+    """gain / sqrt(kept pairs), over 16 heads of 32 kept pairs."""
+    torch.manual_seed(0)
+    many = Sizes(num_heads=16, head_dim=64, model_dim=1024, length=2**20)
+    made = Fourier(many, gain=0.4, per_head=True)
+    for mix in (made.cos_mix, made.sin_mix):
+        noise = mix.detach() - torch.eye(made.kept)
+        assert made.kept == 32
+        assert noise.std().item() == pytest.approx(0.4 / math.sqrt(32), rel=0.05)

@@ -288,15 +288,18 @@ class _Question:
         release = self.releases[engine]
         if not self.why:
             return self._apply(release, self.cases[layer_type], length)
-        failed = EngineReading(replace(self.cases[layer_type], length=length), release.read)
+
+        def failed(problem: str) -> EngineReading:
+            case = replace(self.cases[layer_type], length=length)
+            return EngineReading(case, release.read).fail(problem)
 
         def of(config: Mapping[str, Any]) -> EngineReading:
             try:
                 cases = self.cases_of(config, read_specs(config, "exact")[0])
             except RopeError as error:
-                return failed.fail(f"not known: {error}")
+                return failed(f"not known: {error}")
             if layer_type not in cases:
-                return failed.fail("not known: another set of layer types")
+                return failed("not known: another set of layer types")
             return self._apply(release, cases[layer_type], length)
 
         def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
@@ -305,7 +308,7 @@ class _Question:
 
         taken, notes = release.take(self.original, self.why, same)
         if isinstance(taken, str):
-            return failed.fail(taken)
+            return failed(taken)
         reading = of(taken)
         if reading.problem is None:
             rope = ServedLayer(reading.spec, self.original, layer_type, 1, 1).rope_with_nulls

@@ -103,6 +103,7 @@ def with_numbers(config: Config) -> Config:
 
 
 def lacks_needed(rope: Config) -> bool:
+    """Return whether a scaling lacks a number that it needs."""
     return any(rope.get(key) is None for key in NEEDED.get(str(name_of(rope)), ()))
 
 
@@ -130,20 +131,24 @@ def is_above(rope: Config, first: str, second: str) -> bool:
 
 
 def has_unknown_name(rope: Config) -> bool:
+    """Return whether the name of a scaling is not known."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     return isinstance(name_of(rope), str) and name_of(rope) not in known
 
 
 def has_no_name(rope: Config) -> bool:
+    """Return whether a rope has keys of a scaling and no name of one."""
     common = keys.COMMON_KEYS | keys.AXIS_KEYS | keys.OTHER_KEYS
     return name_of(rope) is None and bool({key for key in rope if key not in common})
 
 
 def unknown_keys(rope: Config) -> set[str]:
+    """Return the keys of a rope that are not known."""
     return set(rope) - set(keys.inner_keys())
 
 
 def is_text_model(config: Config) -> bool:
+    """Return whether a known family has one position for each token."""
     family = family_of(config.get("model_type"))
     return family.known and family.axis_order is None
 
@@ -169,6 +174,7 @@ def pairs_of(config: Config) -> int:
 
 
 def has_wrong_lists(config: Config) -> bool:
+    """Return whether LongRoPE has factors for another number of pairs."""
     lengths = {
         len(rope[key])
         for rope in all_ropes(config)
@@ -187,6 +193,7 @@ def has_wrong_sections(config: Config) -> bool:
 
 
 def has_two_ropes(config: Config) -> bool:
+    """Return whether the ropes in the two spellings contradict each other."""
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping) or not old or not new:
         return False
@@ -198,10 +205,12 @@ def has_two_ropes(config: Config) -> bool:
 
 
 def is_float_length(value: Any) -> bool:
+    """Return whether a length is written as a whole float."""
     return isinstance(value, float) and value.is_integer()
 
 
 def contradicts(rope: Config) -> bool:
+    """Return whether `type` and `rope_type` name two scalings."""
     old, new = rope.get("type"), rope.get("rope_type")
     return old is not None and new is not None and old != new
 
