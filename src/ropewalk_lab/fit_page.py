@@ -94,8 +94,7 @@ def write_page(fit: Fit, folder: str | Path) -> Path:
         lines = str(audit(fit.config)).splitlines()
         body.append(
             html.table_html(
-                Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines]),
-                "words",
+                Table(f"What engines compute from {CONFIG}", ("",), [(line,) for line in lines])
             )
         )
         body.append(html.details_html(CONFIG, json.loads(json.dumps(fit.config, default=str))))

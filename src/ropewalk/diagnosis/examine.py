@@ -199,13 +199,14 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
 
 def _gguf(config: Any) -> GgufSource | None:
     """Return the GGUF file that a config is, or its metadata; None for other configs."""
-    if isinstance(config, str | Path | Mapping) and not config_file.is_gguf(config):
+    is_file = config_file.is_gguf(config)
+    if isinstance(config, str | Path | Mapping) and not is_file:
         return None
     from ropewalk.gguf import GgufFile, GgufSource  # loaded only where one is read
 
     if isinstance(config, GgufSource):
         return config
-    return GgufFile(config) if config_file.is_gguf(config) else None
+    return GgufFile(cast("str | Path", config)) if is_file else None
 
 
 def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str | None]:
