@@ -10,7 +10,7 @@ WITH_MENU = (
     "gallery",
     "benchmarks",
     "zh/start",
-    "reference/ropewalk.attention.softmax",
+    "reference/ropewalk.attention",
 )
 
 

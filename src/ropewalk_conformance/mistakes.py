@@ -5,11 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk_conformance import definition
 from ropewalk_conformance.functions import OF_ROPE, Case, Kind, Numbers
 
@@ -47,7 +48,7 @@ class RotationMistake:
         )
 
 
-@cache
+@cached("conformance mistakes", entries=1)
 def mistakes() -> tuple[RotationMistake, ...]:
     """Return every mistake that has a name."""
     text = (Path(__file__).parent / "mistakes.toml").read_text(encoding="utf-8")
@@ -55,7 +56,7 @@ def mistakes() -> tuple[RotationMistake, ...]:
     return tuple(RotationMistake(**row | {"groups": tuple(row.get("groups", ()))}) for row in rows)
 
 
-@cache
+@cached("pairs of conformance mistakes", entries=1)
 def _pairs() -> tuple[RotationMistake, ...]:
     """Return every two common mistakes that change different things."""
     common = [row for row in mistakes() if row.common]

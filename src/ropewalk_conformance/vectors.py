@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.errors import RopeError
 
 #: where the files are: beside the code once installed, else at the root of the repository
@@ -18,7 +18,7 @@ def folder() -> Path:
     return next(path for path in FOLDERS if (path / "index.json").exists())
 
 
-@cache
+@cached("conformance index", entries=1)
 def index() -> dict[str, Any]:
     """Return version, date and the names of all groups."""
     return json.loads((folder() / "index.json").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def groups() -> list[str]:
     return list(index()["groups"])
 
 
-@cache
+@cached("conformance groups", entries=64)
 def load(group: str) -> dict[str, Any]:
     """Return one group: why it exists, its tolerance and its cases."""
     if group not in index()["groups"]:

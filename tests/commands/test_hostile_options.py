@@ -235,7 +235,13 @@ def quick(monkeypatch, tmp_path, files):
     )
     monkeypatch.setattr(selfcheck, "steps", lambda *_: iter([]))
     monkeypatch.setattr(
-        installed, "run", lambda name, some: {"engine": name, "version": "1", "results": []}
+        installed,
+        "run",
+        lambda name, rows: {
+            "engine": name,
+            "version": "1",
+            "results": [{**row, "error": "not run"} for row in rows],
+        },
     )
     opened, cpu_device = opening.open_model, torch.device("cpu")
     tiny = lambda path, *rest: (
