@@ -18,8 +18,8 @@ from ropewalk_lab.page.answers import as_text
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 DATA = ROOT / "src" / "ropewalk_lab" / "page" / "static" / "data"
-#: tables of runs: engines, and whole stacks if they were run; both have rows of the same form
-TABLES = ("engines.jsonl", "stacks.json", "stacks.jsonl")
+#: tables of runs of engines
+TABLES = ("engines.jsonl",)
 #: config keys of the size of the small models, which no rope depends on
 SIZES = frozenset(
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = Non
 
 def true_angles(radians: Numbers, positions: Iterable[int]) -> np.ndarray:
     """Return position * radians modulo 2 pi, [positions, pairs], rounded only at the end."""
-    return np.array(analysis.true_angles(list(radians), positions))
+    return np.array(analysis.true_angles(cast(Any, radians), positions))
 
 
 def finite(field: str, values: object, *, ndim: int | None = None, least: int = 0) -> np.ndarray:
