@@ -76,8 +76,8 @@ for (const [index, given] of result.answers.entries()) {
 for (const name of ["ropewalk.zip", "stdlib.zip"]) fs.writeFileSync(path.join(python, name), py.FS.readFile(`/built/${name}`));
 // the trimmed library gives the same answers
 const small = await loadPyodide({ stdLibURL: path.join(python, "stdlib.zip") });
-small.FS.writeFile("/tmp/ropewalk.zip", fs.readFileSync(path.join(python, "ropewalk.zip")));
-small.runPython("import sys, zipfile; zipfile.ZipFile('/tmp/ropewalk.zip').extractall('/ropewalk'); sys.path.insert(0, '/ropewalk')");
+small.FS.writeFile("ropewalk.zip", fs.readFileSync(path.join(python, "ropewalk.zip")));
+small.runPython("import sys, zipfile; zipfile.ZipFile('ropewalk.zip').extractall('/ropewalk'); sys.path.insert(0, '/ropewalk')");
 const answers = small.pyimport("ropewalk_lab.page.answers");
 for (const [index, request] of requests.entries()) {
   if (JSON.stringify(JSON.parse(answers.answer(JSON.stringify(request)))) !== JSON.stringify(result.answers[index])) throw new Error(`request ${index} is answered otherwise`);

@@ -15,8 +15,8 @@ async function start() {
     loadPyodide({ indexURL: here, stdLibURL: here + "stdlib.zip" }),
     bytes("ropewalk.zip"),
   ]);
-  python.FS.writeFile("/tmp/ropewalk.zip", modules);
-  python.runPython("import sys, zipfile; zipfile.ZipFile('/tmp/ropewalk.zip').extractall('/ropewalk'); sys.path.insert(0, '/ropewalk')");
+  python.FS.writeFile("ropewalk.zip", modules);
+  python.runPython("import sys, zipfile; zipfile.ZipFile('ropewalk.zip').extractall('/ropewalk'); sys.path.insert(0, '/ropewalk')");
   return python.pyimport("ropewalk_lab.page.answers");
 }
 
