@@ -17,6 +17,8 @@ from torch.testing import assert_close
 import far_positions as far
 import ropewalk as rw
 from helpers import AXES, HEAD_DIM, sample_positions, sample_spec
+from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
+from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.strategies import STRATEGIES
 from ropewalk.table import TABLES
 from torch_release import OLD_TORCH, needs_torch_2_7
@@ -301,3 +303,43 @@ def test_importing_the_package_is_enough_to_load_and_run_an_exported_program(tmp
     assert len(heads) == 3
     for head in heads:
         assert head == [pytest.approx([math.cos(m), math.sin(m)], abs=1e-6) for m in range(7)]
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_norm_and_rotation_after_a_product_are_one_graph(cached):
+    """`qkv_norm_rope` and the `qk_norm_rope` in it, under fullgraph=True; with gradients where it
+    stores nothing.
+    """
+    spec, positions = rw.RopeSpec(16, rotary_dim=12), torch.tensor([1, 5, 900_000])
+    norm = QKNorm(torch.randn(16), torch.randn(16))
+    weight = torch.randn(8 * 16, 32, requires_grad=not cached)
+    slots = torch.tensor([3, -1, 0])
+
+    def call(x):
+        options = {"spec": spec, "positions": positions, "heads": (4, 2), "norm": norm}
+        if not cached:
+            return qkv_norm_rope(x, weight, **options)
+        cache = KVSlots(torch.zeros(8, 2, 16), torch.zeros(8, 2, 16))
+        return qkv_norm_rope(x, weight, **options, cache=cache, slots=slots), cache.k, cache.v
+
+    x = torch.randn(3, 32)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(x), call(x)
+    for got, want in zip(found, expected, strict=True):
+        assert torch.equal(got, want)
+    if not cached:
+        grads = (torch.autograd.grad(sum(y.sum() for y in ys), weight) for ys in (found, expected))
+        torch.testing.assert_close(*(grad[0] for grad in grads))
+
+
+def test_a_slot_beyond_the_cache_is_an_error_when_the_graph_runs():
+    cache = KVSlots(torch.zeros(2, 1, 4), torch.zeros(2, 1, 4))
+    options = {"spec": rw.RopeSpec(4), "heads": (1, 1), "positions": torch.arange(1)}
+    compiled = torch.compile(
+        lambda x, slots: qk_norm_rope(x, **options, cache=cache, slots=slots),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    compiled(torch.randn(1, 12), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match="must be below the cache's 2 slots"):
+        compiled(torch.randn(1, 12), torch.tensor([2]))

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Inexact, Shaped
 from torch import Tensor
 
+import ropewalk.ops  # noqa: F401  # registers the op that a compiled graph calls for cos and sin
 from ropewalk.errors import RopeError, choice, integer
 from ropewalk.kernels.norm_rotation import definition
 from ropewalk.kernels.norm_rotation.config import NormRotationConfig, why_not_kernel

@@ -196,9 +196,16 @@ class NormRotationCall:
         """Return cos and sin [T, 1, pairs] for all heads, magnitude included; `key`: those of
         attention keys.
         """
-        cos, sin = cos_sin(
-            self.spec, self.positions, length=self.length, dtype=table_dtype(self.q), key=key
-        )
+        dtype = table_dtype(self.q)
+        if torch.compiler.is_compiling():  # a graph cannot hold the caches behind `table.cos_sin`
+            device = self.positions.device
+            given = self.length
+            length = torch.full((), given, device=device) if isinstance(given, int) else given
+            cos, sin = torch.ops.ropewalk.cos_sin(
+                self.positions, length, 1, self.spec.fingerprint, "auto", dtype, key
+            )
+        else:
+            cos, sin = cos_sin(self.spec, self.positions, length=self.length, dtype=dtype, key=key)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
     @property
@@ -296,12 +303,12 @@ def _write(cache: KVSlots, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
     if not slots.numel():
         return
     slots = slots.to(torch.int64)
-    if slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
-        raise RopeError(
-            "slots",
-            f"must be below the cache's {cache.num_slots} slots; negative ones are padding",
-            last,
-        )
+    rule = f"must be below the cache's {cache.num_slots} slots; negative ones are padding"
+    if slots.device.type == "cpu" and torch.compiler.is_compiling():
+        # the error is raised when the graph runs
+        torch.ops.aten._assert_async.msg((slots < cache.num_slots).all(), f"slots: {rule}")
+    elif slots.device.type == "cpu" and (last := int(slots.max())) >= cache.num_slots:
+        raise RopeError("slots", rule, last)
     live = (slots >= 0) & (slots < cache.num_slots)
     # padding tokens write a copy of a real token to the real token's slot; if all are padding, slot
     # 0 is rewritten unchanged
