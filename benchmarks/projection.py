@@ -1,28 +1,29 @@
 """GPU times of the QKV product with norm, rotation and cache write inside, compared with the
 product alone.
 
-First Llama-3-8B in detail, then a sweep over the shapes of other models. Up to 64 tokens with a
-cache are one launch; more are the product and a second launch.
+First Llama-3-8B in detail, then `qkv_norm_rope` as a user calls it for the shapes of many models.
+Few tokens with a cache are one launch; more are the product and a second launch.
 Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its
 speed over milliseconds. A row has the median over the rounds of what a way takes more than the
-product in the same round. The kernels with the rotation inside must agree with the definition in
-float64 before they are timed.
+product in the same round. Calls of `qkv_norm_rope` must agree with the definition in float64 before
+they are timed.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ropewalk.kernels.decode_step.config import in_one_launch
+from ropewalk.kernels.decode_step.config import most_in_one_launch
 from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
-from ropewalk.kernels.qkv import DecodeWorkspace, qkv_norm_rope
+from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.bench.gpu import COLD_BYTES, captured, replayed_us
@@ -30,18 +31,23 @@ from ropewalk_lab.bench.rows import run_script
 
 ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
-SWEPT_ROWS = (1, 2, 16, 32, 33, 48, 64)
-SWEPT_ROUNDS = 12
+SHAPES_ROWS = (1, 8, 16, 32, 64, 128, 512, 2048, 4096, 16384)
+SHAPES_ROUNDS = 21
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model's QKV projection."""
+    """The sizes of a model's QKV projection, and what follows it; `tuned`: its times chose the
+    tiles.
+    """
 
     hidden: int
     q_heads: int
     k_heads: int
     head_dim: int
+    norm: bool = False
+    bias: bool = False
+    tuned: bool = False
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -52,13 +58,31 @@ class Shape:
         return (self.q_heads + 2 * self.k_heads) * self.head_dim
 
 
-LLAMA = Shape(4096, 32, 8, 128)
-OTHERS = {
-    "Qwen3-0.6B": Shape(1024, 16, 8, 128),
-    "Qwen3-4B": Shape(2560, 32, 8, 128),
-    "Llama-3.2-1B": Shape(2048, 32, 8, 64),
-    "Llama-2-7B": Shape(4096, 32, 32, 128),
+LLAMA = Shape(4096, 32, 8, 128, norm=True)
+SHAPES = {
+    "Llama-3-8B": Shape(4096, 32, 8, 128, tuned=True),
+    "Gemma-3-4B": Shape(2560, 8, 4, 256, norm=True, tuned=True),
+    "Phi-3-mini": Shape(3072, 32, 32, 96, tuned=True),
+    "Qwen2.5-7B": Shape(3584, 28, 4, 128, bias=True, tuned=True),
+    "Qwen3-8B": Shape(4096, 32, 8, 128, norm=True, tuned=True),
+    "GLM-4.5-Air": Shape(4096, 96, 8, 128, bias=True, tuned=True),
+    "Qwen3-0.6B": Shape(1024, 16, 8, 128, norm=True, tuned=True),
+    "Llama-3.2-1B": Shape(2048, 32, 8, 64, tuned=True),
+    "Gemma-2-9B": Shape(3584, 16, 8, 256, tuned=True),
+    "Phi-2": Shape(2560, 32, 32, 80, bias=True, tuned=True),
+    "gpt-oss-20b": Shape(2880, 64, 8, 64, bias=True, tuned=True),
     "Llama-3-70B": Shape(8192, 64, 8, 128),
+    "Mistral-Nemo-12B": Shape(5120, 32, 8, 128),
+    "Qwen3-4B": Shape(2560, 32, 8, 128, norm=True),
+    "Qwen3-30B-A3B": Shape(2048, 32, 4, 128, norm=True),
+    "Qwen2.5-0.5B": Shape(896, 14, 2, 64, bias=True),
+    "Gemma-3-27B": Shape(5376, 32, 16, 128, norm=True),
+    "Falcon3-7B": Shape(3072, 12, 4, 256),
+    "StableLM-2-12B": Shape(5120, 32, 8, 160, norm=True),
+    "Llama-2-13B": Shape(5120, 40, 40, 128),
+    "Nemotron-4-340B": Shape(18432, 96, 8, 192),
+    "Phi-4": Shape(5120, 40, 10, 128),
+    "SmolLM2-135M": Shape(576, 9, 3, 64),
 }
 
 
@@ -84,18 +108,18 @@ class Projection:
             make(shape.columns, shape.hidden) / shape.hidden**0.5 for _ in range(self.count)
         ]
         self.xs = [make(rows, shape.hidden) for _ in range(self.count)]
+        self.bias = make(shape.columns) if shape.bias else None
         self.norm = QKNorm(make(shape.head_dim), make(shape.head_dim))
         self.positions, self.slots = (
             torch.randint(0, 4000, (rows,), device="cuda"),
             torch.randperm(rows, device="cuda"),
         )
         self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
-        self.workspace = DecodeWorkspace(rows, *shape.heads, shape.head_dim, device="cuda")
         self.rows = rows
 
     def product(self, i: int) -> Tensor:
-        """Return x @ weight^T of the i-th inputs, the packed qkv."""
-        return torch.mm(self.xs[i], self.weights[i].t())
+        """Return x @ weight^T, plus the bias if there is one, of the i-th inputs: the packed qkv."""
+        return F.linear(self.xs[i], self.weights[i], self.bias)
 
     def rotated(self, i: int) -> Any:
         """Compute the product, then rotate q and k in place by a second launch."""
@@ -113,19 +137,19 @@ class Projection:
             self.product(i), spec=self.spec, heads=self.shape.heads, norm=self.norm, **where
         )
 
-    def inside(self, i: int, norm: bool) -> Any:
+    def inside(self, i: int, norm: bool, backend: str | None = "triton") -> Any:
         """Rotate inside the product's kernel, and write to the cache; with the norm if `norm`."""
         return qkv_norm_rope(
             self.xs[i],
             self.weights[i],
+            self.bias,
             spec=self.spec,
             positions=self.positions,
             heads=self.shape.heads,
             norm=self.norm if norm else None,
-            workspace=self.workspace,
             slots=self.slots,
             cache=self.cache,
-            backend="triton",
+            backend=backend,
         )
 
     def ways(self) -> dict[str, Callable[[int], Any]]:
@@ -135,7 +159,7 @@ class Projection:
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
         }
-        if in_one_launch(self.rows):
+        if self.rows <= most_in_one_launch(self.shape.head_dim):
             ways["rotation inside"] = partial(self.inside, norm=False)
             ways["norm, rotation and cache inside"] = partial(self.inside, norm=True)
         return ways
@@ -144,9 +168,9 @@ class Projection:
         """Return the largest relative error of q, k and v of a call of `inside`, compared with
         float64.
         """
-        packed = (self.xs[0].double() @ self.weights[0].double().t()).view(
-            self.rows, -1, self.shape.head_dim
-        )
+        packed = self.xs[0].double() @ self.weights[0].double().t()
+        packed = packed if self.bias is None else packed + self.bias
+        packed = packed.view(self.rows, -1, self.shape.head_dim)
         q, k, v = packed.split((*self.shape.heads, self.shape.k_heads), dim=1)
         if norm:
             q, k = (
@@ -162,10 +186,10 @@ class Projection:
         return max(float((ours.double() - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
     def times(self, ways: dict[str, Callable[[int], Any]], rounds: int) -> dict[str, list[float]]:
-        """Return the microseconds of each of `rounds` rounds for each way; those with the rotation
-        inside must agree first.
+        """Return the microseconds of each of `rounds` rounds for each way; calls of
+        `qkv_norm_rope` must agree with float64 first.
         """
-        for way in (way for way in ways if "inside" in way):
+        for way in (way for way in ways if "inside" in way or "as called" in way):
             error = self.error(ways[way], norm="norm" in way)
             assert error < 5e-3, (way, error)
         graphs = {
@@ -190,7 +214,7 @@ def over_percent(times: dict[str, list[float]], way: str) -> list[float]:
 @torch.no_grad()
 def measure() -> Iterator[dict[str, Any]]:
     """Yield a row for each number of tokens and each way but the product alone, with which they are
-    compared; then the sweep.
+    compared; then the rows of `shapes`.
     """
     torch.manual_seed(0)
     for rows in ROWS:
@@ -211,27 +235,32 @@ def measure() -> Iterator[dict[str, Any]]:
                 ],
                 "rounds": ROUNDS,
             }
-    yield from sweep()
+    yield from shapes()
 
 
-def sweep() -> Iterator[dict[str, Any]]:
-    """Yield a row for each other shape and number of tokens: one launch and two."""
-    for name, shape in OTHERS.items():
-        for rows in SWEPT_ROWS:
+def shapes() -> Iterator[dict[str, Any]]:
+    """Yield a row for each shape and number of tokens: `qkv_norm_rope` with a cache, as a user
+    calls it, compared with the product.
+    """
+    for name, shape in SHAPES.items():
+        for rows in SHAPES_ROWS:
             case = Projection(rows, shape)
-            ways = case.ways()
-            times = case.times(ways, SWEPT_ROUNDS)
-            over = {
-                way: round(statistics.median(over_percent(times, way)), 1) for way in list(ways)[1:]
-            }
+            way = "norm and rotation, as called" if shape.norm else "rotation, as called"
+            call = partial(case.inside, norm=shape.norm, backend=None)
+            times = case.times({"product": case.product, way: call}, SHAPES_ROUNDS)
+            over = over_percent(times, way)
             yield {
-                "what": "qkv sweep",
+                "what": "qkv shapes",
                 "shape": name,
+                **asdict(shape),
                 "rows": rows,
-                "columns": shape.columns,
-                "rounds": SWEPT_ROUNDS,
+                "launches": 1 if rows <= most_in_one_launch(shape.head_dim) else 2,
                 "product_us": round(statistics.median(times["product"]), 2),
-                "over_percent": over,
+                "over_percent": round(statistics.median(over), 1),
+                "over_percent_quartiles": [
+                    round(value, 1) for value in statistics.quantiles(over)[::2]
+                ],
+                "rounds": SHAPES_ROUNDS,
             }
 
 

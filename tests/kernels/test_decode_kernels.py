@@ -74,11 +74,17 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
     tiles = [
         pick_tile(rows, columns, depth, gate, 132) for columns in counts for gate in (False, True)
     ]
+    pick = partial(pick_qkv_tile, rows, depth, available=132)
     if rows == 1:
-        assert pick_qkv_tile(1, depth, norm=True).rows == 1
+        assert pick(48, 128, norm=True, head_norm=False).rows == 1
+    tiles += [
+        pick(heads, head_dim, norm=False, head_norm=head_norm)
+        for heads in (1, 48, 112)
+        for head_dim in (64, 80, 256)
+        for head_norm in (False, True)
+    ]
     for tile in tiles:
         assert (tile.rows == 1) == (rows == 1)
-    for tile in (*tiles, pick_qkv_tile(rows, depth, norm=False)):
         assert tile.rows == 1 or rows <= tile.rows <= MOST_TILE_ROWS
         fitted = tile.fitted(element_size, shared)
         assert (fitted.rows, fitted.columns, fitted.warps) == (tile.rows, tile.columns, tile.warps)

@@ -4,6 +4,7 @@ does not import Triton.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -73,6 +74,22 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return 227 << 10
     return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor - 1024
+
+
+def captured_graph(device: torch.device) -> int | None:
+    """Return a number that tells the CUDA graph that is being captured on the current stream from
+    all others: 0 if none is, None if the driver does not say.
+    """
+    if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        return 0
+    try:
+        ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2
+    except (OSError, AttributeError):
+        return None
+    status, graph = ctypes.c_int(), ctypes.c_uint64()
+    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    error = ask(stream, ctypes.byref(status), ctypes.byref(graph), None, None, None)
+    return None if error else graph.value
 
 
 def untyped(kernel: Any) -> Any:

@@ -104,10 +104,16 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -
     return ProductTile(1, 1, 1024, warps=2) if columns >= 4096 else ProductTile(1, 1, 2048)
 
 
-def pick_qkv_tile(rows: int, depth: int, norm: bool) -> ProductTile:
-    """Return the tile of `qkv_product`, from sweeps on an H200; its columns are pairs.
+def pick_qkv_tile(
+    rows: int, depth: int, heads: int, head_dim: int, *, norm: bool, head_norm: bool, available: int
+) -> ProductTile:
+    """Return the tile of `qkv_product`, from sweeps on an H200 over eleven models; its columns are
+    pairs.
 
-    With `norm` the product also norms its input, which must be a single row.
+    heads      of q, k and v together
+    norm       the product also norms its input, which must be a single row
+    head_norm  the programs of a head exchange sums, which is faster among few of them
+    available  the multiprocessors of the GPU
     """
     if norm:
         if depth == 1024:
@@ -117,16 +123,32 @@ def pick_qkv_tile(rows: int, depth: int, norm: bool) -> ProductTile:
             if depth < 1024 or depth in (2048, 3072)
             else ProductTile(1, 1, 512, warps=4 if depth <= 4096 else 1)
         )
-    if rows <= 16:
-        return ProductTile(16, QKV_PAIRS, 256, stages=4, masked=True)
-    return ProductTile(32 if rows <= 32 else MOST_TILE_ROWS, QKV_PAIRS, stages=6)
+    if rows == 1:
+        if depth <= 1024:
+            return ProductTile(1, 2, 1024)
+        return ProductTile(1, 1, 512 if depth < 3072 and depth % 1024 else 1024)
+    # with more programs than multiprocessors, two share the memory of one
+    crowded = _programs(heads, head_dim, QKV_PAIRS) > available
+    if rows <= 32:
+        height, stages = 16 if rows <= 16 else 32, 4 if crowded else 6
+        return ProductTile(height, QKV_PAIRS, stages=stages, masked=rows <= 16)
+    if not head_norm and _programs(heads, head_dim, QKV_PAIRS // 2) <= available:
+        return ProductTile(MOST_TILE_ROWS, QKV_PAIRS // 2, stages=6)
+    return ProductTile(MOST_TILE_ROWS, QKV_PAIRS, stages=3 if crowded else 6)
 
 
-def in_one_launch(tokens: int) -> bool:
-    """Return whether the QKV product with the rotation inside is faster than the library's product
-    and a second launch.
+def _programs(heads: int, head_dim: int, pairs: int) -> int:
+    """Return how many programs compute a tile of rows if each takes `pairs` pairs of one head."""
+    return heads * -(-head_dim // (2 * pairs))
+
+
+def most_in_one_launch(head_dim: int) -> int:
+    """Return up to how many tokens the QKV product with the rotation inside is faster than the
+    library's product and a second launch.
+
+    Heads that do not fill the tiles waste part of them, which only few tokens can afford.
     """
-    return tokens <= MOST_TILE_ROWS
+    return MOST_TILE_ROWS if head_dim % (2 * QKV_PAIRS) == 0 else MOST_TILE_ROWS // 2
 
 
 def run_concurrently(programs: int, device: torch.device) -> bool:

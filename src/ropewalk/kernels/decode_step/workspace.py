@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ropewalk.caches import Cache
 from ropewalk.kernels.decode_step.config import MOST_TILE_ROWS, QKV_PAIRS
+from ropewalk.kernels.support import captured_graph
+
+#: one for each stream and captured graph that computed a head norm of few tokens
+_KEPT = Cache("workspaces of QKV products", entries=16)
 
 
 class DecodeWorkspace:
@@ -32,8 +37,7 @@ class DecodeWorkspace:
         )
         self.highest = torch.empty(rows * vocabulary_splits, dtype=torch.float32, device=device)
         self.places = torch.empty(rows * vocabulary_splits, dtype=torch.int32, device=device)
-        parts = -(-head_dim // (2 * QKV_PAIRS))
-        sizes = (rows * heads, _padded(rows) * heads * parts * parts)
+        sizes = (rows * heads, _sums(rows, heads, head_dim))
         self.arrived, self.sums = torch.zeros(sum(sizes), dtype=torch.int32, device=device).split(
             sizes
         )
@@ -47,7 +51,33 @@ class DecodeWorkspace:
             self.partial.device == device
             and self.partial.numel() >= size
             and self.arrived.numel() >= rows * heads
+            and self.sums.numel() >= _sums(rows, heads, head_dim)
         )
+
+
+def kept_workspace(
+    rows: int, q_heads: int, k_heads: int, head_dim: int, device: torch.device
+) -> DecodeWorkspace:
+    """Return the workspace of the current stream for a head norm, made at the first call.
+
+    The launches of a stream run one after another, so they can share it. Graphs that were captured
+    on one stream may later run side by side, so every captured graph has its own.
+    """
+    graph = captured_graph(device)
+    if graph is None:  # which graph this is cannot be told, so share with none
+        return DecodeWorkspace(rows, q_heads, k_heads, head_dim, device=device)
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = (device, stream, graph)
+    kept = _KEPT.get(key)
+    if kept is None or not kept.holds(rows, q_heads + k_heads, head_dim, device):
+        kept = _KEPT.keep(key, DecodeWorkspace(rows, q_heads, k_heads, head_dim, device=device))
+    return kept
+
+
+def _sums(rows: int, heads: int, head_dim: int) -> int:
+    """Return how many sums of squares the programs of `qkv_product` exchange."""
+    parts = -(-head_dim // (2 * QKV_PAIRS))
+    return _padded(rows) * heads * parts * parts
 
 
 def _padded(rows: int) -> int:

@@ -4,7 +4,6 @@ cache in one launch.
 Triton itself is imported at the first call that uses the kernel.
 """
 
-from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
 from ropewalk.kernels.qkv.api import qkv_norm_rope, why_not
 
-__all__ = ["DecodeWorkspace", "qkv_norm_rope", "why_not"]
+__all__ = ["qkv_norm_rope", "why_not"]

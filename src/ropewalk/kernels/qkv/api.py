@@ -11,8 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.kernels.decode_step.config import MOST_TILE_ROWS, in_one_launch
-from ropewalk.kernels.decode_step.workspace import DecodeWorkspace
+from ropewalk.kernels.decode_step.config import most_in_one_launch
+from ropewalk.kernels.decode_step.workspace import kept_workspace
 from ropewalk.kernels.norm_rotation.api import BACKENDS, checked_call
 from ropewalk.kernels.norm_rotation.config import why_not_kernel
 from ropewalk.kernels.norm_rotation.definition import KVSlots, LatentNorm, NormRotationCall, QKNorm
@@ -31,7 +31,6 @@ def qkv_norm_rope(
     cache: KVSlots | None = None,
     slots: Shaped[Tensor, "..."] | None = None,
     norm: QKNorm | None = None,
-    workspace: DecodeWorkspace | None = None,
     backend: str | None = None,
 ) -> Any:
     """Return the heads of x @ weight^T + bias, those of q and k normed and rotated.
@@ -44,10 +43,7 @@ def qkv_norm_rope(
     cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is
                padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
-    workspace  memory for a norm of few tokens, made once with DecodeWorkspace(tokens, Hq, Hk,
-               head_dim, device=...); calls on one stream may share it. None: every such call
-               allocates one and sets its counters to zero, with one more launch
-    backend    "triton" (one launch, for up to 64 tokens with a cache), "definition" (F.linear, then
+    backend    "triton" (one launch, for few tokens with a cache), "definition" (F.linear, then
                qk_norm_rope), or None: one launch if it supports the call (`why_not` says why not)
 
     Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and
@@ -72,7 +68,7 @@ def qkv_norm_rope(
         )
     if backend == "definition":
         return definition.run(x, weight, bias, call, shape)
-    return _one_launch(rows, weight, bias, call, workspace).unflatten(0, shape)
+    return _one_launch(rows, weight, bias, call).unflatten(0, shape)
 
 
 def why_not(
@@ -100,8 +96,9 @@ def _why_not(
         return "torch.compile compiles the definition in plain torch instead"
     if call.cache is None:
         return "the kernel stores k and v, so it needs a cache"
-    if not in_one_launch(len(rows)):
-        return f"the kernel takes at most {MOST_TILE_ROWS} tokens, these are {len(rows)}"
+    most = most_in_one_launch(call.spec.head_dim)
+    if len(rows) > most:
+        return f"with this head_dim the kernel takes at most {most} tokens, these are {len(rows)}"
     if reason := why_not_kernel(call):
         return reason
     if not rows.numel():
@@ -118,11 +115,7 @@ def _why_not(
 
 
 def _one_launch(
-    rows: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    call: NormRotationCall,
-    workspace: DecodeWorkspace | None,
+    rows: Tensor, weight: Tensor, bias: Tensor | None, call: NormRotationCall
 ) -> Tensor:
     """Return the queries [T, Hq, D] of few tokens, and fill the cache, with the kernel of a decode
     step.
@@ -131,23 +124,11 @@ def _one_launch(
 
     assert call.cache is not None
     assert call.slots is not None
-    q_heads, k_heads, norm = call.q.shape[1], call.k.shape[1], call.head_norm
-    q = rows.new_empty(len(rows), q_heads, call.spec.head_dim)
-    if norm is None:
-        workspace = None
-    elif workspace is None:
-        workspace = DecodeWorkspace(
-            len(rows), q_heads, k_heads, call.spec.head_dim, device=rows.device
-        )
-    elif not workspace.holds(len(rows), q_heads + k_heads, call.spec.head_dim, rows.device):
-        needed = (
-            f"DecodeWorkspace({len(rows)}, {q_heads}, {k_heads}, {call.spec.head_dim}, "
-            f"device={str(rows.device)!r})"
-        )
-        got = [workspace.partial.numel(), workspace.arrived.numel(), workspace.partial.device]
-        raise RopeError(
-            "workspace", f"must be as large as {needed} and on its device; pass that, or None", got
-        )
+    q_heads, k_heads, head_dim = call.q.shape[1], call.k.shape[1], call.spec.head_dim
+    q, norm = rows.new_empty(len(rows), q_heads, head_dim), call.head_norm
+    workspace = (
+        None if norm is None else kept_workspace(len(rows), q_heads, k_heads, head_dim, rows.device)
+    )
     launch.qkv_product(
         rows,
         weight,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ropewalk.kernels.decode_step.config import (
     ProductTile,
-    in_one_launch,
+    most_in_one_launch,
     pick_qkv_tile,
     run_concurrently,
 )
@@ -23,7 +23,7 @@ from ropewalk.kernels.norm_rotation.api import qk_norm_rope
 from ropewalk.kernels.norm_rotation.definition import KVSlots, QKNorm
 from ropewalk.kernels.norm_rotation.launch import cache_strides
 from ropewalk.kernels.qkv import kernel
-from ropewalk.kernels.support import has_sine_unit, power_of_two, shared_memory
+from ropewalk.kernels.support import has_sine_unit, multiprocessors, power_of_two, shared_memory
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
@@ -44,11 +44,20 @@ def qkv_product(
     graph, none of whose earlier kernels writes them.
     """
     rows, depth = x.shape
-    if tile is None and norm is None and not in_one_launch(rows):
+    q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
+    if tile is None and norm is None and rows > most_in_one_launch(head_dim):
         _many_rows(x, weight, q_out, cache, slots, positions, spec, bias, head_norm)
         return
-    q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
-    tile = pick_qkv_tile(rows, depth, norm is not None) if tile is None else tile
+    if tile is None:
+        tile = pick_qkv_tile(
+            rows,
+            depth,
+            q_heads + 2 * k_heads,
+            head_dim,
+            norm=norm is not None,
+            head_norm=head_norm is not None,
+            available=multiprocessors(x.device),
+        )
     tile = tile.fitted(x.element_size(), shared_memory(x.device))
     spec_tables = tables(spec, x.device)
     # of the rotated queries, then of the rotated keys
