@@ -24,6 +24,7 @@ from torch.nn import functional as F
 from ropewalk.kernels.decode_step.config import most_in_one_launch
 from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
 from ropewalk.kernels.qkv import qkv_norm_rope
+from ropewalk.kernels.support import multiprocessors
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.bench.gpu import COLD_BYTES, captured, replayed_us
@@ -82,6 +83,7 @@ SHAPES = {
     "Llama-2-13B": Shape(5120, 40, 40, 128),
     "Nemotron-4-340B": Shape(18432, 96, 8, 192),
     "Phi-4": Shape(5120, 40, 10, 128),
+    "Qwen3-32B": Shape(5120, 64, 8, 128, norm=True),
     "SmolLM2-135M": Shape(576, 9, 3, 64),
 }
 
@@ -115,7 +117,9 @@ class Projection:
             torch.randperm(rows, device="cuda"),
         )
         self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
+        heads, available = shape.q_heads + 2 * shape.k_heads, multiprocessors(self.slots.device)
         self.rows = rows
+        self.in_one_launch = rows <= most_in_one_launch(heads, shape.head_dim, available)
 
     def product(self, i: int) -> Tensor:
         """Return x @ weight^T, plus the bias if there is one, of the i-th inputs: the packed qkv."""
@@ -159,7 +163,7 @@ class Projection:
             "product, then rotation": self.rotated,
             "product, then norm, rotation and cache": self.stored,
         }
-        if self.rows <= most_in_one_launch(self.shape.head_dim):
+        if self.in_one_launch:
             ways["rotation inside"] = partial(self.inside, norm=False)
             ways["norm, rotation and cache inside"] = partial(self.inside, norm=True)
         return ways
@@ -254,7 +258,7 @@ def shapes() -> Iterator[dict[str, Any]]:
                 "shape": name,
                 **asdict(shape),
                 "rows": rows,
-                "launches": 1 if rows <= most_in_one_launch(shape.head_dim) else 2,
+                "launches": 1 if case.in_one_launch else 2,
                 "product_us": round(statistics.median(times["product"]), 2),
                 "over_percent": round(statistics.median(over), 1),
                 "over_percent_quartiles": [

@@ -19,6 +19,7 @@ from ropewalk.kernels.decode_step.config import (
     ProductTile,
     few_programs,
     library_is_faster,
+    most_in_one_launch,
     pick_keys,
     pick_qkv_tile,
     pick_splits,
@@ -98,6 +99,20 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
                 or fitted.stages == tile.stages
             )
             assert fitted.stages >= 3
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "most"),
+    [
+        (48, 128, 64),  # 96 programs for 132 multiprocessors
+        (112, 128, 64),  # 224 programs, two on most multiprocessors
+        (80, 128, 32),  # 160: most multiprocessors have one, some two
+        (112, 192, 32),  # 336: 72 are left when 264 have run
+        (64, 80, 32),  # a head of 40 pairs leaves half of its second tile empty
+    ],
+)
+def test_many_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy(heads, head_dim, most):
+    assert most_in_one_launch(heads, head_dim, available=132) == most
 
 
 def test_a_tile_has_at_least_one_stage():
@@ -243,7 +258,7 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
             patch.setattr(
                 qkv,
                 "run_concurrently",
-                lambda programs, device, concurrent=concurrent: concurrent,
+                lambda programs, tile, x, concurrent=concurrent: concurrent,
             )
             qkv.qkv_product(
                 zeros(rows, 4096),

@@ -7,8 +7,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from ropewalk.kernels.support import interpreting, multiprocessors, power_of_two
+from ropewalk.kernels.support import (
+    interpreting,
+    multiprocessors,
+    power_of_two,
+    shared_memory,
+)
 
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
@@ -44,16 +50,20 @@ class ProductTile:
         """Return whether a product of `rows` rows needs the mask."""
         return self.masked and rows % self.rows != 0
 
+    def shared_bytes(self, element_size: int) -> int:
+        """Return how much shared memory a program takes: a stage has a block of x and two blocks of
+        weights. A single row needs none: it is computed in registers.
+        """
+        stage = (self.rows + 2 * self.columns) * self.depth * element_size
+        return 0 if self.rows == 1 else self.stages * stage
+
     def fitted(self, element_size: int, shared_bytes: int) -> ProductTile:
         """Return the tile with fewer stages, or with less depth, if it does not fit into a GPU's
         shared memory.
-
-        A stage has a block of x and two blocks of weights. A single row needs none of it: it is
-        computed in registers.
         """
-        stage = (self.rows + 2 * self.columns) * self.depth * element_size
-        if self.rows == 1 or self.stages * stage <= shared_bytes:
+        if self.shared_bytes(element_size) <= shared_bytes:
             return self
+        stage = self.shared_bytes(element_size) // self.stages
         if shared_bytes // stage < FEWEST_STAGES and self.depth > 16:
             return replace(self, depth=self.depth // 2).fitted(element_size, shared_bytes)
         return replace(self, stages=max(1, shared_bytes // stage))
@@ -126,8 +136,8 @@ def pick_qkv_tile(
     if rows == 1:
         if depth <= 1024:
             return ProductTile(1, 2, 1024)
-        return ProductTile(1, 1, 512 if depth < 3072 and depth % 1024 else 1024)
-    # with more programs than multiprocessors, two share the memory of one
+        return ProductTile(1, 1, 512 if depth % 1024 else 1024)
+    # with more programs than multiprocessors, two share one multiprocessor and its memory
     crowded = _programs(heads, head_dim, QKV_PAIRS) > available
     if rows <= 32:
         height, stages = 16 if rows <= 16 else 32, 4 if crowded else 6
@@ -142,20 +152,26 @@ def _programs(heads: int, head_dim: int, pairs: int) -> int:
     return heads * -(-head_dim // (2 * pairs))
 
 
-def most_in_one_launch(head_dim: int) -> int:
+def most_in_one_launch(heads: int, head_dim: int, available: int) -> int:
     """Return up to how many tokens the QKV product with the rotation inside is faster than the
-    library's product and a second launch.
+    library's product and a second launch, from sweeps on an H200; see `pick_qkv_tile`.
 
-    Heads that do not fill the tiles waste part of them, which only few tokens can afford.
+    More than 32 tokens are slow if heads do not fill their tiles, or if the last programs leave
+    multiprocessors without work.
     """
-    return MOST_TILE_ROWS if head_dim % (2 * QKV_PAIRS) == 0 else MOST_TILE_ROWS // 2
+    programs, together = _programs(heads, head_dim, QKV_PAIRS), 2 * available
+    busy = programs / (-(-programs // together) * together)
+    fills = head_dim % (2 * QKV_PAIRS) == 0 and (programs <= available or busy > 0.8)
+    return MOST_TILE_ROWS if fills else MOST_TILE_ROWS // 2
 
 
-def run_concurrently(programs: int, device: torch.device) -> bool:
-    """Return whether `programs` programs all run at the same time if a launch requires it; the
-    interpreter runs one at a time.
+def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
+    """Return whether all programs of a product of x run at the same time if a launch requires it:
+    one for each multiprocessor, or two if their tiles are small. The interpreter runs one at a
+    time.
     """
-    return programs <= multiprocessors(device) and not interpreting()
+    small = 2 * tile.shared_bytes(x.element_size()) <= shared_memory(x.device) and tile.warps <= 4
+    return programs <= (2 if small else 1) * multiprocessors(x.device) and not interpreting()
 
 
 def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:

@@ -17,6 +17,7 @@ from ropewalk.kernels.norm_rotation.api import BACKENDS, checked_call
 from ropewalk.kernels.norm_rotation.config import why_not_kernel
 from ropewalk.kernels.norm_rotation.definition import KVSlots, LatentNorm, NormRotationCall, QKNorm
 from ropewalk.kernels.qkv import definition
+from ropewalk.kernels.support import multiprocessors
 from ropewalk.spec import RopeSpec
 
 
@@ -96,9 +97,10 @@ def _why_not(
         return "torch.compile compiles the definition in plain torch instead"
     if call.cache is None:
         return "the kernel stores k and v, so it needs a cache"
-    most = most_in_one_launch(call.spec.head_dim)
+    heads = call.q.shape[1] + 2 * call.k.shape[1]
+    most = most_in_one_launch(heads, call.spec.head_dim, multiprocessors(rows.device))
     if len(rows) > most:
-        return f"with this head_dim the kernel takes at most {most} tokens, these are {len(rows)}"
+        return f"with these heads the kernel takes at most {most} tokens, these are {len(rows)}"
     if reason := why_not_kernel(call):
         return reason
     if not rows.numel():

@@ -45,18 +45,19 @@ def qkv_product(
     """
     rows, depth = x.shape
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
-    if tile is None and norm is None and rows > most_in_one_launch(head_dim):
+    heads, available = q_heads + 2 * k_heads, multiprocessors(x.device)
+    if tile is None and norm is None and rows > most_in_one_launch(heads, head_dim, available):
         _many_rows(x, weight, q_out, cache, slots, positions, spec, bias, head_norm)
         return
     if tile is None:
         tile = pick_qkv_tile(
             rows,
             depth,
-            q_heads + 2 * k_heads,
+            heads,
             head_dim,
             norm=norm is not None,
             head_norm=head_norm is not None,
-            available=multiprocessors(x.device),
+            available=available,
         )
     tile = tile.fitted(x.element_size(), shared_memory(x.device))
     spec_tables = tables(spec, x.device)
@@ -82,7 +83,7 @@ def qkv_product(
         head_norm is not None
         and parts > 1
         and tile.rows > 1
-        and run_concurrently(grid[0] * grid[1], x.device)
+        and run_concurrently(grid[0] * grid[1], tile, x)
     )
     if (
         workspace is not None
