@@ -12,7 +12,7 @@ OTHER_TORCH := build/torch-$(TORCH)
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases stacks vectors site web bench release clean
+.PHONY: help setup demo demo-full quick test test-full lint types tests test-transformers test-torch engines engine-releases stacks vectors site web hf-kernel bench release clean
 
 help:
 	@echo "make demo   set up; self-check, kernels, small models trained and extended here, a report with pictures"
@@ -199,6 +199,9 @@ site: setup
 # the page without a server: static files with the definition in WebAssembly; needs node and npm
 web:
 	cd web && npm ci --no-audit --no-fund --silent && node build.mjs
+
+hf-kernel: setup
+	$(BIN)/python tools/hf_kernel.py
 
 bench: setup
 	$(BIN)/ropewalk bench
