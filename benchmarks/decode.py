@@ -1,7 +1,8 @@
 """GPU times of generation by our Decoder and by transformers.
 
 The limit of a step is the time to read its weights and cached keys and values once, at the rate of
-a copy of 128 MiB measured in the same run. Weights are random.
+a copy of 128 MiB measured in the same run. The rows by length of context also have the share of two
+other limits: a stream that only reads, and the memory's nominal rate. Weights are random.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ OTHERS = {
 PROMPT, NEW = 128, 128
 BATCHES = (1, 16, 32, 64, 128)
 OTHER_BATCHES = (1, 16)
+#: lengths of the prompt for the rows by length of context
+CONTEXTS = (128, 4096, 32768)
 
 
 def copy_rate() -> float:
@@ -64,6 +67,22 @@ def copy_rate() -> float:
     source = torch.empty(1 << 27, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / replay_us([lambda: target.copy_(source)]) * 1e6
+
+
+def read_rate() -> float:
+    """Return the bytes per second of a sum over 512 MiB, which reads and writes nothing back."""
+    source = torch.zeros(1 << 27, dtype=torch.float32, device="cuda")
+    return 4 * source.numel() / replay_us([source.sum]) * 1e6
+
+
+def nominal_rate() -> float | None:
+    """Return the bytes per second that the memory's clock and bus allow, if torch tells them."""
+    properties = torch.cuda.get_device_properties(0)
+    clock, bits = (
+        getattr(properties, name, None) for name in ("memory_clock_rate", "memory_bus_width")
+    )
+    # kHz, two transfers in each clock
+    return None if not clock or not bits else 2e3 * clock * bits / 8
 
 
 def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
@@ -78,7 +97,9 @@ def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
     return min(times)
 
 
-def step_row(generate: Callable[[int], Any], limit: float, **row: Any) -> dict[str, Any]:
+def step_row(
+    generate: Callable[[int], Any], limit: float, repeats: int = 5, **row: Any
+) -> dict[str, Any]:
     """Return the row of one way to generate: the time of a step, from a generation of NEW tokens
     and one of two.
 
@@ -88,12 +109,12 @@ def step_row(generate: Callable[[int], Any], limit: float, **row: Any) -> dict[s
               seconds; `row` are further keys
     """
     generate(3)  # compiles and captures
-    first, second, last = (seconds(partial(generate, new)) for new in (1, 2, NEW))
+    first, second, last = (seconds(partial(generate, new), repeats) for new in (1, 2, NEW))
     step = (last - second) / (NEW - 2)
     return {
         "what": "generate",
-        **row,
         "prompt": PROMPT,
+        **row,
         "new": NEW,
         "steps_per_s": round(1 / step, 1),
         "step_ms": round(step * 1e3, 3),
@@ -108,7 +129,8 @@ def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor
     """Generate with our decoder; with a graph the capacity is given, so that all lengths use one
     graph.
     """
-    cache = {"cache": "static", "capacity": PROMPT + NEW} if graph is None else {}
+    capacity = prompt.shape[1] + NEW
+    cache = {"cache": "static", "capacity": capacity} if graph is None else {}
     return model.generate(prompt, new, graph=graph, **cache)
 
 
@@ -145,27 +167,8 @@ def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
 def other_rows() -> Iterator[dict[str, Any]]:
     """Yield the rows of our decoder in the shapes of other models."""
     rate = copy_rate()
-    for name, (
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        intermediate,
-        layers,
-        vocabulary,
-        norm,
-    ) in OTHERS.items():
-        config = DecoderConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=intermediate,
-            num_layers=layers,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            qk_norm=norm,
-        )
-        model = _on_gpu(lambda config=config: Decoder(config))
+    for name in OTHERS:
+        model = _on_gpu(lambda name=name: Decoder(_other_config(name)))
         for batch in OTHER_BATCHES:
             prompt, limit, row = _case(model, name, batch, rate)
             row["what"] = "generate, other models"
@@ -175,8 +178,46 @@ def other_rows() -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
+def context_rows() -> Iterator[dict[str, Any]]:
+    """Yield the rows of one row of our decoder after prompts of CONTEXTS tokens, with the shares of
+    three limits.
+    """
+    copy, others = copy_rate(), {"read": read_rate(), "nominal": nominal_rate()}
+    configs = {name: DecoderConfig(**sizes) for name, sizes in MODELS.items()}
+    configs["Llama-3.2-1B shape"] = _other_config("Llama-3.2-1B")
+    for name, config in configs.items():
+        model = _on_gpu(lambda config=config: Decoder(config))
+        for length in CONTEXTS:
+            prompt, limit, row = _case(model, name, 1, copy, length)
+            row |= {"what": "generate, by context", "prompt": length, "contender": "ropewalk"}
+            row = step_row(partial(ours, model, prompt, None), limit, 3, **row)
+            for each, rate in others.items():
+                if rate is not None:
+                    row[f"percent_of_{each}"] = round(row["percent_of_limit"] * copy / rate, 1)
+                    row[f"{each}_GBps"] = round(rate / 1e9)
+            yield row
+            clear_caches()
+        del model
+        torch.cuda.empty_cache()
+
+
+def _other_config(name: str) -> DecoderConfig:
+    """Return the config of a model of OTHERS."""
+    hidden, heads, kv_heads, head_dim, intermediate, layers, vocabulary, norm = OTHERS[name]
+    return DecoderConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        qk_norm=norm,
+    )
+
+
 def _case(
-    model: Decoder, name: str, batch: int, rate: float
+    model: Decoder, name: str, batch: int, rate: float, length: int = PROMPT
 ) -> tuple[Tensor, float, dict[str, Any]]:
     """Return a random prompt of `batch` rows, the least seconds of a step after it, and the keys of
     its row.
@@ -187,8 +228,8 @@ def _case(
     weights = sum(parameter.numel() for parameter in model.parameters())
     weights -= 0 if config.tie_embeddings else model.embed_tokens.weight.numel()
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    limit = 2 * (weights + batch * per_token * (PROMPT + NEW / 2)) / rate  # a number has 2 bytes
-    prompt = torch.randint(0, 1000, (batch, PROMPT), device="cuda")
+    limit = 2 * (weights + batch * per_token * (length + NEW / 2)) / rate  # a number has 2 bytes
+    prompt = torch.randint(0, 1000, (batch, length), device="cuda")
     return prompt, limit, {"shape": name, "batch": batch, "copy_GBps": round(rate / 1e9)}
 
 
@@ -238,6 +279,7 @@ def measure() -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     yield from generate_rows()
     yield from other_rows()
+    yield from context_rows()
 
 
 if __name__ == "__main__":
