@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,10 @@ from ropewalk.gguf import GgufMetadata, InMemory, to_gguf_metadata
 from ropewalk.gguf.write import SIZE_KEYS
 from ropewalk.interop.checkpoint.atomic_folder import atomic_file
 from ropewalk.interop.checkpoint.shards import NewTensor
+from ropewalk.interop.checkpoint.tokenizer_files import FolderTokenizerFiles
 from ropewalk.interop.gguf.tensors import import_gguf
+from ropewalk.interop.gguf.tokenizer_files import GgufTokenizerFiles
+from ropewalk.interop.gguf.tokenizer_keys import tokenizer_keys
 from ropewalk.interop.gguf.weights import EPSILON, config_of
 from ropewalk.layout import convert_layout
 from ropewalk.models.decoder_checkpoint import HF_KEYS, config_from_hf, model_type_of
@@ -50,7 +54,7 @@ def write_gguf(
     config: DecoderConfig,
     tensors: Iterable[NewTensor],
     *,
-    tokenizer: Any = None,
+    tokenizer: FolderTokenizerFiles | GgufTokenizerFiles | None = None,
     tensor_type: str | None = None,
 ) -> None:
     """Write a Decoder atomically as a new GGUF file, with one tensor in memory at a time.
@@ -75,13 +79,13 @@ def write_gguf(
     weights = _weights(gguf, name, config, rope, tensors, tensor_type)
     keys = _keys(name, config) | rope.keys
     _check_round_trip(config, InMemory(name, keys, {**rope.tensors, **weights}), spec)  # type: ignore[arg-type]
-    found = None if tokenizer is None else tokenizer.gguf_keys(config.vocab_size)
+    keys |= _tokenizer_keys(tokenizer, config.vocab_size) or NO_TOKENIZER
     writer = gguf.GGUFWriter(None, name)
     types = {weight.type for weight in weights.values() if len(weight.shape) > 1}
     file_type = f"MOSTLY_{types.pop()}" if len(types) == 1 else "ALL_F32"
     writer.add_file_type(getattr(gguf.LlamaFileType, file_type.replace("MOSTLY_F32", "ALL_F32")))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for key, value in (keys | (found or NO_TOKENIZER)).items():
+    for key, value in keys.items():
         _add(writer, key, value)
     for tensor, weight in weights.items():
         kind = gguf.GGMLQuantizationType[weight.type]
@@ -176,10 +180,29 @@ def _keys(name: str, config: DecoderConfig) -> dict[str, Any]:
     return {f"{name}.{key}": value for key, value in keys.items()}
 
 
+def _tokenizer_keys(
+    files: FolderTokenizerFiles | GgufTokenizerFiles | None, vocab_size: int
+) -> dict[str, Any] | None:
+    """Return the metadata of a model's tokenizer; None if it has none, and with a warning if a GGUF
+    file cannot have it.
+    """
+    try:
+        if isinstance(files, GgufTokenizerFiles):
+            return files.gguf_keys(vocab_size)
+        if files is None or not any(name.startswith("tokenizer.") for name in files.names):
+            return None
+        return tokenizer_keys(files.files(files.ids), files.ids, vocab_size)
+    except (RopeError, OSError) as error:
+        path = getattr(files, "file", files).path  # type: ignore[union-attr]
+        text = f"{path.name}: its tokenizer is not saved ({error})"
+        warnings.warn(text, UserWarning, stacklevel=5)
+        return None
+
+
 def _check_round_trip(config: DecoderConfig, written: InMemory, spec: RopeSpec) -> None:
     """Read the metadata back and raise an error for a field that it does not describe."""
     restored = config_from_hf(config_of(written, spec))
-    for field in restored.__dataclass_fields__:
+    for field in ("window", *restored.__dataclass_fields__):  # a window also sets layer_types
         ours, theirs = getattr(config, field), getattr(restored, field)
         if ours != theirs and field not in ("encoding", *TRAINING):  # the rope was compared before
             rule = f"must be {theirs!r} to be written to a GGUF file as {written.architecture}"

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropewalk.errors import RopeError
 from ropewalk.interop.checkpoint.safetensors_file import parse_object
 
 GENERATION = "generation_config.json"
@@ -49,21 +48,6 @@ class FolderTokenizerFiles:
     def token_ids(self) -> dict[str, Any]:
         """Return bos_token_id, eos_token_id and pad_token_id of config.json; None if not there."""
         return dict(self.ids)
-
-    def gguf_keys(self, vocab_size: int) -> dict[str, Any] | None:
-        """Return the tokenizer as the metadata of a GGUF file of a model with so many tokens; None
-        if the folder has none, with a warning if it cannot be written.
-        """
-        from ropewalk.interop.gguf.tokenizer_keys import tokenizer_keys
-
-        if "tokenizer.json" not in self.names and "tokenizer.model" not in self.names:
-            return None
-        try:
-            return tokenizer_keys(self.files(self.ids), self.ids, vocab_size)
-        except RopeError as error:
-            text = f"{self.path.name}: its tokenizer is not saved ({error})"
-            warnings.warn(text, UserWarning, stacklevel=5)
-            return None
 
     def files(self, token_ids: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the contents of the files by name; one that cannot be read is left out, with a

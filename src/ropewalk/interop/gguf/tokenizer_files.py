@@ -22,8 +22,6 @@ SPECIAL = {
     "pad": "tokenizer.ggml.padding_token_id",
 }
 TOKENS = "tokenizer.ggml.tokens"
-#: what the keys of a tokenizer begin with
-PREFIX = "tokenizer."
 #: keys of further tokens at which llama.cpp ends generation
 END_KEYS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 #: tokens at which llama.cpp ends generation because of their text (llama-vocab.cpp)
@@ -106,26 +104,18 @@ class GgufTokenizerFiles:
 
     def gguf_keys(self, vocab_size: int) -> dict[str, Any] | None:
         """Return the metadata of the tokenizer as the file has it, for a new file of a model with
-        so many tokens; None if there is none, with a warning if it cannot be kept.
+        so many tokens; None if the file has no tokenizer.
         """
-        keys = {
-            key: self.file.metadata[key] for key in self.file.metadata if key.startswith(PREFIX)
+        metadata = self.file.metadata
+        if metadata.get("tokenizer.ggml.model", "none") == "none":
+            return None
+        if (tokens := len(self.file.array(TOKENS))) != vocab_size:
+            raise RopeError(TOKENS, f"must be {vocab_size}, as many as in the model", tokens)
+        return {
+            key: self.file.array(key) if isinstance(value, Array) else value
+            for key, value in metadata.items()
+            if key.startswith("tokenizer.") and (type(value) is not int or 0 <= value < 1 << 32)
         }
-        if keys.get("tokenizer.ggml.model", "none") == "none":
-            return None
-        try:
-            if (tokens := self.file.metadata.get(TOKENS)) is None or tokens.length != vocab_size:
-                rule = f"must have {vocab_size} tokens, as the model"
-                raise RopeError(TOKENS, rule, len(self._tokens()))
-            return {
-                key: self.file.array(key) if isinstance(value, Array) else value
-                for key, value in keys.items()
-                if type(value) is not int or 0 <= value < 1 << 32
-            }
-        except (RopeError, OSError) as error:
-            text = f"{self.file.path.name}: its tokenizer is not saved ({error})"
-            warnings.warn(text, UserWarning, stacklevel=5)
-            return None
 
     def _tokens(self) -> list[str]:
         """Return the tokens of the file; none if it has none, or is no longer there."""
