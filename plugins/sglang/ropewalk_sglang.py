@@ -64,6 +64,12 @@ def _announce() -> None:
     logger.info("ropewalk %s is on in SGLang %s: exact rotary tables", *versions)
 
 
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning once, not for every layer."""
+    logger.warning(text)
+
+
 def _install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -123,7 +129,7 @@ def _get_rope(original: Callable[..., Any], *args: Any, **named: Any) -> Any:
     call = inspect.signature(original).bind(*args, **named)
     call.apply_defaults()
     if call.arguments["dual_chunk_attention_config"] is not None:
-        logger.warning("ropewalk: the tables of dual chunk attention stay SGLang's own")
+        _warn("ropewalk: the tables of dual chunk attention stay SGLang's own")
         return original(*args, **named)
     module = _own_module(**call.arguments)
     return original(*args, **named) if module is None else module
@@ -159,7 +165,9 @@ def _own_module(
         kind = _own_class(factory.RotaryEmbedding, found)
         module = kind(head_size, rotary_dim, found.rows, base, is_neox_style, dtype)
         factory._ROPE_DICT[key] = module
-        logger.info("ropewalk: rope_type %s, %d rows", found.spec.scaling.name, found.rows)
+        logger.log(
+            logging.WARNING if found.spec.needs_length else logging.INFO, "ropewalk: %s", found
+        )
     return module
 
 

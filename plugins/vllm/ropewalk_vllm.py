@@ -57,6 +57,12 @@ def _announce() -> None:
     logger.info("ropewalk %s is on in vLLM %s: exact rotary tables", *versions)
 
 
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning once, not for every layer."""
+    logger.warning(text)
+
+
 def _install() -> None:
     from vllm.model_executor.custom_op import CustomOp
     from vllm.model_executor.layers import rotary_embedding
@@ -110,7 +116,7 @@ def _get_rope(original: Any) -> Any:
         call = signature.bind(*args, **named)
         call.apply_defaults()
         if call.arguments["dual_chunk_attention_config"] is not None:
-            logger.warning("ropewalk: the tables of dual chunk attention stay vLLM's own")
+            _warn("ropewalk: the tables of dual chunk attention stay vLLM's own")
             return original(*args, **named)
         module = _own_module(**call.arguments)
         return original(*args, **named) if module is None else module
@@ -151,5 +157,7 @@ def _own_module(
         )
         theta = found.spec.theta
         modules[key] = kind(head_size, rotary_dim, found.rows, theta, is_neox_style, dtype)
-        logger.info("ropewalk: rope_type %s, %d rows", found.spec.scaling.name, found.rows)
+        logger.log(
+            logging.WARNING if found.spec.needs_length else logging.INFO, "ropewalk: %s", found
+        )
     return modules[key]

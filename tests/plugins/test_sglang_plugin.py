@@ -9,7 +9,7 @@ from pathlib import Path
 import plugin_files
 import pytest
 
-RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk" / "engines" / "run"
+RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk_lab" / "engines_run"
 #: SGLang imports packages for GPUs; the runner has empty modules in their place, so it needs a
 #: process of its own
 SCRIPT = """
@@ -44,17 +44,17 @@ for position in (150_000, 390_000):
         near = (after[kind].cos_sin_cache[:500] - before[kind].cos_sin_cache[:500]).abs().max()
         print(kind, float(near), *(plugin_files.error_at(each[kind], kind, position) for each in (before, after)))
     lengthen(after)
+for kind, (more, scaling) in plugin_files.OWN.items():
+    module = get_rope(64, 64, 16_384, 10_000, True, {"rope_type": kind, **more}, torch.float32)
+    error = lambda: float((module.cos_sin_cache - plugin_files.table_of(scaling, len(module.cos_sin_cache))).abs().max())
+    first, rows = error(), len(module.cos_sin_cache)
+    module._ensure_cos_sin_cache_length(rows + 10)
+    print("own", kind, first, error(), len(module.cos_sin_cache) > rows + 10)
 """  # noqa: E501
 
 
-def test_it_is_off_unless_asked(monkeypatch):
-    plugin = plugin_files.load("sglang")
-    monkeypatch.delenv("ROPEWALK_SGLANG", raising=False)
-    monkeypatch.setitem(sys.modules, "sglang", None)  # an import of SGLang would raise
-    plugin.register()
-    monkeypatch.setenv("ROPEWALK_SGLANG", "1")
-    with pytest.raises(ImportError):
-        plugin.register()
+def test_what_stops_it_is_logged_and_sglang_goes_on(monkeypatch):
+    plugin_files.check_switches("sglang", "0.5.23.post1", monkeypatch)
 
 
 def test_sglangs_own_modules_are_exact(monkeypatch):
@@ -73,3 +73,8 @@ def test_sglangs_own_modules_are_exact(monkeypatch):
         assert float(near) < 5e-5, kind
         assert float(before) > 1e-4, kind
         assert float(after) < 1e-6, kind
+    own = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("own ")]
+    assert [kind for kind, *_ in own] == list(plugin_files.OWN)
+    for kind, first, grown, is_longer in own:
+        assert max(float(first), float(grown)) < 1e-6, kind
+        assert is_longer == "True", kind

@@ -8,7 +8,6 @@ Both engines have a module that computes frequencies in `_compute_inv_freq` and 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -33,8 +32,6 @@ OWN_TYPES = tuple(name for name in SCALINGS if not SCALINGS[name].in_configs and
 #: keys of a rope that are not fields of its scaling
 OTHER_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
-logger = logging.getLogger("ropewalk.engine_tables")
-
 
 @dataclass(frozen=True)
 class OwnRope:
@@ -47,6 +44,12 @@ class OwnRope:
     spec: RopeSpec
     rows: int
     length: int
+
+    def __str__(self) -> str:
+        text = f"rope_type {self.spec.scaling.name}, {self.rows} rows"
+        if self.spec.needs_length:
+            text += f"; every sequence is rotated as one of {self.length} tokens"
+        return text
 
     def table(self, rows: int | None = None) -> Tensor:
         """Return the float32 table [rows, 2 x pairs] of cos and sin, times the magnitude."""
@@ -87,19 +90,8 @@ def own_rope(
         )
     # the engines take `factor` times max_position_embeddings for the longest sequence
     factor = max(1.0, float(getattr(scaling.innermost, "factor", 1.0)))
-    found = OwnRope(
-        RopeSpec(rotary_dim, theta, scaling),
-        math.ceil(max_position * factor),
-        length or max_position,
-    )
-    if scaling.needs_length:
-        logger.warning(
-            "ropewalk: the frequencies of %s depend on the length; the engine has one table, so "
-            "every sequence is rotated as one of %d tokens",
-            scaling.name,
-            found.length,
-        )
-    return found
+    rows = math.ceil(max_position * factor)
+    return OwnRope(RopeSpec(rotary_dim, theta, scaling), rows, length or max_position)
 
 
 def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Scaling:
