@@ -240,6 +240,8 @@ def test_a_loaded_file_keeps_its_tokenizer(tmp_path):
     fields, _ = written(rw.load(source), tmp_path / "b.gguf")
     kept = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
     assert {key: fields[key] for key in fields if key.startswith("tokenizer.")} == kept
+    before, after = (gguf.GGUFReader(tmp_path / name).fields for name in ("a.gguf", "b.gguf"))
+    assert all(after[key].types == before[key].types for key in kept)
 
 
 def test_a_folder_gives_its_tokenizer_to_the_file(tmp_path):

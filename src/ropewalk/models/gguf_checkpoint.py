@@ -86,7 +86,7 @@ def write_gguf(
     writer.add_file_type(getattr(gguf.LlamaFileType, file_type.replace("MOSTLY_F32", "ALL_F32")))
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
-        _add(writer, key, value)
+        _add(gguf, writer, key, value)
     for tensor, weight in weights.items():
         kind = gguf.GGMLQuantizationType[weight.type]
         block, size = gguf.GGML_QUANT_SIZES[kind]
@@ -209,8 +209,16 @@ def _check_round_trip(config: DecoderConfig, written: InMemory, spec: RopeSpec) 
             raise RopeError(field, rule, ours)
 
 
-def _add(writer: Any, key: str, value: Any) -> None:
-    """Add one row of metadata, of the GGUF type for the type of its value."""
+def _add(gguf: Any, writer: Any, key: str, value: Any) -> None:
+    """Add one row of metadata, of the GGUF type for the type of its value; an array of another file
+    is (entries, their type).
+    """
+    if isinstance(value, tuple):
+        entries, kind = value
+        if entries:  # the package writes no empty arrays
+            kinds = gguf.GGUFValueType
+            writer.add_key_value(key, entries, kinds.ARRAY, sub_type=kinds(kind))
+        return
     add = {
         bool: writer.add_bool,
         int: writer.add_uint32,

@@ -39,8 +39,9 @@ def tokenizer_keys(
     except Exception as error:  # the package has no class of its own for it
         raise RopeError("tokenizer.json", "must be a tokenizer", str(error)) from None
     body = json.loads(text)
-    if body["model"].get("type") != "BPE" or body["model"].get("byte_fallback"):
-        raise RopeError("model of tokenizer.json", "must be a BPE of bytes", body["model"]["type"])
+    kind = body["model"].get("type")
+    if kind != "BPE" or body["model"].get("byte_fallback"):
+        raise RopeError("model of tokenizer.json", "must be a BPE of bytes", kind)
     names = {index: token for token, index in tokenizer.get_vocab().items()}
     if not names or max(names) >= min(vocab_size, MAX_STRINGS):
         rule = f"must be at most the {vocab_size} rows of the embeddings"
@@ -52,7 +53,7 @@ def tokenizer_keys(
     ]
     keys = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": _pre(body["pre_tokenizer"]),
+        "tokenizer.ggml.pre": _pre(body.get("pre_tokenizer")),
         TOKENS: [names.get(i, f"[PAD{i}]") for i in range(vocab_size)],
         "tokenizer.ggml.token_type": [
             types.get(i, NORMAL if i in names else UNUSED) for i in range(vocab_size)
@@ -68,8 +69,8 @@ def tokenizer_keys(
         **dict(zip(END_KEYS, others, strict=False)),
     }
     keys |= {key: i for key, i in ids.items() if isinstance(i, int) and i < vocab_size}
-    starts = tokenizer.encode("a").ids
-    keys["tokenizer.ggml.add_bos_token"] = starts[0] == token_ids.get("bos_token_id")
+    starts_with = tokenizer.encode("a").ids[:1]
+    keys["tokenizer.ggml.add_bos_token"] = starts_with == [token_ids.get("bos_token_id")]
     if (template := _chat_template(files)) is not None:
         keys["tokenizer.chat_template"] = template
     return keys
