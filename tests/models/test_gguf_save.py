@@ -33,6 +33,7 @@ CASES = {
     "llama, tied": ({}, 5e5, None, "llama"),
     "llama with biases": ({"qkv_bias": True, "o_bias": True, "mlp_bias": True}, 1e4, None, "llama"),
     "llama, wide heads": ({"head_dim": 32}, 1e4, None, "llama"),
+    "mistral": ({"num_heads": 6, "head_dim": 16}, 1e6, None, "llama"),
     "llama3": ({"head_dim": 64}, 5e5, LLAMA3, "llama"),
     "linear": ({}, 1e4, frequencies.Linear(3.0), "llama"),
     "yarn": ({}, 1e4, YARN, "llama"),
@@ -93,7 +94,7 @@ def test_the_gguf_package_reads_what_llama_cpp_needs(name, tmp_path):
     assert fields["tokenizer.ggml.model"] == "none"
     assert (of("block_count"), of("context_length"), of("vocab_size")) == (2, 512, VOCAB + 5)
     assert (of("embedding_length"), of("feed_forward_length")) == (64, 96)
-    assert (of("attention.head_count"), of("attention.head_count_kv")) == (4, 2)
+    assert (of("attention.head_count"), of("attention.head_count_kv")) == (config.num_heads, 2)
     assert of("attention.key_length") == of("attention.value_length") == config.head_dim
     assert of("attention.layer_norm_rms_epsilon") == np.float32(1e-5)
     assert of("rope.freq_base") == np.float32(spec.theta)
@@ -103,7 +104,7 @@ def test_the_gguf_package_reads_what_llama_cpp_needs(name, tmp_path):
     known = {gguf.TENSOR_NAMES[kind].format(bid=i) for kind in kinds for i in range(2)}
     assert {tensor.rpartition(".")[0] for tensor in tensors} <= known
     # rows of q and k are permuted for Llama alone
-    rows = [size * config.head_dim for size in (4, 2, 2)]
+    rows = [size * config.head_dim for size in (config.num_heads, 2, 2)]
     for layer in range(2):
         parts = model.layers[layer].self_attn.qkv_proj.weight.detach().split(rows)
         for part, weight in zip("qkv", parts, strict=True):
@@ -180,7 +181,7 @@ REFUSED = {
     ),
     "bias in Qwen 3": (
         {"qk_norm": True, "qkv_bias": True, "o_bias": True},
-        "o_bias: must be False",
+        "qkv_bias: must be False",
     ),
     "wide heads in Qwen 2": ({"qkv_bias": True, "head_dim": 32}, "hidden_size: must be .* = 128"),
 }

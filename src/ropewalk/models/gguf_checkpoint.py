@@ -120,8 +120,9 @@ def _spec_of(config: DecoderConfig, name: str) -> RopeSpec:
             f"must be the whole head, {config.head_dim}: llama.cpp has no partial rope for {name}"
         )
         raise RopeError("rotary_dim", rule, spec.rotated_dims)
-    if config.o_bias and name != "llama":
-        raise RopeError("o_bias", f"must be False: llama.cpp has none for {name}", config.o_bias)
+    if config.qkv_bias and name == "qwen3":
+        rule = "must be False: llama.cpp's qwen3 has no bias after attention"
+        raise RopeError("qkv_bias", rule, config.qkv_bias)
     width = config.num_heads * (config.head_dim or 0)
     if name == "qwen2" and width != config.hidden_size:
         rule = f"must be num_heads * head_dim = {width}, as llama.cpp has it for qwen2"
