@@ -14,6 +14,7 @@ RUNNERS = Path(__file__).parents[2] / "src" / "ropewalk_lab" / "engines_run"
 #: process of its own
 SCRIPT = """
 import sys
+from types import SimpleNamespace
 sys.path[:0] = sys.argv[1:3]
 import run_sglang
 import plugin_files
@@ -36,8 +37,10 @@ def lengthen(modules):
 GROW = ("default", "yarn")
 before = modules()
 lengthen(before)
-plugin_files.load("sglang").register()
+plugin = plugin_files.load("sglang")
+plugin.register()
 HookRegistry.apply_hooks()
+print("hooked", "sglang.srt.configs.model_config.ModelConfig.__init__" in HookRegistry._patched)
 after = modules()
 for position in (150_000, 390_000):
     for kind in after if position == 150_000 else GROW:
@@ -50,6 +53,10 @@ for kind, (more, scaling) in plugin_files.OWN.items():
     first, rows = error(), len(module.cos_sin_cache)
     module._ensure_cos_sin_cache_length(rows + 10)
     print("own", kind, first, error(), len(module.cos_sin_cache) > rows + 10)
+plugin._configs[:] = [SimpleNamespace(context_len=512, hf_text_config=SimpleNamespace(use_cope=True))]
+module = get_rope(64, 64, 512, 10_000, True, None, torch.float32)
+expected = plugin_files.table_of(plugin_files.frequencies.Clipped(), 512)
+print("flag", float((module.cos_sin_cache - expected).abs().max()))
 """  # noqa: E501
 
 
@@ -73,6 +80,9 @@ def test_sglangs_own_modules_are_exact(monkeypatch):
         assert float(near) < 5e-5, kind
         assert float(before) > 1e-4, kind
         assert float(after) < 1e-6, kind
+    assert "hooked True" in done.stdout
+    (flag,) = (line for line in done.stdout.splitlines() if line.startswith("flag "))
+    assert float(flag.split()[1]) < 1e-6
     own = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("own ")]
     assert [kind for kind, *_ in own] == list(plugin_files.OWN)
     for kind, first, grown, is_longer in own:
