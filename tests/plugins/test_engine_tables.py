@@ -165,8 +165,7 @@ def test_the_flags_of_cope_in_a_config_are_obeyed(key, last):
             "max_position_embeddings": 2048,
             "rope_theta": 1e4,
             key: True,
-        },
-        precision="exact",
+        }
     )
     assert found.spec.frequencies().radians[-1] == last
     assert own({"rope_type": "default"}, flags=SimpleNamespace(**{key: False})) is None

@@ -49,13 +49,15 @@ CASES: dict[str, tuple[dict[str, Any], frequencies.Scaling, dict[str, Any]]] = {
 }
 
 
-def model_of(changes: dict[str, Any], scaling: frequencies.Scaling) -> Decoder:
+def model_of(
+    changes: dict[str, Any], scaling: frequencies.Scaling, precision: str = "exact"
+) -> Decoder:
     """Return a random float32 Decoder whose attention is not flat."""
     config = BASE.with_(**changes)
     if scaling.needs_length:  # the engine has one table for all sequences
         found = scaling.frequencies(config.head_dim or 0, 10_000.0, LONGEST)
         scaling = frequencies.Given(found.radians, found.magnitude)
-    spec = rw.RopeSpec(config.head_dim or 0, 10_000.0, scaling)
+    spec = rw.RopeSpec(config.head_dim or 0, 10_000.0, scaling, precision=precision)
     torch.manual_seed(0)
     model = Decoder(config.with_(encoding=spec)).eval()
     for name, value in model.named_parameters():
@@ -131,7 +133,8 @@ def main() -> None:
     wanted = sys.argv[2:] or CASES
     for name in wanted:
         changes, scaling, keys = CASES[name]
-        model = model_of(changes, scaling)
+        # keys that transformers reads are for its frequencies
+        model = model_of(changes, scaling, "hf_frequencies" if keys else "exact")
         with tempfile.TemporaryDirectory() as folder:
             write_folder(model, scaling, keys, Path(folder) / "model")
             theirs = served(Path(folder) / "model")

@@ -30,7 +30,7 @@ NEAR, TOLERANCE = 64, 1e-4
 #: rope_types that only ropewalk has; not "ntk": vLLM has another formula of that name
 OWN_TYPES = tuple(name for name in SCALINGS if not SCALINGS[name].in_configs and name != "ntk")
 #: keys of a rope that are not fields of its scaling
-OTHER_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+OTHER_KEYS = ("rope_type", "type", "rope_theta", "rope_dim", "partial_rotary_factor")
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,11 @@ def own_rope(
     """
     rope = dict(rope or {})
     theta = float(rope.get("rope_theta", 10_000.0) if theta is None else theta)
+    precision = "exact"
     for key, soft in CLIP_KEYS.items():
         if getattr(flags, key, False) is True and rope.get("rope_type") != "clipped":
             rope = {"rope_type": "clipped", "inner": rope, "pairs": CLIPPED_PAIRS, "soft": soft}
+            precision = "hf_frequencies"  # the flags are read by models in transformers
     if rope.get("rope_type", rope.get("type")) not in OWN_TYPES:
         return None
     scaling = _scaling(rope, rotary_dim, max_position)
@@ -91,7 +93,8 @@ def own_rope(
     # the engines take `factor` times max_position_embeddings for the longest sequence
     factor = max(1.0, float(getattr(scaling.innermost, "factor", 1.0)))
     rows = math.ceil(max_position * factor)
-    return OwnRope(RopeSpec(rotary_dim, theta, scaling), rows, length or max_position)
+    spec = RopeSpec(rotary_dim, theta, scaling, precision=precision)
+    return OwnRope(spec, rows, length or max_position)
 
 
 def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Scaling:

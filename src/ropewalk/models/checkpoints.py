@@ -172,7 +172,7 @@ def _save_gguf(model: nn.Module, path: str | os.PathLike[str], tensor_type: str 
     """Save a Decoder as a GGUF file."""
     config: Any = model.config
     if not isinstance(config, DecoderConfig):
-        rule = "must be a Decoder to be written to a GGUF file"
+        rule = "must be a Decoder (Llama, Mistral, Qwen 2, Qwen 3) to be written to a GGUF file"
         raise RopeError("model", rule, type(model).__name__)
     checkpoint_format, state = SAVED_AS[DecoderConfig], model.state_dict()
     _check_model(model, state, _build_empty(checkpoint_format, config))

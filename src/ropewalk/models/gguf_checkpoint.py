@@ -82,8 +82,9 @@ def write_gguf(
     keys |= _tokenizer_keys(tokenizer, config.vocab_size) or NO_TOKENIZER
     writer = gguf.GGUFWriter(None, name)
     types = {weight.type for weight in weights.values() if len(weight.shape) > 1}
-    file_type = f"MOSTLY_{types.pop()}" if len(types) == 1 else "ALL_F32"
-    writer.add_file_type(getattr(gguf.LlamaFileType, file_type.replace("MOSTLY_F32", "ALL_F32")))
+    if len(types) == 1:
+        file_type = f"MOSTLY_{types.pop()}".replace("MOSTLY_F32", "ALL_F32")
+        writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in keys.items():
         _add(gguf, writer, key, value)
