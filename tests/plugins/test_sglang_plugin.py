@@ -82,7 +82,7 @@ def test_sglangs_own_modules_are_exact(monkeypatch):
         assert float(after) < 1e-6, kind
     assert "hooked True" in done.stdout
     (flag,) = (line for line in done.stdout.splitlines() if line.startswith("flag "))
-    assert float(flag.split()[1]) < 1e-6
+    assert float(flag.split()[1]) < 1e-4  # frequencies in float32, 512 positions
     own = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("own ")]
     assert [kind for kind, *_ in own] == list(plugin_files.OWN)
     for kind, first, grown, is_longer in own:
