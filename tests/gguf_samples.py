@@ -1,5 +1,5 @@
 """Writes small GGUF files for tests; written from the format's description, it shares no code with
-the reader.
+the reader. `log_probabilities` runs llama.cpp on a file.
 """
 
 import struct
@@ -10,6 +10,9 @@ import numpy as np
 #: GGUF's numbers for the types of values and tensors
 UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 6, 7, 8, 9, 10
 F32 = 0
+#: tokens of the tokenizer of `with_tokenizer`, without its special ones
+VOCAB = 259
+MERGES = ["t h", "th e", "Ġ the"]
 
 
 def string(text: str | bytes) -> bytes:
@@ -158,3 +161,43 @@ def llama_weights(
             for name, shape in shapes.items()
         }
     return weights
+
+
+def with_tokenizer(**changes) -> dict:
+    """Metadata of a model whose tokenizer is a byte-level BPE; generation ends at three tokens."""
+    tokens = [*byte_tokens(), *(merge.replace(" ", "") for merge in MERGES)]
+    special = ["<s>", "<end of text>", "<|im_end|>", "<end of message>", "<pad>"]
+    keys = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens + special,
+        "token_type": [1] * len(tokens) + [3] * len(special),
+        "merges": MERGES,
+        "bos_token_id": len(tokens),
+        "eos_token_id": len(tokens) + 1,
+        "eom_token_id": len(tokens) + 3,
+        "padding_token_id": len(tokens) + 4,
+        "add_bos_token": True,
+        **changes,
+    }
+    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0]['content'] }}<|im_end|>"}
+    named = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
+    return sizes() | named | template
+
+
+def log_probabilities(llama_cpp, path, tokens, vocab=VOCAB) -> np.ndarray:
+    """The log-probabilities of every next token that llama.cpp computes."""
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch = str(path), 512, 64, 64
+    params.cpuparams.n_threads = 1
+    # float16 keys and values, the default, cost 4e-3
+    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
+    params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    asked = {"prompt": tokens, "max_tokens": 1, "logprobs": vocab, "temperature": 1.0}
+    server = llama_cpp.Server(params)
+    # an answer that ends at once has no probabilities: draw the token again
+    answers = (server.handle_completions({**asked, "seed": seed}) for seed in range(50))
+    drawn = next(each for each in answers if each["choices"][0]["logprobs"] is not None)
+    tokens = drawn["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    found = {each["id"]: each["logprob"] for each in tokens}
+    return np.array([found[i] for i in range(vocab)])

@@ -9,11 +9,19 @@ import pytest
 import torch
 
 import ropewalk as rw
-from gguf_samples import byte_tokens, interleaved, llama_weights, sizes, write
+from gguf_samples import (
+    VOCAB,
+    byte_tokens,
+    interleaved,
+    llama_weights,
+    log_probabilities,
+    sizes,
+    with_tokenizer,
+    write,
+)
 from ropewalk import RopeError
 from ropewalk.models import Decoder
 
-VOCAB = 259
 TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46]]
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -140,31 +148,6 @@ def test_a_loaded_file_is_saved_as_a_folder_with_the_same_logits(tmp_path):
     rw.save(ours, tmp_path / "folder")
     tokens = torch.tensor(TOKENS)
     torch.testing.assert_close(rw.load(tmp_path / "folder")(tokens), ours(tokens))
-
-
-MERGES = ["t h", "th e", "Ġ the"]
-
-
-def with_tokenizer(**changes) -> dict:
-    """Metadata of a model whose tokenizer is a byte-level BPE; generation ends at three tokens."""
-    tokens = [*byte_tokens(), *(merge.replace(" ", "") for merge in MERGES)]
-    special = ["<s>", "<end of text>", "<|im_end|>", "<end of message>", "<pad>"]
-    keys = {
-        "model": "gpt2",
-        "pre": "gpt-2",
-        "tokens": tokens + special,
-        "token_type": [1] * len(tokens) + [3] * len(special),
-        "merges": MERGES,
-        "bos_token_id": len(tokens),
-        "eos_token_id": len(tokens) + 1,
-        "eom_token_id": len(tokens) + 3,
-        "padding_token_id": len(tokens) + 4,
-        "add_bos_token": True,
-        **changes,
-    }
-    template = {"tokenizer.chat_template": "{{ bos_token }}{{ messages[0]['content'] }}<|im_end|>"}
-    named = {f"tokenizer.ggml.{key}": value for key, value in keys.items() if value is not None}
-    return sizes() | named | template
 
 
 def saved(tmp_path, metadata, **options):
@@ -398,21 +381,3 @@ def test_llama_cpp_gives_the_same_probabilities(name, llama_cpp, tmp_path):
     theirs = log_probabilities(llama_cpp, path, TOKENS[0])
     ours = rw.load(path)(torch.tensor(TOKENS))[0, -1].log_softmax(-1).numpy()
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
-
-
-def log_probabilities(llama_cpp, path, tokens) -> np.ndarray:
-    """The log-probabilities of every next token that llama.cpp computes."""
-    params = llama_cpp.CommonParams()
-    params.model.path, params.n_ctx, params.n_batch, params.n_ubatch = str(path), 512, 64, 64
-    params.cpuparams.n_threads = 1
-    # float16 keys and values, the default, cost 4e-3
-    params.cache_type_k = params.cache_type_v = llama_cpp.ggml_type.GGML_TYPE_F32
-    params.flash_attn_type = llama_cpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    asked = {"prompt": tokens, "max_tokens": 1, "logprobs": VOCAB, "temperature": 1.0}
-    server = llama_cpp.Server(params)
-    # an answer that ends at once has no probabilities: draw the token again
-    answers = (server.handle_completions({**asked, "seed": seed}) for seed in range(50))
-    drawn = next(each for each in answers if each["choices"][0]["logprobs"] is not None)
-    tokens = drawn["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-    found = {each["id"]: each["logprob"] for each in tokens}
-    return np.array([found[i] for i in range(VOCAB)])

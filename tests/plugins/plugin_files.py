@@ -3,9 +3,14 @@ beside ropewalk.
 """
 
 import importlib.util
+import logging
+import sys
+import types
 from pathlib import Path
 
 import torch
+
+from ropewalk import frequencies
 
 FOLDER = Path(__file__).parents[2] / "plugins"
 
@@ -49,3 +54,68 @@ def error_at(module, kind, position):
     return float(
         (table[position] - torch.cat([angles.cos(), angles.sin()]) * table[0, 0]).abs().max()
     )
+
+
+#: ropes that only ropewalk has, as config keys, and their scaling
+OWN = {
+    "ntk_by_parts": (
+        {"factor": 4.0, "original_max_position_embeddings": 4096},
+        frequencies.NtkByParts(factor=4.0, original_length=4096),
+    ),
+    "clipped": (
+        {"pairs": 5, "inner": {"rope_type": "linear", "factor": 4.0}},
+        frequencies.Clipped(frequencies.Linear(4.0), pairs=5),
+    ),
+    "linear_frequencies": ({}, frequencies.LinearFrequencies()),
+}
+
+
+def table_of(scaling, rows, dim=64, theta=1e4, length=None):
+    """Return the float64 table of cos and sin of a scaling's frequencies, times its magnitude."""
+    found = scaling.frequencies(dim, theta, length)
+    angles = torch.arange(rows)[:, None].double() * torch.tensor(found.radians, dtype=torch.float64)
+    return torch.cat([angles.cos(), angles.sin()], dim=-1) * found.magnitude
+
+
+def check_switches(engine, version, monkeypatch):
+    """Check that a plug-in raises nothing: it logs one line if it is not used."""
+    plugin, said = load(engine), []
+    monkeypatch.setattr(plugin, "logger", logging.Logger("plug-in"))
+    plugin.logger.addFilter(lambda each: said.append((each.levelname, each.getMessage())))
+    switch = f"ROPEWALK_{engine.upper()}"
+
+    def lines():
+        said.clear()
+        plugin.register()
+        return said[:]
+
+    monkeypatch.delenv(switch, raising=False)
+    monkeypatch.delenv(f"{switch}_ANY_VERSION", raising=False)
+    monkeypatch.setitem(sys.modules, engine, None)  # an import of the engine would raise
+    assert lines() == []
+    monkeypatch.setenv(switch, "1")
+    ((level, text),) = lines()
+    assert level == "ERROR"
+    assert text.startswith("ropewalk is not used: ")
+    # a release that it does not know; `installed` is what it would change in the engine
+    installed = []
+    monkeypatch.setattr(plugin, "_install", lambda: installed.append(1))
+    fake = types.ModuleType(engine)
+    fake.__version__ = "99.1.2"
+    monkeypatch.setitem(sys.modules, engine, fake)
+    ((level, text),) = lines()
+    assert level == "WARNING"
+    assert "this is 99.1.2" in text
+    assert f"{switch}_ANY_VERSION=1" in text
+    assert installed == []
+    monkeypatch.setenv(f"{switch}_ANY_VERSION", "1")
+    assert (lines(), installed) == ([], [1])
+    monkeypatch.delenv(f"{switch}_ANY_VERSION")
+    fake.__version__ = version
+    assert (lines(), installed) == ([], [1, 1])
+
+    def broken():
+        raise ImportError("no module named jaxtyping")
+
+    monkeypatch.setattr(plugin, "_install", broken)
+    assert lines() == [("ERROR", "ropewalk is not used: ImportError: no module named jaxtyping")]

@@ -31,6 +31,16 @@ from ropewalk.spec import RopeSpec
 
 #: relative difference that rounding to float32 explains
 SAME = 1e-6
+#: config key of a size -> metadata key, without the architecture before it
+SIZE_KEYS = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+    "sliding_window": "attention.sliding_window",
+}
 
 
 @dataclass(frozen=True)
@@ -278,17 +288,8 @@ def _keys_of_one_rope(spec: RopeSpec, model_type: str) -> dict[str, Any]:
 
 def sizes_of(source: GgufSource) -> dict[str, int]:
     """Return the sizes of a model as config keys; those that the file does not give are left out."""
-    suffixes = {
-        "max_position_embeddings": "context_length",
-        "hidden_size": "embedding_length",
-        "num_hidden_layers": "block_count",
-        "num_attention_heads": "attention.head_count",
-        "num_key_value_heads": "attention.head_count_kv",
-        "intermediate_size": "feed_forward_length",
-        "sliding_window": "attention.sliding_window",
-    }
     sizes = {
         key: source.metadata.get(f"{source.architecture}.{suffix}")
-        for key, suffix in suffixes.items()
+        for key, suffix in SIZE_KEYS.items()
     }
     return {key: size for key, size in sizes.items() if isinstance(size, int)}

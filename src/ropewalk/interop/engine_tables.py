@@ -1,25 +1,124 @@
-"""Exact tables for the rotary modules of vLLM and SGLang: their plug-ins call `with_exact_angles`.
+"""Exact tables for the rotary modules of vLLM and SGLang, for their plug-ins.
 
 Both engines have a module that computes frequencies in `_compute_inv_freq` and a table [positions,
-2 x pairs] of cos and sin, times the magnitude, from them. Their angles are float32 products. The
-frequencies stay the engine's own.
+2 x pairs] of cos and sin, times the magnitude, from them. Their angles are float32 products.
+`with_exact_angles` gives such a module exact angles; the frequencies stay the engine's own.
+`own_rope` reads a rope whose scaling only ropewalk has, and makes the whole table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ropewalk.frequencies import Given
+from ropewalk.config.hf import from_hf
+from ropewalk.config.keys import CLIP_KEYS, CLIPPED_PAIRS, keys_of
+from ropewalk.errors import RopeError
+from ropewalk.frequencies import SCALINGS, Given, Scaling
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
 #: the first rows of a table, and how far they may be from the engine's own: float32 angles are that
 #: exact there
 NEAR, TOLERANCE = 64, 1e-4
+#: rope_types that only ropewalk has; not "ntk": vLLM has another formula of that name
+OWN_TYPES = tuple(name for name in SCALINGS if not SCALINGS[name].in_configs and name != "ntk")
+#: keys of a rope that are not fields of its scaling
+OTHER_KEYS = ("rope_type", "type", "rope_theta", "rope_dim", "partial_rotary_factor")
+
+
+@dataclass(frozen=True)
+class OwnRope:
+    """A rope that an engine cannot compute itself.
+
+    rows    how many rows its table needs: the longest sequence that the engine may accept
+    length  the length that a length-dependent scaling is computed for, in every sequence
+    """
+
+    spec: RopeSpec
+    rows: int
+    length: int
+
+    def __str__(self) -> str:
+        text = f"rope_type {self.spec.scaling.name}, {self.rows} rows"
+        if self.spec.needs_length:
+            text += f"; every sequence is rotated as one of {self.length} tokens"
+        return text
+
+    def table(self, rows: int | None = None) -> Tensor:
+        """Return the float32 table [rows, 2 x pairs] of cos and sin, times the magnitude."""
+        positions = torch.arange(rows or self.rows)
+        length = self.length if self.spec.needs_length else None
+        return torch.cat(Rope(self.spec).cos_sin(positions, torch.float32, length=length), dim=-1)
+
+
+def own_rope(
+    rope: Mapping[str, Any] | None,
+    rotary_dim: int,
+    max_position: int,
+    *,
+    theta: float | None = None,
+    length: int | None = None,
+    flags: Any = None,
+) -> OwnRope | None:
+    """Return the rope that a config's `rope_parameters` describe if only ropewalk has its scaling;
+    None if it is the engine's own to compute.
+
+    theta   None: rope_theta of `rope`, or 10,000
+    length  of the longest sequence, for length-dependent scalings; None: max_position
+    flags   the config, of which CoPE's use_cope and use_hardclip are read
+
+    A RopeError names a scaling that no table of cos and sin can hold.
+    """
+    rope = dict(rope or {})
+    theta = float(rope.get("rope_theta", 10_000.0) if theta is None else theta)
+    precision = "exact"
+    for key, soft in CLIP_KEYS.items():
+        if getattr(flags, key, False) is True and rope.get("rope_type") != "clipped":
+            rope = {"rope_type": "clipped", "inner": rope, "pairs": CLIPPED_PAIRS, "soft": soft}
+            precision = "hf_frequencies"  # the flags are read by models in transformers
+    if rope.get("rope_type", rope.get("type")) not in OWN_TYPES:
+        return None
+    scaling = _scaling(rope, rotary_dim, max_position)
+    if scaling.learned or scaling.name == "xpos":
+        raise RopeError(
+            "rope_type", "must be one that a table of cos and sin can hold", scaling.name
+        )
+    # the engines take `factor` times max_position_embeddings for the longest sequence
+    factor = max(1.0, float(getattr(scaling.innermost, "factor", 1.0)))
+    rows = math.ceil(max_position * factor)
+    spec = RopeSpec(rotary_dim, theta, scaling, precision=precision)
+    return OwnRope(spec, rows, length or max_position)
+
+
+def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Scaling:
+    """Return the scaling of a rope: as `from_hf` reads it, or from the fields of one of ours."""
+    name = rope.get("rope_type", rope.get("type", "default"))
+    if "mrope_section" in rope:
+        raise RopeError("mrope_section", "must not be given with this scaling", name)
+    if name not in OWN_TYPES:
+        sizes = {"head_dim": rotary_dim, "hidden_size": rotary_dim, "num_attention_heads": 1}
+        config = {"model_type": "llama", **sizes, "max_position_embeddings": max_position}
+        scaled = {"rope_theta": 10_000.0, **rope}
+        scaled.pop("partial_rotary_factor", None)  # rotary_dim has it
+        spec = from_hf(config | {"rope_parameters": scaled})
+        assert isinstance(spec, RopeSpec)
+        return spec.scaling
+    kind = SCALINGS[name]
+    names = {TRAINED_LENGTH_KEY: "original_length", **keys_of(kind)}
+    given = {names.get(key, key): value for key, value in rope.items() if key not in OTHER_KEYS}
+    if unknown := sorted(given.keys() - {field.name for field in fields(kind)}):
+        known = ", ".join(field.name for field in fields(kind))
+        raise RopeError(f"rope_parameters of {name}", f"must have no keys but {known}", unknown)
+    if "inner" in given:
+        given["inner"] = _scaling(given["inner"], rotary_dim, max_position)
+    return kind(**given)
 
 
 def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:

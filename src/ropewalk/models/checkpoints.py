@@ -1,5 +1,5 @@
-"""Load Hugging Face folders and GGUF files, and save folders, without transformers. No code is run,
-and every size is checked.
+"""Load and save Hugging Face folders and GGUF files, without transformers. No code is run, and every
+size is checked.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ropewalk.interop.gguf.weights import GgufWeights
 from ropewalk.models.checkpoint_formats import CheckpointFormat
 from ropewalk.models.decoder_checkpoint import DECODER_FORMATS
 from ropewalk.models.decoder_config import DecoderConfig
+from ropewalk.models.gguf_checkpoint import write_gguf
 from ropewalk.models.roformer_checkpoint import ROFORMER_FORMATS
 from ropewalk.models.roformer_config import RoFormerConfig
 from ropewalk.rope import Rope
@@ -107,23 +108,34 @@ def save(
     *,
     extra_config: Mapping[str, Any] | None = None,
     max_shard_bytes: int = 5_000_000_000,
+    tensor_type: str | None = None,
 ) -> None:
     """Save a Decoder or a RoFormer atomically as a new Hugging Face folder from which transformers
-    builds the same model.
+    builds the same model, or a Decoder as a new GGUF file from which llama.cpp does.
 
+    folder           or the path of a .gguf file, for a Llama, a Mistral without window, a Qwen 2 or
+                     a Qwen 3; needs the extra `gguf`
     extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that
                      describe the model
     max_shard_bytes  larger weights become several files and an index
+    tensor_type      of the matrices in a .gguf file: "F32", "F16", "BF16" or "Q8_0"; None: that of
+                     the weights' dtype
 
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
-    rotation of the model that model.config does not describe. The folder of a model that `load`
-    read also has its tokenizer and the tokens at which generation ends.
+    rotation of the model that model.config does not describe. The folder or file of a model that
+    `load` read also has its tokenizer and the tokens at which generation ends.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:
         raise RopeError("model", "must be a Decoder or a RoFormer", type(model).__name__)
     extra_config = dict(extra_config or {})
+    if is_gguf(folder):
+        if extra_config:
+            raise RopeError("extra_config", "must not be given for a GGUF file", extra_config)
+        return _save_gguf(model, folder, tensor_type)
+    if tensor_type is not None:
+        raise RopeError("tensor_type", "must be None unless a .gguf file is written", tensor_type)
     hf_config = SAVED_AS[type(config)].config_to_hf(config)
     checkpoint_format = FORMATS[hf_config["model_type"]]
     restored = checkpoint_format.config_from_hf(hf_config)
@@ -154,6 +166,23 @@ def save(
     if tokenizer_files is not None:
         files = tokenizer_files.files({key: written[key] for key in token_ids})
     write_folder(folder, tensors, written, max_shard_bytes=max_shard_bytes, files=files)
+
+
+def _save_gguf(model: nn.Module, path: str | os.PathLike[str], tensor_type: str | None) -> None:
+    """Save a Decoder as a GGUF file."""
+    config: Any = model.config
+    if not isinstance(config, DecoderConfig):
+        rule = "must be a Decoder (Llama, Mistral, Qwen 2, Qwen 3) to be written to a GGUF file"
+        raise RopeError("model", rule, type(model).__name__)
+    checkpoint_format, state = SAVED_AS[DecoderConfig], model.state_dict()
+    _check_model(model, state, _build_empty(checkpoint_format, config))
+    write_gguf(
+        path,
+        config,
+        _named_tensors(state, checkpoint_format, config),
+        tokenizer=getattr(model, "tokenizer_files", None),
+        tensor_type=tensor_type,
+    )
 
 
 def _check_layout(folder: Folder, model_type: str) -> None:

@@ -1,4 +1,4 @@
-"""Write a folder atomically: it appears complete or not at all."""
+"""Write a folder or a file atomically: it appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -52,6 +52,38 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
         raise
     finally:
         os.close(lock)
+
+
+@contextmanager
+def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield the path of a new file to write; it is renamed to `target` when the block succeeds.
+
+    Until then it is in the folder `.NAME.partial` beside the target, as of `atomic_folder`.
+    """
+    target = Path(os.path.abspath(target))
+    _refuse_existing_file(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(target)
+    lock = _lock(partial)
+    try:
+        _clear(partial)
+        draft = partial / target.name
+        yield draft
+        _sync(draft)
+        _refuse_existing_file(target)
+        os.rename(draft, target)
+        _sync(target.parent)
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk names no file
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _refuse_existing_file(target: Path) -> None:
+    if os.path.lexists(target):
+        raise RopeError("target", "must be a file that does not exist yet", str(target))
 
 
 def _refuse_existing(target: Path) -> None:
@@ -132,9 +164,9 @@ def _clear(folder: Path) -> None:
             entry.unlink()
 
 
-def _sync(folder: Path) -> None:
-    """Flush a folder's directory entries to disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Flush a file, or a folder's directory entries, to disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

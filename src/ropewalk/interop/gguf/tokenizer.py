@@ -90,7 +90,7 @@ def _bytes_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -> tuple[
     pre = SAME_PATTERN.get(pre, pre)
     like_llama_3 = pre in LIKE_LLAMA_3
     bpe = Tokenizer(models.BPE(vocab=ids, merges=_merges(file, ids), ignore_merges=like_llama_3))
-    bpe.pre_tokenizer = _splitter(pre)
+    bpe.pre_tokenizer = splitter(pre)
     bpe.decoder = decoders.ByteLevel()
     return bpe, like_llama_3
 
@@ -149,7 +149,7 @@ def _merges_by_score(
     return [(tokens[left], tokens[right]) for _, left, right in sorted(merges)]
 
 
-def _splitter(pre: str) -> Any:
+def splitter(pre: str) -> Any:
     """Return the pre-tokenizer that splits text into words and words into bytes; `pre` is
     tokenizer.ggml.pre of the file.
     """

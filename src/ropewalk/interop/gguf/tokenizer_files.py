@@ -102,6 +102,22 @@ class GgufTokenizerFiles:
             "tokenizer_config.json": _json(config),
         }
 
+    def gguf_keys(self, vocab_size: int) -> dict[str, Any] | None:
+        """Return the metadata of the tokenizer as the file has it, for a new file of a model with
+        so many tokens; None if the file has no tokenizer. An array is (entries, GGUF's number of
+        their type).
+        """
+        metadata = self.file.metadata
+        if metadata.get("tokenizer.ggml.model", "none") == "none":
+            return None
+        if (tokens := len(self.file.array(TOKENS))) != vocab_size:
+            raise RopeError(TOKENS, f"must be {vocab_size}, as many as in the model", tokens)
+        return {
+            key: (self.file.array(key), value.type_id) if isinstance(value, Array) else value
+            for key, value in metadata.items()
+            if key.startswith("tokenizer.") and (type(value) is not int or 0 <= value < 1 << 32)
+        }
+
     def _tokens(self) -> list[str]:
         """Return the tokens of the file; none if it has none, or is no longer there."""
         try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, choice, number
 from ropewalk.gguf.architectures import architecture_of
 from ropewalk.gguf.file import GgufFile
-from ropewalk.gguf.read import FREQS, FULL, LONG, SHORT, read_ropes
+from ropewalk.gguf.read import FREQS, FULL, LONG, SHORT, GgufSource, read_ropes
 from ropewalk.gguf.write import sizes_of
 from ropewalk.interop.gguf.tensors import read_tensor
 from ropewalk.interop.gguf.tokenizer_files import GgufTokenizerFiles
@@ -25,6 +25,8 @@ from ropewalk.spec import RopeSpec
 #: architectures whose weights a Decoder holds
 LOADED = ("llama", "qwen2", "qwen3")
 ROPE_TENSORS = (FREQS, LONG, SHORT)
+#: metadata key of the epsilon of the norms, without the architecture before it
+EPSILON = "attention.layer_norm_rms_epsilon"
 #: name in the file, without its suffix -> name in Hugging Face folders
 NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
@@ -76,33 +78,7 @@ class GgufWeights:
     @property
     def config(self) -> dict[str, Any]:
         """The keys of a config.json that describe the model, without its scaling: `rope` has it."""
-        file, name = self.file, self.architecture
-        if file.metadata.get(f"{name}.expert_count"):
-            rule = "must be 0: the experts of a GGUF file are not loaded"
-            raise RopeError(f"{name}.expert_count", rule, file.metadata[f"{name}.expert_count"])
-        if "token_embd.weight" not in file.tensors:
-            raise RopeError("token_embd.weight", "must be in the file", None)
-        config = {
-            "num_key_value_heads": None,  # as many as of queries if the file does not say
-            **sizes_of(file),
-            "model_type": name,
-            "vocab_size": file.tensors["token_embd.weight"].shape[0],
-            "rms_norm_eps": self._epsilon(),
-            "head_dim": self.rope.head_dim,
-            "rope_theta": self.rope.theta,
-            "tie_word_embeddings": "output.weight" not in file.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-            "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
-        }
-        config.pop("sliding_window", None)  # llama.cpp has none for these architectures
-        return config
-
-    def _epsilon(self) -> float:
-        """Return the epsilon of the norms; llama.cpp refuses a file without it, too."""
-        key = f"{self.architecture}.attention.layer_norm_rms_epsilon"
-        if key not in self.file.metadata:
-            raise RopeError(key, "must be in the file: llama.cpp has no default for it", None)
-        return number(key, self.file.metadata[key], low=0)
+        return config_of(self.file, self.rope)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a weight."""
@@ -126,6 +102,37 @@ class GgufWeights:
                 dim=0,
             )
         return weight
+
+
+def config_of(source: GgufSource, rope: RopeSpec) -> dict[str, Any]:
+    """Return the keys of a config.json that describe the model in a GGUF file, without the scaling
+    of its rope.
+
+    source  its tensors have a shape
+    """
+    name, metadata = source.architecture, source.metadata
+    if metadata.get(f"{name}.expert_count"):
+        rule = "must be 0: the experts of a GGUF file are not loaded"
+        raise RopeError(f"{name}.expert_count", rule, metadata[f"{name}.expert_count"])
+    if "token_embd.weight" not in source.tensors:
+        raise RopeError("token_embd.weight", "must be in the file", None)
+    epsilon = f"{name}.{EPSILON}"
+    if epsilon not in metadata:
+        raise RopeError(epsilon, "must be in the file: llama.cpp has no default for it", None)
+    config = {
+        "num_key_value_heads": None,  # as many as of queries if the file does not say
+        **sizes_of(source),
+        "model_type": name,
+        "vocab_size": source.tensors["token_embd.weight"].shape[0],
+        "rms_norm_eps": number(epsilon, metadata[epsilon], low=0),
+        "head_dim": rope.head_dim,
+        "rope_theta": rope.theta,
+        "tie_word_embeddings": "output.weight" not in source.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in source.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in source.tensors,
+    }
+    config.pop("sliding_window", None)  # llama.cpp has none for these architectures
+    return config
 
 
 def _hf_name(name: str) -> str:
