@@ -47,7 +47,7 @@ def test_every_backend_follows_the_formula(rule, backend, dtype):
         assert largest_error(found, expected(spec, positions)) <= LIMITS[bits], (spec, bits)
 
 
-#: the other scalings whose formula runs over double-doubles
+#: the other scalings whose formula runs over numbers with 40 digits
 ALSO_EXACT = {
     "ntk_by_parts": fq.NtkByParts(4.7, 3000, ntk_weight=0.7, keep_weight=0.9),
     "proportional": fq.Proportional(1.7, 0.6),

@@ -182,13 +182,15 @@ def run(
                 elif difference is not None:
                     same.append(difference)
     index = vectors.index()
-    return Report(index["version"], index["date"], results, _findings(differing, same))
+    return Report(index["version"], index["date"], results, _mistakes(differing, same))
 
 
-def _findings(
+def _mistakes(
     differing: list[tuple[Result, EntryDifference]], same: list[EntryDifference]
 ) -> list[NamedMistake]:
-    """Return the mistakes that explain the differences."""
+    """Return the mistakes that explain the differences, each with the results it explains; a
+    difference that none explains is left out.
+    """
     result_of = {id(difference): result for result, difference in differing}
     found, _ = explain([difference for _, difference in differing], same)
     return [
@@ -247,7 +249,11 @@ def _one(
 def _call(
     kind: Kind, case: Case, function: Callable[..., Any], make: Callable[..., Any], dtype: str
 ) -> Callable[[], Any] | str:
-    """Return what calls a function with a case, or why it cannot be called."""
+    """Return a function without arguments that calls `function` with a case, or why it cannot be
+    called.
+
+    If the case has a call `before`, that call is made first, to show a table that stays from it.
+    """
     arguments, keywords = kind.arguments(case, make, dtype)
     taken = _taken(function)
     missing = [
@@ -260,8 +266,9 @@ def _call(
     if before is None:
         return lambda: function(*arguments, **passed)
     earlier = case | {"config": before["config"], "rope": before["rope"]}
-    first = "bfloat16" if "dtype" in before else dtype
-    first_arguments, _ = kind.arguments(earlier, make, first)
+    # the only dtype that a case may name is "half precision"
+    first_dtype = "bfloat16" if "dtype" in before else dtype
+    first_arguments, _ = kind.arguments(earlier, make, first_dtype)
     first_passed = passed | ({"rope": before["rope"]} if "rope" in passed else {})
 
     def call() -> Any:

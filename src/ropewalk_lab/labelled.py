@@ -80,10 +80,10 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
 
 
 def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (where, {column: value}) of every line that is not empty; `where` is "line 2", for
-    messages.
+    """Yield (where, {column: value}) of every line that is not empty: a JSON object, or a row of a
+    tab-separated file, whose header is not yielded. `where` is "line 2", for messages.
 
-    numbered  the file has no header, and its columns are named 1, 2, ...
+    numbered  the file has no header and is tab-separated; its columns are named 1, 2, ...
     """
     check_ends(path)
     header: list[str] | None = None
@@ -92,7 +92,7 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
         where, line = f"line {number}", data.decode("utf-8-sig", errors="replace")
         if not line.strip():
             continue
-        if line.startswith("{") and header is None:
+        if header is None and not numbered and line.lstrip().startswith("{"):
             row = parse_line(str(path), data, where)
             yield (
                 where,

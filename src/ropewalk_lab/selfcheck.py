@@ -69,7 +69,7 @@ class Precision:
     """Errors of cos and sin near one position with one precision policy.
 
     error      relative to the exact frequencies theta^(-2i/d)
-    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 28
+    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 40
                digits
     """
 
@@ -105,12 +105,12 @@ def precision(policy: str, position: int, width: int = 64) -> Precision:
     """
     spec = RopeSpec(HEAD_DIM, precision=policy)
     window = range(max(0, position - width // 2), position + width // 2)
-    # as the policy rounds them
     exact = policy == "exact"
-    our_radians = spec.ladder_frequencies().digits if exact else ladder(spec).radians.tolist()
-    our_radians = list(map(Decimal, our_radians))
+    # the frequencies as the policy rounds them: to 40 digits, or to float32
+    own = spec.ladder_frequencies().digits if exact else ladder(spec).radians.tolist()
     error = table_error(spec, definition(spec.pairs, spec.theta), window)
-    return Precision(policy, position, error, table_error(spec, our_radians, window))
+    own_error = table_error(spec, list(map(Decimal, own)), window)
+    return Precision(policy, position, error, own_error)
 
 
 @dataclass(frozen=True)

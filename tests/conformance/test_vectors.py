@@ -63,6 +63,11 @@ def test_the_schema_refuses_what_is_wrong():
     assert not validator.is_valid({**good, "functions": ["rotated"]})
     case = good["cases"][0]
     assert not validator.is_valid({**good, "cases": [{**case, "inv_frequency": []}]})
+    good = load("downcast")
+    case = good["cases"][0]
+    other = {**case, "before": {**case["before"], "dtype": "float16"}}
+    assert validator.is_valid(good)
+    assert not validator.is_valid({**good, "cases": [other]})
 
 
 def test_the_files_are_small():

@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ropewalk import RopeError
 from ropewalk.engines import ENGINES, REFERENCE, audit
+from ropewalk.engines.difference import Rotation, compare
 from ropewalk.engines.recorded import load
 
 OTHERS = [name for name in ENGINES if name != REFERENCE]
@@ -321,6 +322,11 @@ def test_mlx_does_not_use_the_axes():
     assert found.until_tenth == next(p for p in range(10**6) if p * fastest > 0.1)
     worst = max(abs(np.exp(1j * w * d) - 1) for d in range(1, 33) for w in ladder(128, 1e6)[16:])
     assert found.score_worst == pytest.approx(worst)
+
+
+def test_magnitudes_that_differ_by_rounding_scale_no_logit():
+    found = compare(Rotation((1.0, 0.1), 1.0, (0, 0)), Rotation((1.0, 0.2), 1 + 1e-7, (0, 0)), 100)
+    assert (found.first_pair, found.temperature) == (1, 1.0)
 
 
 SHORT, LONG = (1.0,) * 5, (1.0, 2.0, 4.0, 8.0, 16.0)

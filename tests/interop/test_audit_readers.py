@@ -349,12 +349,12 @@ def test_a_finding_in_words_has_the_reason_or_the_difference():
     assert "transformers: the reference, magnitude 1" in text
     vllm = result.of("vllm")[0].difference
     assert (
-        f"vLLM: 23 pairs differ, the first is pair 24, 0.1 rad off after {vllm.until_tenth} "
-        "positions ("
+        "vLLM: 23 pairs differ, the first is pair 24, 0.1 rad off from distance "
+        f"{vllm.until_tenth:,} ("
     ) in text
     # text tokens have one position on all axes, so no angle of theirs is off
     assert (
-        f"mlx-lm: logits x {m(4) ** 2:.4g}, 48 pairs differ, the first is pair 16, 0.1 rad off "
-        "never ("
+        f"mlx-lm: logits x {m(4) ** 2:.4g}, 48 pairs differ, the first is pair 16, never 0.1 rad "
+        "off ("
     ) in text
     assert all(f"{engine.title}: " in text for engine in ENGINES.values())

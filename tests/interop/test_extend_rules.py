@@ -267,6 +267,12 @@ def test_arguments_without_effect_are_refused(make, unused):
         rw.extend(make(), "rerope", factor=4, **unused)
 
 
+def test_an_empty_list_of_layer_types_is_refused():
+    rule = "layer_types: must name at least one of full_attention; got \\[\\]"
+    with pytest.raises(RopeError, match=rule):
+        rw.extend(tiny("llama"), "linear", factor=4, layer_types=[])
+
+
 def test_more_arguments_without_effect_are_refused():
     decoder = rw.Decoder(rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8))
     with pytest.raises(RopeError, match="layer_types: must be left out"):

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import ropewalk as rw
 from ropewalk.errors import RopeError
 from ropewalk_lab.fit import METHODS, Method
-from ropewalk_lab.fit.fingerprint import model_fingerprint
+from ropewalk_lab.fit.fingerprint import model_fingerprint, plain
 from ropewalk_lab.fit.ledger import Ledger
 from ropewalk_lab.fit.reader import Reader
 
@@ -252,3 +252,14 @@ def test_the_folder_has_the_whole_decision(tmp_path):
 def test_what_is_no_model_is_refused():
     with pytest.raises(RopeError, match="model: must be a causal language model"):
         rw.fit(3, 48, text=TEXT, trained=16)
+
+
+def test_a_set_of_a_config_is_data_in_one_order():
+    class Order(frozenset):
+        """A set that is read backwards, as one may be in another process."""
+
+        def __iter__(self):
+            return iter(sorted(super().__iter__(), reverse=True))
+
+    assert plain({"names": Order("abc")}) == {"names": ["a", "b", "c"]}
+    assert plain({"names": {3, 1, 2}}) == {"names": [1, 2, 3]}

@@ -63,6 +63,17 @@ def test_numbers_are_the_columns_of_a_file_without_a_header(tmp_path):
     assert found == [Example("The rope held.", None, "1"), Example("Rope the held.", None, "0")]
 
 
+def test_a_text_of_a_file_without_a_header_may_look_like_json(tmp_path):
+    (tmp_path / "x.tsv").write_text('{"a": 1}\t0\n{b}\t1\n')
+    found = read_examples(tmp_path / "x.tsv", ("1", "2"))
+    assert found == [Example('{"a": 1}', None, "0"), Example("{b}", None, "1")]
+
+
+def test_a_json_line_may_begin_with_spaces(tmp_path):
+    (tmp_path / "x.json").write_text('  {"sentence": "The rope held.", "label": 1}\n')
+    assert read_examples(tmp_path / "x.json") == [Example("The rope held.", None, "1")]
+
+
 def test_json_lines_and_other_columns(tmp_path):
     rows = [{"text": "甲\u2028乙", "kind": 3}, {"text": "\ud800", "kind": "x"}]
     (tmp_path / "x.json").write_text("\n".join(json.dumps(row) for row in rows))

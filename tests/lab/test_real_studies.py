@@ -394,3 +394,19 @@ def test_a_short_text_gives_fewer_windows_and_the_others_more(
             take()
     else:
         assert [chr(window[0]) for window in take()] == list(starts)
+
+
+def test_a_loss_that_is_missing_moves_no_other_point_of_the_figure(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(real_tune, "line_figure", lambda series, **_: drawn.update(series))
+    fields = {"method": "yarn", "steps": 2}
+    bands = {"0-16": 1.0, "16-32": 2.0, "32-64": 3.0}
+    rows = [
+        row("loss", mean, band=band, end=end, objective=objective, **fields)
+        for objective in ("ce", "longce")
+        for (band, mean), end in zip(bands.items(), (16, 32, 64), strict=True)
+        if (objective, band) != ("longce", "16-32")
+    ]
+    real_tune.findings(rows, {"trained": 16, "seeds": 1})
+    assert drawn["yarn, ce"] == ([0.0, 1.0, 2.0], [1.0, 2.0, 3.0])
+    assert drawn["yarn, longce"] == ([0.0, 2.0], [1.0, 3.0])

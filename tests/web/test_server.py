@@ -2,6 +2,7 @@
 refusal in one line.
 """
 
+import asyncio
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,7 +60,29 @@ def test_no_other_name_and_no_other_origin_is_answered(local):
         assert answer(local, Host=name)[0] == 400
     assert answer(local, Origin=local)[0] == 200
     for origin in ("http://evil.example", "null", f"https://{own}", f"{local}.evil.example"):
-        assert answer(local, Origin=origin)[0] == 403
+        status, headers, _ = answer(local, Origin=origin)
+        assert status == 403
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+
+
+def test_an_answer_after_an_unexpected_error_has_the_policy(monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("unexpected")
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.request"}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    monkeypatch.setattr(server.answers, "known_models", fail)
+    sent: list[dict[str, Any]] = []
+    headers = [(b"host", b"localhost")]
+    scope = {"type": "http", "method": "GET", "path": "/data/known.json", "headers": headers}
+    with pytest.raises(RuntimeError, match="unexpected"):
+        asyncio.run(server.application()(scope, receive, send))
+    assert sent[0]["status"] == 500
+    assert b"default-src 'none'" in dict(sent[0]["headers"])[b"content-security-policy"]
 
 
 def test_a_form_of_another_page_asks_nothing(local):

@@ -34,9 +34,10 @@ class State(NamedTuple):
     """Sums over all past tokens, in float32 or float64; the size does not grow with the number of
     tokens.
 
-    kv_sum [B, H, F, Dv]   sum of (key feature) (value)^T for the numerator; features are rotated to
-    absolute positions k_sum [B, H, F']       sum of key features for the denominator
-    count [B]              real tokens so far, which is the next position of each row
+    kv_sum  [B, H, F, Dv], the sum of (key feature) (value)^T for the numerator; the key features
+            are rotated to their absolute positions
+    k_sum   [B, H, F], the sum of key features for the denominator
+    count   [B], real tokens so far, which is the next position of each row
     """
 
     kv_sum: Tensor
@@ -65,9 +66,17 @@ def make_features(
     phi: str | Callable[[Tensor], Tensor],
     scale: Tensor | float,
 ) -> Features:
-    """Return features in float32 (or float64); features of padded keys are 0.
+    """Return the features of q and k [B, H, S, D], in float32 (or float64).
 
     The numerator weighs each value by q.k; the denominator is the sum of q_plain.k_plain.
+
+    padding  boolean [B, S], True for real tokens; the features of the other keys are 0
+    form     "numerator": q and k are phi(q) and phi(k), rotated; q_plain and k_plain are not rotated
+             "rotated": q_plain and k_plain are rotated too
+             "cosine": unit vectors, rotated, with a constant feature, so that q.k is
+             1 + scale cos(q, k); q_plain and k_plain are the same
+    phi      the map from vectors to features, or its name in FEATURE_MAPS; "cosine" has none
+    scale    of the form "cosine" alone
     """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     if form != "cosine":
@@ -123,9 +132,10 @@ def causal_sums(
 
 
 def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """Return the denominators sum_{j <= i} q_i.k_j [B, H, S, 1] and the sum of all keys, `k_sum`
-    included.
+    """Return the denominators q_i.(k_sum + sum_{j <= i} k_j) [B, H, S, 1], and k_sum + sum_j k_j
+    [B, H, F].
 
+    k_sum  the sum of the keys before these
     To reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]

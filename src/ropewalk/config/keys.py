@@ -76,12 +76,12 @@ def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
 
 
 def inner_keys() -> set[str]:
-    """Return every key that a rope may have; another key of `rope_parameters` that holds an object
-    is a layer type.
+    """Return every key that the object of one rope may have.
+
+    `rope_parameters` may instead have one such object for each layer type, so a key that is not
+    among these and holds an object is the name of a layer type.
     """
-    of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)} - {
-        SERVED_LENGTH_KEY
-    }
+    of_scalings = {key for scaling in rope_types().values() for key in keys_of(scaling)}
     return {
         *COMMON_KEYS,
         *AXIS_KEYS,

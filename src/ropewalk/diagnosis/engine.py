@@ -144,8 +144,10 @@ def _in_words(finding: Any) -> str:
     parts = []
     if difference.first_pair is not None:
         parts.append(f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}")
-        if difference.until_tenth is not None:
-            parts.append(f"0.1 rad off from distance {difference.until_tenth:,}")
+        tenth = difference.until_tenth
+        parts.append(
+            "never 0.1 rad off" if tenth is None else f"0.1 rad off from distance {tenth:,}"
+        )
     if difference.temperature != 1:
         parts.append(f"logits x {difference.temperature:.4g}")
     return "; ".join([*parts, *map(str, finding.rules)])

@@ -143,12 +143,12 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) ->
         and k.shape == (q.shape[0], k.shape[1], *q.shape[2:])
         and v.shape[:-1] == k.shape[:-1]
     )
-    if not fit or q.shape[1] % k.shape[1]:
+    if not fit or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         rule = (
-            "must be [B, heads, S, D] with q's tokens, and its heads must divide q's; v must have "
-            "k's heads and tokens"
+            "must be [B, heads, S, D] with q's batch, S and D, and k's number of heads must divide "
+            "q's; v must have k's batch, heads and S"
         )
-        raise RopeError("k", rule, [list(t.shape) for t in (q, k, v)])
+        raise RopeError("q, k, v", rule, [list(t.shape) for t in (q, k, v)])
     for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
         if each is not None and each.shape[-1] != q.shape[-2]:
             raise RopeError(

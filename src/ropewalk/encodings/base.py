@@ -1,9 +1,11 @@
 """The interface of an encoding. Positions can enter attention at three entry points; an encoding
-overrides at least one.
+overrides the method of at least one.
 
-input   x + e(position)                            before the projections
-q, k    rotate(q, position), rotate(k, position)   after the projections
-scores  q.k + b(position_q, position_k)            before the softmax
+input   embed   x + e(position)                            before the projections
+q, k    rotate  rotate(q, position), rotate(k, position)   after the projections
+scores  bias    q.k + b(position_q, position_k)            before the softmax
+
+`value_bias` can also add a term of positions to the output of attention; only NEZHA does.
 """
 
 from __future__ import annotations

@@ -160,14 +160,11 @@ def _in_words(finding: EngineFinding) -> str:
     if difference.temperature != 1:
         parts.append(f"logits x {difference.temperature:.4g}")
     if difference.first_pair is not None:
-        until = (
-            "never"
-            if difference.until_tenth is None
-            else f"after {difference.until_tenth} positions"
-        )
+        parts.append(f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}")
+        # text tokens have one position on all axes, so with other axes no angle of theirs is off
+        tenth = difference.until_tenth
         parts.append(
-            f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}, 0.1 "
-            f"rad off {until}"
+            "never 0.1 rad off" if tenth is None else f"0.1 rad off from distance {tenth:,}"
         )
     return ", ".join(parts) + (
         "" if difference.tokens == "all" else " (image and video tokens only)"

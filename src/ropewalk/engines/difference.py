@@ -33,7 +33,8 @@ class Difference:
     first_pair      the first pair with another frequency or axis; None if only the magnitude
                     differs
     pairs           the number of such pairs
-    temperature     the factor on every logit: the square of the ratio of magnitudes
+    temperature     the factor on every logit: the square of the ratio of magnitudes, or exactly 1
+                    if they differ by rounding alone
     score_worst     the largest change of q . k over unit vectors and distances up to the length;
                     `score_mean` is the mean
     until_tenth     positions until some pair is off by more than 0.1 rad, `until_half_turn` by more
@@ -73,13 +74,13 @@ def compare(
     same_magnitude = abs(temperature - 1) <= 2 * same
     if not different and same_magnitude:
         return None
+    temperature = 1.0 if same_magnitude else temperature
     # text tokens have the same position on all axes, so other axes only matter for images
     only_image = any(axis_differs) and not any(frequency_differs) and same_magnitude
-    if (
-        only_image
-    ):  # the angle of a pair is off by its frequency times the difference of coordinates
-        # so a distance is here a difference of coordinates, and a pair on another axis is compared
-        # with one that does not rotate
+    if only_image:
+        # the angle of a pair is off by its frequency times the difference of coordinates, so a
+        # distance is here a difference of coordinates, and a pair on another axis is compared with
+        # one that does not rotate
         gaps = [-a if differs else 0.0 for a, differs in zip(ours, axis_differs, strict=True)]
         changes = _score_changes(gaps, temperature, min(length, IMAGE_SIDE))
     else:  # the radians by which each pair is off after one step

@@ -54,7 +54,7 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as data that JSON has a form for; other objects become their text."""
+    """Return a value as JSON data: a set as a sorted list, any other object as its text."""
     if callable(getattr(value, "to_dict", None)):
         return plain(value.to_dict())
     if is_dataclass(value) and not isinstance(value, type):
@@ -63,6 +63,8 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):  # their own order is another in each process
+        return sorted(map(plain, value), key=repr)
+    if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)

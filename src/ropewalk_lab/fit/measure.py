@@ -89,16 +89,17 @@ class Meter:
         except RopeError:
             self._ropes = None
 
-    def expect(self, methods: Mapping[str, Method], *, search: bool = False) -> None:
-        """Count the measurements that are still missing, for the numbers of the steps.
+    def expect(self, methods: Mapping[str, Method], *, search: int = 0) -> None:
+        """Count the measurements that are still missing, so that steps can be reported as 3/20.
 
-        search  whether LongRoPE's factors are searched first, and then measured
+        search  how many candidates for LongRoPE's factors are tried before the best is measured;
+                0: no search. The search counts as one step
         """
         if search and self._ropes == []:
             rule = "must be 0 for a model without RoPE, which has no frequencies to search"
             raise RopeError("search", rule, search)
         missing = [self.missing(name, method) for name, method in methods.items()]
-        count = sum(map(len, missing)) + search
+        count = sum(map(len, missing)) + bool(search)
         if search:
             count += len(self.missing(LONGROPE, Method(LONGROPE)))
         if self.long_ppl:

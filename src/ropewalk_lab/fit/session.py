@@ -169,7 +169,7 @@ def _measure(
     candidates, skipped = size.search, {}
     factors = meter.stored_longrope(candidates)
     must_search = candidates > 0 and factors is None and (names is None or LONGROPE in names)
-    meter.expect(_chosen(names, factors), search=must_search)
+    meter.expect(_chosen(names, factors), search=candidates if must_search else 0)
     if must_search:
         try:
             factors = meter.find_longrope(candidates)

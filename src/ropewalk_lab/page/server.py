@@ -162,7 +162,8 @@ def application(
         Mount("/", StaticFiles(directory=STATIC)),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=NAMES, www_redirect=False)
-    return Starlette(routes=routes, middleware=[Middleware(_Headers), hosts], lifespan=lifespan)
+    # around Starlette, whose answer 500 would not pass a middleware of its own list
+    return _Headers(Starlette(routes=routes, middleware=[hosts], lifespan=lifespan))
 
 
 class _Headers:
@@ -176,13 +177,6 @@ class _Headers:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
-            return
-        given = dict(scope["headers"])
-        origin, host = given.get(b"origin"), given.get(b"host", b"")
-        if origin is not None and origin != b"http://" + host:
-            from starlette.responses import PlainTextResponse
-
-            await PlainTextResponse("refused", 403, headers=HEADERS)(scope, receive, send)
             return
 
         async def with_headers(message: Any) -> None:
@@ -199,6 +193,13 @@ class _Headers:
                 ]
             await send(message)
 
+        given = dict(scope["headers"])
+        origin, host = given.get(b"origin"), given.get(b"host", b"")
+        if origin is not None and origin != b"http://" + host:
+            from starlette.responses import PlainTextResponse
+
+            await PlainTextResponse("refused", 403)(scope, receive, with_headers)
+            return
         await self.app(scope, receive, with_headers)
 
 

@@ -239,7 +239,7 @@ def train(
     draw = random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, betas=(0.9, 0.95))
     warm_up = max(1, steps // 10)
-    if _is_large(model, to) and callable(
+    if _needs_checkpointing(model, to) and callable(
         enable := getattr(model, "gradient_checkpointing_enable", None)
     ):
         enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -263,7 +263,7 @@ def train(
     return curve
 
 
-def _is_large(model: Any, tokens: int) -> bool:
+def _needs_checkpointing(model: Any, tokens: int) -> bool:
     """Return whether the activations of a training step may need more than 70 % of the unused GPU
     memory; True on a CPU.
     """
@@ -341,10 +341,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
             keys = [score(rows, "found", length=length, **fields) for length in lengths]
             shares = (f"{each.mean:.0%} ± {each.error:.0%}" if each else "-" for each in keys)
             cells.append((f"{method}, {objective}", *(cell(each) for each in losses), *shares))
-            series[f"{method}, {objective}"] = (
-                [float(n) for n in range(len(bands))],
-                [each.mean for each in losses if each],
-            )
+            points = [(float(place), each.mean) for place, each in enumerate(losses) if each]
+            series[f"{method}, {objective}"] = ([x for x, _ in points], [y for _, y in points])
     steps = select(rows, "loss")[0]["steps"]
     asked = (
         f" with {facts['codes']} codes in each window, stated and later asked for"

@@ -141,13 +141,14 @@ def specs_and_length(
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """Return the specs of the layer types `names`; None: of all if they share one rope, else of
-    those with full attention.
+    """Return the specs of the layer types `names`.
+
+    None  all layer types if they share one rope; otherwise those that the family scales, or those
+          with full attention
     """
     rotated = {name: spec for name, spec in specs.items() if spec is not None}
-    thetas = family_of(
-        config.get("model_type")
-    ).layer_thetas  # of families whose layer types have different thetas
+    # not empty for families whose layer types have different thetas
+    thetas = family_of(config.get("model_type")).layer_thetas
     scaled_types = {layer_type for layer_type, theta in thetas.items() if theta.scaled}
     nested = _is_nested(config)
     separate_ropes = nested or bool(thetas)
@@ -160,7 +161,9 @@ def _chosen_layers(
         names = [name for name in names if name in layer_types_of(config)] or names
     for name in names:
         choice("layer_types", name, rotated)
-    if not names or (not separate_ropes and len(names) < len(rotated)):
+    if not names:
+        raise RopeError("layer_types", f"must name at least one of {', '.join(rotated)}", [])
+    if not separate_ropes and len(names) < len(rotated):
         raise RopeError(
             "layer_types",
             f"must be all of {', '.join(rotated)}: this config has one rope for them",

@@ -163,7 +163,10 @@ class RotationPlan(LaunchPlan):
 def _head_values(
     x: Tensor, request: AnyRequest, copied: int, config: RotationConfig
 ) -> dict[str, Any]:
-    """Return the kernel arguments that describe the dimensions of a head."""
+    """Return the kernel arguments that describe the dimensions of a head.
+
+    copied  how many dimensions do not rotate and are copied to the output; 0 in place
+    """
     start, pairs = request.start, request.pairs
     tail = x.shape[-1] - start - 2 * pairs
     return {
@@ -172,8 +175,8 @@ def _head_values(
         "TAIL": tail,
         "COPY": copied > 0,
         "BLOCK": power_of_two(pairs),
-        "START_BLOCK": power_of_two(start),
-        "TAIL_BLOCK": power_of_two(tail),
+        "START_BLOCK": power_of_two(max(1, start)),
+        "TAIL_BLOCK": power_of_two(max(1, tail)),
         "INTERLEAVED_IN": request.layout_in == "interleaved",
         "INTERLEAVED_OUT": request.layout_out == "interleaved",
         "BACKWARDS": isinstance(request, Request) and request.sign < 0,
