@@ -9,7 +9,8 @@ import torch
 
 import ropewalk as rw
 from ropewalk import RopeError, RopeSpec
-from ropewalk.frequencies import Dynamic, Yarn
+from ropewalk.axes import normalised
+from ropewalk.frequencies import Dynamic, Learnable, XPos, Yarn
 from tensor_forms import tensors
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -166,19 +167,37 @@ def test_a_decoder_is_exported(tmp_path):
         np.testing.assert_allclose(logits, model(tokens), atol=1e-5)
 
 
+def test_learned_frequencies_are_exported_as_trained():
+    module = Rotation(RopeSpec(12, scaling=Learnable()))
+    scale = torch.linspace(-1.0, 1.0, 6)
+    with torch.no_grad():
+        module.rope.log_scale.copy_(scale)
+    q, positions = torch.randn(1, 3, 5, 12), torch.arange(5) + 4000
+    found = run(module, q, q, positions)[0][0]
+    radians = 10000.0 ** (-torch.arange(6, dtype=torch.float64) / 6) * scale.double().exp()
+    angles = positions[:, None] * radians
+    first, second = q.double().chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    expected = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         (RopeSpec(12, scaling=Dynamic(2.0, 64)), "scaling: must not depend on the length"),
         (RopeSpec(12, precision="hf"), "precision: must be"),
+        (RopeSpec(12, scaling=XPos()), "scaling: must have the same magnitude at every position"),
+        (RopeSpec(12, axes=normalised(3, 3)), "must have fixed frequencies and integer positions"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(spec, message):
     from ropewalk.interop import onnx
 
+    positions = torch.arange(5) if spec.num_axes == 1 else torch.rand(2, 1, 5)
     with pytest.raises((RopeError, RuntimeError), match=message):
         onnx.export(
-            Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), torch.arange(5))
+            Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), positions)
         )
     with pytest.raises(RopeError, match="opset_version"):
         onnx.export(Rotation(RopeSpec(12)), (), opset_version=18)
