@@ -63,12 +63,12 @@ def test_a_formula_is_drawn(formula, drawn):
     "formula",
     ["x}", "{x", r"\unknown", "x^", "{x_}", "\\", r"a \{ b", r"\sqrt", r"\frac{a}", r"\frac"],
 )
-def test_what_cannot_be_drawn_is_refused(formula):
+def test_a_formula_that_is_not_understood_is_refused(formula):
     with pytest.raises(formulas.FormulaError):
         formulas.mathml(formula)
 
 
-def test_every_formula_of_the_pages_is_drawn():
+def test_every_formula_of_the_pages_becomes_well_formed_mathml():
     found = [
         (match["block"] or match["inline"])
         for page in DOCS.rglob("*.md")

@@ -74,7 +74,7 @@ class Kind:
     #: keywords without which a case cannot be run, if the case has them
     needs: tuple[str, ...] = ("part",)
     #: the switches of `definition` that its numbers depend on
-    reads: frozenset[str] = frozenset()
+    depends_on: frozenset[str] = frozenset()
     #: whether it takes vectors, of a type that may be coarse
     takes_vectors = False
 
@@ -120,7 +120,7 @@ class InvFreq(Kind):
 
     signature = "inv_freq(config) -> frequencies, or (frequencies, attention_factor)"
     needs = ("part", "length")
-    reads = OF_ROPE
+    depends_on = OF_ROPE
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"])], keywords(case)
@@ -176,7 +176,7 @@ class CosSin(Kind):
     """Tables of cos and sin with the magnitude in them."""
 
     signature = "cos_sin(config, positions) -> (cos, sin), or one complex array"
-    reads = OF_TABLE
+    depends_on = OF_TABLE
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         positions = make(copy.deepcopy(case["positions"]), "int64")
@@ -274,7 +274,7 @@ class Rotate(Kind):
     signature = "rotate(config, q, k, positions) -> (q, k), all [batch, heads, tokens, head_dim]"
     needs = ("part", "q_scale", "k_scale")
     takes_vectors = True
-    reads = OF_VECTOR
+    depends_on = OF_VECTOR
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["rotation"]
@@ -379,7 +379,7 @@ class SoftmaxScale(Kind):
     """The factor on q.k."""
 
     signature = "softmax_scale(config) -> float"
-    reads = frozenset({"softmax", "softmax_width"})
+    depends_on = frozenset({"softmax", "softmax_width"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"])], keywords(case)
@@ -403,7 +403,7 @@ class AttentionKind(Kind):
     signature = "attention(config, q, k, v, positions) -> [batch, heads, tokens, value dims]"
     needs = ("part", "shards")
     takes_vectors = True
-    reads = OF_VECTOR | {"softmax", "softmax_width", "documents"}
+    depends_on = OF_VECTOR | {"softmax", "softmax_width", "documents"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["attention"]
@@ -433,7 +433,7 @@ class Move(Kind):
 
     signature = "move(config, k, old_positions, new_positions) -> k"
     takes_vectors = True
-    reads = OF_ROPE | {"move", "layout", "slice", "angle_dtype", "table_dtype", "per_radian"}
+    depends_on = OF_ROPE | {"move", "layout", "slice", "angle_dtype", "table_dtype", "per_radian"}
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["move"]
@@ -472,7 +472,7 @@ class Permute(Kind):
 
     signature = "permute(config, weight, heads) -> weight"
     takes_vectors = True
-    reads = frozenset({"permute"})
+    depends_on = frozenset({"permute"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         given = case["permute"]
@@ -498,7 +498,7 @@ class MropePositions(Kind):
     """Coordinates of text, images and videos."""
 
     signature = "mrope_positions(config, segments) -> [time, height, width][tokens]"
-    reads = frozenset({"video"})
+    depends_on = frozenset({"video"})
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
         return [copy.deepcopy(case["config"]), copy.deepcopy(case["segments"])], keywords(case)

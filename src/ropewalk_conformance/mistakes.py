@@ -129,7 +129,7 @@ class EntryDifference:
         """Return whether a mistake has no effect on this result."""
         if mistake.name not in self._no_mistakes:
             switches = mistake.change.keys()
-            none = not switches <= self.kind.reads
+            none = not switches <= self.kind.depends_on
             if (
                 not none
                 and switches <= PARAMETERS

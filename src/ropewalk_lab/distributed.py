@@ -266,9 +266,7 @@ def _ring_forward(layer: SoftmaxAttention):
                 "must be given in a context run: the tokens of a rank are not consecutive",
                 None,
             )
-        return Attended(
-            ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents),
-            None,
-        )
+        out = ring_forward(layer, x, positions, order=SHARDS, padding=padding, documents=documents)
+        return Attended(out, weights=None)
 
     return forward

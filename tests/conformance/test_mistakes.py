@@ -33,7 +33,7 @@ def planted(mistake, function):
 @pytest.mark.parametrize("mistake", ROWS, ids=lambda mistake: mistake.name)
 def test_a_mistake_is_told_apart_from_the_others(mistake):
     for function, kind in KINDS.items():
-        if not mistake.change.keys() <= kind.reads:
+        if not mistake.change.keys() <= kind.depends_on:
             continue
         wrong, right = planted(mistake, function)
         if wrong:

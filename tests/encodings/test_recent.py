@@ -16,8 +16,8 @@ from ropewalk.attention import KVCache
 from ropewalk.attention.path import PathAttention, path_scores, path_scores_in_chunks
 from ropewalk.attention.selective import (
     SelectiveAttention,
+    linear_by_steps,
     linear_by_sums,
-    linear_in_rotating_frame,
 )
 from ropewalk.encodings import Fourier, Polar, RotaryPlus, Sizes
 from ropewalk.rotation import rotate_by_phase
@@ -232,14 +232,14 @@ def test_selective_phases_give_the_published_number():
     near((q @ k.mT)[0, 0, 3, 1], -2.386078)
 
 
-def test_the_rotating_frame_equals_the_sum_of_angles():
+def test_the_rotating_state_equals_the_sum_of_angles():
     q, k, v = (torch.randn(2, 3, 7, D, dtype=torch.float64) for _ in range(3))
     steps, log_decay = (
         torch.randn(2, 3, 7, 4, dtype=torch.float64),
         -torch.rand(2, 3, 7, dtype=torch.float64),
     )
     by_sums, by_frame = (
-        run(q, k, v, steps, log_decay) for run in (linear_by_sums, linear_in_rotating_frame)
+        run(q, k, v, steps, log_decay) for run in (linear_by_sums, linear_by_steps)
     )
     assert_close(by_sums, by_frame, rtol=0, atol=1e-12)
     first = linear_by_sums(*(t[:, :, :3] for t in (q, k, v, steps, log_decay)))

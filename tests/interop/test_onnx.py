@@ -196,8 +196,6 @@ def test_what_a_graph_cannot_hold_is_refused(spec, message):
 
     positions = torch.arange(5) if spec.num_axes == 1 else torch.rand(2, 1, 5)
     with pytest.raises((RopeError, RuntimeError), match=message):
-        onnx.export(
-            Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), positions)
-        )
+        onnx.export(Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), positions))
     with pytest.raises(RopeError, match="opset_version"):
         onnx.export(Rotation(RopeSpec(12)), (), opset_version=18)

@@ -237,7 +237,7 @@ def test_lora_trains_on_a_patched_model(patch_first):
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma-3"])
 @pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
 def test_generation_with_every_kind_of_cache(family, cache):
-    """Mistral's window of 6 and Gemma's slide during these 12 tokens."""
+    """The prompt and 12 new tokens are longer than Mistral's window of 6 and than Gemma's window."""
     if cache != "none":
         skip_old_cache(family)
     model, prompt = model_of(family), tokens(2, 8)

@@ -212,7 +212,7 @@ def test_pass_keys_are_asked_of_models_with_the_base_that_the_rows_name(place, m
         assert len(select(rows, "found", base=base, length=length, method=methods[scaling])) == 2
 
 
-def test_the_decay_study_has_the_bound_and_the_turns_of_128_dimensions(place):
+def test_the_decay_study_has_the_bound_and_the_wavelengths_of_128_dimensions(place):
     rows, _ = read_study(run_tiny("decay", place))
     steps = [10_000.0 ** (-2 * i / 128) for i in range(64)]
 

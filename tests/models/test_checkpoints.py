@@ -453,10 +453,12 @@ def test_the_tokenizer_of_a_folder_is_saved_with_the_model(folder, tmp_path):
 def test_token_ids_that_are_given_replace_those_of_the_folder(folder, tmp_path):
     with_tokenizer(folder)
     rw.save(rw.load(folder), tmp_path / "other", extra_config={"eos_token_id": 1})
-    for name, expected in (("config.json", 1), ("generation_config.json", 1)):
-        read = json.loads((tmp_path / "other" / name).read_text(encoding="utf-8"))
-        assert read["eos_token_id"] == expected
-    assert read["temperature"] == 0.5
+    config, generation = (
+        json.loads((tmp_path / "other" / name).read_text(encoding="utf-8"))
+        for name in ("config.json", "generation_config.json")
+    )
+    assert config["eos_token_id"] == generation["eos_token_id"] == 1
+    assert generation["temperature"] == 0.5  # the other keys of the folder stay
 
 
 def test_a_tokenizer_that_is_gone_is_left_out_with_a_warning(folder, tmp_path):

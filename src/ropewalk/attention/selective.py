@@ -86,19 +86,19 @@ def linear_by_sums(
     v: Tensor,
     steps: Tensor,
     log_decay: Tensor,
-    frame: Tensor | None = None,
+    kv_state: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return linear attention with rotated q and k, and the rotating frame after the last token.
+    """Return linear attention with rotated q and k, and its state after the last token.
 
-    The frame is the state of linear attention, the decayed sum of k v^T, with keys rotated relative
-    to the last token: its angle is 0. It is computed here from sums of angles, which costs S^2.
+    The state is the decayed sum of k v^T, with keys rotated relative to the last token, whose angle
+    is 0. It is computed here from sums of angles, which costs S^2.
 
     q, k, v    [B, H, S, D] and [B, H, S, Dv]
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
-    frame      [B, H, D, Dv], the frame after the tokens before this call
-    seen       boolean [B, 1, S, S], the keys that each query sees; the returned frame is then of no
+    kv_state   [B, H, D, Dv], the state after the tokens before this call
+    seen       boolean [B, 1, S, S], the keys that each query sees; the returned state is then of no
                use
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
@@ -109,38 +109,47 @@ def linear_by_sums(
     out = ((rotated_q @ rotated_k.mT) * (kept if seen is None else kept * seen)) @ v
     back = angles - angles[..., -1:, :]  # from the last token back to each key
     kept_at_end = (decay[..., -1:] - decay).exp().unsqueeze(-1).to(k.dtype)
-    new_frame = (rotate_by_phase(k, back) * kept_at_end).mT @ v
-    if frame is not None:
-        out = out + (rotated_q * decay.exp().unsqueeze(-1).to(q.dtype)) @ frame
-        new_frame = new_frame + _rotated_frame(frame, angles[..., -1, :], decay[..., -1])
-    return out, new_frame
+    new_kv_state = (rotate_by_phase(k, back) * kept_at_end).mT @ v
+    if kv_state is not None:
+        out = out + (rotated_q * decay.exp().unsqueeze(-1).to(q.dtype)) @ kv_state
+        new_kv_state = new_kv_state + _rotated_state(kv_state, angles[..., -1, :], decay[..., -1])
+    return out, new_kv_state
 
 
-def linear_in_rotating_frame(
-    q: Tensor, k: Tensor, v: Tensor, steps: Tensor, log_decay: Tensor, frame: Tensor | None = None
+def linear_by_steps(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    steps: Tensor,
+    log_decay: Tensor,
+    kv_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same as `linear_by_sums`, token by token: frame <- decay * R(-step) frame + k v^T,
-    out = q^T frame.
+    """Return the same as `linear_by_sums`, token by token:
+    kv_state <- decay * R(-step) kv_state + k v^T, out = q^T kv_state.
 
     Costs S and keeps no growing sum of angles.
     """
-    frame = q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if frame is None else frame
+    kv_state = (
+        q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if kv_state is None else kv_state
+    )
     outs = []
     for t in range(q.shape[-2]):
-        frame = _rotated_frame(frame, steps[..., t, :], log_decay[..., t])
-        frame = frame + k[..., t, :].unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
-        outs.append((q[..., t, :].unsqueeze(-2) @ frame).squeeze(-2))
-    return torch.stack(outs, dim=-2), frame
+        kv_state = _rotated_state(kv_state, steps[..., t, :], log_decay[..., t])
+        kv_state = kv_state + k[..., t, :].unsqueeze(-1) * v[..., t, :].unsqueeze(-2)
+        outs.append((q[..., t, :].unsqueeze(-2) @ kv_state).squeeze(-2))
+    return torch.stack(outs, dim=-2), kv_state
 
 
-def _rotated_frame(frame: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
-    """Return a frame [B, H, D, Dv] rotated back by angles [B, H, P] and multiplied by the decay."""
+def _rotated_state(kv_state: Tensor, angles: Tensor, log_decay: Tensor) -> Tensor:
+    """Return a state [B, H, D, Dv] rotated back by angles [B, H, P] and multiplied by the decay."""
     cos, sin = angles.cos().unsqueeze(-2), -angles.sin().unsqueeze(-2)
-    return rotate(frame.mT, cos, sin, "half").mT * log_decay.exp()[..., None, None].to(frame.dtype)
+    return rotate(kv_state.mT, cos, sin, "half").mT * log_decay.exp()[..., None, None].to(
+        kv_state.dtype
+    )
 
 
 class SelectiveState(NamedTuple):
-    """The phases' state, rotated keys and values (softmax) or the rotating frame (linear), and
+    """The phases' state, rotated keys and values (softmax) or the rotating state (linear), and
     which tokens are real.
     """
 
@@ -151,7 +160,7 @@ class SelectiveState(NamedTuple):
 
 class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
     """Causal attention with Selective RoPE; `form` is "softmax", or "linear" with a decay of each
-    head and a rotating frame.
+    head and a rotating state.
 
     num_kv_heads < num_heads shares keys, values and angles between heads (GQA). `phases` are the
     options of SelectivePhases.
@@ -169,9 +178,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
     ) -> None:
         super().__init__(model_dim, num_heads, num_kv_heads, head_dim)
         self.form = choice("form", form, ("softmax", "linear"))
-        self.phases = SelectivePhases(
-            model_dim, self.num_kv_heads, self.head_dim, **phases
-        )  # `phases` are its options
+        self.phases = SelectivePhases(model_dim, self.num_kv_heads, self.head_dim, **phases)
         if form == "linear":
             self.decay_proj = nn.Linear(model_dim, num_heads)
             self.norm = nn.RMSNorm(self.head_dim, eps=1e-6)
@@ -188,8 +195,8 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         """Return the output of every head, and the phases and the memory after the last token."""
         steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
         if self.form == "linear":
-            out, frame = self._linear(x, q, k, v, steps, order, state)
-            return out, SelectiveState(phases, (frame,))
+            out, kv_state = self._linear(x, q, k, v, steps, order, state)
+            return out, SelectiveState(phases, (kv_state,))
         q, k = rotate_by_phase(q, self._for_every_head(angles)), rotate_by_phase(k, angles)
         earlier = 0 if state is None else state.memory[0].shape[-2]
         if state is not None:
@@ -212,23 +219,21 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         order: RowOrder | None,
         state: SelectiveState | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the normed output of every head, and the frame after the last token."""
+        """Return the normed output of every head, and the state after the last token."""
         # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers
         # many tokens
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16
         k, v, steps = (self._for_every_head(each) for each in (k, v, steps))
-        if (
-            order is not None and order.real is not None
-        ):  # padding adds nothing and lets nothing decay
+        if order is not None and order.real is not None:
+            # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
             seen = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
-            out, frame = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
+            out, kv_state = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
         else:
-            linear = (
-                linear_by_sums if x.shape[1] > 1 else linear_in_rotating_frame
-            )  # one token needs no sums
-            out, frame = linear(
+            # one token needs no sums
+            linear = linear_by_sums if x.shape[1] > 1 else linear_by_steps
+            out, kv_state = linear(
                 q, k, v, steps, log_decay, None if state is None else state.memory[0]
             )
-        return self.norm(out), frame
+        return self.norm(out), kv_state

@@ -47,8 +47,8 @@ def rotate_broadcast(x: Tensor, cos: Tensor, sin: Tensor, layout: str, start: in
 
 
 def pair_entries(name: str, table: Tensor) -> Tensor:
-    """Return one entry per pair [..., P] of a table [..., 2P] that repeats every entry for the
-    neighbouring dimension.
+    """Return one entry for each pair, [..., P], of a table [..., 2P] that has every entry twice in
+    succession: [a, a, b, b] gives [a, b]. On a CPU, raise an error if two of them differ.
     """
     if table.shape[-1] % 2:
         raise RopeError(

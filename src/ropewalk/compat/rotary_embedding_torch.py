@@ -57,10 +57,11 @@ def apply_rotary_emb(
     """Rotate t from dimension `start_index` on by the angles `freqs` [..., 2P] and multiply by
     `scale`.
 
-    freqs hold each angle twice, once for each dimension of a pair, and broadcast against t. If they
-    are [S, 2P], or t has three axes, or `freqs_seq_dim` names the token axis of freqs, and that
-    axis (the first one, if it has no name) is longer than t, only its last S angles are used; S is
-    the number of tokens of t.
+    freqs hold each angle twice, once for each dimension of a pair, and broadcast against t.
+
+    freqs_seq_dim  the token axis of freqs: if it has more entries than t has tokens, only the last
+                   ones are used. None: axis 0 if freqs have two axes or t has three; otherwise
+                   freqs are used whole
     """
     if freqs_seq_dim is None and (freqs.ndim == 2 or t.ndim == 3):
         freqs_seq_dim = 0

@@ -1,8 +1,8 @@
 """Hugging Face configs to specs and back, and an explanation of where each value came from.
 
-Reading a config has five steps, in this order (`_read_config`): load the file; check every rotary
-value; find the rope of each layer type; bring its values into normal form; make a RopeSpec of them.
-No step computes frequencies: a spec computes them when they are asked for.
+Reading a config has five steps (`_read_config`): 1. load the file; 2. check every rotary value;
+3. find the rope of each layer type; 4. bring its values into normal form; 5. make a RopeSpec of
+them. No step computes frequencies: a spec computes them when they are asked for.
 """
 
 from __future__ import annotations
@@ -183,19 +183,19 @@ class _Reading:
 
 
 def _read_config(config: Any, precision: str) -> _Reading:
-    """Return what a config says. `config` and `precision` are those of `from_hf`; the steps are
-    those of the module's docstring.
+    """Return what a config says. `config` and `precision` are those of `from_hf`; the numbered
+    steps are those of the module's docstring.
     """
-    text = text_part(load(config))
+    text = text_part(load(config))  # 1
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
         return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
     family = family_of(text.get("model_type"))
-    objects = check_config(text, family)
-    ropes = layer_ropes(text, objects, family)
-    normal = normal_form(text, ropes, family)
+    objects = check_config(text, family)  # 2
+    ropes = layer_ropes(text, objects, family)  # 3
+    normal = normal_form(text, ropes, family)  # 4
 
-    specs: dict[str, RopeSpec | None] = {}
+    specs: dict[str, RopeSpec | None] = {}  # 5
     entries: list[Entry] = []
     for name, values in normal.layers.items():
         if values is None:

@@ -497,9 +497,9 @@ class _NormalLayer:
 
         The served length, `max_position_embeddings`, has no effect on a scaling that has `factor`
         and a trained length: its formula uses those two alone, in transformers as here. It is read
-        in three cases: for a scaling whose own key it is ("dynamic", whose factor applies beyond
-        it), as the trained length where that is not given, and for the factor where that is not
-        given (`_ratio_of_lengths`).
+        here in two cases: for a scaling whose own key it is ("dynamic", whose factor applies beyond
+        it), and as the trained length where that is not given. `_ratio_of_lengths` reads it in a
+        third, for the factor where that is not given.
         """
         value = self.rope.get(key)
         if key == SERVED_LENGTH_KEY:

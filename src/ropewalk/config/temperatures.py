@@ -13,9 +13,9 @@ from ropewalk.errors import RopeError, flag, integer, number
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.temperatures import FloorLog, LearnedLog, LogAbove, LogN, Power, Temperature
 
-#: values outside the ropes, values of the rope -> (the temperature or None, the layers that have
-#: it: "all", "unrotated" or "full")
 Values = Mapping[str, Value]
+#: (values outside the ropes, values of the rope) -> (the temperature or None, the layers that have
+#: it: "all", "unrotated" or "full")
 Reader = Callable[[Values, Values], tuple[Temperature | None, str]]
 #: layer types with a window; the others are the full ones
 WINDOWED = ("sliding_attention", "hybrid_sliding", "chunked_attention")

@@ -44,7 +44,8 @@ def torch_why_not(
 def _ring_attention_of_torch(mesh) -> Iterator[None]:
     """Enter torch's context_parallel, in which SDPA sends k and v around the ring of ranks.
 
-    It requires a buffer to shard; on W ranks, 2W tokens are the fewest it accepts.
+    torch requires at least one buffer that it can shard. Nothing uses this one, so it is as small
+    as torch accepts: 2W elements on W ranks.
     """
     from torch.distributed.tensor.experimental import context_parallel
 

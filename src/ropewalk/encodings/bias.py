@@ -153,9 +153,8 @@ class Fire(ScoreBias):
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
         threshold = self.sizes.length * torch.sigmoid(self.raw_threshold).float()
-        longest = torch.maximum(q_positions.float(), threshold).unsqueeze(
-            -1
-        )  # [Sq, 1] or [B, Sq, 1]
+        # [Sq, 1] or [B, Sq, 1]
+        longest = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)
         longest = longest if longest.ndim == 2 else longest.unsqueeze(1)
         # the clamp avoids 0 / 0 at position 0
         ratio = torch.log1p(rate * distance) / torch.log1p(rate * longest).clamp(min=1e-6)
@@ -167,8 +166,8 @@ class Fire(ScoreBias):
 
 
 class RelativeBias(ScoreBias):
-    """A learned bias for each head and each distance below `length`; larger distances share the
-    last entry.
+    """A learned bias for each head and each signed distance query - key, from -(length - 1) to
+    length - 1; larger distances use the last entry of their side.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -176,9 +175,7 @@ class RelativeBias(ScoreBias):
         self.table = nn.Parameter(torch.randn(sizes.num_heads, 2 * sizes.length - 1) * 0.02)
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the learned bias of each head and distance; larger distances use the one of the
-        largest trained distance.
-        """
+        """Return the learned bias of each head and distance, [H, Sq, Sk] or [B, H, Sq, Sk]."""
         max_distance = self.sizes.length - 1
         index = (
             distances(q_positions, k_positions).clamp(-max_distance, max_distance) + max_distance

@@ -1,4 +1,6 @@
-"""FoPE: each pair rotates by a mix of frequencies, which is no rotation."""
+"""FoPE: each pair is multiplied by cos and sin that are mixed over several frequencies. That is not
+a rotation: the length of a pair changes.
+"""
 
 from __future__ import annotations
 

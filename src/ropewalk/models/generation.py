@@ -115,6 +115,8 @@ def generate(
     if stream is not None and not callable(stream):
         raise RopeError("stream", "must be a function of the new tokens [B], or None", stream)
     generated = []
+    # the stack holds the CUDA graph of the steps, in whose memory the tokens are until `torch.stack`
+    # copies them
     with ExitStack() as contexts:
         for new_tokens in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
             generated.append(new_tokens)
@@ -162,9 +164,9 @@ def steps(
               cache; None: if they can
     invariant  whether a row's tokens may not depend on the other rows; as if the Decoder were
                `invariant`, which says more
-    contexts  the caller closes them at the end, and a later generation may then overwrite the
-              yielded tokens; None: every token is a copy, and the iterator closes its contexts
-              itself
+    contexts  holds the CUDA graph of the steps until the caller closes it; then a later generation
+              may overwrite the yielded tokens. None: every yielded tensor is a copy, and the
+              iterator lets go of the graph itself
     """
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty)
     if invariant:

@@ -127,9 +127,8 @@ def _head_prefixes(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, 
     prefixes = HEAD_NAMES[model_type][config.head]
     if not config.head.endswith("_lm"):
         return prefixes
-    if (
-        config.tie_embeddings
-    ):  # the output matrix is the word embedding, and `decoder` is a copy of it
+    if config.tie_embeddings:
+        # the output matrix is the word embedding, and `decoder` is a copy of it
         return *prefixes, ("cls.predictions.bias", "head.bias")
     # if untied, transformers uses the bias inside `decoder` and ignores cls.predictions.bias
     return (
@@ -142,8 +141,8 @@ def _head_prefixes(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, 
 def load_weights(
     model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer"
 ) -> None:
-    """Load weights with transformers' names into `model`; raise an error that names what is missing
-    or unexpected.
+    """Load weights with transformers' names into `model`; raise an error that names the weights that
+    are missing, unexpected or of another shape. Those that `name_from_hf` maps to None are skipped.
     """
     renamed = (
         (name_from_hf(hf_name, model.config, model_type), value)

@@ -39,8 +39,8 @@ def doctor(
     out: Annotated[Path | None, Option("Also write the corrected config to this file.")] = None,
     json: Json = False,
 ) -> None:
-    """Print what is wrong with a config, what it does, and the corrected config with the flags of
-    engines.
+    """Print what is wrong with a config, what each mistake changes in the rotation, and the
+    corrected config with the flags of engines.
 
     Exit status: 0 nothing to change, 3 warnings, 4 errors, 2 refused.
     """

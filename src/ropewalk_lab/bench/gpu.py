@@ -190,8 +190,11 @@ def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Itera
 
 
 def beside_copy(calls: list[Callable[[], Any]], ceiling: Callable[[], float]) -> dict[str, float]:
-    """Return the time of one call and of a copy; `ceiling` times the copy, before and after the
-    calls because clocks drift.
+    """Return the microseconds of one call and of a copy, and the speed of the call in percent of
+    the copy's.
+
+    calls    the same call with different tensors
+    ceiling  times the copy; it runs before and after the calls because clocks drift
     """
     before, us, after = ceiling(), replay_us(calls), ceiling()
     copy = (before + after) / 2

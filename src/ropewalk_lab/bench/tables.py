@@ -121,10 +121,10 @@ def fused_table(rows: list[Row]) -> str:
 
 
 def attention_table(rows: list[Row]) -> str:
-    """Return a table of the time that the rotation adds to attention, and of linear attention, in
-    the latest run.
+    """Return a table of the time that the rotation adds to attention, and of linear attention: for
+    each shape, contender and pass the latest row.
     """
-    # a later run replaces the rows of an earlier one
+    # a later row replaces an earlier one
     latest = {
         (r["shape"], r["contender"], r["pass"]): r
         for r in rows

@@ -20,9 +20,9 @@ NO_ROPE = "no_rope"
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5
 SAME_MAGNITUDE = 2e-5
-#: a pair that rotates by less in a step stands still: llama.cpp divides the frequencies of such
-#: pairs by 1e30
-STILL = 1e-20
+#: radians per step below which a frequency counts as 0: llama.cpp divides the frequencies of pairs
+#: that it does not rotate by 1e30
+ZERO_FREQUENCY = 1e-20
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LayerRope:
     """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout
     of the pairs.
 
-    Pairs at the end that stand still are left out, so that a partial rope and one with zero
-    frequencies are the same.
+    Pairs at the end with frequency 0 are left out, so that a partial rope and one with frequencies
+    0 for its last pairs are equal.
     """
 
     radians: tuple[float, ...]
@@ -62,9 +62,10 @@ class LayerRope:
 
     @classmethod
     def of(cls, radians: Any, magnitude: float, axis: Any, layout: str | None) -> LayerRope:
-        """Return a rope without the pairs at its end that stand still."""
+        """Return a rope without the pairs at its end that have frequency 0."""
         count = max(
-            (index + 1 for index, value in enumerate(radians) if abs(value) > STILL), default=0
+            (index + 1 for index, value in enumerate(radians) if abs(value) > ZERO_FREQUENCY),
+            default=0,
         )
         return cls(tuple(radians[:count]), magnitude, tuple(axis[:count]), layout)
 
@@ -120,9 +121,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     rotates = text.get("no_rope_layers")
     first_layers = {}
     for name in layer_types:
-        if (
-            name == NO_ROPE
-        ):  # the first layer that is not rotated; without the key, every fourth layer is not
+        if name == NO_ROPE:
+            # the first layer that is not rotated; without the key it is every fourth, from index 3
             first_layers[name] = next(
                 (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
             )
@@ -134,8 +134,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
 def cells(
     output: Mapping[str, Any], by_id: Mapping[str, ServedConfig]
 ) -> Iterator[tuple[ServedConfig, str, dict[str, Any] | str | None]]:
-    """Yield (row, layer type, rope) of what a runner found; the rope is None if the layer does not
-    rotate, or the error.
+    """Yield (row, layer type, what a runner found for the first layer of that type): its rope, None
+    if the layer does not rotate or does not exist, or the first line of the runner's error.
 
     output  what a runner wrote. A result lists each different rope once in "ropes"; its "layers"
             has an entry for each layer, the index of its rope in that list, or None

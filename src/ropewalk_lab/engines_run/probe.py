@@ -115,8 +115,8 @@ def serve(
     """Read rows (name, config, length, max_model_len) from the JSON file argv[1] and write what
     `measure` finds to argv[2].
 
-    `measure` returns {"layers": [index of a rope or None], "ropes": [...]}; an exception becomes
-    {"error": its text}.
+    `measure` returns {"ropes": [each different rope], "layers": [for each layer the index of its
+    rope, or None]}; an exception becomes {"error": its text, "where": "file:line"}.
     """
     with open(sys.argv[1], encoding="utf-8") as file:
         rows = json.load(file)
@@ -124,10 +124,8 @@ def serve(
     for row in rows:
         try:
             result = measure(row)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # any failure of an engine is a result: it cannot run this config
+        # any failure of an engine is a result: it cannot run this config
+        except (Exception, SystemExit) as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{frame.filename.split('/')[-1]}:{frame.lineno}"
             result = {"error": f"{type(error).__name__}: {error}"[:300], "where": where}

@@ -50,11 +50,11 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Decision:
-    """The recommended method, the best of all, and the best that a config can express; two or all
-    three may be the same.
+    """Which method is recommended; it is one of the two others, which may be the same.
 
-    gain  how the best of all differs from the best that a config can express, in words; "" if they
-          are the same
+    best       the best method of all
+    in_config  the best method that a config can express, so that other engines can use it
+    gain       how `best` differs from `in_config`, in words; "" if they are the same
     """
 
     recommended: MethodChoice

@@ -115,10 +115,10 @@ def shortest_passkey(encode: Encode) -> int:
 
 
 def passkey_lengths(trained: int, to: int) -> list[int]:
-    """Return the lengths at which pass keys are asked: a quarter, a half and all of the trained
-    length, then up to `to`.
+    """Return the lengths at which pass keys are asked for: 1/4, 1/2 and 1 times the trained length,
+    then 1.5, 2, 3, 4, 8, 16, ... times as far as that is below `to`, and `to` itself.
 
-    Each is 5 % shorter, because a model may need some tokens for its answer.
+    Each is made 5 % shorter, because a model may need some tokens for its answer.
     """
     within = [trained // 4, trained // 2, trained]
     beyond = [length for length in (trained * 3 // 2, trained * 2, trained * 3) if length < to]

@@ -165,8 +165,10 @@ def claim_order(
 
 
 def claim_within(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim `text` that the scores `one` and `other` of one model differ by at most
-    `limit`, with two standard errors of margin; "not measured" if one is None.
+    """Return the claim `text` that two scores differ by at most `limit`.
+
+    It holds or fails if the difference is more than two standard errors from the limit, otherwise
+    it is "within noise"; "not measured" if a score is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")
@@ -177,8 +179,10 @@ def claim_within(text: str, one: Score | None, other: Score | None, limit: float
 
 
 def claim_not_higher(text: str, one: Score | None, other: Score | None, limit: float) -> Claim:
-    """Return the claim `text` that the score `one` exceeds `other`, of the same model, by at most
-    `limit`, with two standard errors of margin; "not measured" if one is None.
+    """Return the claim `text` that the score `one` exceeds `other` by at most `limit`.
+
+    It holds or fails if the excess is more than two standard errors from the limit, otherwise it
+    is "within noise"; "not measured" if a score is None.
     """
     if one is None or other is None:
         return Claim(text, UNKNOWN, "no rows")

@@ -186,8 +186,10 @@ def _run_job(workspace: Workspace, job: Job) -> tuple[list[Row], float]:
 
 @contextmanager
 def _one_openmp_thread() -> Iterator[None]:
-    """Context manager in which new processes get one OpenMP thread; batched products ignore a later
-    torch.set_num_threads.
+    """Set OMP_NUM_THREADS=1 for the processes that are started inside, and restore it at the end.
+
+    `torch.set_num_threads(1)` in a process is not enough: batched matrix products use as many
+    threads as OpenMP had when the process started.
     """
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -32,8 +32,8 @@ def costs(
     changes: list[str],
     repeats: int,
 ) -> list[Row]:
-    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of reading a text of
-    `multiple` x the length.
+    """Return milliseconds and, on a GPU, peak bytes: of a training step, and of a forward pass
+    without gradients over `multiple` times the trained length.
 
     Models are untrained. A method that changes a trained RoPE model has no training step of its
     own.

@@ -68,8 +68,8 @@ def _with_attention(make: Callable[[int, int, int], nn.Module]) -> Callable[[Any
 
 
 def _with_imaginary_heads(model: Any) -> nn.Module:
-    """Give every layer of a RoPE decoder the second score of RoPE++, and an output projection of
-    twice the width.
+    """Return a RoPE decoder after giving every layer RoPE++: its second ("imaginary") score makes
+    as many heads again, so the output projection is new, with twice the inputs.
     """
     for layer in model.layers:
         attention = layer.self_attn

@@ -137,11 +137,11 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 def lock_folder(folder: Path, wait: bool = False) -> int | None:
     """Return a file descriptor that locks a folder until it is closed or the process ends; None if
-    another process has it.
+    the folder is locked already, by another process or by this one.
 
-    wait  wait for the other process instead
+    wait  wait until the folder is free, instead of returning None
 
-    On a file system without locks, every process gets one.
+    On a file system without locks, every call returns a descriptor.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:

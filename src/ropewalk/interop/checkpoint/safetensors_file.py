@@ -250,8 +250,8 @@ def _are_sizes(value: Any) -> bool:
 
 
 def _check_contiguous(file_name: str, entries: dict[str, SafetensorsEntry], size: int) -> None:
-    """Refuse gaps, which may hide data, and overlaps, through which one tensor reads another;
-    `size` is that of all data.
+    """Raise an error if the tensors, in the order of `entries`, have gaps, which may hide data, or
+    overlaps, or do not fill the `size` bytes of data.
     """
     previous_end = 0
     # the last, empty range stands for the end of the file

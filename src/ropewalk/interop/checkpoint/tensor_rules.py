@@ -179,8 +179,8 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
 
 
 def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
-    """Return whether an attention module is rotated, by its layer type; raise an error if its
-    tensors do not fit that type.
+    """Return whether an attention module is rotated, by its layer type in the config; raise an
+    error if its tensors do not fit that type, or if one of its parts is unknown.
     """
     declared = None if FURTHER_LAYERS.search(module.path) else layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:

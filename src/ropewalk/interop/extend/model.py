@@ -351,7 +351,7 @@ def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any])
     if not keys or isinstance(owner, Mapping):
         return keys
     try:
-        _refuse_by_class(owner, config, keys)
+        _check_class_keeps(owner, config, keys)
     except RopeError:
         if "rope_type" not in (keys.get("rope_scaling") or {}):
             raise
@@ -360,11 +360,11 @@ def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any])
             for key, value in keys["rope_scaling"].items()
         }
         keys = {**keys, "rope_scaling": older}
-        _refuse_by_class(owner, config, keys)
+        _check_class_keeps(owner, config, keys)
     return keys
 
 
-def _refuse_by_class(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
+def _check_class_keeps(owner: Any, config: Mapping[str, Any], keys: Mapping[str, Any]) -> None:
     """Raise an error if the config class of the model refuses or changes the new keys."""
     name = type(owner).__name__
     try:

@@ -130,7 +130,9 @@ def _sentencepiece_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -
 def _merges_by_score(
     tokens: list[str], ids: dict[str, int], scores: list[float]
 ) -> list[tuple[str, str]]:
-    """Return every pair of tokens that joins to a token; that of the highest score is first."""
+    """Return every (left, right) of tokens whose concatenation is a token too, in the order of that
+    token's score, highest first.
+    """
     if sum(map(len, tokens)) > MAX_LETTERS:
         rule = f"must have at most {MAX_LETTERS} letters in all"
         raise RopeError("tokenizer.ggml.tokens", rule, sum(map(len, tokens)))

@@ -1,6 +1,8 @@
 """A forward hook that computes a rotary module's tables for the length of each call.
 
-Needed for dynamic_yarn, which transformers configs cannot express. The module itself is not
+Needed for dynamic_yarn, which transformers configs cannot express. The hook runs after the
+module's forward: it copies the module, sets the copy's frequencies for the length of the call, runs
+forward again on the copy, and returns that output in place of the first. The module itself is not
 changed, because threads may share it.
 """
 
@@ -30,7 +32,9 @@ class LengthHook:
         self.specs = specs
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the tables of a call of a rotary module, from the positions in its arguments."""
+        """Return the output of a rotary module's forward with the frequencies for the length of the
+        call, which is the largest of its positions + 1.
+        """
         if any(isinstance(vars(module).get(slot), Replacement) for slot in ("forward", HOOKED)):
             # a patched module uses the specs, and calls `at_length` itself where it runs the
             # original forward
@@ -40,10 +44,11 @@ class LengthHook:
         return output if other is module else type(module).forward(other, *args, **kwargs)
 
     def at_length(self, module: nn.Module, positions: Tensor, layer_type: str | None) -> nn.Module:
-        """Return a copy of a rotary module with the frequencies of a layer type that a call at
-        these positions needs; the module itself if that layer type has none of ours.
+        """Return a copy of a rotary module with the frequencies that a layer type has at the length
+        of a call, the largest of its positions + 1; the module itself if `specs` lacks that layer
+        type.
 
-        layer_type  None: the module has one rope for all
+        layer_type  None: the module has one rope for all layers
         """
         spec = (
             self.specs.get(layer_type)

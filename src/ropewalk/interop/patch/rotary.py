@@ -259,7 +259,7 @@ def _copy(module: nn.Module) -> nn.Module:
     rounded = any(buffer.dtype in (torch.float16, torch.bfloat16) for buffer in module.buffers())
     if rounded and hasattr(module, "config"):
         exact = type(module)(module.config)
-        if _is_rounded(module, exact):
+        if _has_rounded_buffers_of(module, exact):
             return exact
     # an extension refers to the whole model, which must not be copied
     clone = copy.deepcopy(
@@ -270,9 +270,9 @@ def _copy(module: nn.Module) -> nn.Module:
     return clone
 
 
-def _is_rounded(module: nn.Module, exact: nn.Module) -> bool:
-    """Return whether the frequencies of a rotary module are those of `exact`, rounded to the
-    module's dtype.
+def _has_rounded_buffers_of(module: nn.Module, exact: nn.Module) -> bool:
+    """Return whether the buffers of a rotary module are those of `exact`, rounded to the module's
+    dtype; buffers that one of the two lacks do not count.
     """
     ours, theirs = dict(module.named_buffers()), dict(exact.named_buffers())
     pairs = [

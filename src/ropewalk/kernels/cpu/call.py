@@ -47,13 +47,15 @@ def position_words(positions: Tensor | None) -> bytes:
     """Return the packed arguments (_ANGLES) with which the library computes angles from positions
     [S] or [B, S]; None means offset, offset + 1, ...
 
-    The first five words are those of given cos and sin: 0. The others are the strides of the
-    positions and their batch size.
+    Five words describe given cos and sin; they are 0 here. The others are the token stride and the
+    batch stride of the positions, and their batch size. With batch size 1 the batch stride has no
+    effect.
     """
+    no_table = (0, 0, 0, 0, 0)
     if positions is None:
-        return _ANGLES.pack(0, 0, 0, 0, 0, 0, 0, 1)
+        return _ANGLES.pack(*no_table, 0, 0, 1)
     batches = positions.shape[0] if positions.ndim == 2 else 1
-    return _ANGLES.pack(0, 0, 0, 0, 0, positions.stride(-1), positions.stride(0), batches)
+    return _ANGLES.pack(*no_table, positions.stride(-1), positions.stride(0), batches)
 
 
 class Levels(NamedTuple):

@@ -78,8 +78,9 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float,
     window: int | None,
 ) -> None:  # fmt: skip
-    """Write the attention of one token of each row, q [B, Hq, D], over the first `num_keys` keys
-    into `out`; a CUDA graph can capture it.
+    """Write the attention of one token of each row, q [B, Hq, D], over the keys first_keys[b] ...
+    num_keys - 1 of row b into `out`, of them at most the latest `window`; a CUDA graph can capture
+    it.
     """
     rows, heads, head_dim = q.shape
     k_heads, segments = k.shape[1], -(-k.shape[2] // SEGMENT)
