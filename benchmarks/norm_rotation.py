@@ -60,9 +60,8 @@ def make_cases(name: str) -> list[FusedCase]:
     """
     tokens, q_heads, k_heads = SHAPES[name]
     width = (q_heads + 2 * k_heads) * HEAD_DIM
-    count = max(
-        2, min(200, math.ceil(COLD_BYTES / (2 * tokens * width)))
-    )  # a bfloat16 number has 2 bytes
+    # a bfloat16 number has 2 bytes
+    count = max(2, min(200, math.ceil(COLD_BYTES / (2 * tokens * width))))
     q_weight, k_weight = (
         torch.randn(HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)
     )

@@ -222,9 +222,8 @@ def lead(ours: list[float], theirs: list[float]) -> list[float]:
     """
     differences = sorted(their - our for our, their in zip(ours, theirs, strict=True))
     count = len(differences)
-    reach = round(
-        0.98 * count**0.5
-    )  # half the interval in ranks: 1.96 standard deviations of a binomial, sqrt(count) / 2
+    # half the interval in ranks: 1.96 standard deviations of a binomial, sqrt(count) / 2
+    reach = round(0.98 * count**0.5)
     low, high = max(0, count // 2 - reach), min(count - 1, count // 2 + reach)
     return [
         round(value, 4)
@@ -268,9 +267,8 @@ def rotary_part(
     """
     from transformers.models.llama import modeling_llama
 
-    replacement = vars(model.model.layers[0].self_attn).get(
-        "forward"
-    )  # a patched layer has a forward of its own
+    # a patched layer has a forward of its own
+    replacement = vars(model.model.layers[0].self_attn).get("forward")
     rotate = modeling_llama.apply_rotary_pos_emb
     if replacement is not None:
         rotate = replacement.method.substitutes["apply_rotary_pos_emb"]

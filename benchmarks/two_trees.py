@@ -62,9 +62,8 @@ def main() -> None:
         parser.error("--runs: must be at least 2, because quartiles are shown")
     trees, rows = [("before", options.before), ("after", options.after)], []
     for run in range(1, options.runs + 1):
-        for name, source in (
-            trees if run % 2 else reversed(trees)
-        ):  # the tree that is first changes from run to run
+        for name, source in trees if run % 2 else reversed(trees):
+            # the tree that is first changes from run to run
             rows += [
                 {"tree": name, "run": run, **row}
                 for row in measure(source, options.shape or [*SHAPES])

@@ -145,9 +145,8 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": device_name(),
         "cores": cores(),
-        "load": round(
-            os.getloadavg()[0], 1
-        ),  # programs that want a core; more than cores: they wait
+        # programs that want a core; more than cores: they wait
+        "load": round(os.getloadavg()[0], 1),
     }
     sizes = [
         len(gzip.compress(each.read_bytes(), 9)) for each in BUILT.rglob("*") if each.is_file()

@@ -242,9 +242,8 @@ def as_restructured_text(
     in place in `lines`.
     """
     if what == "data" and isinstance(value, dict):
-        docstring = (
-            [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines
-        )  # not the docstring of dict itself
+        # not the docstring of dict itself
+        docstring = [] if lines[:1] == (dict.__doc__ or "").split("\n")[:1] else lines
         lines[:] = [
             *docstring,
             "",

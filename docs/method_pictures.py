@@ -37,10 +37,11 @@ def cope(look: Look) -> Any:
     }
     series = {}
     for name, scaling in scalings.items():
+        # a logarithmic axis has no 0
         series[name] = (
             range(64),
             [value or float("nan") for value in _radians(scaling)],
-        )  # a logarithmic axis has no 0
+        )
     title = "Frequencies after clipping, or times a learned factor"
     return methods.method_lines(
         series, title=title, x="pair", y="radians per token", look=look, log_y=True

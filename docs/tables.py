@@ -239,9 +239,8 @@ def engines_page(text: str) -> str:
         summary.append(
             f"| {engine} {version} | {date} | {counts['same']} | {differ} | {counts['error']} |"
         )
-    cells: dict[
-        str, dict[str, list[str]]
-    ] = {}  # config and length -> engine -> what it does in each layer type
+    # config and length -> engine -> what it does in each layer type
+    cells: dict[str, dict[str, list[str]]] = {}
     for row in measured:
         started = "" if row["max_model_len"] is None else f", started for {row['max_model_len']:,}"
         name = f"{row['config']}, {row['length']:,} tokens{started}"
@@ -265,10 +264,11 @@ def engines_page(text: str) -> str:
         )
         releases.append(f"| {' | '.join(map(str, facts))} |")
     kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
+    # "refused" in the rows is `from_hf`; in the other tables it is the engine
     titles = (
         *kinds[:-1],
         "no spec",
-    )  # "refused" in the rows is `from_hf`; in the other tables it is the engine
+    )
     draws = [f"| seed | engine | {' | '.join(titles)} |", "|---|---|" + "---:|" * len(kinds)]
     for row in rows.read(RESULTS / "engine_draws.jsonl"):
         draws.append(

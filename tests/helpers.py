@@ -135,9 +135,8 @@ def factors(spec: rw.RopeSpec, positions: Tensor, length=None, key: bool = False
         angle = points[..., None] * (radians[:, None, :] if radians.ndim == 2 else radians)
         nearest = points[..., None]
     else:
-        per_row = (
-            radians if radians.ndim == 2 else radians[:, None]
-        )  # [pairs, axes] or [B, 1, pairs, axes]
+        # [pairs, axes] or [B, 1, pairs, axes]
+        per_row = radians if radians.ndim == 2 else radians[:, None]
         angle = (np.moveaxis(points, 0, -1)[..., None, :] * per_row).sum(-1)
         nearest = np.moveaxis(points[list(spec.axis_of_pair)], 0, -1)
     size = np.asarray(found.magnitude, dtype=np.float64)

@@ -61,9 +61,8 @@ def values(case: pytest.Item) -> set[tuple]:
     """Return the values of a case, one for each `parametrize` of its test, as (names, id of the
     value of each name).
     """
-    arguments = [
-        mark.args[0] for mark in case.iter_markers("parametrize")
-    ]  # "a" or "a, b" or ("a", "b")
+    # "a" or "a, b" or ("a", "b")
+    arguments = [mark.args[0] for mark in case.iter_markers("parametrize")]
     all_names = [
         names.replace(" ", "").split(",") if isinstance(names, str) else names
         for names in arguments
@@ -77,9 +76,8 @@ def sample(cases: Sequence[set[tuple]]) -> set[int]:
     """Return the indices of a few cases that have all values of all cases."""
     missing, chosen = list(cases), set()
     while any(missing):
-        best = max(
-            range(len(cases)), key=lambda i: len(missing[i])
-        )  # the case with most values that are still missing
+        # the case with most values that are still missing
+        best = max(range(len(cases)), key=lambda i: len(missing[i]))
         chosen.add(best)
         covered = missing[best]
         missing = [values_of_case - covered for values_of_case in missing]

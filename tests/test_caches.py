@@ -205,6 +205,5 @@ def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
     command = [sys.executable, "-c", MANY_CALLS, *map(str, calls)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < (
-        (8 + 24) << 20 if full else 8 << 20
-    )  # the tables, and room for the allocator
+    # the tables, and room for the allocator
+    assert int(done.stdout) < ((8 + 24) << 20 if full else 8 << 20)

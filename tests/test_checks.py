@@ -369,9 +369,8 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
     q, k = (memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), start) for start in (0, 13))
     with pytest.raises(rw.RopeError, match="inplace"):
         rope(q, k, inplace=True)
-    rope(
-        q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True
-    )  # side by side they may
+    # side by side they may
+    rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():

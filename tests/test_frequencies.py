@@ -181,9 +181,8 @@ def test_values_computed_by_hand():
     tenths = lambda scaling, length=None: formula(scaling, 4, 100.0, length).radians.tolist()
     assert tenths(fq.Default()) == pytest.approx([1, 0.1])
     assert tenths(fq.Linear(4.0)) == pytest.approx([0.25, 0.025])
-    assert tenths(fq.Ntk(4.0)) == pytest.approx(
-        [1, 0.025]
-    )  # base 100 * 4^(4/2) = 1600, its root 40
+    # base 100 * 4^(4/2) = 1600, its root 40
+    assert tenths(fq.Ntk(4.0)) == pytest.approx([1, 0.025])
     assert tenths(fq.Dynamic(3.0, 100), 100) == pytest.approx([1, 0.1])
     assert tenths(fq.Dynamic(3.0, 100), 300) == pytest.approx([1, 0.1 / 7])  # 3 * 300/100 - 2 = 7
     assert tenths(fq.LongRope((2.0, 4.0), (8.0, 16.0), 100), 100) == pytest.approx([0.5, 0.025])
@@ -278,9 +277,8 @@ def test_a_ramp_of_yarn_without_width_is_a_thousandth_wide():
     mean of both.
     """
     dim, theta, trained, factor = 16, 1e4, 4096, 8.0
-    beta = (
-        trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)
-    )  # the ramp begins 0.0005 before pair 3
+    # the ramp begins 0.0005 before pair 3
+    beta = trained / (2 * math.pi) * theta ** (-2 * (3 - 0.0005) / dim)
     scaling = fq.Yarn(
         factor=factor, original_length=trained, beta_fast=beta, beta_slow=beta, truncate=False
     )

@@ -93,9 +93,8 @@ def test_gradients_and_moved_keys(spec):
     rope, weight = rw.Rope(spec), torch.randn_like(x)
     x.requires_grad_()
     gradient = torch.autograd.grad((rope.rotate(x, positions) * weight).sum(), x)[0]
-    scale = (
-        tensors(spec).magnitude ** 2
-    )  # the transpose of a rotation with magnitude A is A^2 times its inverse
+    # the transpose of a rotation with magnitude A is A^2 times its inverse
+    scale = tensors(spec).magnitude ** 2
     inverse = by_definition(weight, spec, positions, sign=-1)
     rotating = slice(spec.rotary_start, spec.rotary_start + 2 * spec.pairs)
     inverse[..., rotating] *= scale
@@ -167,9 +166,8 @@ def test_text_is_plain_rope_in_every_head_that_rotates():
     plain = rw.Rope(spec.with_(axes=None))(x, offset=9)
     ours = rw.Rope(spec)(x, offset=9)
     assert_close(ours[:, :3], plain[:, :3], rtol=0, atol=1e-12)
-    still = torch.cat(
-        [x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1
-    )  # the fourth head is only brought into halves
+    # the fourth head is only brought into halves
+    still = torch.cat([x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1)
     assert_close(ours[:, 3], still, rtol=0, atol=0)
 
 

@@ -282,9 +282,8 @@ def test_multiplied_positions_are_relative_and_added_ones_are_not():
 
     exactly(rotary(0), rotary(100))
     assert float((additive(0) - additive(100)).abs().max()) > 0.5
-    exactly(
-        waves(0) @ waves(0).mT, waves(100) @ waves(100).mT
-    )  # the positions alone are relative; their sum is not
+    # the positions alone are relative; their sum is not
+    exactly(waves(0) @ waves(0).mT, waves(100) @ waves(100).mT)
     exactly(rotation.rotate(q, spec).norm(dim=-1), q.norm(dim=-1))
     assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1
 

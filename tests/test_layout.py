@@ -349,9 +349,8 @@ def train_previous_token(layout):
     def loss(layout):
         embed, query, key, value, out = params
         tokens = torch.randint(0, vocab, (16, length))
-        x = (
-            embed[tokens] + 1
-        )  # a part that is the same for all tokens, so that position alone can be looked at
+        # a part that is the same for all tokens, so that position alone can be looked at
+        x = embed[tokens] + 1
         q, k = rw.Rope(rw.RopeSpec(width, theta=100.0, layout=layout))(
             (x @ query)[:, None], (x @ key)[:, None]
         )

@@ -205,11 +205,12 @@ class TestMultimodal:
 
     def test_first_release_and_transformers_5_part_after_a_long_video(self):
         row = [[Text(1), Video(6, 2, 2), Text(1)]]
+        # 1 + longer side 2: inside the video's time span
         assert multimodal(row)[0][:, 0, -1].tolist() == [
             3,
             3,
             3,
-        ]  # 1 + longer side 2: inside the video's time span
+        ]
         assert multimodal(row, resume="max")[0][:, 0, -1].tolist() == [7, 7, 7]
 
     @pytest.mark.parametrize(

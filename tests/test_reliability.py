@@ -60,9 +60,10 @@ def test_item_04_w05_each_tensor_keeps_its_dtype(inplace):
 
 @pytest.mark.parametrize("position", [4_095, 131_071, 10**6, 10**7])
 def test_item_05_w01_long_contexts_cost_no_accuracy(position):
+    # Llama 3.1, where float32 angles are off by 2e-3 at 131,071 and by 0.09 at 10^7
     spec = rw.RopeSpec(
         128, theta=500_000.0, scaling=frequencies.Llama3(factor=8.0, original_length=8192)
-    )  # Llama 3.1, where float32 angles are off by 2e-3 at 131,071 and by 0.09 at 10^7
+    )
     x = x_of(1, H, 1, 128)
     exactly(
         rotation.rotate(x, spec, torch.tensor([position])),

@@ -281,9 +281,8 @@ def test_strides_beyond_32_bits(backend):
     spec = sample_spec()
     apart = 2**31 + 8
     try:
-        memory = torch.empty(
-            apart + 200, dtype=torch.float16
-        )  # pages are only taken where they are written
+        # pages are only taken where they are written
+        memory = torch.empty(apart + 200, dtype=torch.float16)
     except RuntimeError:
         pytest.skip("4.3 GB of address space are not to be had")
     x = memory.as_strided((2, 1, S, HEAD_DIM), (apart, 1, HEAD_DIM, 1))

@@ -144,9 +144,8 @@ def test_names_in_the_menu_are_short(site):
     names = re.findall(
         r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
     )
-    assert (
-        len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
-    )  # methods are a level below
+    # methods are a level below
+    assert len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
     assert [name for name in names if len(name) > 24] == []
 
 

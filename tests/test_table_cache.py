@@ -182,9 +182,8 @@ def test_eight_threads_get_what_one_gets(monkeypatch):
         (spec, n): [t.clone() for t in first_rows(spec, CPU, n)] for spec in specs for n in counts
     }
     TABLES.clear()
-    monkeypatch.setattr(
-        TABLES, "most_bytes", 400_000
-    )  # two specs fit, so threads also evict under each other
+    # two specs fit, so threads also evict under each other
+    monkeypatch.setattr(TABLES, "most_bytes", 400_000)
     wrong, start = [], threading.Barrier(8)
 
     def hammer(seed: int):

@@ -79,9 +79,8 @@ def test_what_learnable_learned_becomes_a_fixed_spec():
     q, positions = torch.randn(1, 2, 7, 10, dtype=torch.float64), torch.arange(7) * 31
     assert_close(kept.rotate(q, positions), rope.rotate(q, positions), rtol=0, atol=1e-12)
     assert not list(kept.parameters())
-    shifted = kept.rerotate(
-        kept.rotate(q, positions), positions, positions + 5
-    )  # which learned parameters cannot do
+    # which learned parameters cannot do
+    shifted = kept.rerotate(kept.rotate(q, positions), positions, positions + 5)
     assert_close(shifted, kept.rotate(q, positions + 5), rtol=0, atol=1e-10)
 
 

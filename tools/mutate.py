@@ -298,9 +298,8 @@ def run(
     number of survivors.
     """
     counts: Counter[str] = Counter()
-    random.Random(options.seed).shuffle(
-        picked
-    )  # so that a run that stops early leaves a fair sample
+    # so that a run that stops early leaves a fair sample
+    random.Random(options.seed).shuffle(picked)
     with ProcessPoolExecutor(
         options.workers, mp_context=get_context("fork"), initializer=Worker.start
     ) as pool:

@@ -130,9 +130,8 @@ class Bench:
         self.record = self.folder / "record.jsonl"
         # without what another process is writing
         shutil.copytree(ROOT / "src", self.folder / "src", ignore=shutil.ignore_patterns("*.pyc.*"))
-        compileall.compile_dir(
-            self.folder / "src", quiet=2
-        )  # what is not compiled yet, because no child writes bytecode
+        # what is not compiled yet, because no child writes bytecode
+        compileall.compile_dir(self.folder / "src", quiet=2)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -234,9 +234,8 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
     time.
     """
     time, height, width = _checked_sections(sections, exactly=3)
-    axes = [0] * (
-        time + height + width
-    )  # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
+    # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
+    axes = [0] * (time + height + width)
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])
     if axes.count(1) != height or axes.count(2) != width:

@@ -69,9 +69,8 @@ class Cache(dict):
         dropped = False
         with self._lock:
             self._put(key, value, size)
-            while (
-                len(self) > 1 and self._is_full()
-            ):  # a single entry is kept even if it is larger than the bound
+            while len(self) > 1 and self._is_full():
+                # a single entry is kept even if it is larger than the bound
                 self._drop(next(iter(self)))
                 dropped = True
         if dropped:

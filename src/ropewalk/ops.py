@@ -222,9 +222,8 @@ def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=5):
     seq_at   the index of `seq_dim` in `others`, the arguments after x
     """
     seq_dim = others[seq_at]
-    packed = (
-        x.ndim - 1 == 3 and seq_dim == -3
-    )  # [T, H, D]: with one more axis its heads would be taken for rows
+    # [T, H, D]: with one more axis its heads would be taken for rows
+    packed = x.ndim - 1 == 3 and seq_dim == -3
     if in_dims[0] is not None and all(dim is None for dim in in_dims[1:]) and not packed:
         if seq_dim == -2:  # [.., S, D] becomes [.., mapped, S, D]
             mapped_dim = -3

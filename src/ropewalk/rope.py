@@ -198,9 +198,10 @@ class Rope(nn.Module):
             raise RopeError("dtype", "must be torch.float16, bfloat16, float32 or float64", dtype)
         batch = 1 if positions.ndim < 2 else positions.shape[-2]
         seq, device = positions.shape[-1], positions.device
+        # offset 0, seq_dim -2
         request = request_for_tokens(
             self.spec, positions, 0, length, -2, seq, batch, device, self.tables
-        )  # offset 0, seq_dim -2
+        )
         return self._tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:

@@ -396,9 +396,8 @@ def run(
         not traced and are_batched_gradients(xs)
     )
     if backend is not None and (plain or traced):
-        choice(
-            "backend", backend, BACKENDS
-        )  # no kernel is picked by this name, which would check it
+        # no kernel is picked by this name, which would check it
+        choice("backend", backend, BACKENDS)
     if plain:
         # in place, from a copy: the backward reads the tensor as it was before
         inputs = tuple(x.clone() for x in xs) if inplace else xs
@@ -407,9 +406,8 @@ def run(
         )
         return tuple(x.copy_(y) for x, y in zip(xs, rotated, strict=True)) if inplace else rotated
     if traced:
-        return through_op(
-            xs, request, inplace, mapped=bool(transforms_around)
-        )  # all of them are vmap
+        # all transforms around are vmap
+        return through_op(xs, request, inplace, mapped=bool(transforms_around))
     if torch.is_grad_enabled() and any(x.requires_grad for x in xs):
         if inplace:
             # a Function that writes to a view, such as q of a packed qkv, may return only one
@@ -482,9 +480,8 @@ class _Rotation(torch.autograd.Function):
         """Return the rotated xs, in place if `inplace`: a tuple, or one tensor if there is one."""
         ctx.request, ctx.backend = request, backend
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            *request.tensors
-        )  # so that torch detects a change before the backward
+        # so that torch detects a change before the backward
+        ctx.save_for_backward(*request.tensors)
         if inplace:
             ctx.mark_dirty(*xs)
         outs = execute(xs, request, inplace, backend)
@@ -499,9 +496,8 @@ class _Rotation(torch.autograd.Function):
         """Return None for the first three arguments and the gradients of xs: rotated backwards, or
         None where one is None.
         """
-        _ = (
-            ctx.saved_tensors
-        )  # raises an error if a tensor of the request was changed since the forward
+        # raises an error if a tensor of the request was changed since the forward
+        _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
             # none is None

@@ -181,9 +181,8 @@ def _per_head_cos_sin(spec: RopeSpec, cached: Tables, positions: Tensor) -> tupl
                all with precision "hf", in radians
     """
     positions = positions if spec.num_axes > 1 else positions.unsqueeze(0)
-    points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[
-        :, :, None, :, None
-    ]  # [axes, B, 1, S, 1]
+    # [axes, B, 1, S, 1]
+    points = (positions if positions.ndim > 2 else positions.unsqueeze(1))[:, :, None, :, None]
     if positions.is_floating_point() or spec.precision == "hf":
         dtype = torch.float32 if spec.precision == "hf" else torch.float64
         factors, points = cached.frequencies.radians.to(dtype), points.to(dtype)

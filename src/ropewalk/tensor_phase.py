@@ -23,9 +23,8 @@ def phase_steps(radians: Tensor) -> Tensor:
     radians.
     """
     high, rest = _product_with_inverse_two_pi(radians.to(torch.float64))
-    fraction = (
-        high - high.trunc()
-    )  # exact for either sign, unlike high - high.floor() just below an integer
+    # exact for either sign, unlike high - high.floor() just below an integer
+    fraction = high - high.trunc()
     rest = rest - rest.trunc()  # whole turns again, from 1e16 radians on
     # the upper and the lower 32 bits by themselves: a float64 holds 53 bits
     upper, upper_rest = (fraction * 2.0**32).floor(), (rest * 2.0**32).round()

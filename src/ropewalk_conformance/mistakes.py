@@ -71,9 +71,8 @@ def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
     if len(allowed) != len(wanted):  # a rope of another width
         allowed = [max(allowed)] * len(wanted) if allowed else []
         allowed = [min(limit, 1e-4) for limit in allowed]
-    return all(
-        abs(a - b) <= limit for a, b, limit in zip(found, wanted, allowed, strict=False)
-    )  # a NaN is near nothing
+    # a NaN is near nothing
+    return all(abs(a - b) <= limit for a, b, limit in zip(found, wanted, allowed, strict=False))
 
 
 @dataclass

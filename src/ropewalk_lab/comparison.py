@@ -207,9 +207,8 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
     The score of any q and k is a linear combination of these.
     """
     size = encoding.sizes.head_dim
-    unit = torch.eye(size, dtype=torch.float64).repeat(
-        1, encoding.sizes.num_heads
-    )  # the same vector for every head
+    # the same vector for every head
+    unit = torch.eye(size, dtype=torch.float64).repeat(1, encoding.sizes.num_heads)
     queries = unit[:, None].expand(-1, len(distances), -1)
     return _scores(encoding, queries, unit[None], distances, torch.zeros(size, dtype=torch.int64))
 
@@ -275,9 +274,8 @@ def _cost(encoding: Encoding, seq: int) -> tuple[int, int]:
     `seq` float32 tokens.
     """
     sizes = encoding.sizes
-    positions = (
-        torch.arange(seq) % sizes.length
-    )  # within the maximum position; the cost does not depend on positions
+    # within the maximum position; the cost does not depend on positions
+    positions = torch.arange(seq) % sizes.length
     coordinates = _on_all_axes(encoding, positions)
     x = torch.ones(1, seq, sizes.model_dim)
     q = torch.ones(1, sizes.num_heads, seq, sizes.head_dim)

@@ -71,16 +71,14 @@ class GradientNorms:
         self.names = sorted({group_of[name] for name in trained})
         self.parameters = list(trained.values())
         self.parallel = parallel
-        self._group = torch.tensor(
-            [self.names.index(group_of[name]) for name in trained]
-        )  # of each parameter, as an index
+        # the group of each parameter, as an index of `names`
+        self._group = torch.tensor([self.names.index(group_of[name]) for name in trained])
 
     def measure(self) -> Tensor:
         """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
-        present = [
-            i for i, grad in enumerate(grads) if grad is not None and grad.numel()
-        ]  # which parameters have a gradient
+        # which parameters have a gradient
+        present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]
         first = local(self.parameters[0])
         squares = torch.zeros(len(self.names), dtype=torch.float32, device=first.device)
         if present:

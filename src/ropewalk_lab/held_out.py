@@ -92,9 +92,8 @@ def measure(
             bar.show(int(index[-1]) - part.first + 1, f"accuracy {hits / max(1, count):.1%}")
     finally:
         bar.close()
-    if (
-        parallel.kind == "context"
-    ):  # each rank has a part of every row; otherwise each rank has evaluated all rows
+    if parallel.kind == "context":
+        # each rank has a part of every row; otherwise each rank has evaluated all rows
         loss, hits, count = parallel.total(loss, hits, count)
     if not count:
         return Measured(None, None, 0, tuple(choices))

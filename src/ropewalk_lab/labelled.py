@@ -61,9 +61,8 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
     for where, row in _rows(Path(path), has_no_header):
         if not texts:  # columns of GLUE, found in the first row
             texts = next((names for names in TEXT_COLUMNS if row.keys() >= set(names)), ())
-        if (
-            not columns and not label
-        ):  # a JSON line without a label may come before the first that has one
+        if not columns and not label:
+            # a JSON line without a label may come before the first that has one
             label = next((name for name in LABEL_COLUMNS if name in row), "")
         if not texts or not row.keys() >= set(texts):
             rule = (

@@ -32,10 +32,11 @@ def answer_loss(
     it is used.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
+    # numbers of the samples
     index, batch_size = (
         FIRST + np.arange(count),
         max(1, MAX_TOKENS // length),
-    )  # numbers of the samples
+    )
     total, num_targets = 0.0, 0
     with evaluating(model, device) as device:
         for start in range(0, count, batch_size):

@@ -45,9 +45,8 @@ def read_results(folder: str | Path) -> dict[str, StudyResult]:
                 f"must have {', '.join(NEEDED_FACTS)}; run the study again",
                 absent,
             )
-        findings = concluded(
-            study.findings(rows, facts), facts
-        )  # without claims if the run was too short
+        # without claims if the run was too short
+        findings = concluded(study.findings(rows, facts), facts)
         results.append((path.parent.name, StudyResult(rows, facts, findings)))
     if not results:
         raise RopeError(

@@ -71,9 +71,8 @@ def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
     A Feistel network permutes the numbers 0 ... 4**n - 1, at least `size` of them; it is applied
     again to every result outside 0 ... size - 1.
     """
-    half_bits = np.uint64(
-        max(1, math.ceil(math.log2(max(size, 2)) / 2))
-    )  # a number has two halves, left and right
+    # a number has two halves, left and right
+    half_bits = np.uint64(max(1, math.ceil(math.log2(max(size, 2)) / 2)))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
     places = index.astype(np.uint64)
     outside = np.ones(len(places), dtype=bool)

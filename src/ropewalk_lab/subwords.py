@@ -81,9 +81,8 @@ class Subwords:
                 str(path),
             )
         self.separator: int = separator
-        self.vocab_size = (
-            -(-max(self.num_words, self.mask_id + 1) // 8) * 8
-        )  # rounded up to a multiple of 8, for tensor cores
+        # rounded up to a multiple of 8, for tensor cores
+        self.vocab_size = -(-max(self.num_words, self.mask_id + 1) // 8) * 8
         self._starts = _word_starts(
             self.inner, [self.inner.id_to_token(i) or "" for i in range(self.vocab_size)]
         )
@@ -119,13 +118,14 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
     # continue one
     spaces = ("Ġ", "▁")
     if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
+        # bytes 9 to 13, from the tab and the newline to the carriage return
         spaces += (
             "ĉ",
             "Ċ",
             "ċ",
             "Č",
             "č",
-        )  # bytes 9 to 13, from the tab and the newline to the carriage return
+        )
     return np.array([text[:1] in spaces or not text[:1].isalnum() for text in texts])
 
 

@@ -127,10 +127,11 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
     steps = 1 + below(seed, index, stream=1, count=length, high=len(LETTERS) - 1)
     noise = (trigger + steps) % len(LETTERS)  # never the trigger
     tokens = LETTERS[noise]
+    # the first A B ends before the last A B
     rows, place = (
         np.arange(len(index)),
         at_depth(seed, index, length - 4, depth),
-    )  # the first A B ends before the last A B
+    )
     tokens[rows, place] = LETTERS[trigger[:, 0]]
     tokens[:, -2] = LETTERS[trigger[:, 0]]
     tokens[:, -1] = tokens[rows, place + 1]

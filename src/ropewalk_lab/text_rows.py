@@ -32,9 +32,8 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     A tokenizer without a start token gives "first", or "first separator second". The longer text is
     truncated first; if both are too long, each gets half of the room.
     """
-    a, b = (
-        tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or "")
-    )  # tokens of both texts
+    # tokens of both texts
+    a, b = (tokenizer.encode(text.encode()).astype(np.int32) for text in (first, second or ""))
     end = np.array([tokenizer.separator], dtype=np.int32)
     has_start = tokenizer.start is not None  # then the row also ends in a separator
     special = (2 if has_start else 0) + (0 if second is None else 1)  # the number of special tokens

@@ -125,9 +125,8 @@ def planted(seed: int, index: np.ndarray, length: int, distance: int | None = No
     # 512 words of five letters, the same for every seed; with a space they take six bytes
     words = LETTERS[below(7, np.arange(512), stream=0, count=5, high=len(LETTERS))]
     count = -(-length // 6)
-    rank = (
-        np.exp(uniform(seed, index, stream=0, count=count) * np.log(512)).astype(np.int64) - 1
-    )  # P(rank) ~ 1 / rank
+    # P(rank) ~ 1 / rank
+    rank = np.exp(uniform(seed, index, stream=0, count=count) * np.log(512)).astype(np.int64) - 1
     spaced = np.full((len(index), count, 6), ord(" "), dtype=np.uint8)
     spaced[:, :, :5] = words[np.clip(rank, 0, 511)]
     tokens = spaced.reshape(len(index), -1)[:, :length]

@@ -114,9 +114,8 @@ class Trainer:
         if not self.step:
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         if not self.resume() and self.folder is not None and self.parallel.first:
-            self.log.truncate(
-                self.step
-            )  # the rows of a run that was killed before its first checkpoint
+            # the rows of a run that was killed before its first checkpoint
+            self.log.truncate(self.step)
         last = steps if stop is None else min(stop, steps)
         bar = Progress("train", steps, self.step, self._progress)
         interrupted = False
@@ -178,10 +177,8 @@ class Trainer:
                 with autocast(self._precision, self.parallel.device):
                     loss = self._compiled(batch)
                 # DDP and FSDP average gradients over the ranks, so each loss is multiplied by their
-                # number
-                (
-                    loss * (self.parallel.world / max(total, 1.0))
-                ).backward()  # the loss of a step without targets is 0
+                # number; the loss of a step without targets is 0
+                (loss * (self.parallel.world / max(total, 1.0))).backward()
             losses.append(loss.detach())
         norms = self.norms.measure()
         if settings.clip is not None:
@@ -197,9 +194,8 @@ class Trainer:
     def predict(self, tokens: Tensor, **keywords: Tensor) -> Tensor:
         """Return the model's logits for tokens [B, S]; with FSDP every rank must call this."""
         with autocast(self._precision, self.parallel.device):
-            return self.wrapped(
-                Batch(tokens, tokens, 0, **keywords), predict
-            )  # the targets are not read
+            # the targets are not read
+            return self.wrapped(Batch(tokens, tokens, 0, **keywords), predict)
 
     @property
     def smoothed(self) -> float | None:

@@ -158,9 +158,8 @@ def test_the_numbers_of_advice_are_those_of_the_spec():
     advice = named(({}, 4096, 16_384))["unseen_angles"]
     assert "Yarn(factor=4, original_length=4096)" in advice.advice
     assert advice.because.startswith("18 of 64 pairs")
-    assert (
-        "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because
-    )  # 2^20 x 64 pairs x 2 x 4 bytes
+    # 2^20 x 64 pairs x 2 x 4 bytes
+    assert "512 MiB" in named(({}, 1 << 20, 1 << 20))["large_table"].because
 
 
 @pytest.mark.parametrize(("served", "factor"), [(4096, 1), (4097, 2), (8192, 2), (10_000, 3)])

@@ -67,9 +67,8 @@ def test_cost_by_hand(rows):
     pairs_of_tokens = LENGTH**2
     assert rows["rope"].tensor_bytes == HEADS * LENGTH * HEAD_DIM * 4
     assert rows["alibi"].tensor_bytes == HEADS * pairs_of_tokens * 8  # float64 until the last step
-    assert rows["nezha"].flops == 2 * (
-        2 * HEADS * pairs_of_tokens * HEAD_DIM
-    )  # met by queries, mixed into values
+    # met by queries, mixed into values
+    assert rows["nezha"].flops == 2 * (2 * HEADS * pairs_of_tokens * HEAD_DIM)
     assert rows["fire"].flops == 2 * pairs_of_tokens * 32 * (1 + HEADS)
     assert rows["none"].tensor_bytes == rows["none"].flops == rows["rope"].flops == 0
 

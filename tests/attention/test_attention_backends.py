@@ -199,9 +199,8 @@ def test_a_window_in_blocks_and_without_the_keys_that_it_hides(
     for offset in range(KEYS):
         given = call(q_len, causal=causal, window=window, offset=offset)
         sees = lambda b, i, j, at=offset: abs(i + at - j) < window and (j <= i + at or not causal)
-        alive = [
-            i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))
-        ]  # fused kernels leave others undefined
+        # fused kernels leave others undefined
+        alive = [i for i in range(q_len) if any(sees(0, i, j) for j in range(KEYS))]
         expected = by_loops(given, sees)[:, :, alive]
         part = trimmed(given)
         for run in (backends.run_sdpa, backends.run_math):

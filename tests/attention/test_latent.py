@@ -114,9 +114,8 @@ def test_decoding_and_moving_a_cache_of_rotated_values(spec, options, rotated):
     cache.shift(100, layer.encoding)  # all tokens, so no distance changes
     rest = [layer(x[:, i : i + 1], cache=cache).out for i in range(3, SEQ)]
     assert_close(torch.cat([first, *rest], dim=1), whole, rtol=0, atol=1e-10)
-    assert (
-        cache.seen.v.shape[-1] == 0
-    ) is layer.shares_values  # shared values are not stored twice
+    # shared values are not stored twice
+    assert (cache.seen.v.shape[-1] == 0) is layer.shares_values
 
 
 def test_padding_packing_and_gradients_of_rotated_values():
@@ -218,9 +217,8 @@ def test_equals_deepseek_v4_of_transformers():
     hidden = (i[:, None] < i) | (i[:, None] - i >= config.sliding_window)
     mask = torch.zeros(1, 1, SEQ, SEQ, dtype=torch.float64).masked_fill(hidden, -math.inf)
     expected = theirs(x, {"main": tables}, positions, mask)[0]
-    assert_close(
-        ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5
-    )  # their angles and norms are float32
+    # their angles and norms are float32
+    assert_close(ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5)
     assert (theirs(x, {"main": tables}, positions + 1, mask)[0] - expected).abs().max() < 1e-12
 
 
@@ -336,9 +334,8 @@ def test_equals_deepseek_v3_of_transformers(interleaved, rope):
     mask = torch.full((1, 1, SEQ, SEQ), -math.inf, dtype=torch.float64).triu(1)
     expected = theirs(x, tables, mask)[0]
     for ours.absorbed in (False, True):
-        assert_close(
-            ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5
-        )  # their angles and norms are float32
+        # their angles and norms are float32
+        assert_close(ours(x, positions.expand(2, -1)).out, expected, rtol=0, atol=2e-5)
 
 
 def scaled(scaling):

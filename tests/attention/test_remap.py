@@ -152,9 +152,8 @@ def test_attention_equals_the_definition(name, kind, monkeypatch):
             layer.o_proj(torch.zeros(HEADS * HEAD_DIM).double()),
         )
     close(layer(x, **call).out, expected)
-    monkeypatch.setattr(
-        lse, "MOST_SCORES", BATCH * HEADS * SEQ * 3
-    )  # blocks of 3 queries, the last one shorter
+    # blocks of 3 queries, the last one shorter
+    monkeypatch.setattr(lse, "MOST_SCORES", BATCH * HEADS * SEQ * 3)
     close(layer(x, **call).out, expected)
 
 

@@ -80,9 +80,8 @@ def test_sinks_with_padding_and_a_cache():
 def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, monkeypatch):
     made, x = layer(encoding=encoding), torch.randn(2, 9, 24, dtype=torch.float64)
     expected = made(x).out  # one block
-    monkeypatch.setattr(
-        lse, "MOST_SCORES", 2 * 4 * 9 * 2
-    )  # blocks of 2 queries, the last one shorter
+    # blocks of 2 queries, the last one shorter
+    monkeypatch.setattr(lse, "MOST_SCORES", 2 * 4 * 9 * 2)
     calls = [{}, {"positions": torch.arange(9)}]
     if cached:
         calls = [{"cache": KVCache()}]
@@ -115,7 +114,6 @@ def test_dual_chunks_sharpen_beyond_their_length():
     plain.load_state_dict(sharp.state_dict())
     x = torch.randn(1, 12, 16, dtype=torch.float64)
     last = sharp(x).out[0, -1]
-    plain.scale *= (
-        1 + 0.1 * math.log(3)
-    ) ** 2  # the last query has 12 tokens, three times the length
+    # the last query has 12 tokens, three times the length
+    plain.scale *= (1 + 0.1 * math.log(3)) ** 2
     assert_close(plain(x).out[0, -1], last, rtol=0, atol=1e-12)

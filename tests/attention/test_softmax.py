@@ -103,9 +103,8 @@ def test_a_subclass_of_rotary_rotates_by_its_own_function():
     torch.testing.assert_close(got.out, expected, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul"
-)  # torch tells that this CPU lacks the instructions, then goes on
+# torch tells that this CPU lacks the instructions, then goes on
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision_stays_within_rounding(dtype):
     layer, x = make(qk_norm=HeadNorm()), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
@@ -315,9 +314,8 @@ def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
     )
     with pytest.raises(RopeError, match="depends on the length"):
         make(spec, scale=None)
-    make(
-        spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None
-    )  # its magnitude is always 1
+    # its magnitude is always 1
+    make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)
 
 
 def test_documents_must_number_every_token():

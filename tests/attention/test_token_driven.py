@@ -98,9 +98,8 @@ def test_a_padded_row_is_the_row_alone_and_continues_as_alone(name):
 @pytest.mark.parametrize("name", MAKERS)
 def test_packed_documents_are_documents_alone(name):
     layer = made(name, num_kv_heads=2)
-    documents = torch.tensor(
-        [[0, 0, 0, 1, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3, 0, 5]]
-    )  # neighbours or not
+    # neighbours or not
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3, 0, 5]])
     real = torch.tensor([[1] * 8, [1, 1, 0, 1, 1, 1, 1, 1]], dtype=torch.bool)
     x = torch.randn(2, 8, 24, dtype=torch.float64, requires_grad=True)
     out, state = layer(x, padding=real, documents=documents)

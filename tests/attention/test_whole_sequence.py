@@ -121,9 +121,8 @@ def test_linear_attention_equals_the_definition(draws):
         )
         allowed = visible(torch.arange(seq), causal=causal, **tokens)
         expected = linear(q, k, v, counted(real, tokens["documents"]), allowed, **options)
-        got, expected = (
-            out * real[:, None, :, None] for out in (got, expected)
-        )  # padded queries give any finite value
+        # padded queries give any finite value
+        got, expected = (out * real[:, None, :, None] for out in (got, expected))
         close(got, expected, seed)
         for a, b in zip(*(gradients(out, [q, k, v]) for out in (got, expected)), strict=True):
             close(a, b, seed, 1e-8)

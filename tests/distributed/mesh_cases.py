@@ -177,9 +177,8 @@ def fsdp_case(mesh):
     out.float().square().sum().backward()
     x, seen, got = layer.encoding.seen
     exact = rotated(x, positions)
-    allowed = (
-        exact.abs() * 2**-8 + 1e-6
-    )  # half a unit in the last place of bfloat16, and float32 arithmetic
+    # half a unit in the last place of bfloat16, and float32 arithmetic
+    allowed = exact.abs() * 2**-8 + 1e-6
     whole = (
         torch.equal(seen, positions)
         and x.dtype == torch.bfloat16

@@ -67,9 +67,8 @@ def random_shards(draw, runs_only=False):
     pieces = torch.arange(total).split(cut(draw, total, 2 * world))
     owners = [draw.randrange(world) for _ in pieces]
     held = [(piece, owner) for piece, owner in zip(pieces, owners, strict=True) if owner == rank]
-    draw_order = random.Random(total).sample(
-        held, len(held)
-    )  # a rank may hold its runs in any order
+    # a rank may hold its runs in any order
+    draw_order = random.Random(total).sample(held, len(held))
     mine = torch.cat([torch.arange(0), *(piece for piece, _ in draw_order)])
     return total, mine, mine
 
@@ -263,10 +262,11 @@ def everything(draws) -> dict:
 
 def wrong_ones(name, case, draws):
     """Return {seed: error or traceback} of the draws of a case whose error exceeds the bound."""
+    # frequencies that depend on the length have the accuracy of a phase
     found, bound = (
         {},
         1e-7 if name == "layer" else 1e-10,
-    )  # frequencies that depend on the length have the accuracy of a phase
+    )
     for seed in range(draws if name in ("softmax", "linear") else draws // 10):
         try:
             error = case(seed)

@@ -118,9 +118,8 @@ def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
     both = (q, k, *rest)
     rules = placements._rotate_qk_rules(*both)
     assert_rules_hold(torch.ops.ropewalk.rotate_qk, rules, both, cut)
-    assert [Shard(numbers["heads"]), Replicate()] in [
-        inputs[:2] for _, inputs in rules
-    ]  # fewer heads of k than ranks
+    # fewer heads of k than ranks
+    assert [Shard(numbers["heads"]), Replicate()] in [inputs[:2] for _, inputs in rules]
 
 
 @pytest.mark.parametrize("order", SHAPES)

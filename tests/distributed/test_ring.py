@@ -36,12 +36,13 @@ from ropewalk.encodings.base import Encoding
 from ropewalk.errors import RopeError
 from torch_release import needs_torch_2_7
 
+# KERPLE and FIRE are float32 whatever x is
 BOUNDS = {
     "bfloat16": 0.02,
     "float32": 1e-5,
     "kerple": 1e-6,
     "fire": 1e-6,
-}  # KERPLE and FIRE are float32 whatever x is
+}
 
 
 @pytest.fixture(scope="module")

@@ -46,9 +46,8 @@ def test_rows_at_other_positions_are_those_rows_alone():
             whole[row : row + 1],
             encoding.rotate(x[row : row + 1], positions[:, row : row + 1], key=True),
         )
-    same = encoding.rotate(
-        x, positions[0, 0], key=True
-    )  # one list of positions is for all axes and rows
+    # one list of positions is for all axes and rows
+    same = encoding.rotate(x, positions[0, 0], key=True)
     assert_close(same, encoding.rotate(x, positions[0, 0].expand(3, 2, 5), key=True))
 
 

@@ -50,9 +50,8 @@ def test_the_same_tokens_as_the_plain_path(options, rows):
     padding[rows // 2, :13] = False
     plain = model.generate(prompt, 48, padding=padding, graph=False)
     assert torch.equal(model.generate(prompt, 48, padding=padding, graph=True), plain)
-    assert torch.equal(
-        model.generate(prompt, 48, padding=padding, graph=True), plain
-    )  # a second call reuses the graph
+    # a second call reuses the graph
+    assert torch.equal(model.generate(prompt, 48, padding=padding, graph=True), plain)
 
 
 def test_stop_tokens_and_streams():
@@ -115,9 +114,8 @@ def test_changed_weights_are_used():
     after = model.generate(prompt, 20, graph=True)
     assert not torch.equal(before, after)
     assert torch.equal(after, model.generate(prompt, 20, graph=False))
-    model.lm_head = torch.nn.Linear(
-        96, 499, bias=False
-    ).cuda()  # other memory: the graph is captured anew
+    # other memory: the graph is captured anew
+    model.lm_head = torch.nn.Linear(96, 499, bias=False).cuda()
     assert torch.equal(
         model.generate(prompt, 20, graph=True), model.generate(prompt, 20, graph=False)
     )

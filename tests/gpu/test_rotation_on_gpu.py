@@ -170,9 +170,8 @@ def test_views_of_one_buffer_and_expanded_and_empty():
         rope.rotate(wide), rotated_by_definition(wide, spec, torch.arange(7), -2), torch.float32
     )
     assert rope.rotate(torch.empty(2, 3, 0, 10, device=CUDA)).shape == (2, 3, 0, 10)
-    odd = (
-        torch.randn(2 * 3 * 7 * 10 + 1, device=CUDA).bfloat16()[1:].view(2, 3, 7, 10)
-    )  # not 16-byte aligned
+    # not 16-byte aligned
+    odd = torch.randn(2 * 3 * 7 * 10 + 1, device=CUDA).bfloat16()[1:].view(2, 3, 7, 10)
     assert_near(
         rope.rotate(odd), rotated_by_definition(odd, spec, torch.arange(7), -2), torch.bfloat16
     )

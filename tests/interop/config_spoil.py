@@ -199,7 +199,8 @@ def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
             rope,
             config.get("rope_parameters"),
             config.get("rope_scaling"),
-        ):  # both spellings may be given
+        ):
+            # both spellings may be given
             (each or {}).pop(key, None)
     if value != "absent":
         rope[key] = value

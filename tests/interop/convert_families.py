@@ -298,9 +298,8 @@ def taking_the_other_layout(model, specs: list[rw.RopeSpec], layout: str):
         own.
         """
         whole = [spec for spec in specs if spec.head_dim == x.shape[-1]]
-        part = [
-            spec for spec in specs if spec.rotated_dims == x.shape[-1]
-        ]  # the code cut it off itself
+        # the code cut it off itself
+        part = [spec for spec in specs if spec.rotated_dims == x.shape[-1]]
         spec = (whole or part)[0]
         return places(spec.rotated_dims, spec.rotary_start if whole else 0, x.shape[-1], layout)
 

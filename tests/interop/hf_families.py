@@ -139,7 +139,8 @@ class Case:
         cos, sin = self.table()
         if not hasattr(code, "apply_rotary_pos_emb") and hasattr(
             code, "apply_multimodal_rotary_pos_emb"
-        ):  # transformers 4
+        ):
+            # transformers 4
             return code.apply_multimodal_rotary_pos_emb(
                 q, k, *self.made(POSITIONS), rope_of(self.config)["mrope_section"]
             )

@@ -151,9 +151,8 @@ def model_of(family: str) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and "embed_positions" not in name:
-                parameter.normal_(
-                    0, 0.3
-                )  # far from the tiny default: a wrong rotation must change the outputs
+                # far from the tiny default: a wrong rotation must change the outputs
+                parameter.normal_(0, 0.3)
     return model
 
 

@@ -98,9 +98,8 @@ def test_the_trained_length_of_llama_3_is_8192_where_it_is_missing(engine, given
     rope = {**LLAMA3, **({} if given is None else {"original_max_position_embeddings": given})}
     finding = of(engine, model_type="llama", rope_theta=5e5, rope_scaling=rope)
     np.testing.assert_allclose(finding.radians, llama3(5e5, given or 8192), rtol=1e-9)
-    assert not np.allclose(
-        llama3(5e5, 16384), llama3(5e5, 8192), rtol=1e-6
-    )  # the served length, which transformers takes
+    # the served length, which transformers takes
+    assert not np.allclose(llama3(5e5, 16384), llama3(5e5, 8192), rtol=1e-6)
 
 
 def test_the_trained_length_of_yarn_is_4096_in_mlx_where_it_is_missing():
@@ -243,9 +242,8 @@ def test_phimoe_runs_with_longrope_and_is_refused_with_another_scaling(engine):
     (found,) = audit(
         {**SIZES, **keys, "rope_scaling": {**LONG, **mscales}}, length=16384, max_model_len=16384
     ).of(engine)
-    slower = (
-        1 if engine == "hf" else 2
-    )  # transformers' model takes the short factors, the others the long ones
+    # transformers' model takes the short factors, the others the long ones
+    slower = 1 if engine == "hf" else 2
     np.testing.assert_allclose(found.radians, ladder(1e4) / slower, rtol=1e-9)
     refused = of(engine, **keys, rope_scaling={**YARN, "rope_type": "yarn"}).problem
     assert engine == "llama.cpp" or refused == "refused: phimoe does not accept rope_type yarn"

@@ -48,10 +48,11 @@ GEMMA_4 = {
 @pytest.mark.parametrize(("full", "beside"), [(LINEAR, {}), (DEFAULT, {"rope_theta": 7e4})])
 @pytest.mark.parametrize("model_type", ["gemma3_text", "olmo3", "modernbert"])
 def test_a_rope_by_layer_type_without_a_theta_has_that_of_its_family(model_type, full, beside):
+    # transformers writes into each
     ropes = {
         "full_attention": full,
         "sliding_attention": dict(DEFAULT),
-    }  # transformers writes into each
+    }
     config = {**SIZES, "model_type": model_type, "rope_parameters": ropes, **beside}
     rotary = _rotary(AutoModel.from_config(AutoConfig.for_model(**copy.deepcopy(config))))
     specs = from_hf(config, per_layer=True)

@@ -44,9 +44,8 @@ def queries(model, **positions):
     def record(module, query, *args, **kwargs):
         seen[module.layer_idx] = query
         out, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, *args, **kwargs)
-        return torch.zeros_like(
-            out
-        ), None  # so that a factor in one layer does not change the next one
+        # so that a factor in one layer does not change the next one
+        return torch.zeros_like(out), None
 
     AttentionInterface.register("record_temperature_test", record)
     AttentionMaskInterface.register("record_temperature_test", sdpa_mask)

@@ -122,9 +122,8 @@ class TestAgainstDiffusers:
         theirs = self.models("hunyuan_video").HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])
         positions = rw.positions.grid(3, 2, 4)
         spec = spec_of("HunyuanVideoTransformer3DModel")
-        self.assert_tables(
-            tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6
-        )  # their angles are float32
+        # their angles are float32
+        self.assert_tables(tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6)
 
     @pytest.mark.parametrize("images", [[(1, 3, 4)], [(1, 4, 6), (2, 3, 3), (1, 9, 2)]])
     def test_qwen_image(self, images):

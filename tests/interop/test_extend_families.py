@@ -47,9 +47,8 @@ def test_the_familys_code_loads_what_is_written_and_computes_it(name):
     theirs = getattr(module, f"{prefix}inv_freq")
     ours = written.specs.get(case.layer_type or "full_attention")
     if ours is not None:
-        wanted = (
-            ladder(ours).radians.sort().values.float()
-        )  # ernie stores its pairs in another order
+        # ernie stores its pairs in another order
+        wanted = ladder(ours).radians.sort().values.float()
         torch.testing.assert_close(theirs.sort().values, wanted, rtol=1e-5, atol=0)
 
 

@@ -362,9 +362,8 @@ def test_the_loss_within_the_trained_length_is_that_of_the_text_cut_there(
     np.testing.assert_allclose(
         row["loss"], float(true_losses(extended_copy(model, name), window[:32]).mean()), rtol=1e-4
     )
-    assert ("seconds" in row) == (
-        name in ("dynamic", "dynamic_yarn", "rerope")
-    )  # read only where it must be
+    # read only where it must be
+    assert ("seconds" in row) == (name in ("dynamic", "dynamic_yarn", "rerope"))
 
 
 def test_without_long_ppl_no_key_tokens_are_looked_for(model, tokens, monkeypatch):

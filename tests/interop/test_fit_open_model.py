@@ -74,7 +74,8 @@ def test_a_narrow_dtype_rounds_the_weights_and_not_the_frequencies(folder, tmp_p
     for path in (
         gguf(tmp_path / "model.gguf"),
         folder,
-    ):  # transformers opens the folder, and it keeps its frequencies
+    ):
+        # transformers opens the folder, and it keeps its frequencies
         model, _ = open_model(path, dtype=torch.bfloat16)
         assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -162,9 +163,8 @@ def test_a_folder_is_opened_without_a_progress_bar_which_is_then_as_before(folde
 
 
 def test_a_path_is_measured_as_the_loaded_model_with_its_tokenizer(folder, monkeypatch):
-    monkeypatch.setattr(
-        torch.cuda, "is_available", lambda: False
-    )  # then a path is opened on the CPU
+    # then a path is opened on the CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = {
         "text": torch.arange(2048) % 300,
         "windows": 2,

@@ -30,9 +30,8 @@ ROUNDING = 5e-6
 
 
 def spec_of(case: Case) -> RopeSpec:
-    if case.model_type == "deepseek_v3" and rope_of(case.config).get(
-        "factor"
-    ):  # it is not the ratio of the lengths
+    if case.model_type == "deepseek_v3" and rope_of(case.config).get("factor"):
+        # it is not the ratio of the lengths
         skip_old_yarn()
     if case.layer_type is not None:
         return from_hf(case.config, per_layer=True, precision="hf")[case.layer_type]
@@ -65,9 +64,8 @@ def test_frequencies_are_those_of_the_model_bit_for_bit(case):
         module, "inv_freq" if case.layer_type is None else f"{case.layer_type}_inv_freq"
     )
     ours = ladder(spec).radians
-    if case.model_type.startswith(
-        "ernie4_5_vl"
-    ):  # stored height first, then width; the rotation is compared below
+    if case.model_type.startswith("ernie4_5_vl"):
+        # stored height first, then width; the rotation is compared below
         ours, theirs = ours.sort().values, theirs.sort().values
     assert torch.equal(ours.to(torch.float32), theirs)
 
@@ -187,9 +185,8 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
     cos, sin = torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
     doubled = (cos, sin) if name in UNDOUBLED else (cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
     arguments = inspect.signature(rotate).parameters
-    if (
-        "mrope_section" in arguments
-    ):  # before v5: the tables of three axes, and who listens to which
+    if "mrope_section" in arguments:
+        # before v5: the tables of three axes, and who listens to which
         doubled = (*(each.expand(3, 1, 1, -1) for each in doubled), [2, 1, 1])
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
@@ -226,9 +223,8 @@ UNFIT = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore:config.rotary_dim = 64 is ignored"
-)  # the class of MiniMax-M3 has it and its code ignores it
+# the class of MiniMax-M3 has it and its code ignores it
+@pytest.mark.filterwarnings("ignore:config.rotary_dim = 64 is ignored")
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - ELSEWHERE - UNFIT))
 def test_the_defaults_of_every_row_are_those_of_its_config_class(name):
     if not V5 and name in OTHER_DEFAULTS:

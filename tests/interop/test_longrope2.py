@@ -84,9 +84,8 @@ def test_extend_searches_as_longrope2_does_on_request():
 
     def loss(factors):
         spec = rw.from_hf(config)
-        assert (
-            spec.scaling.long_factor == factors
-        )  # the config has the factors while they are judged
+        # the config has the factors while they are judged
+        assert spec.scaling.long_factor == factors
         judged.append(factors)
         return sum(factors)
 

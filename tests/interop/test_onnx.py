@@ -128,9 +128,8 @@ def test_layers_share_tables_and_consecutive_positions_need_none(explicit):
         for each in program.model.graph.initializers.values()
         if tuple(each.shape) == (256, 2, 6)
     ]
-    assert len(tables) == (
-        4 if explicit else 0
-    )  # cos and sin of given positions are themselves constants
+    # cos and sin of given positions are themselves constants
+    assert len(tables) == (4 if explicit else 0)
 
 
 def test_halves_are_rounded_once():

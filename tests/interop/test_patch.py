@@ -336,9 +336,8 @@ def test_half_rounds_the_frequencies_of_a_model_and_a_patch_brings_them_back(dty
     rounded = fresh("qwen2").to(dtype)
     assert rounded.model.rotary_emb.inv_freq.dtype == dtype
     meant = fresh("qwen2")
-    meant.load_state_dict(
-        rounded.state_dict()
-    )  # the rounded weights, with the frequencies of the config
+    # the rounded weights, with the frequencies of the config
+    meant.load_state_dict(rounded.state_dict())
     meant = outputs(meant, **where)
     lost = (outputs(rounded.float(), **where) - meant).abs().max()
     found = (outputs(patch(rounded.to(dtype)).float(), **where) - meant).abs().max()

@@ -248,9 +248,8 @@ def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
     with pytest.raises(RopeError, match="two members of a pair") as error:
         patch(model)
     assert error.value.field == "HunYuanVLRotaryEmbedding"
-    assert "patch(model" not in str(
-        error.value
-    )  # its layers use these tables, so there is no other part
+    # its layers use these tables, so there is no other part
+    assert "patch(model" not in str(error.value)
 
 
 @torch.no_grad()

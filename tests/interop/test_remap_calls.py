@@ -223,9 +223,8 @@ def test_a_cache_with_keys_of_unknown_positions_is_refused():
     with pytest.raises(RopeError, match="past_key_values: must hold only tokens of the remapped"):
         logits(model, TOKENS[:, 16:], GAP[:, 16:], past_key_values=cache)
     cache = filled(model, TOKENS[:, :8], GAP[:, :8])
-    logits(
-        plain, TOKENS[:, 8:16], GAP[:, 8:16], past_key_values=cache
-    )  # the plain model still runs
+    # the plain model still runs
+    logits(plain, TOKENS[:, 8:16], GAP[:, 8:16], past_key_values=cache)
     with pytest.raises(RopeError, match="past_key_values"):
         logits(model, TOKENS[:, 16:], GAP[:, 16:], past_key_values=cache)
 

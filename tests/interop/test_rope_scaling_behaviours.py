@@ -93,9 +93,8 @@ def tables(model: nn.Module, length: int) -> Tensor:
     """cos and sin [2, tokens, dimensions] of the first tokens, from the model's rotary module."""
     module = next(each for each in model.modules() if hasattr(each, "inv_freq"))
     found = module(torch.zeros(1), torch.arange(length)[None])
-    assert all(
-        isinstance(table, LazyTable) for table in found
-    )  # still lazy: the model did not materialise them
+    # still lazy: the model did not materialise them
+    assert all(isinstance(table, LazyTable) for table in found)
     return torch.stack([table + 0 for table in found])[:, 0]
 
 

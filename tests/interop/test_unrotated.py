@@ -138,9 +138,8 @@ def test_a_theta_for_each_layer_is_read():
         "layer_types": types,
         "layer_rope_theta": [0, 5e5, 0, 1e6],
     }
-    assert (
-        rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4
-    )  # its code tells only 0 from the others
+    # its code tells only 0 from the others
+    assert rw.from_hf(muse, per_layer=True)["sliding_attention"].theta == 1e4
 
 
 def test_olmo_hybrid_with_a_null_theta_has_no_positions():
@@ -188,11 +187,12 @@ def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
             "RotaryEmbedding" in type(module).__name__
             for module in AutoModel.from_config(config).modules()
         )
+    # the tiny model may have no layer with attention
     keys = {
         **config.to_dict(),
         key: value,
         "layer_types": None,
-    }  # the tiny model may have no layer with attention
+    }
     configs = (
         [keys]
         if getattr(CONFIG_MAPPING[family](), key, ()) != value

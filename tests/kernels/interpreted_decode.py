@@ -70,9 +70,8 @@ def test_products_of_the_library(dtype, finish):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    ("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))]
-)  # 64 weight rows are the left operand of a product
+# 64 weight rows are the left operand of a product
+@pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))])
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_products(dtype, rows, tile, finish, bias):
@@ -206,9 +205,8 @@ def test_the_next_token_is_the_first_highest_logit(dtype, splits):
             logits[row, places] = 9.0
         logits[3] = -math.inf
         launch.next_token(logits, embedding, tokens, x, counters, workspace)
-        token = tokens[
-            19 + call :: 5
-        ]  # the slots of the rows were 20, 25, 30, 35 before the first call
+        # the slots of the rows were 20, 25, 30, 35 before the first call
+        token = tokens[19 + call :: 5]
         assert token.tolist() == [min(places, default=0) for places in highest]
         assert int((tokens >= 0).sum()) == 4 * call
         assert torch.equal(x, embedding[token])
@@ -444,9 +442,8 @@ def test_a_float8_cache():
         )
     for name in ("k", "v"):
         got, want = (getattr(caches[backend], name).float() for backend in ("triton", "definition"))
-        assert (
-            (got - want).abs() <= want.abs() / 8 + 2**-9
-        ).all()  # one step of e4m3: the product is rounded to float16 before
+        # one step of e4m3: the product is rounded to float16 before
+        assert ((got - want).abs() <= want.abs() / 8 + 2**-9).all()
 
 
 def test_what_the_call_refuses():
@@ -464,9 +461,8 @@ def test_what_the_call_refuses():
     with pytest.raises(RopeError, match="bias"):
         qkv_norm_rope(x, weight, torch.zeros(48, dtype=torch.float16, device=DEVICE), **call)
     with pytest.raises(RopeError, match=r"^bias: must be \[48\]"):
-        why_not(
-            x, weight, torch.zeros(3, device=DEVICE), **call
-        )  # runtime types of the tests refuse it in qkv_norm_rope
+        # runtime types of the tests refuse it in qkv_norm_rope
+        why_not(x, weight, torch.zeros(3, device=DEVICE), **call)
     with pytest.raises(RopeError, match=r"^weight: must be \[\(2 \+ 2 \* 1\) \* 12, 20\]"):
         qkv_norm_rope(x, weight[:-1], **call)
     depends_on_length = replace(spec, scaling=frequencies.Dynamic(factor=2.0, original_length=8))

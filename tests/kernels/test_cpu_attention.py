@@ -50,9 +50,8 @@ def test_equals_the_definition(shape):
 
 @needs_library
 def test_scores_far_below_the_largest_weigh_nothing():
-    q, k, v = tensors(
-        rows=200, spread=300.0
-    )  # scores differ by far more than float32's smallest exponential
+    # scores differ by far more than float32's smallest exponential
+    q, k, v = tensors(rows=200, spread=300.0)
     torch.testing.assert_close(
         attention.attend(q, k, v, 1.0).double(), definition(q, k, v, 1.0), rtol=1e-3, atol=1e-3
     )

@@ -42,9 +42,8 @@ def row_loops(code: list[tuple[int, str]], prefetch: str) -> list[list[str]]:
     loops: dict[int, set[int]] = {}
     for at in above:
         for head in flow[at]:
-            if heads(
-                head, at, above
-            ):  # so this step goes back: the loop is what reaches it without passing its head
+            if heads(head, at, above):
+                # so this step goes back: the loop is what reaches it without passing its head
                 inside, todo = loops.setdefault(head, {head}), [at]
                 while todo:
                     if (place := todo.pop()) not in inside:

@@ -165,9 +165,8 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
         launch.product(
             zeros(rows, 4096), zeros(1024, 4096), zeros(rows, 1024), residual=zeros(rows, 1024)
         )
-    assert len(built) == (
-        5 if dtype == torch.float32 else 7
-    )  # the library adds the residual in float32
+    # the library adds the residual in float32
+    assert len(built) == (5 if dtype == torch.float32 else 7)
     shared = [(name, code.metadata.shared) for name, code in built]
     assert all(size <= SHARED[-1] for _, size in shared), shared
 
@@ -289,7 +288,8 @@ def test_the_machine_code_has_no_spills_and_qkv_stores_eight_dims_at_once(tmp_pa
     assert not any(count for _, count in spilled), spilled
     for _, code in built[wide : wide + 2]:
         stores = re.findall(r"STG\.E\S*", machine_code(code, tmp_path, "-sass"))
+        # the second are the sums of squares
         assert set(stores) == {
             "STG.E.128",
             "STG.E.STRONG.GPU",
-        }  # the second are the sums of squares
+        }

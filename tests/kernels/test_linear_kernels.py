@@ -74,6 +74,5 @@ def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
     assert [name for name, _ in built] == ["segment_sums", "segment_out"]
     if head_dim <= 64:
         assert all(registers_and_spills(code, tmp_path)[1] <= 64 for _, code in built)
-    assert all(
-        code.metadata.shared <= 232_448 for _, code in built
-    )  # what one multiprocessor of a Hopper has
+    # what one multiprocessor of a Hopper has
+    assert all(code.metadata.shared <= 232_448 for _, code in built)

@@ -309,9 +309,8 @@ def test_real_positions_have_the_shapes_of_integers():
     )
     found, _ = qk_norm_rope(q, q, spec=spec, positions=positions)
     frequencies_of_axis = 10000.0 ** -(torch.arange(2, dtype=torch.float64) / 2)
-    angles = torch.cat([axis[:, None] * frequencies_of_axis for axis in positions], dim=-1)[
-        :, None
-    ]  # [S, 1, pairs]
+    # [S, 1, pairs]
+    angles = torch.cat([axis[:, None] * frequencies_of_axis for axis in positions], dim=-1)[:, None]
     first, second = q.chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
     assert_close(

@@ -308,9 +308,8 @@ def test_a_table_of_the_other_layout_is_refused(layout):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
-    stack = np.random.default_rng(0).normal(
-        size=(10, 10)
-    )  # square, so that rows taken for columns would go unnoticed by shape
+    # square, so that rows taken for columns would go unnoticed by shape
+    stack = np.random.default_rng(0).normal(size=(10, 10))
     rotated = definition.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):
         np.testing.assert_allclose(found, definition.rotate_vector(vector, 3, layout=layout))

@@ -30,9 +30,8 @@ def test_every_window_once_before_any_comes_again(tmp_path):
     windows = (len(batches.split.tokens) - 1) // 7 - 1
     first, second = (batches.starts(np.arange(windows) + windows * n, 7) for n in (0, 1))
     for starts in (first, second):
-        assert (
-            len(set(starts // 7)) >= windows - 1
-        )  # an offset may put the last window into the next
+        # an offset may put the last window into the next
+        assert len(set(starts // 7)) >= windows - 1
         assert len(set(starts)) == windows
         assert np.diff(np.sort(starts)).tolist() == [7] * (windows - 1)
         assert starts.max() + 8 <= len(batches.split.tokens)

@@ -111,9 +111,8 @@ def test_a_file_is_downloaded_once_and_checked(known, tmp_path):
     assert "MB" in said[0]
     fetch("model", report=said.append)
     assert len(calls) == 1
-    path.write_bytes(
-        WEIGHTS[:-1] + b"!"
-    )  # a damaged file is unpacked again, from the archive that is there
+    # a damaged file is unpacked again, from the archive that is there
+    path.write_bytes(WEIGHTS[:-1] + b"!")
     assert fetch("model", report=said.append).read_bytes() == WEIGHTS
     assert len(calls) == 1
 

@@ -68,9 +68,8 @@ def test_the_command_learns_and_shows_the_published_columns(cail, capsys):
     (own,) = (cells for name, cells in rows.items() if "this run, 16 tokens" in name)
     assert own == ["100.00 % ± 0.00 % of 20", "100.00 % ± 0.00 % of 24"]
     log = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log if "evaluation" in row] == list(
-        range(4, 33, 4)
-    )  # once a pass over 64 triplets in 16s
+    # once a pass over 64 triplets in 16s
+    assert [row["step"] for row in log if "evaluation" in row] == list(range(4, 33, 4))
     assert "model: " in out
 
 
@@ -107,9 +106,8 @@ def test_classes_are_learnt_from_the_bytes_too(tmp_path, capsys):
     assert (code, err) == (0, "")
     found = json.loads(out)
     assert found["published"] is None
-    assert (
-        min(found["held_out"][name]["accuracy"] for name in ("valid", "test")) > 0.8
-    )  # three classes
+    # three classes
+    assert min(found["held_out"][name]["accuracy"] for name in ("valid", "test")) > 0.8
     assert found["held_out"]["test"]["count"] == 48
 
 

@@ -39,9 +39,8 @@ def decoder(method: str = "rope", seed: int = 0, **changes) -> Decoder:
     return new_model(method, model, seed)  # type: ignore[return-value]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul"
-)  # a CPU without bfloat16 computes it another way
+# a CPU without bfloat16 computes it another way
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_method_trains_in_both_precisions(method):
     model, tokens = decoder(method), torch.randint(256, (2, 70))

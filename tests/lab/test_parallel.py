@@ -89,9 +89,8 @@ def test_two_processes_evaluate_and_write_their_model_as_one(runs, kind):
         load(each).state_dict() for each in (folder / f"evaluated-{kind}" / "model", alone.model)
     )
     for name, weight in expected.items():
-        torch.testing.assert_close(
-            written[name], weight, atol=2e-3, rtol=1e-3
-        )  # one step of AdamW is as large as its rate
+        # one step of AdamW is as large as its rate
+        torch.testing.assert_close(written[name], weight, atol=2e-3, rtol=1e-3)
 
 
 def test_torchrun_is_asked_for(monkeypatch):

@@ -205,9 +205,8 @@ def test_every_study_has_committed_rows(results):
 
 
 def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "ropewalk_lab.report.draw_figures", lambda *_: []
-    )  # pictures take seconds and have no numbers
+    # pictures take seconds and have no numbers
+    monkeypatch.setattr("ropewalk_lab.report.draw_figures", lambda *_: [])
     for name in results:
         (tmp_path / name).symlink_to(RESULTS / name)
     code, out, _ = call(capsys, "lab", "report", str(tmp_path), "--json")

@@ -145,9 +145,8 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert Reader(model).losses(tokens[None, :256]).mean() < before
 
 
-@pytest.mark.filterwarnings(
-    "ignore:mkldnn_matmul failed:UserWarning"
-)  # a CPU without arithmetic for bfloat16
+# a CPU without arithmetic for bfloat16
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     model, encode = open_real("tiny", CPU)
     tokens = real_windows(["python"], encode, 512, 2).flatten()
@@ -167,9 +166,8 @@ def test_mixed_precision_computes_with_the_weights_of_the_last_step():
         )
         after = Reader(model).losses(tokens[None, :256]).mean()
     assert after < before
-    assert after == pytest.approx(
-        float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2
-    )  # float32, outside
+    # float32, outside
+    assert after == pytest.approx(float(Reader(model).losses(tokens[None, :256]).mean()), rel=2e-2)
 
 
 @pytest.mark.parametrize(("name", "options"), [("clipped", {"pairs": 2}), ("longrope", None)])

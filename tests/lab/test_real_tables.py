@@ -30,9 +30,8 @@ def band_losses(
     """The mean loss of the tokens at the positions of each band, for each window."""
     with torch.no_grad():
         logits = model(windows).logits.double()
-    losses = -F.log_softmax(logits[:, :-1], -1).gather(-1, windows[:, 1:, None])[
-        ..., 0
-    ]  # of tokens 1, 2, ...
+    # losses of tokens 1, 2, ...
+    losses = -F.log_softmax(logits[:, :-1], -1).gather(-1, windows[:, 1:, None])[..., 0]
     return {
         f"{low}-{high}": losses[:, max(low, 1) - 1 : high - 1].mean(1).tolist()
         for low, high in bands

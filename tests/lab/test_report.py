@@ -215,9 +215,8 @@ def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
     assert recommend({"passkey": failed})[5].advice.startswith("No recommendation")
     hits = {"none": [0.0] * 20 + [1.0], "yarn": [1.0] * 21}
     rows = [row("found", values, method=name, **common) for name, values in hits.items()]
-    rows += [
-        row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))
-    ]  # another model says nothing here
+    # another model says nothing here
+    rows += [row("found", [1.0] * 21, method="none", **(common | {"base": 500_000.0}))]
     held = StudyResult(
         rows, {"study": "passkey", "seeds": 1}, Findings(claims=[Claim("found", HOLDS, "100 %")])
     )
@@ -252,9 +251,8 @@ def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
     assert "0.2000" in noise(rows, {"seeds": 3})
     assert "as published" in noise(rows, {"seeds": 1, "study": "encodings"})
     assert noise(rows, {"seeds": 1, "study": "real_kv"}) == ""  # one model, which is not trained
-    once = [
-        row("loss", [9.0], model="b", length=8, seed=0)
-    ]  # a model with one training has no deviation
+    # a model with one training has no deviation
+    once = [row("loss", [9.0], model="b", length=8, seed=0)]
     assert "0.2000" in noise(rows + once, {"seeds": 3})
     assert noise(once, {"seeds": 3}) == ""
     close = [

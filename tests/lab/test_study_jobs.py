@@ -73,9 +73,8 @@ def test_every_job_has_a_name_of_its_own_and_the_arguments_of_its_function(name,
     assert len({job.name for job in runner.jobs}) == COUNTS[name]
     for job in runner.jobs:
         assert isinstance(job.name, str)
-        inspect.signature(job.work).bind(
-            runner.workspace, **job.settings
-        )  # raises an error unless they fit
+        # raises an error unless they fit
+        inspect.signature(job.work).bind(runner.workspace, **job.settings)
     if name.startswith("real_"):
         assert (facts["model"], facts["trained"], facts["text"]) == ("tiny", 64, ["python"])
 

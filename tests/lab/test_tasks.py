@@ -111,9 +111,8 @@ def test_only_one_of_several_needles_is_asked_for():
     for text, counted in rows("needle", 300, needles=4):
         told = re.findall(r"The number of (\w+) is (\d{5})\.", text)
         asked = re.search(r"The number of (\w+) is (\d{5})$", text).groups()
-        assert (
-            len(dict(told)) == len(set(dict(told).values())) == 4
-        )  # the number must not be known without the name
+        # the number must not be known without the name
+        assert len(dict(told)) == len(set(dict(told).values())) == 4
         assert dict(told)[asked[0]] == asked[1] == counted
 
 

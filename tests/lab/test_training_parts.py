@@ -97,7 +97,6 @@ def test_a_tiny_gradient_is_clipped_as_torch_does():
 def test_bfloat16_is_faster_only_if_it_takes_less_time(monkeypatch, float32, bfloat16, faster):
     clock = iter([0.0, float32, 10.0, 10.0 + bfloat16])
     monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    measured = (
-        precision.bfloat16_is_faster.__wrapped__
-    )  # without the cache, which holds the answer of this machine
+    # without the cache, which holds the answer of this machine
+    measured = precision.bfloat16_is_faster.__wrapped__
     assert measured() is faster

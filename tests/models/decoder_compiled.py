@@ -101,9 +101,10 @@ def test_one_graph_holds_a_loss_in_chunks():
     x, weight = torch.randn(11, 6, requires_grad=True), torch.randn(41, 6, requires_grad=True)
     targets = torch.randint(0, 41, (11,))
     expected = torch.nn.functional.cross_entropy(x @ weight.T, targets)
+    # four chunks
     found = torch.compile(token_loss, fullgraph=True, backend="aot_eager")(
         x, weight, targets, 3 * 41
-    )  # four chunks
+    )
     assert_close(found, expected)
     for mine, theirs in zip(
         *(torch.autograd.grad(loss, (x, weight)) for loss in (found, expected)), strict=True

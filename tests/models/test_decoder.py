@@ -136,9 +136,8 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(name):
             targets[:, 3] = IGNORED
         expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         if model.config.num_experts:
-            assert (
-                model.loss(given, **options) > expected + 0.1
-            )  # even use costs 0.1 * experts_per_token
+            # even use costs 0.1 * experts_per_token
+            assert model.loss(given, **options) > expected + 0.1
         plain = make(**(OPTIONS[name] | {"router_aux_coef": 0.0}))
         close(plain.loss(given, **options), expected)
 
@@ -172,9 +171,8 @@ def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
     x = torch.tensor([[7.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_loss(x, weight, torch.tensor([0])).backward()
-    expected = -torch.sigmoid(
-        torch.tensor(-7.0)
-    ).item()  # p - 1, which bfloat16 near p = 1 would round to 0
+    # p - 1, which bfloat16 near p = 1 would round to 0
+    expected = -torch.sigmoid(torch.tensor(-7.0)).item()
     assert x.grad[0, 0].item() == pytest.approx(expected, rel=0.01)
 
 
@@ -184,13 +182,13 @@ def test_many_chunks_add_up_beyond_what_bfloat16_can_count():
         torch.ones(600, 1, dtype=torch.bfloat16),
         torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True),
     )
-    token_loss(
-        x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2
-    ).backward()  # every row a chunk
+    # every row a chunk
+    token_loss(x, weight, torch.zeros(600, dtype=torch.int64), max_logits=2).backward()
+    # 600 halves over 600; a bfloat16 sum of halves ends at 128
     assert weight.grad.tolist() == [
         [-0.5],
         [0.5],
-    ]  # 600 halves over 600; a bfloat16 sum of halves ends at 128
+    ]
 
 
 def test_the_gate_has_the_gradient_of_its_formula():

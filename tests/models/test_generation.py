@@ -239,10 +239,11 @@ def test_the_fewest_tokens_that_reach_top_p_are_kept():
 @pytest.mark.parametrize("penalty", [0.5, 1.7])
 def test_the_penalty_on_repetition_is_that_of_transformers(penalty):
     for _ in range(40):
+        # most logits are negative
         given, logits = (
             torch.randint(0, 9, (3, 4)),
             torch.randn(3, 9) - 2,
-        )  # most logits are negative
+        )
         wanted = hf.RepetitionPenaltyLogitsProcessor(penalty)(given, logits.clone()).argmax(-1)
         seen = torch.zeros(3, 9, dtype=torch.bool).scatter(1, given, True)
         assert torch.equal(Sampling(repetition_penalty=penalty).pick(logits, seen, None), wanted)

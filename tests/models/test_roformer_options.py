@@ -111,9 +111,8 @@ def test_order_matters_to_every_encoding_but_none(attention, name):
     model, (tokens, types) = make(encoding=name, attention=attention), words((1, 7))
     order = torch.tensor([0, 5, 2, 3, 4, 1, 6])
     plain, swapped = model(tokens, types=types), model(tokens[:, order], types=types[:, order])
-    difference = (
-        (plain[:, -1] - swapped[:, -1]).abs().max().item()
-    )  # the last token stays and sees all others
+    # the last token stays and sees all others
+    difference = (plain[:, -1] - swapped[:, -1]).abs().max().item()
     assert difference < 1e-10 if name == "none" else difference > 1e-6
 
 

@@ -41,9 +41,8 @@ def main() -> None:
                 else AutoModelForCausalLM
             )
             model_class.from_config(config).save_pretrained(folder)
-        except (
-            Exception
-        ) as error:  # another row with the same shape may have a rope that transformers takes
+        except Exception as error:
+            # another row with the same shape may have a rope that transformers takes
             print(f"weights: {row['name']}: {type(error).__name__}: {error}"[:200], file=sys.stderr)
 
 

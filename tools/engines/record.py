@@ -171,9 +171,10 @@ def _oldest_same_release(
         for each in releases
         if each["engine"] == TITLES[engine] and each["compared_with"] == version
     ]
+    # the newest first
     compared.sort(
         key=lambda release: [int(part) for part in release["version"].split(".")], reverse=True
-    )  # the newest first
+    )
     oldest = None
     for release in compared:
         if release["differ"]:

@@ -207,10 +207,11 @@ def advise(facts: Facts) -> list[Advice]:
     advice = []
     for check in CHECKS:
         if check.applies(facts):
+            # the names that the format strings of a check may use
             values = {
                 "f": facts,
                 **check.numbers(facts),
-            }  # the names that the format strings of a check may use
+            }
             advice.append(
                 Advice(
                     check.name,

@@ -129,6 +129,5 @@ def _lengths(
     candidates = [] if longest is None else [longest]
     if original is not None:
         candidates.append((int(original * factor), "original length times factor"))
-    return trained_length, max(
-        candidates, default=trained_length
-    )  # the longer one, with its source
+    # the longer one, with its source
+    return trained_length, max(candidates, default=trained_length)

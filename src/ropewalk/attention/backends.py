@@ -138,9 +138,8 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         is_causal = (
             True  # aligns the mask top-left, which is wrong if cached keys come before the queries
         )
-    elif not (
-        only_causal and q_len == 1 and visible.offset == k_len - 1
-    ):  # a single query after all keys sees every key
+    elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):
+        # a single query after all keys sees every key
         mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
         call.q,

@@ -72,9 +72,8 @@ class KVCache:
             rule = "must be None for a growing cache, which has no limit; use 'static' or 'sliding'"
             raise RopeError("capacity", rule, capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
-        self.sinks = integer(
-            "sinks", sinks, low=0
-        )  # how many of the first tokens a sliding cache keeps
+        # how many of the first tokens a sliding cache keeps
+        self.sinks = integer("sinks", sinks, low=0)
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
             raise RopeError(
                 "sinks", "must be 0 unless kind='sliding', and then less than capacity", sinks
@@ -287,15 +286,15 @@ class KVCache:
             return
         valid = self.seen.valid
         sinks = valid & (valid.cumsum(dim=-1) <= self.sinks)
-        age = (
-            torch.arange(self.size, device=valid.device) + sinks * self.size
-        )  # sinks are kept as if they were the latest
+        # sinks are kept as if they were the latest
+        age = torch.arange(self.size, device=valid.device) + sinks * self.size
         kept = age.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
+        # for positions and valid, positions with axes, k and v
         index = {
             2: kept,
             3: kept[None],
             4: kept[:, None, :, None],
-        }  # for positions and valid, positions with axes, k and v
+        }
         self._buffers = CachedTokens(
             *(t.take_along_dim(index[t.ndim], dim=_token_dim(t)) for t in self.seen)
         )
@@ -306,9 +305,8 @@ class KVCache:
         integer("start", start, low=0, high=self.size)
         integer("stop", stop, low=start, high=self.size)
         keep = [*range(start), *range(stop, self.size)]
-        index = torch.tensor(
-            keep, dtype=torch.int64, device=self.seen.positions.device
-        )  # int64 even if empty
+        # int64 even if empty
+        index = torch.tensor(keep, dtype=torch.int64, device=self.seen.positions.device)
         self._buffers = CachedTokens(*(t.index_select(_token_dim(t), index) for t in self.seen))
         self.size = len(keep)
 

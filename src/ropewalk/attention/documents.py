@@ -41,9 +41,8 @@ def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
     if not documents.shape[-1]:
         return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
-    last = (index if padding is None else index * padding).amax(
-        dim=-1, keepdim=True
-    )  # the last real token of each row
+    # the last real token of each row
+    last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)
     same = documents == documents.gather(-1, last)
     return same if padding is None else same & padding
 
@@ -60,9 +59,8 @@ def attend_in_documents(
     chunk      tokens of which all scores are formed at once
     eps        a query whose denominator is at most this has no keys, and 0 as its result
     """
-    order = documents.argsort(
-        dim=-1, stable=True
-    )  # tokens of a document become neighbours and keep their order
+    # tokens of a document become neighbours and keep their order
+    order = documents.argsort(dim=-1, stable=True)
     numbers = documents.gather(-1, order)
     # the rotated features are for the numerator, the plain ones for the denominator
     q, k, q_plain, k_plain, v = (

@@ -100,9 +100,8 @@ def linear_attention(
     # the tokens whose sums the returned state holds
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
-    if (
-        choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None
-    ):  # None prefers Triton
+    if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
+        # None prefers Triton
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None
@@ -315,9 +314,8 @@ class LinearAttention(nn.Module):
             )
         self.scale = None if scale is None else number("scale", scale, low=0, high=1)
         if form == "cosine" and scale is None:
-            self.raw_scale = nn.Parameter(
-                torch.full((num_heads, 1, 1), 3.0)
-            )  # its sigmoid, 0.95, is the first scale
+            # the sigmoid of 3, 0.95, is the first scale
+            self.raw_scale = nn.Parameter(torch.full((num_heads, 1, 1), 3.0))
 
     def forward(
         self,

@@ -124,10 +124,8 @@ def causal_sums(
     # contiguous, because CPU libraries multiply a transposed view at half the speed
     k_transposed = k.transpose(-1, -2).contiguous()
     inside = (q @ k_transposed).tril_()  # the scores within each chunk
-    # the state before each chunk, and after the last one
-    states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(
-        dim=2
-    )  # [B, H, N + 1, F, Dv]
+    # the state before each chunk, and after the last one, [B, H, N + 1, F, Dv]
+    states = torch.cat((state.unsqueeze(2), k_transposed @ v), dim=2).cumsum(dim=2)
     return (inside @ v + q @ states[:, :, :-1]).flatten(2, 3)[:, :, :seq], states[:, :, -1]
 
 
@@ -140,9 +138,8 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
     """
     seq = k.shape[-2]
     inside = in_chunks(k, chunk).cumsum(dim=-2)  # running sums within each chunk, [B, H, N, C, F]
-    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(
-        dim=2
-    )  # before each chunk, [B, H, N + 1, F]
+    # the sum before each chunk, and after the last one, [B, H, N + 1, F]
+    before = torch.cat((k_sum.unsqueeze(2), inside[..., -1, :]), dim=2).cumsum(dim=2)
     running = (inside + before[:, :, :-1, None]).flatten(2, 3)[:, :, :seq]
     return (q * running).sum(dim=-1, keepdim=True), before[:, :, -1]
 
@@ -152,9 +149,8 @@ def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State
     first token, if None.
     """
     batch, heads, _, head_dim = q.shape
-    features = (
-        head_dim + 1 if form == "cosine" else head_dim
-    )  # this form has the constant feature 1
+    # the form "cosine" has the constant feature 1
+    features = head_dim + 1 if form == "cosine" else head_dim
     shapes = [(batch, heads, features, v.shape[-1]), (batch, heads, features), (batch,)]
     if state is None:
         dtype = torch.promote_types(q.dtype, torch.float32)

@@ -91,9 +91,8 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             band.q_group.reshape(-1, q_len), (0, blocks * rows - q_len), value=0
         )
         q_groups[:, q_len:] = q_groups[:, q_len - 1 : q_len]  # the last block may be shorter
-        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(
-            dim=-1
-        )  # [B, blocks]
+        # [B, blocks]
+        first_group, last_group = q_groups.unflatten(-1, (blocks, rows)).aminmax(dim=-1)
         k_groups = band.k_group.reshape(-1, 1, k_len)
         # a query sees a key if band.low <= q_group - k_group < band.high
         if band.low is not None:
@@ -137,9 +136,8 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
-    safe = torch.where(
-        total > 0, total, 1.0
-    )  # so that a query without keys has no NaN in its gradient either
+    # so that a query without keys has no NaN in its gradient either
+    safe = torch.where(total > 0, total, 1.0)
     out = (weights.flatten(2, 3) @ v).unflatten(2, (groups, -1)) / safe
     lse = torch.where(total > 0, top + safe.log(), float("-inf")).squeeze(-1)
     return Partial(out.flatten(1, 2), lse.flatten(1, 2))

@@ -43,9 +43,8 @@ def attend_remapped(
     """
     factor, parts = remapping.query_factor(q_positions), []
     for piece in remapping.pieces(q_positions, k_positions):
-        q = rotate(
-            False, piece.q_positions, piece.slowdown
-        )  # the first argument says whether to rotate k
+        # the first argument says whether to rotate k
+        q = rotate(False, piece.q_positions, piece.slowdown)
         if factor is not None:
             # [Sq], or [B, Sq] with an axis for the heads
             q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))

@@ -101,9 +101,8 @@ class SoftmaxAttention(nn.Module):
         batch, seq, _ = x.shape
         positions = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
         x = self.encoding.embed(x, positions)
-        rotated = self.project_rotated(
-            x, positions, cache
-        )  # None unless the layer can project and rotate at once
+        # None unless the layer can project and rotate at once
+        rotated = self.project_rotated(x, positions, cache)
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
@@ -176,16 +175,14 @@ class SoftmaxAttention(nn.Module):
         zero = torch.zeros(1, dtype=torch.int64, device=x.device)
         # queries and keys are the same tokens, so their documents are the same
         visible = Visibility(self.causal, self.window, padding, documents, documents, mask)
-        bias = self.encoding.bias(
-            q[:, :, :1], zero, zero
-        )  # one token suffices: only whether the bias is None matters
+        # one token suffices: only whether the bias is None matters
+        bias = self.encoding.bias(q[:, :, :1], zero, zero)
         call = self._call(q, q, q, visible, bias, return_weights)
         if self.remapping is not None:
             check_remapped_call(self, return_weights)
             index = torch.arange(x.shape[1], device=x.device)
-            band = self.remapping.pieces(index, index)[
-                0
-            ].band  # every piece has a band, and only that matters
+            # every piece has a band, and only that matters
+            band = self.remapping.pieces(index, index)[0].band
             return pick_with_lse(replace(call, visible=replace(visible, band=band)), self.backend)
         return pick(call, self.backend) if self.sinks is None else pick_with_lse(call, self.backend)
 

@@ -54,9 +54,8 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         if not x.shape[1]:  # without tokens the state stays as it is
             return self.o_proj(x.new_zeros(x.shape[0], 0, self.o_proj.in_features)), state
         x = x if order is None else order.sorted(x)
-        heads = (
-            self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        )  # [B, H + 2 Hk, S, D]
+        # [B, H + 2 Hk, S, D]
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         out, after = self._attend(x, q, k, v, order, state)
         out = self.o_proj(out.transpose(1, 2).flatten(-2))

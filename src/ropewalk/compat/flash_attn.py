@@ -261,9 +261,8 @@ def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Ten
     """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]."""
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
-    kv_heads = (
-        0 if qkv.ndim != 4 or num_heads_q is None else qkv.shape[2] - num_heads_q
-    )  # heads of k and of v together
+    # heads of k and of v together
+    kv_heads = 0 if qkv.ndim != 4 or num_heads_q is None else qkv.shape[2] - num_heads_q
     if num_heads_q is None or kv_heads < 2 or kv_heads % 2:
         rule = "must be [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with num_heads_q"
         raise RopeError("qkv", rule, [list(qkv.shape), num_heads_q])
@@ -296,8 +295,7 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
             list(offset.shape),
         )
     token = torch.arange(x.shape[0], device=x.device)
-    sequence = (
-        torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1
-    )  # of each token
+    # the sequence of each token
+    sequence = torch.searchsorted(cu_seqlens.to(torch.int64), token, right=True) - 1
     # tokens past the last boundary are one more sequence, which has no offset
     return rows + torch.nn.functional.pad(offset.to(torch.int64), (0, 1))[sequence]

@@ -29,9 +29,8 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
     returns them.
     """
     family = family_of(model_type)
-    rope, outside = write_scaling(
-        spec.scaling, family
-    )  # keys of the rope object, and keys of the config itself
+    # keys of the rope object, and keys of the config itself
+    rope, outside = write_scaling(spec.scaling, family)
     rope |= _axis_keys(spec)
     if FRACTION_KEY not in rope:
         rope |= _fraction_key(spec)
@@ -100,9 +99,8 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
     outside = {TRAINED_LENGTH_KEY: rope[TRAINED_LENGTH_KEY]}
-    if (
-        family.renamed.get("yarn") == "longrope"
-    ):  # the config class of Phi-3 accepts these three keys and no other
+    if family.renamed.get("yarn") == "longrope":
+        # the config class of Phi-3 accepts these three keys and no other
         rope = {
             "type": "longrope",
             "short_factor": rope["short_factor"],
@@ -143,12 +141,10 @@ def _axis_keys(spec: RopeSpec) -> dict[str, Any]:
     if not isinstance(spec.axes, AxisMap):
         return {}
     axis_of_pair = spec.axes.axis_of_pair
-    counts = [
-        axis_of_pair.count(axis) for axis in range(spec.axes.num_axes)
-    ]  # the number of pairs of each axis
-    if axis_of_pair == tuple(
-        sorted(axis_of_pair)
-    ):  # chunked: all pairs of the first axis, then those of the second, ...
+    # the number of pairs of each axis
+    counts = [axis_of_pair.count(axis) for axis in range(spec.axes.num_axes)]
+    if axis_of_pair == tuple(sorted(axis_of_pair)):
+        # chunked: all pairs of the first axis, then those of the second, ...
         return {"mrope_section": counts}
     if axis_of_pair[:2] == (1, 2):  # Ernie lists height, width, time
         return {"mrope_section": [*counts[1:], counts[0]]}

@@ -55,9 +55,8 @@ def _shard_rows(x, rows: int):
     """Return Shard of the batch axis of positions [.., B, S], or Replicate if one row of positions
     is for all batch rows of x.
     """
-    dim = {1: None, 2: 0, 3: 1}.get(
-        getattr(x, "ndim", 0)
-    )  # the batch axis of [S], [B, S] and [axes, B, S]
+    # the batch axis of [S], [B, S] and [axes, B, S]
+    dim = {1: None, 2: 0, 3: 1}.get(getattr(x, "ndim", 0))
     if dim is None or (x.shape[dim] == 1 and rows != 1):
         return _replicate(x)
     return _shard(x, dim)

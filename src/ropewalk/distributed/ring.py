@@ -43,9 +43,8 @@ class RingCall:
 
     ring: Ring
     masking: Masking
-    indices: tuple[
-        Tensor, ...
-    ]  # of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
+    # the indices of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
+    indices: tuple[Tensor, ...]
     positions: tuple[Tensor | None, Tensor | None]  # of the queries and of the keys
     documents: Tensor | None
     padding: Tensor | None
@@ -364,9 +363,8 @@ class _RingAttention(torch.autograd.Function):
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        parameters = (
-            call.bias_parameters
-        )  # the original parameters, since the recomputed bias uses them
+        # the original parameters, since the recomputed bias uses them
+        parameters = call.bias_parameters
         grad = grad.to(out.dtype)
         grad_dot_out = (grad * out).sum(dim=-1)
         # a query without keys has log_sum -inf: its shares must be 0, not NaN

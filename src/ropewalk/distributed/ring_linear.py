@@ -114,11 +114,9 @@ def ring_linear_attention(
         if padding is None
         else padding
     )
-    # first exchange: how many real tokens every run has, and so how many come before each of our
-    # runs
-    counts = _of_all_runs(
-        [real[:, run.local].sum(dim=-1) for run in runs], most_runs, group
-    )  # [ranks * most_runs, B]
+    # first exchange: how many real tokens every run has, [ranks * most_runs, B], and so how many
+    # come before each of our runs
+    counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:  # `left_padded` counts the real tokens of a run from 0
         parts = [

@@ -43,9 +43,8 @@ def spans(indices: Tensor, tile: int) -> list[Span]:
     head_tail shards have two runs.
     """
     runs = runs_of(indices)
-    runs = (
-        runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
-    )  # scattered tokens would give tiny tiles
+    # scattered tokens would give tiny tiles
+    runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
     slices = [
         slice(first, min(first + tile, end))
         for start, end in runs
@@ -117,10 +116,11 @@ def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
     without keys 0 and -inf.
     """
     q, k, v, q_positions, k_positions, allowed = tile
+    # key heads, and the query heads that share each of them
     grouped = (
         k.shape[1],
         q.shape[1] // k.shape[1],
-    )  # key heads, and the query heads that share each of them
+    )
     scores = (q.unflatten(1, grouped) @ k.unsqueeze(2).mT).flatten(1, 2) * masking.scale
     encoding = masking.bias if isinstance(masking.bias, Encoding) else None
     bias_function = masking.bias if encoding is None else encoding.bias
@@ -149,9 +149,8 @@ def merge(out: Tensor, log_sum: Tensor, part: Tensor, part_log_sum: Tensor) -> N
     in place.
     """
     total = torch.logaddexp(log_sum, part_log_sum)
-    finite = total.masked_fill(
-        total == -math.inf, 0.0
-    )  # if neither has keys, both shares are 0, not NaN
+    # if neither has keys, both shares are 0, not NaN
+    finite = total.masked_fill(total == -math.inf, 0.0)
     shares = [(each - finite).exp().unsqueeze(-1) for each in (log_sum, part_log_sum)]
     out.mul_(shares[0]).add_(part * shares[1])
     log_sum.copy_(total)

@@ -67,7 +67,6 @@ class Sinusoidal(Encoding):
         frequencies = self.theta ** (
             -torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs
         )
-        angles = (
-            positions.unsqueeze(-1) * frequencies
-        )  # float64, so angles stay exact at any trained length
+        # float64, so angles stay exact at any trained length
+        angles = positions.unsqueeze(-1) * frequencies
         return x + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(x.dtype)

@@ -142,9 +142,8 @@ class Fire(ScoreBias):
         integer("width", width, low=1)
         self.hidden, self.out = nn.Linear(1, width), nn.Linear(width, sizes.num_heads)
         self.raw_rate = nn.Parameter(torch.zeros(()))  # its softplus is FIRE's c
-        self.raw_threshold = nn.Parameter(
-            torch.zeros(())
-        )  # its sigmoid, times the trained length, is FIRE's threshold L
+        # the sigmoid of this, times the trained length, is FIRE's threshold L
+        self.raw_threshold = nn.Parameter(torch.zeros(()))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Return the bias of FIRE: a small network of log distance over the log of the larger of
@@ -195,9 +194,8 @@ class RelativeVectors(ScoreBias):
 
     def _vectors(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the vector of every distance, [Sq, Sk, head_dim] or [B, Sq, Sk, head_dim]."""
-        distance = -distances(
-            q_positions, k_positions
-        )  # key - query, the sign of the paper and of its authors' code
+        # key - query, the sign of the paper and of its authors' code
+        distance = -distances(q_positions, k_positions)
         distance = distance.squeeze(1) if distance.ndim == 4 else distance
         # the angle is that of the index, as in the authors' code; the paper's has no + farthest,
         # which rotates every pair alike

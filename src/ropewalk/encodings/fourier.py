@@ -76,9 +76,8 @@ class Fourier(Encoding):
         """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:
-            kept = kept.unsqueeze(
-                -3
-            )  # an axis for the heads, if tables differ from head to head or from row to row
+            # an axis for the heads, if tables differ from head to head or from row to row
+            kept = kept.unsqueeze(-3)
         pairs = F.pad(kept @ mix.to(table.dtype), (0, table.shape[-1] - self.kept), value=1.0)
         return torch.cat((pairs, pairs), dim=-1)
 

@@ -68,9 +68,8 @@ class VJepa2(Encoding):
         frequencies = self.theta ** (
             -torch.arange(pairs, dtype=torch.float64, device=x.device) / pairs
         )
-        angles = (
-            positions.to(torch.float64).unsqueeze(-1) * frequencies
-        )  # [S, pairs] or [B, S, pairs]
+        # [S, pairs] or [B, S, pairs]
+        angles = positions.to(torch.float64).unsqueeze(-1) * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         angles = angles.unsqueeze(1) if angles.ndim == 3 else angles
         cos, sin = angles.cos().to(table_dtype(x)), angles.sin().to(table_dtype(x))

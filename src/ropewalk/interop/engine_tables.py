@@ -130,9 +130,8 @@ def with_exact_angles(module: Any, compute: Callable[[], Tensor]) -> Tensor:
     """
     recorded: list[Tensor] = []
     original = module._compute_inv_freq
-    instance_attribute = vars(module).get(
-        "_compute_inv_freq"
-    )  # None: only the class has this method
+    # None: only the class has this method
+    instance_attribute = vars(module).get("_compute_inv_freq")
 
     def compute_and_record(*args: Any, **named: Any) -> Tensor:
         """Return the frequencies that the module computes, and keep them in `recorded`."""

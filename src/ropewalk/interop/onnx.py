@@ -179,9 +179,8 @@ def _rotate_by(
     )
     if standard and hasattr(torch.onnx, "ops"):
         tables = [table.expand(x.shape[0], x.shape[2], pairs) for table in (cos, sin)]
-        rotary_dim = (
-            0 if 2 * pairs == x.shape[-1] else 2 * pairs
-        )  # the operator's 0 means the whole head
+        # the operator's 0 means the whole head
+        rotary_dim = 0 if 2 * pairs == x.shape[-1] else 2 * pairs
         options = {"interleaved": layout == "interleaved", "rotary_embedding_dim": rotary_dim}
         return torch.onnx.ops.rotary_embedding(wide, *tables, **options).to(x.dtype)
     cos, sin = (align(table, wide, seq_dim) for table in (cos, sin))

@@ -343,12 +343,10 @@ def _named_tensors(
     the parts of its format.
     """
     for name, value in state.items():
-        part_rows = checkpoint_format.parts(
-            name, config
-        )  # {name of the part: its rows}; empty if the weight is stored whole
-        matrix = (
-            value.flatten(0, -2) if value.ndim == 3 else value
-        )  # [experts, rows, columns] as one matrix
+        # {name of the part: its rows}; empty if the weight is stored whole
+        part_rows = checkpoint_format.parts(name, config)
+        # [experts, rows, columns] as one matrix
+        matrix = value.flatten(0, -2) if value.ndim == 3 else value
         parts = (
             zip(part_rows, matrix.split(list(part_rows.values())), strict=True)
             if part_rows

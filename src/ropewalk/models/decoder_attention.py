@@ -57,9 +57,8 @@ class PackedAttention(SoftmaxAttention):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [B, H, S, D], k and v [B, Hk, S, D] of x [B, S, hidden], q and k normed."""
-        heads = (
-            self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        )  # [B, Hq + 2 Hk, S, D]
+        # [B, Hq + 2 Hk, S, D]
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
         return self.q_norm(q), self.k_norm(k), v
 

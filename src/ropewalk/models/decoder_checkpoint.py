@@ -188,18 +188,16 @@ def _layer_types(
             LAYER_TYPES[choice("layer_types", each, LAYER_TYPES)] for each in declared
         )
     elif window is not None and model_type in ("qwen2", "qwen3"):
-        first_sliding = integer(
-            "max_window_layers", raw.get("max_window_layers", 28), low=0
-        )  # 28: transformers' default
+        # 28: transformers' default
+        first_sliding = integer("max_window_layers", raw.get("max_window_layers", 28), low=0)
         layer_types = tuple(
             "sliding" if index >= first_sliding else "full" for index in range(layers)
         )
     else:
         layer_types = ("full" if window is None else "sliding",) * layers
     if model_type == "smollm3":
-        if (
-            declared is None and window is not None
-        ):  # by default the layers that are not rotated have the window
+        if declared is None and window is not None:
+            # by default the layers that are not rotated have the window
             layer_types = tuple(
                 "full" if spec is not None else "sliding" for spec in layer_specs(raw)
             )
@@ -252,9 +250,8 @@ def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, 
     if not isinstance(mlp_only, list | tuple):
         raise RopeError("mlp_only_layers", "must be a list of layer numbers", mlp_only)
     dense = {integer("mlp_only_layers", index, low=0, high=layers - 1) for index in mlp_only}
-    dense |= {
-        index for index in range(layers) if (index + 1) % step != 0
-    }  # only every step-th layer has experts
+    # only every step-th layer has experts
+    dense |= {index for index in range(layers) if (index + 1) % step != 0}
     return {"num_experts": count, "dense_layers": tuple(sorted(dense)), **fields}
 
 
@@ -339,9 +336,8 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
             for each in config.layer_types  # type: ignore
         ]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
-    if (
-        isinstance(config.temperature, FloorLog) and model_type == "ministral3"
-    ):  # others do not read it
+    if isinstance(config.temperature, FloorLog) and model_type == "ministral3":
+        # others do not read it
         keys = {
             TEMPERATURE_KEY: config.temperature.scale,
             TRAINED_LENGTH_KEY: config.temperature.length,

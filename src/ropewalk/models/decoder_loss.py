@@ -80,9 +80,8 @@ class _TokenLoss(torch.autograd.Function):
         x_grad, weight_grad = torch.empty_like(x), None
         for rows in chunks:
             mask = valid[rows].unsqueeze(-1)
-            kept = x[rows].masked_fill(
-                ~mask, 0.0
-            )  # an ignored token may be infinite, and 0 times infinity is NaN
+            # an ignored token may be infinite, and 0 times infinity is NaN
+            kept = x[rows].masked_fill(~mask, 0.0)
             losses, logits_grad = _loss_and_logits_grad(kept, weight, targets[rows].clamp(min=0))
             total = total + (losses * valid[rows]).sum()
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits
@@ -99,9 +98,8 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
-        scale = (
-            grad / count
-        )  # stays float32, because rounding the scale would shift all gradients alike
+        # stays float32, because rounding the scale would shift all gradients alike
+        scale = grad / count
         x_grad, weight_grad = (
             (stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad)
         )

@@ -95,18 +95,16 @@ class Experts(nn.Module):
         """Return the weighted sum of each token's chosen experts; x [T, hidden], weights and chosen
         [T, k].
         """
-        if (
-            torch.compiler.is_compiling() or not x.shape[0]
-        ):  # without tokens no expert is chosen, and there is nothing to sort
+        if torch.compiler.is_compiling() or not x.shape[0]:
+            # without tokens no expert is chosen, and there is nothing to sort
             return self._run_all(x, weights, chosen)
         count, per_token = self.gate_up_proj.shape[0], chosen.shape[-1]
         # sort all (token, expert) choices by expert, so that each expert runs once, over all of its
         # tokens
         order = chosen.flatten().argsort(stable=True)
         token = order // per_token
-        sizes = (
-            chosen.flatten().bincount(minlength=count).tolist()
-        )  # synchronises with the device once per layer
+        # synchronises with the device once per layer
+        sizes = chosen.flatten().bincount(minlength=count).tolist()
         inputs = x[token].split(sizes)  # the tokens of each expert
         outputs = [
             self.run_expert(inputs[expert], expert) for expert in range(count) if sizes[expert]
@@ -119,9 +117,8 @@ class Experts(nn.Module):
         it compiles to one graph.
         """
         count = self.gate_up_proj.shape[0]
-        all_weights = weights.new_zeros(x.shape[0], count).scatter(
-            1, chosen, weights
-        )  # [T, E], 0 for experts not chosen
+        # [T, E], 0 for experts not chosen
+        all_weights = weights.new_zeros(x.shape[0], count).scatter(1, chosen, weights)
         return sum(
             (self.run_expert(x, i) * all_weights[:, i : i + 1] for i in range(count)),
             torch.zeros_like(x),

@@ -373,9 +373,8 @@ def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
     """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of
     them.
     """
-    stop = (
-        stop.tolist() if hasattr(stop, "tolist") else stop
-    )  # a tensor or an array, of any number of axes
+    # a tensor or an array, of any number of axes
+    stop = stop.tolist() if hasattr(stop, "tolist") else stop
     stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not stops:
         raise RopeError("stop", "must contain at least one token, or be None", stops)

@@ -291,9 +291,8 @@ class RoFormer(nn.Module):
                 "are shared; see `migrate`"
             )
             raise RopeError("changes", rule, wrong)
-        other = RoFormer.__new__(
-            RoFormer
-        )  # without RoFormer.__init__, which would create new layers
+        # without RoFormer.__init__, which would create new layers
+        other = RoFormer.__new__(RoFormer)
         nn.Module.__init__(other)
         other.config = self.config.with_(head=head, **changes)
         other.gradient_checkpointing = self.gradient_checkpointing

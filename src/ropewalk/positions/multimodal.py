@@ -203,11 +203,12 @@ def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, o
             raise RopeError(name, f"must be a multiple of merge = {merge}", size)
     if frames % time_merge:
         raise RopeError("frames", f"must be a multiple of time_merge = {time_merge}", frames)
+    # the grid, in tokens
     t, h, w = (
         frames // time_merge,
         segment.height // merge,
         segment.width // merge,
-    )  # the grid, in tokens
+    )
     centred = (first - (h - 1) // 2, first - (w - 1) // 2)
     first_row, first_column = {"start": (first, first), "zero": (0, 0), "time": centred}[origin]
     return _Run(
@@ -234,15 +235,13 @@ def _positions_of_runs(runs: list[_Run], total: int, device: Device) -> Int[Tens
         torch.tensor([run.interval for run in runs], dtype=torch.float32), device
     )
     tokens_of_runs = table[:, 0]
-    run_of_token = torch.repeat_interleave(
-        tokens_of_runs, output_size=total
-    )  # with the size given, nothing is read back
+    # with the size given, nothing is read back
+    run_of_token = torch.repeat_interleave(tokens_of_runs, output_size=total)
     tokens, follows_time, *by_axis = table[run_of_token].unbind(-1)
     starts, strides, sizes = (torch.stack(by_axis[i : i + 3]) for i in (0, 3, 6))  # [3, T]
     ends = tokens_of_runs.cumsum(0)[run_of_token]
-    index = torch.arange(total, device=table.device) - (
-        ends - tokens
-    )  # of each token within its run
+    # the index of each token within its run
+    index = torch.arange(total, device=table.device) - (ends - tokens)
     steps = (index // strides) % sizes
     interval = intervals[run_of_token]
     # rounded as transformers rounds: frame * interval in float32, then down

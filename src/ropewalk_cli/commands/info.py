@@ -124,9 +124,8 @@ def extras() -> dict[str, list[str]]:
         required = metadata.requires("ropewalk") or []
     except metadata.PackageNotFoundError:
         return {}
-    needs: dict[
-        str, list[str]
-    ] = {}  # extra -> its packages, and in brackets the extras that it includes
+    # extra -> its packages, and in brackets the extras that it includes
+    needs: dict[str, list[str]] = {}
     for line in required:
         # such as: starlette>=0.46; extra == "explore", or: ropewalk[torch]; extra == "lab"
         match = re.match(r"([\w.-]+)(?:\[([\w,]+)\])?.*extra == ['\"](\w+)['\"]", line)

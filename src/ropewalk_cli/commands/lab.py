@@ -124,9 +124,8 @@ def run(
     if workers is not None:
         integer("workers", workers, low=1, high=MOST_WORKERS)
     for name in selected:
-        STUDIES[name].settings(
-            preset, change or ()
-        )  # refuse a wrong setting of any study before the first one runs
+        # refuse a wrong setting of any study before the first one runs
+        STUDIES[name].settings(preset, change or ())
     for name in selected:
         study = STUDIES[name]
         folder = run_study(

@@ -102,9 +102,8 @@ def query_path(spec: RopeSpec, positions: Numbers, length: int | None = None) ->
     path = phasors(radians_of(spec, length), positions)
     frequencies = spec.with_(precision="exact").ladder_frequencies(length)
     path = path * float(magnitude_on(spec, frequencies.magnitude, key=False))
-    if (
-        frequencies.growth is not None
-    ):  # xPos: a query is multiplied by exp(growth) for each step beyond `center`
+    if frequencies.growth is not None:
+        # xPos: a query is multiplied by exp(growth) for each step beyond `center`
         path = path * np.exp(
             np.outer(
                 np.asarray(positions, dtype=np.float64) - frequencies.center,

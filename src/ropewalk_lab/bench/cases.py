@@ -110,9 +110,8 @@ def make_case(
     elif variant == "packed":
         positions = positions % 1000  # documents of a thousand tokens
     if variant == "mrope":
-        positions = torch.stack(
-            (positions, positions // 64, positions % 64)
-        )  # time, row and column: 64 tokens per row
+        # time, row and column: 64 tokens per row
+        positions = torch.stack((positions, positions // 64, positions % 64))
     pairs = head_dim // 2
     third = pairs // 3
     spec = RopeSpec(
@@ -137,9 +136,8 @@ def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
         else positions[list(case.spec.axis_of_pair)].movedim(0, -1)
     )
     angles = of_pairs * radians  # each pair rotates by the position on its axis
-    cos, sin = (
-        align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin())
-    )  # broadcast over the heads
+    # broadcast over the heads
+    cos, sin = (align(table, x, case.seq_dim) for table in (angles.cos(), angles.sin()))
     rotated = rotate(x[..., : 2 * pairs].double(), cos, sin, "half")
     return torch.cat((rotated, x[..., 2 * pairs :].double()), dim=-1)
 

@@ -48,9 +48,8 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     for axis, pass_name in zip(figure.subplots(2, 1, sharex=True), passes, strict=True):
         for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
-            places = [
-                x + (i - 1.5) * 0.2 for x in range(len(cases))
-            ]  # four bars side by side, centred on the tick of their case
+            # four bars side by side, centred on the tick of their case
+            places = [x + (i - 1.5) * 0.2 for x in range(len(cases))]
             heights = [percents.get((contender, *case, pass_name), 0) for case in cases]
             bars = axis.bar(places, heights, 0.19, color=colour, label=contender)
             axis.bar_label(
@@ -93,9 +92,8 @@ def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     axis = figure.subplots()
     for i, (contender, colour) in enumerate(zip(contenders, colours, strict=True)):
-        places = [
-            x + (i - 2) * 0.17 for x in range(len(cases))
-        ]  # five bars side by side, centred on the tick of their case
+        # five bars side by side, centred on the tick of their case
+        places = [x + (i - 2) * 0.17 for x in range(len(cases))]
         heights = [ratios.get((*case, contender), 0) for case in cases]
         bars = axis.bar(
             places,

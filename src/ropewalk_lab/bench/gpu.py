@@ -48,9 +48,8 @@ def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list
     graph, results = torch.cuda.CUDAGraph(), []
     with torch.cuda.graph(graph):
         for call in calls:
-            results.append(
-                call()
-            )  # results stay alive, so that no two calls write to the same, cached memory
+            # results stay alive, so that no two calls write to the same, cached memory
+            results.append(call())
     for _ in range(3):
         graph.replay()
     return graph, results

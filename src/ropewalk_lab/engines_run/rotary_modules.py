@@ -183,9 +183,8 @@ def _matrices(rope: torch.nn.Module, axes: int, length: int) -> list[Any]:
     units = units.repeat(2, *[1] * (units.ndim - 1))  # the same for both tokens
     rotate = getattr(rope, "forward_native", rope.forward)
     table_lengths = (table.shape[0] for name, table in rope.named_buffers() if "cache" in name)
-    last = (
-        min(length, max(table_lengths, default=length)) - 1
-    )  # a rope without a table has no limit
+    # a rope without a table has no limit
+    last = min(length, max(table_lengths, default=length)) - 1
     matrices = []
     for axis in range(axes):
         positions = torch.tensor([1, last])

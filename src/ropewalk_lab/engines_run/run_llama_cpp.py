@@ -84,9 +84,8 @@ class Rotations:
         """
         source, positions = node.src[0].contents, node.src[1].contents
         first, second = _pair_members(node)
-        values = np.full(
-            source.ne[0], 0.5, dtype=np.float32
-        )  # dimensions that do not rotate may have any value
+        # dimensions that do not rotate may have any value
+        values = np.full(source.ne[0], 0.5, dtype=np.float32)
         values[first], values[second] = 1.0, 0.0
         vector = np.ctypeslib.as_array(
             ctypes.cast(source.data, ctypes.POINTER(ctypes.c_float)), (source.ne[0],)

@@ -85,9 +85,8 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
     whose second token is read.
     """
     if "Dynamic" not in type(rope).__name__:
-        return np.array(
-            rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]
-        ).T  # [batch, heads, tokens, size]
+        # [batch, heads, tokens, size]
+        return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T
     # a call takes seconds for a long sequence, and a model may have 64 layers that are alike
     key = (type(rope), size, length, repr(sorted(vars(rope).items())))
     if key not in _WHOLE:

@@ -70,9 +70,8 @@ def _session(spec: RopeSpec) -> onnxruntime.InferenceSession:
         helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank)
         for name, rank in ranks.items()
     ]
-    rotary_dim = (
-        0 if spec.rotated_dims == spec.head_dim else spec.rotated_dims
-    )  # 0 means the whole head
+    # 0 means the whole head
+    rotary_dim = 0 if spec.rotated_dims == spec.head_dim else spec.rotated_dims
     node = helper.make_node(
         "RotaryEmbedding",
         ["x", "cos", "sin"],

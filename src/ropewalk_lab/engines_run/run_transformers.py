@@ -35,9 +35,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         module for name, module in model.named_modules() if name.split(".")[-1] in ("layers", "h")
     )
     axes = 3 if row.get("axes") == 3 else 1
-    recorded: dict[
-        int, list[torch.Tensor]
-    ] = {}  # layer -> the matrix of its rotation at each position
+    # layer -> the matrix of its rotation at each position
+    recorded: dict[int, list[torch.Tensor]] = {}
     current = [0]  # the layer that runs; a list, because the hooks and the recorder share it
 
     def enter(index: int):
@@ -68,9 +67,8 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
     ropes = []
     for index in range(len(layers)):
         matrices = recorded.get(index)
-        steps = (
-            None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]
-        )  # position 0 comes first
+        # position 0 comes first
+        steps = None if matrices is None else [matrix.numpy() for matrix in matrices[1 : 1 + axes]]
         ropes.append(None if steps is None else probe.rope_of_matrices(steps))
     return probe.distinct(ropes)
 
@@ -107,9 +105,8 @@ def _recording(
             # heads are on axis 1 unless the tokens are: the test sequences have 3 or 5 tokens, the
             # models other head counts
             tokens_first = q.ndim == 4 and q.shape[1] in (3, 5)
-            units = torch.eye(
-                size, dtype=q.dtype
-            )  # each unit vector is a head, the same for all tokens
+            # each unit vector is a head, the same for all tokens
+            units = torch.eye(size, dtype=q.dtype)
             shape = (1, q.shape[1], size, size) if tokens_first else (1, size, q.shape[2], size)
             basis = (
                 (units[None, None] if tokens_first else units[None, :, None])

@@ -27,9 +27,8 @@ def layers_of(model: torch.nn.Module, length: int) -> list[dict[str, Any] | None
     config: Any = modules[0].config
     parameters = inspect.signature(modules[0].forward).parameters
     count = config.num_hidden_layers
-    rotates = (
-        getattr(config, "no_rope_layers", None) or [1] * count
-    )  # despite its name, 1 for layers that rotate
+    # despite its name, 1 for layers that rotate
+    rotates = getattr(config, "no_rope_layers", None) or [1] * count
     types = config.layer_types if "layer_type" in parameters else [None] * count
     # what the module's forward takes besides the positions, for each layer type
     arguments = {each: {} if each is None else {"layer_type": each} for each in types}

@@ -174,9 +174,8 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
     fields = {
         key: value for key, value in weights.config.items() if key != "rope_theta"
     } | hf_config(weights.file)
-    if fields.get("num_hidden_layers", 0) > len(
-        weights.names
-    ):  # every layer has at least one tensor
+    if fields.get("num_hidden_layers", 0) > len(weights.names):
+        # every layer has at least one tensor
         rule = f"must not exceed the number of tensors in the file, {len(weights.names)}"
         raise RopeError(f"{weights.architecture}.block_count", rule, fields["num_hidden_layers"])
     # the outline is for its class, names and shapes; weights of its own would be drawn at random,

@@ -71,9 +71,8 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     far_keys = [row["found"] for row in asked if row["length"] > trained]
     cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
     cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
-    memory = [
-        row["memory"] for row in far if row["memory"]
-    ]  # rows that were measured on a CPU have none
+    # rows that were measured on a CPU have none
+    memory = [row["memory"] for row in far if row["memory"]]
     cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
     return cells
 
@@ -115,9 +114,8 @@ def sentences(
     if best.equal:
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
     lines += _beside(decision, facts)
-    trained_band = [high for _, high in facts["bands"]].index(
-        facts["trained"]
-    )  # the band that ends at the trained length
+    # the band that ends at the trained length
+    trained_band = [high for _, high in facts["bands"]].index(facts["trained"])
     gaps = [
         row["bands"][-1] - row["bands"][trained_band]
         for row in rows

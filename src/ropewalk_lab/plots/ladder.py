@@ -101,9 +101,8 @@ def coverage(view: View) -> Any:
     """
     look = view.look
     figure, (ax,) = blank(look)
-    spec = (
-        view.spec if view.scaled else view.stretched()["yarn"]
-    )  # a spec without a scaling is shown with YaRN's
+    # a spec without a scaling is shown with YaRN's
+    spec = view.spec if view.scaled else view.stretched()["yarn"]
     turns = analysis.coverage(spec, view.trained, view.served)
     lines = (
         (look.translate("in training"), turns.trained),

@@ -110,9 +110,8 @@ def stripes(
         colours = [look.grid if index < 0 else look.colour(index) for index in row]
         ax.barh([y] * len(row), [0.9] * len(row), left=range(len(row)), height=0.62, color=colours)
     for index, name in enumerate(names):
-        ax.plot(
-            [], [], color=look.colour(index), linewidth=6, label=name
-        )  # an empty line, only for the legend
+        # an empty line, only for the legend
+        ax.plot([], [], color=look.colour(index), linewidth=6, label=name)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.invert_yaxis()
     ax.grid(False)

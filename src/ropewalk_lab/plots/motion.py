@@ -93,9 +93,8 @@ def reading(view: View) -> bytes:
     palette = frames[-1].quantize(96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     pictures = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     file, duration = BytesIO(), round(1000 * SECONDS / FRAMES)
-    durations = [duration] * (FRAMES - 1) + [
-        2000
-    ]  # milliseconds; the last frame stays longer before the loop restarts
+    # milliseconds; the last frame stays longer before the loop restarts
+    durations = [duration] * (FRAMES - 1) + [2000]
     pictures[0].save(
         file,
         "GIF",
@@ -220,14 +219,12 @@ def _draw_dial(
     canvas.ring(x, y, 0, 360, look.grid, 2)
     seen = 360 * min(dial.trained_turns, 1.0)
     canvas.ring(x, y, 0, seen, look.quiet)
-    turned = (
-        360 * min(dial.served_turns, MAX_TURNS) * progress
-    )  # degrees; a faster hand could not be followed
+    # degrees; a faster hand could not be followed
+    turned = 360 * min(dial.served_turns, MAX_TURNS) * progress
     outside = progress > dial.leaves_at
     if outside:
-        canvas.ring(
-            x, y, seen, max(min(turned, 360.0) - seen, 0.0), new_colour
-        )  # a capped hand may lag behind
+        # a capped hand may lag behind
+        canvas.ring(x, y, seen, max(min(turned, 360.0) - seen, 0.0), new_colour)
     angle, reach = math.radians(turned), _RADIUS - 10
     colour = new_colour if outside else look.colour(0)
     canvas.line(x, y, x + reach * math.cos(angle), y - reach * math.sin(angle), colour)

@@ -99,9 +99,8 @@ def weights_by_distance(model: nn.Module, tokens: torch.Tensor, first: int) -> t
             hook.remove()
     positions, by_layer = torch.arange(tokens.shape[1], device=tokens.device), []
     for layer, x in zip(layers, inputs, strict=True):
-        weights = (
-            layer.self_attn(x, positions, return_weights=True).weights.float().mean(1)
-        )  # [B, S, S]
+        # [B, S, S]
+        weights = layer.self_attn(x, positions, return_weights=True).weights.float().mean(1)
         # the weights of a query from distance 0, its own key, to distance `first`
         by_distance = [
             weights[:, query, : query + 1].flip(-1)[:, : first + 1]

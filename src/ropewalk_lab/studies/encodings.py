@@ -153,7 +153,8 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
         2,
         4,
         8,
-    ):  # RoPE at multiples of its trained length, beside multiples of 512
+    ):
+        # RoPE at multiples of its trained length, beside multiples of 512
         length = multiple * trained
         beyond[str(512 * multiple)] = (
             str(length),

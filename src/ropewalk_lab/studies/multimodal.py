@@ -49,14 +49,14 @@ class GridBatches:
             raise RopeError(
                 "length", "must be a square number: images have as many rows as columns", length
             )
+        # other random numbers than those of other data with this seed
         seed, count = (
             fold(self.seed, 31),
             len(index),
-        )  # other random numbers than those of other data with this seed
+        )
         images = below(seed, index, stream=0, count=length, high=COLOURS)
-        marked = below(seed, index, stream=1, count=1, high=length - side)[
-            :, 0
-        ]  # never in the last row
+        # never in the last row
+        marked = below(seed, index, stream=1, count=1, high=length - side)[:, 0]
         image, targets = np.arange(count), np.full((count, length), IGNORED, dtype=np.int64)
         targets[image, marked] = images[image, marked + side]
         images[image, marked] = MARK
@@ -104,14 +104,12 @@ def measure(
     model = train_or_load(
         workspace, f"grid-{encoding}-{seed}", full_preset, batches=GridBatches(seed, axes)
     ).model
-    tested = (
-        [size for size in sides if size <= side] if encoding == "learned" else sides
-    )  # no positions beyond the training
+    # no positions beyond the training
+    tested = [size for size in sides if size <= side] if encoding == "learned" else sides
     rows = []
     for size in tested:
-        errors = wrong(
-            model, GridBatches(10_000, axes), size, count, workspace.device
-        )  # a seed that no training has
+        # a seed that no training has
+        errors = wrong(model, GridBatches(10_000, axes), size, count, workspace.device)
         rows.append(row("wrong", errors, model=encoding, seed=seed, side=size))
     return rows
 
@@ -122,9 +120,8 @@ def wrong(
 ) -> np.ndarray:
     """Return whether the prediction is wrong for each of `count` images, float64 [count]."""
     errors = []
-    for part in np.array_split(
-        np.arange(count), max(1, count * side * side // 65_536)
-    ):  # about 65,536 patches at once
+    for part in np.array_split(np.arange(count), max(1, count * side * side // 65_536)):
+        # about 65,536 patches at once
         batch = batches.batch(part, side * side).to(device)
         predicted = model(batch.inputs, **batch.keywords).argmax(-1)
         errors.append(

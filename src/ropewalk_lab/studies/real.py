@@ -89,9 +89,8 @@ def real_windows(
         )
         raise RopeError("text", rule, f"{[len(each) for each in tokens]} tokens")
     shares = [0] * len(texts)
-    for _ in range(
-        min(count, sum(available))
-    ):  # one window more of the text that has the fewest yet
+    for _ in range(min(count, sum(available))):
+        # one window more of the text that has the fewest yet
         unfinished = [i for i in range(len(texts)) if shares[i] < available[i]]
         shares[min(unfinished, key=lambda i: shares[i])] += 1
     shares[0] += spare

@@ -75,12 +75,10 @@ def measure(
         "windows": windows,
     }
     ledger = Ledger(workspace.models / "real" / f"precision-{digest(setting)}.jsonl", setting)
-    texts = {
-        length: real_windows(text, encode, length, windows) for length in lengths
-    }  # tokens [windows, length]
-    hidden: dict[
-        tuple[int, int], Tensor
-    ] = {}  # of the reference, which every case is compared with
+    # tokens [windows, length]
+    texts = {length: real_windows(text, encode, length, windows) for length in lengths}
+    # the hidden states of the reference, which every case is compared with
+    hidden: dict[tuple[int, int], Tensor] = {}
     cases = [
         (rotation, length, offset)
         for rotation in (OWN, EXACT)

@@ -156,9 +156,8 @@ def measure(
         curve = train(
             loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes
         )
-        meter.ledger = Ledger(
-            None, {}
-        )  # a trained model is measured afresh: its weights are not kept
+        # a trained model is measured afresh: its weights are not kept
+        meter.ledger = Ledger(None, {})
         meter.measure(method, chosen)
     fields = {
         "method": method,

@@ -64,9 +64,8 @@ class Study:
                 )
             value = toml_value(text)
             example = settings[name]
-            if isinstance(
-                example, list
-            ):  # with the types of all presets: a list of integers in one may be floats in another
+            if isinstance(example, list):
+                # with the types of all presets: a list of integers in one may be floats in another
                 example = [each for preset in self.presets.values() for each in preset[name]]
             if not _is_like(value, example):
                 raise RopeError(

@@ -45,9 +45,8 @@ def served_layers(
     if "layer_type" in inspect.signature(type(module).forward).parameters:
         candidates: dict[str | None, list[str]] = {layer: [layer] for layer in specs}
     else:
-        last = name.rpartition(".")[
-            2
-        ]  # OLMo 3 in transformers 4 has one module for each layer type, named after it
+        # OLMo 3 in transformers 4 has one module for each layer type, named after it
+        last = name.rpartition(".")[2]
         candidates = {None: [last] if last in specs else [*specs]}
     served: Served = {}
     for layer_type, names in candidates.items():
@@ -58,9 +57,8 @@ def served_layers(
             length: probe.tables(_positions(length, axes).to(probe.device), layer_type)
             for length in lengths
         }
-        if layer_type is None or any(
-            tables.values()
-        ):  # without tables, the module has no rope for this layer type
+        if layer_type is None or any(tables.values()):
+            # without tables, the module has no rope for this layer type
             agrees = {
                 each: all(_agree(specs[each], length, tables[length]) for length in lengths)
                 for each in names
@@ -110,9 +108,8 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
-    rotated_back = torch.complex(cos, sin) * torch.polar(
-        torch.ones_like(angles), -angles
-    )  # the magnitude, if they agree
+    # the magnitude, if they agree
+    rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
     # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE
     same_angles = (rotated_back.angle().abs() <= allowed).all()

@@ -277,9 +277,8 @@ def _scaled(spec: RopeSpec, scaling: Scaling) -> RopeSpec:
     """Return `spec` with `scaling` in place of its own; Ntk becomes a larger theta, and clipping
     stays.
     """
-    if isinstance(
-        spec.scaling, Clipped
-    ):  # CoPE clips the frequencies of the new scaling as it did those of the old one
+    if isinstance(spec.scaling, Clipped):
+        # CoPE clips the frequencies of the new scaling as it did those of the old one
         scaled = _scaled(replace(spec, scaling=Default()), scaling)
         return replace(scaled, scaling=replace(spec.scaling, inner=scaled.scaling))
     if isinstance(scaling, Ntk):
@@ -356,9 +355,8 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
              rope_type in a config: it is written as "default" with the theta of `spec`
     spec     the new spec; that of NTK is unscaled, with the larger theta
     """
-    kept_keys = KEPT_KEYS | (
-        {TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set()
-    )  # Ministral 3 scales its queries by it
+    # Ministral 3 scales its queries by it
+    kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):
         return {**kept, "rope_type": "default", "rope_theta": spec.theta}

@@ -67,9 +67,8 @@ def search_longrope2(
     last = min(max(critical_dimension(2 * pairs, theta, length), 0), pairs - 1)
     first = min(max(critical_dimension(2 * pairs, theta, length, turns=10.0), 0), last)
     search = _FactorSearch(loss, factor, step, mutation, random.Random(seed))
-    for critical in range(
-        first, last + 1
-    ):  # start with equal factors, and with factors that grow up to twice `factor`
+    for critical in range(first, last + 1):
+        # start with equal factors, and with factors that grow up to twice `factor`
         search.evaluate(critical, [factor] * (pairs - critical))
         search.evaluate(
             critical,
@@ -136,11 +135,12 @@ class _FactorSearch:
     def mutant(self, parent: Candidate) -> tuple[int, list[float]]:
         """Return `parent` with some of its factors drawn anew between their neighbours."""
         critical, slow = parent
+        # the neighbours of factor i are bounds[i] and bounds[i + 2]
         bounds = (
             self.factor,
             *slow,
             2 * self.factor,
-        )  # the neighbours of factor i are bounds[i] and bounds[i + 2]
+        )
         factors = list(slow)
         for i in range(len(slow)):
             if self.random.random() < self.mutation:
@@ -152,7 +152,6 @@ class _FactorSearch:
         factors of the other.
         """
         (critical, slow), (_, other_slow) = one, other
-        taken = self.random.randrange(
-            min(len(slow), len(other_slow)) + 1
-        )  # how many factors come from the other
+        # how many factors come from the other
+        taken = self.random.randrange(min(len(slow), len(other_slow)) + 1)
         return critical, [*slow[: len(slow) - taken], *other_slow[len(other_slow) - taken :]]

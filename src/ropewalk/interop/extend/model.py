@@ -267,9 +267,8 @@ class _Target:
         if self._served is None:  # a search calls this for each candidate
             self._served = _served_by_module(self.rotary, change.before, change.trained)
         for name, served in self._served.items():
-            if not all(
-                served.values()
-            ):  # a set of layer types is empty: the angles are those of none
+            if not all(served.values()):
+                # a set of layer types is empty: the angles are those of none
                 rule = "must compute the angles of its config to be extended, but its rotary module"
                 raise RopeError(
                     "model", f"{rule} {name} computes others", type(self.rotary[name]).__name__
@@ -330,9 +329,8 @@ class _Target:
                 # before the modules are made, which read the changed config; installing it once
                 # more below changes nothing
                 swap.install()
-            hook = (
-                None if keys else LengthHook(change.specs)
-            )  # computes at each call, if no config can express the scaling
+            # computes at each call, if no config can express the scaling
+            hook = None if keys else LengthHook(change.specs)
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
             _refuse_other_angles(before, self.rotary, change)

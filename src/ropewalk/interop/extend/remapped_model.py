@@ -66,9 +66,8 @@ def extend_decoder(
         remapping = make_remapping(kind, integer("original_length", length, low=1), factor, options)
         for module in layers:
             check_remapping(remapping, module.encoding, module.causal)
-            if (
-                module.backend is not None
-            ):  # torch's fused kernel does not return the log-sum-exp, which a remapping needs
+            if module.backend is not None:
+                # torch's fused kernel does not return the log-sum-exp, which a remapping needs
                 choice("backend", module.backend, LSE_BACKENDS)
     if previous is not None:
         previous.undo()
@@ -168,9 +167,8 @@ def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(sizes, Mapping):
         return {}
     options = {"chunk": sizes.get("chunk_size"), "local": sizes.get("local_size")}
-    options["length"] = (
-        sizes.get("original_max_position_embeddings") or None
-    )  # 0 means that it is not given
+    # 0 means that it is not given
+    options["length"] = sizes.get("original_max_position_embeddings") or None
     return {name: size for name, size in options.items() if size is not None}
 
 

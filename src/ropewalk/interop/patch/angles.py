@@ -85,10 +85,11 @@ class LazyTable:
         return LazyTable if TracingContext.try_get() is not None else Tensor
 
     def __reduce__(self):
+        # the default would read __class__ and rebuild a Tensor
         return LazyTable, (
             self.angles,
             self.index,
-        )  # the default would read __class__ and rebuild a Tensor
+        )
 
     def tensor(self) -> Tensor:
         """Return the materialised table."""

@@ -104,9 +104,8 @@ class Convention:
             return cos, sin
         if self.form == "pairs":
             return tables[0], tables[1]
-        (cos, _), (sin, _) = self.doubled(
-            tables, blocks
-        )  # both members of a pair have the same entry
+        # both members of a pair have the same entry
+        (cos, _), (sin, _) = self.doubled(tables, blocks)
         return (cos, sin) if blocks == 1 else (cos.flatten(-2), sin.flatten(-2))
 
     def tables(self, cos: Tensor, sin: Tensor, blocks: int = 1) -> tuple[Tensor, ...]:

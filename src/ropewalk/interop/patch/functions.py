@@ -141,13 +141,11 @@ class RotationFunction:
     ) -> tuple[Tensor, ...]:
         """Return the tensors rotated by the cos and sin that the call gives."""
         convention = self.convention
-        blocks = (
-            arguments[POSITIONS].shape[-1] if convention.blocks else 1
-        )  # one for each axis of the positions
+        # one for each axis of the positions
+        blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
-        if (
-            convention.reads_both and tensors[0] is tables[0]
-        ):  # lazy tables are ours and need no check
+        if convention.reads_both and tensors[0] is tables[0]:
+            # lazy tables are ours and need no check
             check_doubled(tensors, convention.doubled(tensors, blocks))
         cos, sin = (table.to(xs[0].device) for table in convention.cos_sin(tensors, blocks))
         if SECTIONS in arguments:
@@ -155,19 +153,19 @@ class RotationFunction:
         if convention.gathers:  # the positions select rows of the table
             cos, sin = cos[arguments[POSITIONS]], sin[arguments[POSITIONS]]
         elif not convention.by_row and cos.shape[:-1].numel() == max(cos.shape[:-1]):
+            # axes of size 1 are left out
             cos, sin = (
                 cos.reshape(-1, cos.shape[-1]),
                 sin.reshape(-1, sin.shape[-1]),
-            )  # axes of size 1 are left out
+            )
         if convention.reverse:
             sin = -sin
         if not convention.joined_heads:
             return self._by_rows(
                 xs, cos, sin, self._seq_dim(arguments, cos.ndim), blocks, arguments
             )
-        split_heads = tuple(
-            x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs
-        )  # x is [rows, tokens, heads * dimensions]
+        # x is [rows, tokens, heads * dimensions]
+        split_heads = tuple(x.unflatten(-1, (-1, 2 * cos.shape[-1])) for x in xs)
         tokens = xs[0].shape[1]
         rotated = self._by_rows(split_heads, cos[:tokens], sin[:tokens], -3, blocks, arguments)
         return tuple(x.flatten(-2) for x in rotated)
@@ -186,9 +184,8 @@ class RotationFunction:
         With several `blocks` of dimensions, each block of a head is rotated by the positions of its
         own axis.
         """
-        if (
-            UNROTATED in self.names
-        ):  # the function of SAM 2, which has an argument for how many keys are not rotated
+        if UNROTATED in self.names:
+            # the function of SAM 2, which has an argument for how many keys are not rotated
             (q,) = self._run(xs[:1], cos, sin, seq_dim, blocks)
             return q, self._rotate_memory(xs[1], cos, sin, seq_dim, arguments)
         if not self.convention.from_end:
@@ -277,9 +274,8 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
     )
     traced = is_traced(tuple(tables))
     if traced or tables[0].device.type != "cpu":
-        torch.ops.aten._assert_async.msg(
-            is_near, f"cos, sin: {rule}"
-        )  # no read-back from the device or from a graph
+        # no read-back from the device or from a graph
+        torch.ops.aten._assert_async.msg(is_near, f"cos, sin: {rule}")
     elif not is_near:
         raise RopeError("cos, sin", rule, f"entries that differ by {gap.item():.2g}")
     if not traced:

@@ -71,9 +71,8 @@ def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
     finally:
         unpatch(model)
         if previous:
-            patch(
-                model, backend=_backend_of(previous)
-            )  # the config may have changed inside the block
+            # the config may have changed inside the block
+            patch(model, backend=_backend_of(previous))
 
 
 def patch_again(model: nn.Module) -> None:
@@ -125,9 +124,8 @@ class _MethodSearch:
         rotary = []
         for path, module in self.model.named_modules():
             if isinstance(type(module).forward, FunctionType) and is_rotary(module):
-                rotary.append(
-                    (path, module)
-                )  # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+                # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+                rotary.append((path, module))
                 continue
             try:
                 layers[path] = list(self._layer_replacements(module))
@@ -254,9 +252,8 @@ def _largest_part(path: str, refused: list[str]) -> str | None:
     for count in range(1, len(names) + 1):
         part = ".".join(names[:count])
         holds_refused = any(f"{other}.".startswith(f"{part}.") for other in refused)
-        is_in_refused = any(
-            other == "" or f"{part}.".startswith(f"{other}.") for other in refused
-        )  # "" is the whole model
+        # "" is the whole model
+        is_in_refused = any(other == "" or f"{part}.".startswith(f"{other}.") for other in refused)
         if not holds_refused and not is_in_refused:
             return re.sub(r"\.(\d+)", r"[\1]", f".{part}")
     return None

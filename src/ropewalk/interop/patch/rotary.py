@@ -115,9 +115,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
 
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
-    doubled = [
-        each for each in conventions if each.reads_both and not each.joined_heads
-    ]  # with an entry for each member
+    # tables with an entry for each member of a pair
+    doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
     probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):
         return None
@@ -126,9 +125,8 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
         positions = torch.randint(0, 99, (axes, 1, 7), generator=generator, device="cpu").to(
             probe.device
         )
-        same = probe.tables(
-            positions[:1].expand_as(positions), layer_type
-        )  # all axes of a position are equal
+        # all axes of a position are equal
+        same = probe.tables(positions[:1].expand_as(positions), layer_type)
         distinct = probe.tables(positions, layer_type)
         is_rotation = any(_has_equal_members(each, distinct, axes) for each in doubled)
         if not is_rotation and any(_has_equal_members(each, same, axes) for each in doubled):

@@ -78,9 +78,8 @@ class _Trials:
             calls = [self._call(axes, candidate, **other) for other in self._other_calls()]
             for at_end, from_end, absent in product(BOTH, BOTH, ("none", "nothing", "tensor")):
                 complete = replace(candidate, at_end=at_end, from_end=from_end, absent=absent)
-                if all(
-                    self._agree(complete, call) is not False for call in calls
-                ):  # None: the function refuses the call
+                if all(self._agree(complete, call) is not False for call in calls):
+                    # None: the function refuses the call
                     return replace(complete, reads_both=self._reads_both(axes, complete))
         return None
 
@@ -183,10 +182,11 @@ class _Trials:
         """Return whether the result changes if entries of doubled tables for the second members of
         the pairs change.
         """
+        # two equal calls, of which one is changed
         plain, changed = (
             self._call(axes, convention),
             self._call(axes, convention),
-        )  # two equal calls, of which one is changed
+        )
         members = convention.doubled(
             [changed[name] for name in self.table_names], _blocks(convention)
         )

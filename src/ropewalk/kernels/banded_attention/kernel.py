@@ -26,10 +26,9 @@ def attend_band(
     keys with low <= q_group - k_group < high. `ranges` holds the first key and the end of the keys
     of every block of ROWS queries. Names such as q_token are strides.
     """
-    # the queries of this program
-    block = (
-        blocks - 1 - tl.program_id(0)
-    )  # under causality the last blocks have the most keys, so they start first
+    # the queries of this program; under causality the last blocks have the most keys, so they start
+    # first
+    block = blocks - 1 - tl.program_id(0)
     row = tl.program_id(1)
     batch, head = (row // heads).to(tl.int64), row % heads
     k_of_head = (head // GROUP).to(tl.int64)

@@ -114,20 +114,20 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
         q_magnitude, k_magnitude = _as_tensors(q_magnitude, k_magnitude, x.device)
     elif q_magnitude == k_magnitude == 1.0:
         q_magnitude = k_magnitude = None
-    growth = (
-        spec_tables.frequencies.growth if power else None
-    )  # of xPos, whose magnitude grows with the position
+    # the growth of xPos, whose magnitude grows with the position
+    growth = spec_tables.frequencies.growth if power else None
     steps = spec_tables.steps
     return AngleSource(
         "phase",
         # steps of the phase in place of cos, nothing in place of sin
         (steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
+        # (batch, token, pair)
         angle_strides=(
             steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0,
             0,
             1,
-        ),  # (batch, token, pair)
+        ),
         magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
         # int32 entries have half the size of int64, so one load reads twice as many
         axes=None if spec_tables.axis_of_pair is None else spec_tables.axis_of_pair.to(torch.int32),

@@ -34,9 +34,8 @@ def phase_cos_sin(phase, QUICK: tl.constexpr = False):
         return cos, sin
     # the index of the nearest quarter turn, modulo 4; an overflow of the sum does not change it
     quarter = (turns + 0x20000000) >> 30
-    angle = (turns - (quarter << 30)).to(
-        tl.float32
-    ) * 1.4629180792671596e-09  # 2 pi / 2^32; between -pi/4 and pi/4
+    # the number is 2 pi / 2^32; the angle is between -pi/4 and pi/4
+    angle = (turns - (quarter << 30)).to(tl.float32) * 1.4629180792671596e-09
     # polynomials for angles between -pi/4 and pi/4: sin = angle + angle^3 (...), cos = 1 - angle^2
     # / 2 + angle^4 (...)
     square = angle * angle
