@@ -2,11 +2,14 @@
 fail.
 
     python tools/mutate.py --module table=50 --module attention=10 --seed 1
-    python tools/mutate.py --per-module 10 --workers 12                 every module, on twelve
-    cores python tools/mutate.py --per-module 10 --out build/mutants.jsonl  and write a row for
-    each mutant; go on where the file ends python tools/mutate.py --again build/mutants.jsonl
-    run its survivors again and replace their rows python tools/mutate.py --list --module spec
-    only print the mutants
+    # every module, on twelve cores
+    python tools/mutate.py --per-module 10 --workers 12
+    # write a row for each mutant, and go on where the file ends
+    python tools/mutate.py --per-module 10 --out build/mutants.jsonl
+    # run the survivors of a file again, and replace their rows
+    python tools/mutate.py --again build/mutants.jsonl
+    # only print the mutants
+    python tools/mutate.py --list --module spec
 
 Each mutant is written to a copy of src/, and a child process, forked after torch and transformers
 were imported, runs pytest -x on it. Before that, every test file is run once on the unchanged code:

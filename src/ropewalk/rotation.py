@@ -268,10 +268,9 @@ def apply_rotary_pos_emb(
     """Rotate q and k by transformers' tables, which have one entry per dimension: [S, R] or [B, S,
     R].
 
-        apply_rotary_pos_emb(q, k, cos, sin)                 also with an int unsqueeze_dim at the
-                                                             end
+        apply_rotary_pos_emb(q, k, cos, sin)                 or (q, k, cos, sin, unsqueeze_dim)
         apply_rotary_pos_emb(q, k, cos, sin, position_ids)   rows [B, S] of tables [N, R]
-        apply_rotary_pos_emb(x, cos, sin)                    one tensor, also with position_ids
+        apply_rotary_pos_emb(x, cos, sin)                    or (x, cos, sin, position_ids)
 
     position_ids   integers [B, S]: each token's row of the tables, as in transformers before 4.38;
                    the tables are then [N, R], or [1, 1, N, R] as that release kept them

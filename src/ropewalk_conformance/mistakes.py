@@ -180,7 +180,7 @@ def explain(
 
     A mistake of few groups comes first in them. One that explains more results comes first; among
     equals the one that contradicts the fewest results that are right, then the earlier row. Where a
-    case shows that results of an earlier config return, others are held against earlier configs too.
+    case shows that results of an earlier config return, others are compared with earlier configs too.
     """
     right = list(same)
     fits = {

@@ -1,4 +1,4 @@
-"""Scores against distance, held to rotation matrices, double loops and 50 digits."""
+"""Scores by distance, compared with rotation matrices, double loops and 50-digit arithmetic."""
 
 import cmath
 import math

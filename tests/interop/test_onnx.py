@@ -9,7 +9,7 @@ import torch
 
 import ropewalk as rw
 from ropewalk import RopeError, RopeSpec
-from ropewalk.axes import normalised
+from ropewalk.axes import by_head, normalised
 from ropewalk.frequencies import Dynamic, Learnable, XPos, Yarn
 from tensor_forms import tensors
 
@@ -188,13 +188,16 @@ def test_learned_frequencies_are_exported_as_trained():
         (RopeSpec(12, precision="hf"), "precision: must be"),
         (RopeSpec(12, scaling=XPos()), "scaling: must have the same magnitude at every position"),
         (RopeSpec(12, axes=normalised(3, 3)), "must have fixed frequencies and integer positions"),
+        (RopeSpec(12, axes=by_head([2, 1], 6)), "axes: must be the same for all heads"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(spec, message):
     from ropewalk.interop import onnx
 
-    positions = torch.arange(5) if spec.num_axes == 1 else torch.rand(2, 1, 5)
+    positions = torch.arange(5)
+    if spec.num_axes > 1:
+        positions = torch.rand(2, 1, 5) if spec.fractional else positions.expand(2, 1, 5)
     with pytest.raises((RopeError, RuntimeError), match=message):
-        onnx.export(Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 1, 5, 12), positions))
+        onnx.export(Rotation(spec), (torch.randn(1, 3, 5, 12), torch.randn(1, 3, 5, 12), positions))
     with pytest.raises(RopeError, match="opset_version"):
         onnx.export(Rotation(RopeSpec(12)), (), opset_version=18)

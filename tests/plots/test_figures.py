@@ -1,5 +1,5 @@
-"""Every figure shows the numbers it claims to show: its lines and maps are held to formulas written
-out here.
+"""Every figure shows the numbers it claims to show: its lines and maps are compared with formulas
+written out here.
 """
 
 import math

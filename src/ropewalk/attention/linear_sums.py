@@ -134,6 +134,7 @@ def causal_denominators(q: Tensor, k: Tensor, k_sum: Tensor, chunk: int) -> tupl
     [B, H, F].
 
     k_sum  the sum of the keys before these
+
     To reduce rounding error, keys are summed within chunks, then across chunks.
     """
     seq = k.shape[-2]

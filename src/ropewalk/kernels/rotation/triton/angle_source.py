@@ -30,8 +30,8 @@ class AngleSource:
                                      phase steps or of cos and sin
     magnitude_stride                 1 if each batch row has a magnitude of its own, else 0
     axes, num_axes                   the axis of each pair, or None; the number of position axes
-    growth, growth_sign, center      xPos: queries are multiplied by exp(sign (position - center)
-    growth), keys divided by it
+    growth, growth_sign, center      xPos: queries are multiplied by
+                                     exp(growth_sign (position - center) growth), keys divided by it
     """
 
     mode: str
