@@ -329,7 +329,9 @@ def apply_rotary_pos_emb(
 
 
 def _one_table(name: str, table: Tensor) -> Tensor:
-    """Return a table [N, R] whose rows position_ids may choose; one of [1, 1, N, R] is reshaped."""
+    """Return a table [N, R] whose rows position_ids may choose; one of [1, 1, N, R] is reshaped.
+    Raise an error for another shape.
+    """
     if table.ndim == 4 and table.shape[:2] == (1, 1):
         return table[0, 0]
     if table.ndim != 2:
@@ -423,7 +425,7 @@ def _by_head(
     xs: tuple[Tensor, ...], request: Request, inplace: bool, backend: str | None
 ) -> tuple[Tensor, ...]:
     """Return xs rotated by tables of cos and sin that differ from head to head; each tensor has
-    tables of its own.
+    tables of its own. Raise an error for frequencies that are learned.
     """
     if request.spec.mixed:
         raise RopeError(

@@ -129,7 +129,9 @@ class RopeSpec:
         return None if layout_out == self.layout else layout_out
 
     def _checked_rotary_dim(self) -> int | None:
-        """Return the number of dims to rotate; None if they are all up to the end of the head."""
+        """Return the number of dims to rotate; None if they are all up to the end of the head.
+        Raise an error if they are no even number within the head.
+        """
         width = self.head_dim - self.rotary_start
         if self.rotary_dim is None:
             if width % 2:
@@ -320,7 +322,7 @@ def spec_of(fingerprint: str) -> RopeSpec:
 @cached("specs rebuilt from fingerprints", entries=256)
 def _rebuilt(fingerprint: str) -> RopeSpec:
     """Return a spec built from its fingerprint, which is untrusted text: only literals are
-    evaluated.
+    evaluated. Raise an error if it is no fingerprint of a spec.
     """
     try:
         spec = _from_tuples(ast.literal_eval(fingerprint))

@@ -81,7 +81,9 @@ def _by_name(
 
 
 def _by_place(words: list[str], arguments: list[Parameter]) -> dict[str, list[str]]:
-    """Return the words of each argument; only the last may have several."""
+    """Return the words of each argument; only the last may have several. Raise an error if there
+    are too many words.
+    """
     given = {}
     for each in arguments:
         taken = words if each.several else words[:1]
@@ -94,7 +96,7 @@ def _by_place(words: list[str], arguments: list[Parameter]) -> dict[str, list[st
 
 
 def _converted(parameter: Parameter, word: str) -> Any:
-    """Return one value of a parameter."""
+    """Return one value of a parameter; raise an error if the word has no such value."""
     if parameter.choices:
         return choice(parameter.shown, word, parameter.choices)
     if parameter.kind in (int, float):

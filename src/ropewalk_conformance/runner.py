@@ -202,7 +202,9 @@ def _mistakes(
 
 
 def _functions(module: Any, functions: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
-    """Return the functions that a project gives, by name."""
+    """Return the functions that a project gives, by name; raise an error if there are none, or for
+    an unknown name.
+    """
     found = {name: getattr(module, name) for name in KINDS if callable(getattr(module, name, None))}
     found |= functions
     unknown = [name for name in found if name not in KINDS]

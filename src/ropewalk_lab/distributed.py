@@ -228,7 +228,9 @@ def _fully_shard(model: nn.Module) -> nn.Module:
 
 
 def _use_ring_attention(model: nn.Module) -> None:
-    """Make every softmax attention attend to the keys of all ranks."""
+    """Make every softmax attention attend to the keys of all ranks; raise an error if the model has
+    none, or has linear attention.
+    """
     layers = [module for module in model.modules() if isinstance(module, SoftmaxAttention)]
     if not layers:
         raise RopeError(

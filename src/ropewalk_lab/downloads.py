@@ -175,7 +175,9 @@ def command_of(wanted: Download, folder: Path) -> list[str]:
 
 
 def _download(wanted: Download, folder: Path) -> None:
-    """Download the archive into `folder`; it is moved there only if its size and hash are right."""
+    """Download the archive into `folder`; it is moved there only if its size and hash are right.
+    Raise an error if the command fails or gives no such archive.
+    """
     with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as draft:
         command = command_of(wanted, Path(draft))
         try:
@@ -252,7 +254,7 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
     """Append an archive's member to a file of at most `limit` bytes; texts that are `joined` have
-    an empty line between them.
+    an empty line between them. Raise an error if the member is longer.
     """
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())

@@ -80,7 +80,8 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
 
 def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (where, {column: value}) of every line that is not empty: a JSON object, or a row of a
-    tab-separated file, whose header is not yielded. `where` is "line 2", for messages.
+    tab-separated file, whose header is not yielded. `where` is "line 2", for messages. Raise an
+    error if a row has another number of columns.
 
     numbered  the file has no header and is tab-separated; its columns are named 1, 2, ...
     """

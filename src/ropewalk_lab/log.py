@@ -75,7 +75,7 @@ def _numbers(row: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, float
 
 
 def _tensorboard(folder: Path):
-    """Return a TensorBoard writer for the folder."""
+    """Return a TensorBoard writer for the folder; raise an error if the package is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

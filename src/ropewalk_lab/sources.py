@@ -157,7 +157,7 @@ def find_source(name: str | Path, field: str = "text") -> TextSource:
 
 def _files_of(path: Path) -> list[tuple[str, Path]]:
     """Return (name, path) of a single file, or of the files below a folder, without hidden files
-    and files in hidden folders.
+    and files in hidden folders; raise an error if there are none.
     """
     if path.is_file():
         return [(path.name, path)]

@@ -105,7 +105,8 @@ def _window(config: Mapping[str, Any], layer_type: str) -> int | None:
 def _lengths(
     spec: RopeSpec, longest: Sourced | None, trained: int | None, served: int | None
 ) -> tuple[Sourced, Sourced]:
-    """Return the trained and the served length, each as (tokens, where the number came from).
+    """Return the trained and the served length, each as (tokens, where the number came from); raise
+    an error if the config has no length and none was given.
 
     longest          the longest sequence that the config names, in the same form
     trained, served  the caller's values in tokens, which take precedence

@@ -45,7 +45,7 @@ def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) ->
 
 
 def _integers(positions: Iterable[int], low: int) -> list[int]:
-    """Return positions as integers of Python, at least `low`."""
+    """Return positions as integers of Python, at least `low`; raise an error for anything else."""
     if isinstance(positions, str) or not isinstance(positions, Iterable):
         raise RopeError("positions", "must be a list of integers", positions)
     return [integer("positions", position, low=low) for position in positions]

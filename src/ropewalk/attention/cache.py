@@ -398,7 +398,10 @@ class KVCache:
         self.append(k, seen.v, positions, seen.valid)
 
     def _keys_from(self, other: KVCache, positions: Tensor, encoding: Encoding) -> Tensor:
-        """Return the keys of another cache as this one stores them, at new positions."""
+        """Return the keys of another cache as this one stores them, at new positions; raise an
+        error if they would have to be rotated or unrotated with a scaling that depends on the
+        length.
+        """
         k, before = other.seen.k, other.seen.positions
         rotated, wanted = other._holds_rotations(encoding), self._holds_rotations(encoding)
         if rotated == wanted:

@@ -235,7 +235,9 @@ class RotaryEmbedding(nn.Module):
         return qkv if kv is None else (qkv, kv)
 
     def _center(self, seq: int, offset: int | Tensor = 0, max_seqlen: int | None = None) -> int:
-        """Return the position at which xPos's multiplier is 1 in a call with `seq` tokens."""
+        """Return the position at which xPos's multiplier is 1 in a call with `seq` tokens; raise an
+        error if an offset is given and neither a center nor `max_seqlen`.
+        """
         if self.scale_base is None or self.xpos_center is not None:
             return self.xpos_center or 0
         if max_seqlen is None and (isinstance(offset, Tensor) or offset):
@@ -258,7 +260,9 @@ def _layout(interleaved: bool) -> str:
 
 
 def _queries_and_keys(qkv: Tensor, num_heads_q: int | None) -> tuple[Tensor, Tensor]:
-    """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]."""
+    """Return views of q and k of packed qkv, either [B, S, 3, H, D] or [B, S, all heads, D]; raise
+    an error for another shape.
+    """
     if qkv.ndim == 5 and qkv.shape[2] == 3:
         return qkv[:, :, 0], qkv[:, :, 1]
     # heads of k and of v together

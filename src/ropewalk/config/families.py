@@ -262,7 +262,7 @@ def _name_of(known: tuple[str, ...]) -> Any:
 
 
 def _sections(key: str, value: object) -> tuple[int, ...]:
-    """Return the number of pairs of each axis."""
+    """Return the number of pairs of each axis; raise an error if the value is no such list."""
     if not isinstance(value, list) or not value:
         raise RopeError(key, "must list the number of pairs of each axis", value)
     return tuple(integer(key, count, low=0) for count in value)
@@ -281,7 +281,9 @@ def _texts(key: str, value: object) -> dict[str, str]:
 
 
 def _values(key: str, value: object) -> dict[str, tuple[object, ...]]:
-    """Return {config key: the values that the row lists} of a table of lists."""
+    """Return {config key: the values that the row lists} of a table of lists; raise an error if an
+    entry is no list.
+    """
     checked = _table(key, value)
     for name, each in checked.items():
         if not isinstance(each, list) or not each:

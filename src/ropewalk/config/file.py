@@ -172,7 +172,7 @@ def _float(digits: str) -> float | _Constant:
 
 
 def _integer(digits: str) -> int:
-    """Return the integer of a JSON number with at most 40 digits."""
+    """Return the integer of a JSON number with at most 40 digits; raise an error for a longer one."""
     # converting a million digits takes minutes, and no config has integers that large
     if len(digits) > 40:
         raise RopeError(

@@ -233,7 +233,7 @@ class _NormalLayer:
 
     def _rope_type(self) -> Value:
         """Return the value of `rope_type`, or of its old key `type`, with old names replaced;
-        "default" if there is neither.
+        "default" if there is neither. Raise an error for an unknown name.
         """
         given = [self.rope[key] for key in ("rope_type", "type") if key in self.rope]
         known = keys.rope_types()
@@ -266,7 +266,7 @@ class _NormalLayer:
 
     def _head_dim(self) -> Value:
         """Return head_dim and where it comes from: a config key, the default of the family, or
-        hidden size / heads.
+        hidden size / heads; raise an error if the heads do not divide the hidden size.
         """
         # most models with latent attention split off the part that rotates; in others it is the end
         # of the head
@@ -399,7 +399,8 @@ class _NormalLayer:
 
     def _sections_and_order(self) -> Values:
         """Return `mrope_section`, the number of pairs of each axis, and `axis_order`, their order
-        along the pairs, for multimodal positions; {} if there are no sections.
+        along the pairs, for multimodal positions; {} if there are no sections. Raise an error if
+        the family rotates the two members of a pair by different axes.
         """
         own_order = self.family.axis_order
         first, second = (self.rope.get(key) for key in keys.SECTION_KEYS)

@@ -104,7 +104,7 @@ class _ValueReader:
 
     def _scaling(self) -> Scaling:
         """Return the scaling of the rope_type, from its own keys; "dynamic" with `alpha` is NTK
-        with a fixed factor.
+        with a fixed factor. Raise an error if a required key is missing.
         """
         if "alpha" in self.values:
             return Ntk(self._take("alpha", number, name="factor"))
@@ -131,7 +131,7 @@ class _ValueReader:
 
     def _axis_map(self, pairs: int) -> axes.AxisMap | None:
         """Return which axis gives each of the `pairs` pairs its position; None if the values have
-        no `mrope_section`.
+        no `mrope_section`. Raise an error if the sections do not add up to `pairs`.
         """
         if "mrope_section" not in self.values:
             return None

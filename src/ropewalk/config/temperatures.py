@@ -37,7 +37,9 @@ def _llama4(config: Values, rope: Values) -> tuple[Temperature | None, str]:
 
 
 def _ministral(config: Values, rope: Values) -> tuple[Temperature | None, str]:
-    """Return the temperature of Ministral 3, or None, and which layers have it."""
+    """Return the temperature of Ministral 3, or None, and which layers have it; raise an error if
+    the config has the temperature and no trained length.
+    """
     beta, length = _get(rope, TEMPERATURE_KEY), _get(rope, TRAINED_LENGTH_KEY)
     if beta is None:
         return None, "all"

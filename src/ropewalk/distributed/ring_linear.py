@@ -154,7 +154,8 @@ def ring_linear_attention(
 
 
 def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
-    """Return the runs of `rank`, and the largest number of runs on any rank.
+    """Return the runs of `rank`, and the largest number of runs on any rank; raise an error if a
+    rank has too many.
 
     indices  for each rank, the indices of its tokens in the whole sequence
 

@@ -292,7 +292,7 @@ class DecodeStep:
         # slot of each row
         seen = prompts[0]
         self.first_keys.copy_(seen.valid.int().argmax(dim=-1))
-        # a tensor after a prompt
+        # after a prompt, `next_positions` is a tensor
         self.positions.copy_(prompt_caches[0].next_positions)  # type: ignore[arg-type]
         self.num_keys.fill_(size + 1)
         torch.add(self.row_starts, size, out=self.slots)

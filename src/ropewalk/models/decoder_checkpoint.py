@@ -152,7 +152,7 @@ def config_from_hf(raw: Mapping[str, Any]) -> DecoderConfig:
 
 def _own_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings under "ropewalk", which transformers has no config key for; only this
-    package uses them.
+    package uses them. Raise an error for unknown ones.
     """
     own_keys = raw.get("ropewalk", {})
     if not isinstance(own_keys, Mapping) or not set(own_keys) <= set(OWN_KEYS):
@@ -234,7 +234,9 @@ def _encoding(
 
 
 def _experts(raw: Mapping[str, Any], model_type: str, layers: int) -> dict[str, Any]:
-    """Return the config fields of a mixture of experts; empty if the model has none."""
+    """Return the config fields of a mixture of experts; empty if the model has none. Raise an error
+    if their number is missing.
+    """
     if not ARCHITECTURES[model_type].experts or (
         model_type == "minimind" and not _flag(raw, "use_moe", False)
     ):

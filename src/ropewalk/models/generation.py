@@ -371,7 +371,7 @@ def _check_prompt(tokens: Tensor, padding: Tensor | None, vocabulary: int) -> No
 
 def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
     """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of
-    them.
+    them. Raise an error if it is empty or has a token that is not in the vocabulary.
     """
     # a tensor or an array, of any number of axes
     stop = stop.tolist() if hasattr(stop, "tolist") else stop

@@ -187,7 +187,9 @@ def unused_weights(model: nn.Module) -> tuple[str, ...]:
 
 
 def _config_of(model: nn.Module) -> tuple[RoFormerConfig, str]:
-    """Return the RoFormerConfig and the model_type ("roformer" or "bert") of a transformers model."""
+    """Return the RoFormerConfig and the model_type ("roformer" or "bert") of a transformers model;
+    raise an error if the model has no config.
+    """
     hf_config = getattr(model, "config", None)
     if hf_config is None or not hasattr(hf_config, "to_dict"):
         raise RopeError("model", "must be a transformers model with a config", type(model).__name__)

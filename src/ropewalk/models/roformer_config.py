@@ -368,7 +368,8 @@ def plain_rope(head_dim: int) -> RopeSpec:
 
 
 def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
-    """Return the fields under "ropewalk", which only this package writes.
+    """Return the fields under "ropewalk", which only this package writes; raise an error for
+    unknown ones.
 
     They are those that transformers' config of a model with `head` has no place for, because that
     model does not use them.
@@ -410,7 +411,9 @@ def _check_rope_keys(hf_config: Mapping[str, Any], head_dim: int) -> None:
 
 
 def _head_of(architectures: Any) -> str:
-    """Return the head named in a config's `architectures`, or "none"."""
+    """Return the head of the first class in a config's `architectures`; "none" if it has no head.
+    Raise an error if `architectures` is no list of names.
+    """
     if architectures is None or architectures == []:
         return "none"
     if not isinstance(architectures, list | tuple) or not isinstance(architectures[0], str):

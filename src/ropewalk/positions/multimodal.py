@@ -168,7 +168,9 @@ def multimodal(
 def _runs_of(
     row: Sequence[Segment], time_merge: int, merge: int, origin: str, resume: str
 ) -> list[_Run]:
-    """Return the runs of one row; each starts after the positions of the one before it."""
+    """Return the runs of one row; each starts after the positions of the one before it. Raise an
+    error for anything but segments.
+    """
     runs: list[_Run] = []
     first = 0  # the position of the next segment's first token
     for segment in row:
@@ -192,7 +194,7 @@ def _runs_of(
 
 def _grid_run(segment: Image | Video, first: int, time_merge: int, merge: int, origin: str) -> _Run:
     """Return the run of tokens of an image or a video that begins at position `first`; `origin`
-    places its rows and columns.
+    places its rows and columns. Raise an error if its sides are no multiples of the merged blocks.
     """
     if isinstance(segment, Image):
         frames, interval, time_merge = 1, 1.0, 1

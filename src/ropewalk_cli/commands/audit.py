@@ -93,7 +93,7 @@ def _run_installed(
     config: Any, result: Audit, max_model_len: int | None
 ) -> tuple[list[EngineRun], list[str]]:
     """Return what the installed engines compute from a config, and a line for each engine that was
-    not run.
+    not run; raise an error for a GGUF file.
     """
     from ropewalk.config import file as config_file
     from ropewalk.errors import RopeError

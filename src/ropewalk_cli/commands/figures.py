@@ -58,7 +58,7 @@ def figures(
 
 def _view_of(config: Path, look: Look) -> View:
     """Return what the figures show of a config: the spec, trained and served length of its first
-    layer type with a rope.
+    layer type with a rope. Raise an error if there is none.
     """
     from ropewalk_lab.analysis import read_checkpoint
     from ropewalk_lab.plots import View

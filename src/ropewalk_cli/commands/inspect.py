@@ -207,7 +207,9 @@ def _finite(value: float) -> float | None:
 
 
 def _plot(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a picture with the figures PLOTTED of every layer type."""
+    """Write a picture with the figures PLOTTED of every layer type; raise an error if no layer type
+    rotates.
+    """
     from ropewalk_lab.plots import View, contact_sheet, draw, save
 
     layers = {name: facts for name, facts in checkpoint.layers.items() if facts is not None}

@@ -102,7 +102,7 @@ def _lock(file: IO[str]) -> None:
 
 def _stored_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file; a last line that was cut off while it was written is left out, or
-    gets its end of line.
+    gets its end of line. Raise an error if another line is not JSON.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     for index, line in enumerate(lines):

@@ -140,7 +140,7 @@ def _decoder_extended(
     model: Decoder, method: Method, factor: float, trained: int
 ) -> Iterator[None]:
     """Context manager: the ropes of our own decoder have the scaling of a method, and their own
-    again afterwards.
+    again afterwards; raise an error if no layer has RoPE.
     """
     encodings = _rotary(model)
     if not encodings:

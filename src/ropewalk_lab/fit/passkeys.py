@@ -86,7 +86,7 @@ def _passkey(
     least: int = 0,
 ) -> PassKey:
     """Return a pass key; `around` gives the tokens before and after the statement, for the number
-    of tokens left to them.
+    of tokens left to them. Raise an error if `length` leaves too few.
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))

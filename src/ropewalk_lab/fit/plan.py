@@ -138,7 +138,7 @@ def make_plan(subject: Subject, to: int, text: Any, size: FitSize) -> Plan:
 
 def _tokens(text: Any, encode: Encode | None) -> list[Tensor]:
     """Return the tokens of every text: of the given tokens, of files or folders, or, if None, of
-    Python's documentation.
+    Python's documentation; raise an error if there is text and no tokenizer.
     """
     if isinstance(text, Tensor):
         return [text.flatten().cpu()]

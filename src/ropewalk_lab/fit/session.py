@@ -148,7 +148,9 @@ def fit(
 
 
 def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | None:
-    """Return the names of the methods to measure; the unchanged model is always the first."""
+    """Return the names of the methods to measure; the unchanged model is always the first. Raise an
+    error for an unknown name, or for longrope without a search.
+    """
     if methods is None:
         return None
     known = (*registry.methods(), LONGROPE)
@@ -193,7 +195,7 @@ def _chosen(names: list[str] | None, factors: tuple[float, ...] | None) -> dict[
 
 def _decided(meter: Meter, plan: Plan, chosen: dict[str, Method], skipped: dict[str, str]) -> Fit:
     """Return the fit of what was measured: the recommended method, and the config of the best one
-    that a config can express.
+    that a config can express. Raise an error if nothing could be measured.
     """
     samples, rows = plan.samples, meter.rows_of(chosen)
     scores = scores_of(rows, samples.trained, samples.to)

@@ -83,7 +83,9 @@ def _restored(base: type, state: dict[str, Any]) -> Any:
 
 
 def _position_layer(layer: Any) -> Any:
-    """Return an empty cache layer for the positions of a cache layer's keys."""
+    """Return an empty cache layer for the positions of a cache layer's keys; raise an error if the
+    layer is neither dynamic nor static.
+    """
     from transformers import cache_utils
 
     if isinstance(layer, cache_utils.StaticSlidingWindowLayer):

@@ -222,7 +222,7 @@ def _trained_length(
     config: Mapping[str, Any], old_specs: Mapping[str, RopeSpec], given: int | None
 ) -> int:
     """Return the trained length: the given one, that of the config or of its scaling, or the served
-    length.
+    length; raise an error if there is none of them.
     """
     if given is not None:
         return integer("original_length", given, low=1)

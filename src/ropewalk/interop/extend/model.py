@@ -150,7 +150,7 @@ def _longrope_options(
     search_options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the options of longrope with both lists of factors; the long ones are given or found
-    by a search.
+    by a search. Raise an error if both or neither are given.
 
     arguments  of `config_change`: factor, original_length, layer_types, overwrite
     search     the user's loss as a function of the long factors, or None

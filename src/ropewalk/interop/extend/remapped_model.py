@@ -174,7 +174,7 @@ def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
     """Return {layer: spec} of the layers to remap: those that rotate, of the types `names` or, by
-    default, without a window.
+    default, without a window; raise an error if there are none.
     """
     declared = layer_types_of(config)
     for name in names or ():

@@ -109,7 +109,9 @@ class ModuleSwap:
             self.handle = None
 
     def _rebuilt(self) -> State:
-        """Return the state of a module built from the current config, on the device of the old one."""
+        """Return the state of a module built from the current config, on the device of the old one;
+        raise an error if its class cannot build it.
+        """
         name = type(self.module).__name__
         with torch.device("cpu"):
             try:

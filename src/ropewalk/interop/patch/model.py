@@ -90,7 +90,9 @@ def _backend_of(replacements: list[Replacement]) -> str | None:
 
 
 def _installed(model: nn.Module) -> list[Replacement]:
-    """Return the replacements that the modules of a model have; none if it is not patched."""
+    """Return the replacements that the modules of a model have; none if it is not patched. Raise an
+    error if the model is no torch module.
+    """
     if not isinstance(model, nn.Module):
         raise RopeError(
             "model",
