@@ -245,7 +245,7 @@ def test_a_table_of_the_other_layout_is_refused():
         compiled(x)
 
 
-def test_refusals_are_still_said():
+def test_a_compiled_rope_raises_the_same_errors():
     """A graph that cannot be made says why, in the package's words."""
     compiled = torch.compile(rw.Rope(sample_spec()), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"must have head_dim = 14|RopeError"):

@@ -55,7 +55,7 @@ def bare(formula: str) -> str:
         (r"\bar{k}_i", "<math><msub><mover><mi>k</mi><mo>‾</mo></mover><mi>i</mi></msub></math>"),
     ],
 )
-def test_a_formula_is_drawn(formula, drawn):
+def test_a_formula_becomes_this_mathml(formula, drawn):
     assert bare(formula) == drawn
 
 

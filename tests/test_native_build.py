@@ -65,7 +65,7 @@ def test_without_a_compiler_the_build_goes_on_and_says_so(tmp_path):
     assert "the native CPU kernel was not built; torch operations are used instead" in done.stderr
 
 
-def test_who_requires_the_library_is_told_that_there_is_none(tmp_path):
+def test_a_required_library_that_cannot_be_built_fails_the_build(tmp_path):
     done, library = build(tmp_path, "exit 1", ROPEWALK_REQUIRE_NATIVE="1")
     assert done.returncode != 0
     assert not library.exists()

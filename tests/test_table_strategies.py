@@ -144,7 +144,7 @@ def test_which_bits_are_equal(name, backend):
 @every_strategy
 @every_spec
 @pytest.mark.parametrize("length", [1, 256, 700, 3000])
-def test_the_bytes_kept_are_those_told(name, length, tables):
+def test_the_bytes_kept_are_those_that_table_bytes_returns(name, length, tables):
     """Queries alone: keys may have rows of their own."""
     spec = SPECS[name]
     rope = rw.Rope(spec, backend="eager", tables=tables)
@@ -153,7 +153,7 @@ def test_the_bytes_kept_are_those_told(name, length, tables):
 
 
 @every_strategy
-def test_no_kind_of_call_keeps_more_than_told(tables):
+def test_no_kind_of_call_keeps_more_than_table_bytes_returns(tables):
     """Given and far positions, gradients, float64, inverse and moved rotations, and every backend
     there is.
     """

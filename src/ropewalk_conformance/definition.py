@@ -519,7 +519,9 @@ def attention(
 def _attend(
     q: Any, k: Any, v: Any, documents: list[int], scale: float, wrong: Wrong
 ) -> list[Numbers]:
-    """Return the attention of one head."""
+    """Return the causal attention of one head within each document, [tokens][head_dim]; `wrong` may
+    name a mistake in which keys a query sees.
+    """
     out, count = [], len(q)
     shard = -(-count // 2)
     for i, query in enumerate(q):

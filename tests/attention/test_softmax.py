@@ -246,7 +246,7 @@ def test_bad_options_are_refused_by_name(options, field):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
+def test_the_backend_that_backend_for_returns_is_the_one_that_runs(name, monkeypatch):
     layer, x, taken = make(name), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64), []
     for backend, (why_not, run) in ATTENTION_BACKENDS.items():
         spy = lambda call, backend=backend, run=run: taken.append(backend) or run(call)
@@ -260,7 +260,9 @@ def test_the_backend_told_is_the_backend_taken(name, monkeypatch):
     "options", [{"sinks": LearnedSinks()}, {"remapping": ReRope(4)}], ids=["sinks", "remapping"]
 )
 @pytest.mark.parametrize("backend", [None, "math"])
-def test_the_backend_told_is_taken_where_the_log_sum_exp_is_needed(options, backend, monkeypatch):
+def test_the_backend_that_backend_for_returns_runs_where_the_log_sum_exp_is_needed(
+    options, backend, monkeypatch
+):
     layer, x, taken = (
         make(backend=backend, **options),
         torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64),
@@ -367,7 +369,7 @@ def test_a_token_before_the_latest_is_rotated_for_the_length_of_the_cache():
     )
 
 
-def test_an_encoding_of_ones_own_is_told_which_tensor_is_the_key(monkeypatch):
+def test_an_encoding_of_ones_own_gets_key_true_for_the_key(monkeypatch):
     layer, twice = make("none"), make("none", scale=0.8)
     monkeypatch.setattr(
         layer.encoding, "rotate", lambda x, positions, key, length=None: 2 * x if key else x

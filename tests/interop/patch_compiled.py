@@ -81,7 +81,7 @@ def test_layers_compiled_one_by_one_need_no_more_graphs_than_without_a_patch():
     assert graphs[1] <= graphs[0]
 
 
-def test_a_graph_notices_that_the_patch_is_gone():
+def test_a_compiled_model_follows_unpatch():
     model = copy.deepcopy(model_of("llama"))
     compiled = torch.compile(model, backend="eager")
     with torch.no_grad():

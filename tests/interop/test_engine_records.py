@@ -38,7 +38,7 @@ def layer_rope(radians=(1.0, 0.5), magnitude=1.0, axis=(0, 0)) -> LayerRope:
     return LayerRope.of(radians, magnitude, axis, "half")
 
 
-def test_pairs_at_the_end_that_stand_still_are_left_out():
+def test_pairs_at_the_end_with_frequency_0_are_left_out():
     assert layer_rope((1.0, 0.0, 0.5, 1e-30, 0.0), axis=(0, 0, 1, 2, 2)) == LayerRope(
         (1.0, 0.0, 0.5), 1.0, (0, 0, 1), "half"
     )

@@ -140,7 +140,7 @@ def test_what_an_engine_misses_is_named(monkeypatch, engine, packages, folders, 
         ("pass", "no message"),
     ],
 )
-def test_a_runner_that_fails_or_writes_nothing_is_told(monkeypatch, tmp_path, script, last):
+def test_a_runner_that_fails_or_writes_nothing_is_reported(monkeypatch, tmp_path, script, last):
     (tmp_path / "broken.py").write_text(script, encoding="utf-8")
     monkeypatch.setattr(installed, "RUNNERS", tmp_path)
     monkeypatch.setitem(installed.SCRIPTS, "hf", ("broken.py", "transformers"))

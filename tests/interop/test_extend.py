@@ -268,7 +268,7 @@ def test_other_keys_of_a_rope_are_kept():
     assert config["rope_parameters"]["rope_theta"] == 1e6
 
 
-def test_a_scaled_config_is_refused_unless_told_to_overwrite():
+def test_a_scaled_config_is_refused_without_overwrite():
     config = copy.deepcopy(V4)
     lengthen(config, "llama3")
     with pytest.raises(RopeError, match="overwrite=True"):
@@ -307,7 +307,7 @@ def test_a_disagreement_between_engines_about_the_extended_config(kind, options,
     assert all(says in text and "read 2026" in text for text in told)
 
 
-def test_axes_and_a_band_are_told_together():
+def test_axes_and_a_band_are_reported_together():
     config = {
         **V4,
         "model_type": "qwen2_vl_text",
@@ -319,14 +319,14 @@ def test_axes_and_a_band_are_told_together():
     assert "the band is computed for four times the trained length" in told[0]
 
 
-def test_what_no_config_can_say_is_told():
+def test_a_scaling_that_no_config_can_express_is_reported():
     with pytest.warns(UserWarning, match="no config can express it"):
         report = extend(copy.deepcopy(V4), "dynamic_yarn")
     assert "not saved" in str(report)
 
 
-def test_a_layer_type_that_stays_is_not_told_of():
-    """What engines make of local layers was so before."""
+def test_a_layer_type_that_stays_is_not_reported():
+    """An engine that differs in the local layers did so before the extension."""
     ropes = {
         "full_attention": {"rope_theta": 1e6},
         "sliding_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
@@ -346,7 +346,7 @@ def test_a_layer_type_that_stays_is_not_told_of():
     assert not any(text.endswith("; ") for text in told)
 
 
-def test_extend_knows_no_engine():
+def test_extend_imports_no_engine():
     folder = Path(extend_keys.__file__).parent
     for path in folder.glob("*.py"):
         assert "ropewalk.engines" not in path.read_text(encoding="utf-8"), path.name

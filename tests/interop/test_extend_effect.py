@@ -292,7 +292,7 @@ def test_a_model_without_weights_is_extended_too(kind):
         lengthen(other, "yarn")
 
 
-def test_rounded_frequencies_do_not_stand_in_the_way():
+def test_rounded_frequencies_do_not_prevent_patching():
     model = fresh("llama").bfloat16()
     lengthen(model, "yarn")
     assert rotary(model).inv_freq.dtype == torch.float32  # as a newly loaded model has them

@@ -75,7 +75,7 @@ def test_a_family_that_loads_no_scaling_is_refused(kind):
 
 
 @new_only
-def test_a_rotary_module_that_refuses_a_scaling_is_told_and_the_model_stays(monkeypatch):
+def test_a_rotary_module_that_refuses_a_scaling_is_named_and_the_model_stays(monkeypatch):
     monkeypatch.setitem(
         FAMILIES, ERNIE.model_type, replace(FAMILIES[ERNIE.model_type], only_default=False)
     )

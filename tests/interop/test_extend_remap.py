@@ -204,7 +204,7 @@ def test_generate_continues_as_without_a_cache():
     assert torch.equal(cached, plain)
 
 
-def test_nothing_is_saved_and_the_user_is_told(tmp_path):
+def test_nothing_is_saved_and_a_message_says_so(tmp_path):
     model = tiny("llama")
     before, plain = model.config.to_dict(), run(model)
     with pytest.warns(UserWarning, match="not saved"):

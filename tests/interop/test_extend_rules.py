@@ -300,7 +300,7 @@ def test_options_that_a_search_does_not_have_are_refused(method):
         )
 
 
-def test_a_decoder_without_rope_is_told_what_it_lacks():
+def test_a_decoder_without_rope_raises_an_error():
     with pytest.raises(RopeError, match="model: must have layers with RoPE to be remapped"):
         rw.extend(
             rw.Decoder(rw.models.DecoderConfig(61, 24, 32, 2, 4, 2, length=8, encoding="alibi")),

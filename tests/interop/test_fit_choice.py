@@ -244,7 +244,7 @@ def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
     assert said(same, {}) == first
 
 
-def test_one_window_is_said_to_have_no_error_bar():
+def test_one_window_is_reported_to_have_no_error_bar():
     choice = MethodChoice("none", "it is", (), ())
     said_of = lambda **facts: sentences(
         Decision(choice, choice, choice), {**FACTS, **facts}, {}, []

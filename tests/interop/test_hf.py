@@ -245,7 +245,7 @@ def test_gemma3_scales_its_full_layers_alone_and_modernbert_both():
     assert "per_layer=True" in str(error)
 
 
-def test_per_layer_knows_the_layers_that_stand_still():
+def test_per_layer_gives_none_for_layers_that_are_not_rotated():
     cohere = {**LLAMA, "model_type": "cohere2", "sliding_window": 64}
     still = from_hf(cohere, per_layer=True)
     assert still["full_attention"] is None

@@ -209,7 +209,7 @@ def test_llama4_scouts_equal_band_ends_are_accepted():
         ),
     ],
 )
-def test_what_is_not_read_is_told_by_name(keys, told):
+def test_keys_that_are_not_read_are_named(keys, told):
     with pytest.warns(UserWarning, match=told):
         from_hf({**LLAMA, **keys})
     assert any(told in text for text in explain({**LLAMA, **keys}).warnings)

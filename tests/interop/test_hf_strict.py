@@ -163,7 +163,7 @@ def test_keys_of_real_checkpoints_that_do_not_concern_the_rotation_are_read_sile
 @pytest.mark.parametrize(
     ("key", "value"), {"attn_factor": 0.878, "finetuned": True, "extrapolation_factor": 1.0}.items()
 )
-def test_keys_that_only_other_engines_read_are_told(key, value):
+def test_keys_that_only_other_engines_read_are_reported(key, value):
     """DeepSeek-R1-0528-Qwen3-8B has attn_factor, the first YaRN models finetuned."""
     config = {**LLAMA, "rope_scaling": {**YARN, key: value}}
     with pytest.warns(UserWarning, match=f"{key}: not read"):

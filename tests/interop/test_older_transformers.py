@@ -271,7 +271,7 @@ class CountsKeys:
         return dict(vars(self))
 
 
-def test_a_class_that_knows_type_alone_gets_it():
+def test_a_config_class_that_reads_only_type_gets_type():
     config = CountsKeys(
         model_type="llama", head_dim=12, max_position_embeddings=TRAINED, rope_theta=1e4
     )

@@ -41,7 +41,7 @@ class Rotation(torch.nn.Module):
 
 
 def run(module, *inputs, **options):
-    """(outputs of ONNX Runtime, names of the operators)"""
+    """Return the outputs of ONNX Runtime, the names of the operators, and the exported program."""
     import onnxruntime
 
     from ropewalk.interop import onnx

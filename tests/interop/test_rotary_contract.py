@@ -106,7 +106,7 @@ def test_a_table_is_used_as_a_tensor_is(use):
         assert_close(USES[use](ours), USES[use](own), rtol=0, atol=3e-5)
 
 
-def test_a_table_is_a_tensor_to_whoever_asks():
+def test_a_lazy_table_is_an_instance_of_tensor():
     for own, ours in zip(*llama_tables(), strict=True):
         assert isinstance(ours, Tensor)
         assert torch.is_tensor(ours)

@@ -84,7 +84,7 @@ def test_random_weights_decide_nothing(tmp_path):
     ("family", "layout"),
     [("llama", "half"), ("cohere", "interleaved"), ("qwen3", "half"), ("glm4", "interleaved")],
 )
-def test_the_familys_code_counts_for_files_under_its_names(tmp_path, family, layout):
+def test_a_folder_with_the_familys_names_has_the_layout_of_its_code(tmp_path, family, layout):
     found = which_layout(
         folder(tmp_path / "a", {"model_type": family, "partial_rotary_factor": 1.0})
     )

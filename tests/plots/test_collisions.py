@@ -66,7 +66,7 @@ def overlapping(figure) -> list[tuple[str, str]]:
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("config", NAMES)
 @pytest.mark.parametrize("name", plots.FIGURES)
-def test_no_text_lies_on_another(monkeypatch, name, config):
+def test_no_two_texts_overlap(monkeypatch, name, config):
     monkeypatch.setattr(rotation, "PRECISION_POINTS", 3)
     monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
     figure = plots.draw(name, view_of(config))

@@ -148,12 +148,7 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
     losses = ours_by_name(rows, PUBLISHED_NAMES, "model", [trained])
     with_accuracy = {name: (*cells, accuracy[name]) for name, cells in losses.cells.items()}
     beyond = {}
-    for multiple in (
-        1,
-        2,
-        4,
-        8,
-    ):
+    for multiple in (1, 2, 4, 8):
         # RoPE at multiples of its trained length, beside multiples of 512
         length = multiple * trained
         beyond[str(512 * multiple)] = (

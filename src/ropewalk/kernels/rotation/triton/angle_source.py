@@ -123,11 +123,7 @@ def _from_phases(request: Request, x: Tensor) -> AngleSource:
         (steps, None, q_magnitude, k_magnitude),
         position_strides=_position_strides(request.positions),
         # (batch, token, pair)
-        angle_strides=(
-            steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0,
-            0,
-            1,
-        ),
+        angle_strides=(steps.stride(0) if steps.ndim > 1 and len(steps) > 1 else 0, 0, 1),
         magnitude_stride=1 if isinstance(q_magnitude, Tensor) and q_magnitude.numel() > 1 else 0,
         # int32 entries have half the size of int64, so one load reads twice as many
         axes=None if spec_tables.axis_of_pair is None else spec_tables.axis_of_pair.to(torch.int32),
