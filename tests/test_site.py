@@ -352,7 +352,7 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
 
 
 def test_every_public_name_has_a_docstring():
-    kept_elsewhere = (dict,)  # a registry is told about in the reference
+    kept_elsewhere = (dict,)  # the reference describes a registry
     bare = [
         name
         for name in rw.__all__

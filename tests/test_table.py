@@ -284,13 +284,13 @@ def test_any_magnitude_reaches_the_table(magnitude):
     )
 
 
-def test_a_length_nobody_asked_for_changes_nothing():
+def test_a_length_changes_nothing_for_a_scaling_that_does_not_depend_on_it():
     positions = torch.arange(1100)
     for spec in (PLAIN, RopeSpec(10, scaling=fq.Yarn(factor=4.0)), RopeSpec(10, scaling=fq.XPos())):
         plain = cos_sin(spec, positions, dtype=torch.float64)
         for length in (5, torch.tensor(5000)):
-            told = cos_sin(spec, positions, length=length, dtype=torch.float64)
-            assert all(torch.equal(a, b) for a, b in zip(told, plain, strict=True))
+            with_length = cos_sin(spec, positions, length=length, dtype=torch.float64)
+            assert all(torch.equal(a, b) for a, b in zip(with_length, plain, strict=True))
 
 
 @pytest.mark.parametrize("exponent", [1, 0, -1])

@@ -1,4 +1,6 @@
-"""Every row of mistakes.toml: its numbers differ somewhere, and are told apart from all other rows."""
+"""Every row of mistakes.toml: its numbers differ from the right ones, and from those of all other
+rows.
+"""
 
 import pytest
 

@@ -204,7 +204,7 @@ def spoil_rope(draw: random.Random, config: dict, ropes: list[dict]) -> tuple[st
             (each or {}).pop(key, None)
     if value != "absent":
         rope[key] = value
-    # swapped ends are told by the larger of the two
+    # swapped ends are reported by the larger of the two
     pairs = {"beta_slow": "beta_fast", "low_freq_factor": "high_freq_factor"}
     return (key, pairs[key]) if key in pairs else (key,)
 

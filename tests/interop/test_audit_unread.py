@@ -196,8 +196,8 @@ ROPES = {
 def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transformers):
     config = {**SIZES, "model_type": model_type, "head_dim": 64, "rope_parameters": ROPES}
     others = "not known" if model_type == "apertus" else "refused"
-    told = problems(config)
-    assert (told["hf"], told["vllm"], told["sglang"]) == (transformers, others, others)
+    verdicts = problems(config)
+    assert (verdicts["hf"], verdicts["vllm"], verdicts["sglang"]) == (transformers, others, others)
     if transformers == "runs":
         for theta in ({}, {"rope_theta": 5e5}):
             radians = found({**config, **theta})["hf"].radians

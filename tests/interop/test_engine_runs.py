@@ -141,7 +141,7 @@ def test_the_committed_files_belong_together():
         for layer_type in found
     }
     ids = {(row.name, row.length, row.max_model_len): row.id for row in ROWS.values()}
-    told = {
+    computed = {
         (
             line["engine"],
             ids[line["config"], line["length"], line["max_model_len"]],
@@ -149,7 +149,7 @@ def test_the_committed_files_belong_together():
         )
         for line in lines
     }
-    assert told == recorded
+    assert computed == recorded
 
 
 @pytest.mark.parametrize("engine", ENGINES)

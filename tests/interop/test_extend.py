@@ -37,7 +37,7 @@ from ropewalk.interop.extend import keys as extend_keys
 from ropewalk.interop.extend.keys import kinds
 from ropewalk.interop.extend.model import extend
 
-#: kinds that other engines compute otherwise, and that is told
+#: kinds that other engines compute otherwise, which `extend` reports
 DISPUTED = ("dynamic", "longrope", "dynamic_yarn")
 EVERYONE = {"vLLM", "SGLang", "mlx-lm", "llama.cpp"}
 
@@ -302,9 +302,11 @@ def test_a_disagreement_between_engines_about_the_extended_config(kind, options,
         warnings.simplefilter("error")
         report = extend(config, kind, factor=FACTOR, **options)
     assert report.disagreements == ()
-    told = disagreements(config, layer_types=report.specs, max_model_len=round(FACTOR * TRAINED))
-    assert {text.split(" at ")[0] for text in told} == engines
-    assert all(says in text and "read 2026" in text for text in told)
+    messages = disagreements(
+        config, layer_types=report.specs, max_model_len=round(FACTOR * TRAINED)
+    )
+    assert {text.split(" at ")[0] for text in messages} == engines
+    assert all(says in text and "read 2026" in text for text in messages)
 
 
 def test_axes_and_a_band_are_reported_together():
@@ -314,9 +316,9 @@ def test_axes_and_a_band_are_reported_together():
         "rope_scaling": {"type": "mrope", "mrope_section": [2, 2, 2]},
     }
     lengthen(config, "yarn")
-    told = disagreements(config)
-    assert [text.split(" at ")[0] for text in told] == ["vLLM", "mlx-lm"]
-    assert "the band is computed for four times the trained length" in told[0]
+    messages = disagreements(config)
+    assert [text.split(" at ")[0] for text in messages] == ["vLLM", "mlx-lm"]
+    assert "the band is computed for four times the trained length" in messages[0]
 
 
 def test_a_scaling_that_no_config_can_express_is_reported():
@@ -340,10 +342,10 @@ def test_a_layer_type_that_stays_is_not_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         report = extend(config, "linear", factor=FACTOR)
-    told = disagreements(config, layer_types=report.specs)
-    assert any("linear: not" in text for text in told)
-    assert not any("dynamic" in text for text in told)
-    assert not any(text.endswith("; ") for text in told)
+    messages = disagreements(config, layer_types=report.specs)
+    assert any("linear: not" in text for text in messages)
+    assert not any("dynamic" in text for text in messages)
+    assert not any(text.endswith("; ") for text in messages)
 
 
 def test_extend_imports_no_engine():

@@ -107,7 +107,7 @@ def test_pass_keys_of_one_length_are_one_pass_and_missing_ones_are_measured_late
 
 
 def test_a_decoder_searches_longrope_with_as_many_candidates_as_it_says(monkeypatch):
-    model, told, read = decoder(), [], []
+    model, reported, read = decoder(), [], []
     losses = Reader.losses
     monkeypatch.setattr(
         Reader, "losses", lambda self, tokens: (read.append(tokens.shape), losses(self, tokens))[1]
@@ -120,10 +120,10 @@ def test_a_decoder_searches_longrope_with_as_many_candidates_as_it_says(monkeypa
         methods=["longrope"],
         search=32,
         long_ppl=False,
-        report=told.append,
+        report=reported.append,
     )
     # two rounds of 16 after the first candidates
-    assert told[0].text == "longrope: search with up to 48 candidates"
+    assert reported[0].text == "longrope: search with up to 48 candidates"
     # windows of the unchanged model, whose short text is part of the long one, and of longrope
     measured = 2 * 1 + 2 * 2
     assert 6 < len(read) - measured <= 48

@@ -1,4 +1,4 @@
-"""What is wrong is refused by its own name, and what is not read is told."""
+"""A wrong key is refused by its own name, and a key that is not read is named in a warning."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_llama4_scouts_equal_band_ends_are_accepted():
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "warning"),
     [
         (
             {
@@ -209,7 +209,7 @@ def test_llama4_scouts_equal_band_ends_are_accepted():
         ),
     ],
 )
-def test_keys_that_are_not_read_are_named(keys, told):
-    with pytest.warns(UserWarning, match=told):
+def test_keys_that_are_not_read_are_named(keys, warning):
+    with pytest.warns(UserWarning, match=warning):
         from_hf({**LLAMA, **keys})
-    assert any(told in text for text in explain({**LLAMA, **keys}).warnings)
+    assert any(warning in text for text in explain({**LLAMA, **keys}).warnings)

@@ -1,4 +1,4 @@
-"""Compile a Triton kernel without a GPU, for sm_90 unless told, specialised as a launch would; read
+"""Compile a Triton kernel without a GPU, for sm_90 by default, specialised as a launch would; read
 its machine code.
 """
 

@@ -92,7 +92,7 @@ def test_sliding_by_the_width_of_all_is_one_piece(windows):
 
 
 class Knows:
-    """Answers the pass key where it was told in the last `reach` tokens, and 0 elsewhere."""
+    """Answers the pass key where it was stated in the last `reach` tokens, and 0 elsewhere."""
 
     def __init__(self, reach):
         self.reach = reach

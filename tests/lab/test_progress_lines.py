@@ -44,16 +44,16 @@ def test_trainings_are_told_in_lines(capsys, tmp_path, monkeypatch, seconds, qui
     )
 
 
-@pytest.mark.parametrize(("age", "told"), [(14.5, "rope-0 step 20 loss 2.50"), (15.5, "running")])
+@pytest.mark.parametrize(("age", "shown"), [(14.5, "rope-0 step 20 loss 2.50"), (15.5, "running")])
 def test_a_training_that_wrote_nothing_for_15_seconds_is_not_told(
-    capsys, tmp_path, monkeypatch, age, told
+    capsys, tmp_path, monkeypatch, age, shown
 ):
     monkeypatch.setattr(jobs, "LINES", 0.0)
     path, now = training_log(tmp_path), time.time()
     os.utime(path, (now - age, now - age))
     monkeypatch.setattr(jobs, "time", SimpleNamespace(time=lambda: now, monotonic=time.monotonic))
     jobs._Status("encodings", 4, 1, quiet=False).show_trainings(tmp_path)
-    assert capsys.readouterr().err == f"encodings: {told} (1 of 4)\n"
+    assert capsys.readouterr().err == f"encodings: {shown} (1 of 4)\n"
 
 
 def test_a_line_comes_at_least_every_twenty_seconds():
@@ -124,8 +124,8 @@ def test_a_terminal_has_one_line_that_changes(monkeypatch, enabled):
 
 
 def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatch):
-    told = []
-    board = SimpleNamespace(add_scalar=lambda *values: told.append(values))
+    added = []
+    board = SimpleNamespace(add_scalar=lambda *values: added.append(values))
     monkeypatch.setattr(log, "_tensorboard", lambda folder: board)
     line = {
         "step": 3,
@@ -135,7 +135,7 @@ def test_tensorboard_gets_every_number_of_a_row_at_its_step(tmp_path, monkeypatc
         "evaluation": {"valid": {"count": 4}},
     }
     Log(tmp_path, tensorboard=True).write([line])
-    assert told == [("loss", 2.5, 3), ("evaluation/valid/count", 4, 3)]
+    assert added == [("loss", 2.5, 3), ("evaluation/valid/count", 4, 3)]
 
 
 def test_a_file_is_written_with_the_folders_it_needs(tmp_path):

@@ -52,11 +52,15 @@ def test_recalibration_lowers_the_loss_and_repeats():
 
 def test_every_step_is_told_with_its_own_loss():
     torch.manual_seed(0)
-    model, told = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
+    model, reported = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
     losses = recalibrate(
-        model, torch.arange(12).repeat(8, 1) % 5, 4, rate=1e-2, log=lambda *step: told.append(step)
+        model,
+        torch.arange(12).repeat(8, 1) % 5,
+        4,
+        rate=1e-2,
+        log=lambda *step: reported.append(step),
     )
-    assert told == list(enumerate(losses))
+    assert reported == list(enumerate(losses))
     assert len(set(losses)) == 4
 
 

@@ -109,11 +109,11 @@ def test_the_pass_key_is_told_once(length):
 
 def test_only_one_of_several_needles_is_asked_for():
     for text, counted in rows("needle", 300, needles=4):
-        told = re.findall(r"The number of (\w+) is (\d{5})\.", text)
+        stated = re.findall(r"The number of (\w+) is (\d{5})\.", text)
         asked = re.search(r"The number of (\w+) is (\d{5})$", text).groups()
         # the number must not be known without the name
-        assert len(dict(told)) == len(set(dict(told).values())) == 4
-        assert dict(told)[asked[0]] == asked[1] == counted
+        assert len(dict(stated)) == len(set(dict(stated).values())) == 4
+        assert dict(stated)[asked[0]] == asked[1] == counted
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "induction"])
@@ -121,13 +121,13 @@ def test_depth_places_what_is_asked_for(name):
     length, found = 400, []
     for depth in (0.0, 0.5, 1.0):
         text, counted = rows(name, length, depth=depth)[0]
-        told = {
+        stated = {
             "passkey": f"is {counted}",
             "needle": f"is {counted}",
             "recall": text[-2:],
             "induction": text[-2:],
         }[name]
-        found.append(text.index(told) / length)
+        found.append(text.index(stated) / length)
     assert found[0] < 0.1
     assert 0.3 < found[1] < 0.6
     assert found[2] > 0.75

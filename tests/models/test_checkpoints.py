@@ -163,7 +163,7 @@ KEYS = "model.layers.0.self_attn.k_proj.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda w: w.pop(KEYS), f"missing: {KEYS}"),
         (lambda w: w.pop(NORM), f"missing: {NORM}"),
@@ -184,9 +184,9 @@ KEYS = "model.layers.0.self_attn.k_proj.weight"
         (lambda w: w.update({NORM.removeprefix("model."): torch.zeros(10)}), "the same weight"),
     ],
 )
-def test_a_weight_that_does_not_fit_is_named(folder, change, told):
+def test_a_weight_that_does_not_fit_is_named(folder, change, message):
     rewrite(folder, change)
-    with pytest.raises(RopeError, match=told):
+    with pytest.raises(RopeError, match=message):
         checkpoints.load(folder)
 
 

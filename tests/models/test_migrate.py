@@ -1,5 +1,5 @@
-"""Migration: what is not positional goes over bit by bit, what becomes of the rest is told, and
-what is frozen stays.
+"""Migration: weights that are not positional are copied bit by bit, the report lists the others, and
+frozen weights stay.
 """
 
 import pytest

@@ -78,8 +78,8 @@ def compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """
     from torch.nn.attention import flex_attention as module
 
-    # after 8 compilations, for other masks or other gradients, torch would use the uncompiled
-    # functions, unless it can be told
+    # after 8 compilations, for other masks or other gradients, torch uses the uncompiled functions;
+    # newer releases of torch have an argument for a higher limit
     more: dict[str, Any] = (
         {"recompile_limit": 64}
         if "recompile_limit" in inspect.signature(torch.compile).parameters

@@ -63,7 +63,7 @@ def doctor(
         for line in rest:
             say(line, style=STYLES.get(line.split(":")[0], ""))
         if out is not None:
-            told = "nothing to write" if found.corrected is None else f"written: {out}"
-            say("", told)
+            outcome = "nothing to write" if found.corrected is None else f"written: {out}"
+            say("", outcome)
     if found.exit_status:
         raise SystemExit(found.exit_status)

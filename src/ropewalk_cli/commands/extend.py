@@ -83,8 +83,8 @@ def extend(
             name: {"before": before, "after": after}
             for name, (before, after) in report.changes.items()
         }
-        told = [*report.disagreements, *_engines(new_config, report)]
-        notes = {"disagreements": told, "notes": list(report.notes)}
+        lines = [*report.disagreements, *_engines(new_config, report)]
+        notes = {"disagreements": lines, "notes": list(report.notes)}
         print(
             json_format.dumps(
                 {"kind": kind, "factor": factor, "changes": changes, **notes, "config": new_config},
