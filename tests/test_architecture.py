@@ -1,5 +1,5 @@
-"""The shape of the package: floors import downward, `import ropewalk` stays light, nothing runs
-foreign code.
+"""The structure of the package: a module imports from its own ring and from inner rings alone,
+`import ropewalk` loads little, and nothing runs foreign code.
 """
 
 import ast

@@ -1,4 +1,6 @@
-"""The search of the site: Chinese without spaces is found, and the page asks as the index answers."""
+"""The search of the site: Chinese without spaces is found, and the page splits a query as the index
+splits the text.
+"""
 
 import json
 import shutil

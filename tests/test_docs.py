@@ -1,6 +1,4 @@
-"""The documents keep their word: every Python block runs, every link leads somewhere, every part
-and scaling is named.
-"""
+"""The documents: every Python block runs, every link has a target, every part and scaling is named."""
 
 import re
 import warnings

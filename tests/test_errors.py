@@ -1,5 +1,5 @@
-"""The one error says which field, which rule and which value; the four checkers let nothing else
-through.
+"""RopeError names the field, the rule and the value; `number`, `integer`, `flag` and `choice` accept
+what their rule says and nothing else.
 """
 
 import copy

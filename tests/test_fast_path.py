@@ -1,5 +1,5 @@
-"""Known kinds of calls: the second call of a kind skips the checks, and one that looks alike but is
-not does not.
+"""Known kinds of calls: the second call of a kind skips the checks, and a call of a similar but
+different kind does not.
 """
 
 import pytest

@@ -1,4 +1,6 @@
-"""The native library is built by whatever compiler there is, and its absence is said, not fatal."""
+"""The native library is built by the compiler of the machine; without one the build goes on and says
+so.
+"""
 
 import os
 import shutil

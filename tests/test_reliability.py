@@ -1,5 +1,5 @@
-"""One test for each way rotary embeddings have failed in the wild that these floors could fail in
-too: numbers and state.
+"""One test for each known failure of other libraries that the definition, the tables and the
+rotation could have too: numbers and state.
 
 Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
 measured in transformers. Shapes and meanings are in test_reliability_calls.py; configs and files

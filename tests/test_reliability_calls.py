@@ -1,5 +1,5 @@
-"""One test for each way rotary embeddings have failed in the wild that these floors could fail in
-too: shapes and calls.
+"""One test for each known failure of other libraries that the definition, the tables and the
+rotation could have too: shapes and calls.
 
 Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
 measured in transformers. Item 21, strides beyond 32 bits, is in test_rotation.py; item 39,

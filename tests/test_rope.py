@@ -1,4 +1,4 @@
-"""Rope, the module: nothing in it to lose, whatever a training script does to modules."""
+"""Rope, the module: it has no state, so nothing that a training script does to modules changes it."""
 
 from __future__ import annotations
 

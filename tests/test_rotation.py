@@ -1,6 +1,4 @@
-"""Where the tokens are, how x lies in memory, and in place or not: none of it changes a bit of the
-result.
-"""
+"""The token axis, the strides of x, and in place or not: none of these changes a bit of the result."""
 
 from __future__ import annotations
 

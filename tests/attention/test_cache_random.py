@@ -1,5 +1,5 @@
-"""Random lives of a cache against a list of tokens for each row, to which the same things happen
-one by one.
+"""Random sequences of operations on a cache, compared with the same operations on a list of tokens
+for each row.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""kill -9 at any moment: the run that goes on is, bit for bit, the run that was never touched."""
+"""kill -9 at any moment: the run that continues equals, bit for bit, a run that was not killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What noise covers is not ranked."""
+"""Differences within noise are ties: paired comparisons and their standard errors."""
 
 import math
 

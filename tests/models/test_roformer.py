@@ -1,5 +1,5 @@
 """RoFormer against transformers: the same logits, gradients and words from the same weights, and
-past where that stops.
+lengths beyond transformers' table of positions.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""No text of a figure lies on another, whatever the config: the boxes are measured after the figure
+"""No two texts of a figure overlap, whatever the config: their boxes are measured after the figure
 is drawn.
 """
 
