@@ -182,12 +182,12 @@ def path(look: Look) -> Any:
     """Draw the scores of equal q and k: by RoPE, and by PaTH with reflections at two tokens."""
     size, dim = 48, 16
     q = torch.ones(1, 1, size, dim, dtype=torch.float64)
-    turned = rw.Rope(rw.RopeSpec(dim)).rotate(q, torch.arange(size))[0, 0]
+    rotated = rw.Rope(rw.RopeSpec(dim)).rotate(q, torch.arange(size))[0, 0]
     w = torch.nn.functional.one_hot(torch.arange(size) % dim, dim).double()
     beta = torch.zeros(size, dtype=torch.float64)
     w[16], w[32], beta[16], beta[32] = 1 / math.sqrt(dim), 1 / math.sqrt(dim), 2.0, 1.0
     by_path = path_scores(q[0, 0], q[0, 0], w, beta)
-    maps = {"RoPE": (turned @ turned.mT).tril(), "PaTH, β = 2 at 16 and 1 at 32": by_path}
+    maps = {"RoPE": (rotated @ rotated.mT).tril(), "PaTH, β = 2 at 16 and 1 at 32": by_path}
     return methods.score_maps(maps, label="score", look=look)
 
 

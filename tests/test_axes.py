@@ -241,7 +241,7 @@ class TestMixed:
 
     @staticmethod
     def definition(x, mixed, positions):
-        """Complex numbers: pair p of head h turns by mixed[h, p] . (first coordinate, second
+        """Complex numbers: pair p of head h rotates by mixed[h, p] . (first coordinate, second
         coordinate).
         """
         angle = torch.einsum("hpa,abs->bhsp", mixed, positions.to(mixed.dtype))

@@ -185,7 +185,7 @@ def test_linear(name, backend, scale, start):
 @every_layout
 @every_scaling
 def test_backward_is_the_transpose(name, layout, layout_out):
-    """<Rx, y> = <x, R^T y>, and R^T turns back with the same magnitude: it is the inverse times its
+    """<Rx, y> = <x, R^T y>, and R^T rotates back with the same magnitude: it is the inverse times its
     square.
     """
     spec = sample_spec(name, layout=layout, layout_out=layout_out)

@@ -245,7 +245,7 @@ def test_item_16_w10_meta_then_to_empty():
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_16_numbers_asked_for_on_meta_are_real(name):
-    """A model under construction on meta reads frequencies and scales, and turns real tensors;
+    """A model under construction on meta reads frequencies and scales, and rotates real tensors;
     later calls are not spoilt.
     """
     spec = sample_spec(name, "chunked", theta=6_666.0)

@@ -63,7 +63,7 @@ def test_tokens_may_be_on_any_axis(order, rows, layout, backend):
     ],
 )
 def test_fewer_and_more_axes(shape, seq_dim, backend):
-    """[S, D], [B, S, D], packed [T, H, D], five axes: every token turns by its own position."""
+    """[S, D], [B, S, D], packed [T, H, D], five axes: every token is rotated by its own position."""
     spec = sample_spec()
     x = torch.randn(shape)
     run_by = backend_or_skip(backend, x, spec, seq_dim)

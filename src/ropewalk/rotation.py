@@ -190,7 +190,7 @@ def rotate_by(
     """
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)
-    seq_dim = check_tensor("x", x, seq_dim, None)
+    seq_dim = check_tensor("x", x, seq_dim, head_dim=None)
     check_tables(x, cos, sin, integer("start", start, low=0), seq_dim)
     return run((x,), TableRequest(cos, sin, seq_dim, layout, layout_out, start), inplace, backend)[
         0

@@ -111,7 +111,7 @@ def tables_at(
     # a fill on the device, not a copy from the host
     length = length if isinstance(length, Tensor) else torch.full((), length, device=device)
     frequencies = ladder(spec, length)
-    return Tables(frequencies, phase_steps(frequencies.radians), cached.axis_of_pair, None)
+    return Tables(frequencies, phase_steps(frequencies.radians), cached.axis_of_pair, levels=None)
 
 
 def cos_sin(

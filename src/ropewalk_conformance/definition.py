@@ -180,8 +180,8 @@ def _scaled(rope: Rope, length: int | None, wrong: Wrong) -> Numbers:
             return plain
         return [w / f for w, f in zip(plain, factors, strict=False)]
     if kind == "proportional":
-        turning = int(scaling["fraction"] * d) // 2
-        return [w / s if i < turning else 0.0 for i, w in enumerate(plain)]
+        rotating = int(scaling["fraction"] * d) // 2
+        return [w / s if i < rotating else 0.0 for i, w in enumerate(plain)]
     return plain
 
 
@@ -501,7 +501,7 @@ def attention(
     if wrong.get("documents") == "continued":
         positions = [list(range(len(line))) for line in documents]
         positions = [positions] * 3 if rope["axes"] is not None else positions
-    cos, sin = tables(rope, positions, None, wrong)
+    cos, sin = tables(rope, positions, length=None, wrong=wrong)
     q, k = (rotate(given[name], cos, sin, rope, wrong) for name in "qk")
     v, scale = given["v"], softmax_scale(rope, wrong)
     out = []
@@ -564,7 +564,7 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
         steps = [[line[0]] * len(line) for line in steps]
     size = {"magnitude": "keep"}.get(kind or "", "none")
     unit = dict(wrong) if size == "keep" else {**wrong, "magnitude": "none"}
-    cos, sin = tables(rope, steps, None, unit)
+    cos, sin = tables(rope, steps, length=None, wrong=unit)
     return rotate(given["k"], cos, sin, rope, unit)
 
 

@@ -216,8 +216,7 @@ class CosSin(Kind):
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
         size = case["attention_factor"]["float"]
         error = tolerance["absolute"] + ROUNDING.get(dtype, 0.0)
-        turned = flat(angles(case))
-        return [size * (error + tolerance["per_radian"] * a) for a in turned] * 2
+        return [size * (error + tolerance["per_radian"] * a) for a in flat(angles(case))] * 2
 
     def label(self, case: Case, index: int) -> str:
         pairs, tokens = len(case["cos"][0][0]), len(case["cos"][0])
@@ -307,8 +306,8 @@ class Rotate(Kind):
         cos, sin = definition.tables(rope, case["positions"], _length(case), wrong)
         scale = given.get("q_scale", 1.0)
         tokens = given["q"][0][0]
-        turned = definition.rotate([[tokens]], [cos[0]], [sin[0]], rope, wrong)
-        return [scale * value for value in flat(turned)]
+        rotated = definition.rotate([[tokens]], [cos[0]], [sin[0]], rope, wrong)
+        return [scale * value for value in flat(rotated)]
 
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
         rope = rope_of(case, wrong)
@@ -341,10 +340,10 @@ class Rotate(Kind):
         rope, given, size = case["rope"], case["rotation"], case["attention_factor"]["float"]
         error = tolerance["absolute"] + ROUNDING.get(dtype, 0.0)
         out: Numbers = []
-        turned = angles(case)
+        angles_by_row = angles(case)
         for name in "qk":
             scale = given.get(f"{name}_scale", 1.0)
-            for heads, row in zip(given[name], turned, strict=True):
+            for heads, row in zip(given[name], angles_by_row, strict=True):
                 lines = [[scale * error] * rope["head_dim"] for _ in row]
                 for line, angle in zip(lines, row, strict=True):
                     for (a, b), radians in zip(definition.places_of(rope), angle, strict=True):

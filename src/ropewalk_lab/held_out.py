@@ -96,7 +96,7 @@ def measure(
         # each rank has a part of every row; otherwise each rank has evaluated all rows
         loss, hits, count = parallel.total(loss, hits, count)
     if not count:
-        return Measured(None, None, 0, tuple(choices))
+        return Measured(loss=None, accuracy=None, count=0, choices=tuple(choices))
     return Measured(loss / count, hits / count, int(count), tuple(choices))
 
 

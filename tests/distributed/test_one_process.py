@@ -303,7 +303,7 @@ def test_torchs_engine_takes_float32_if_every_head_has_keys_of_its_own(batch):
         "OnCuda", (), {"device": torch.device("cuda"), "dtype": q.dtype, "shape": q.shape}
     )()
     shared = type("OnCuda", (), {"shape": torch.Size((batch, 2, 8, 6))})()
-    plain = Masking(None, 1.0, True, None)
+    plain = Masking(bias=None, scale=1.0, causal=True, window=None)
     assert context_parallel.torch_why_not(cuda, cuda, plain, "head_tail") is None
     assert "share keys" in context_parallel.torch_why_not(cuda, shared, plain, "head_tail")
 
@@ -311,5 +311,7 @@ def test_torchs_engine_takes_float32_if_every_head_has_keys_of_its_own(batch):
 def test_a_torch_without_context_parallel_says_so(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     cuda = type("OnCuda", (), {"device": torch.device("cuda")})()
-    reason = context_parallel.torch_why_not(cuda, cuda, Masking(None, 1.0, True, None), "head_tail")
+    reason = context_parallel.torch_why_not(
+        cuda, cuda, Masking(bias=None, scale=1.0, causal=True, window=None), "head_tail"
+    )
     assert reason == "this torch has no context parallel"

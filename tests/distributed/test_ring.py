@@ -224,7 +224,7 @@ def test_a_length_that_does_not_divide_is_refused_with_the_fix(kind, seq, longer
 @pytest.mark.parametrize("kind", SHARD_KINDS)
 @pytest.mark.parametrize("tile", [1, 3, 64])
 def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal, window):
-    masking, world, seq = Masking(None, 1.0, causal, window), 3, 24
+    masking, world, seq = Masking(bias=None, scale=1.0, causal=causal, window=window), 3, 24
     times = torch.zeros(seq, seq, dtype=torch.int64)
     for ours in (shard_positions(seq, rank, world, kind) for rank in range(world)):
         for theirs in (shard_positions(seq, rank, world, kind) for rank in range(world)):
@@ -247,7 +247,7 @@ def test_tiles_hold_every_visible_pair_once_and_none_is_empty(tile, kind, causal
 
 
 def test_causality_skips_as_many_tiles_on_every_rank_of_head_tail():
-    masking, world, seq, tile = Masking(None, 1.0, True, None), 4, 64, 8
+    masking, world, seq, tile = Masking(bias=None, scale=1.0, causal=True, window=None), 4, 64, 8
     every = [spans(shard_positions(seq, rank, world, "head_tail"), tile) for rank in range(world)]
     seen = [
         sum(not masking.hides(q, k) for other in every for q in ours for k in other)
@@ -262,7 +262,7 @@ def test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size(size):
     allowed = torch.rand(7, 7) > 0.5
     allowed[2] = False
     allowed[:, 0], allowed[2, 0] = True, False
-    masking = Masking(None, 0.5, False, None)
+    masking = Masking(bias=None, scale=0.5, causal=False, window=None)
     out, log_sum = torch.zeros(1, 3, 7, 4).double(), torch.full((1, 3, 7), -math.inf).double()
     for part in (slice(0, 1), slice(1, 5), slice(5, 7)):
         merge(
@@ -324,7 +324,11 @@ def test_torch_says_why_not(reason, change):
 
 
 def test_the_engine_is_chosen_with_a_reason(alone):
-    here, cuda, plain = torch.randn(1, 2, 4, 6), on_cuda(1, 2, 4, 6), Masking(None, 1.0, True, None)
+    here, cuda, plain = (
+        torch.randn(1, 2, 4, 6),
+        on_cuda(1, 2, 4, 6),
+        Masking(bias=None, scale=1.0, causal=True, window=None),
+    )
     assert pick_engine(here, here, plain, "head_tail") == (
         "ring",
         torch_why_not(here, here, plain, "contiguous"),

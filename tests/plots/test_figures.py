@@ -156,7 +156,7 @@ def check_beyond(figure):
         assert (x[0], x[-1]) == (0, SERVED)
     for dimension, value in enumerate((np.cos, np.sin)):
         x, y = curve(figure, dimension, 1)
-        assert y == pytest.approx(value(x))  # the fastest pair turns by one radian a position
+        assert y == pytest.approx(value(x))  # the fastest pair rotates by one radian a position
         assert x[0] < TRAINED < x[-1]
     assert labels(figure, 1) == ["dimension 0", "dimension 1"]
     for ax in figure.axes:

@@ -78,7 +78,7 @@ class LatentAttention(SoftmaxAttention):
                 rule = "must be None: LatentAttention rotates only a part of each query and key"
                 raise RopeError(name, rule, getattr(choices, name))
         head_dim = nope_dim + rope_dim
-        heads = head_sizes(model_dim, num_heads, None, head_dim)
+        heads = head_sizes(model_dim, num_heads, num_kv_heads=None, head_dim=head_dim)
         super().__init__(heads, rotary, choices)
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = (
             kv_rank,

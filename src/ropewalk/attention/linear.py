@@ -295,7 +295,9 @@ class LinearAttention(nn.Module):
         chunk: int = CHUNK,
     ) -> None:
         super().__init__()
-        self.num_heads, _, self.head_dim = head_sizes(model_dim, num_heads, None, head_dim)
+        self.num_heads, _, self.head_dim = head_sizes(
+            model_dim, num_heads, num_kv_heads=None, head_dim=head_dim
+        )
         choice("form", form, FORMS)
         if isinstance(phi, str):
             choice("phi", phi, FEATURE_MAPS)

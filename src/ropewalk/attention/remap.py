@@ -82,8 +82,8 @@ def _near_and_far(
     `slowdown`.
     """
     return [
-        Piece(q, k, Band(q, k, None, window)),
-        Piece(far_q, far_k, Band(q, k, window, None), slowdown),
+        Piece(q, k, Band(q, k, high=window)),
+        Piece(far_q, far_k, Band(q, k, low=window), slowdown),
     ]
 
 

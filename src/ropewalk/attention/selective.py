@@ -228,7 +228,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
             # padding adds nothing and lets nothing decay
             k, log_decay = k * order.real[:, None, :, None], log_decay * order.real[:, None]
         if order is not None and order.documents is not None:
-            seen = visible_keys(x.shape[1], x.shape[1], order, None, x.device)
+            seen = visible_keys(x.shape[1], x.shape[1], order, real=None, device=x.device)
             out, kv_state = linear_by_sums(q, k, v, steps, log_decay, seen=seen)
         else:
             # one token needs no sums

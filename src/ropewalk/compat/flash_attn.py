@@ -94,7 +94,7 @@ def apply_rotary_emb_qkv_(
     qkv is [B, S, 3, H, D], or [B, S, q heads + 2 * k heads, D] with `num_heads_q`.
     """
     q, k = _queries_and_keys(qkv, num_heads_q)
-    rows = _rows(q, seqlen_offsets, None)
+    rows = _rows(q, seqlen_offsets, cu_seqlens=None)
     given = {
         "cos": cos,
         "sin": sin,

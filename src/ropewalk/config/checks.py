@@ -64,7 +64,7 @@ def rope_objects(config: Mapping[str, Any]) -> RopeObjects:
         bool(v5) and v5.keys() <= set(layer_types(config))
     )
     if not is_nested:
-        return RopeObjects(v5, v4, None, ())
+        return RopeObjects(v5, v4, by_layer_type=None, stray=())
     return RopeObjects(v5, v4, layers, tuple(key for key in v5 if key not in layers))
 
 

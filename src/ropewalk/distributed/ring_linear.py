@@ -82,7 +82,7 @@ def ring_linear_attention(
     this rank's tokens, or after all tokens if not causal or if the rank has none. To continue the
     sequence, use the state of the rank that has the last token.
     """
-    check_linear(q, k, v, rope, form, phi, None, chunk)
+    check_linear(q, k, v, rope, form, phi, state=None, chunk=chunk)
     scale = checked_scale(scale, q, form)
     if rope.spec.needs_length:
         rule = (
@@ -90,7 +90,7 @@ def ring_linear_attention(
             "ring_attention"
         )
         raise RopeError("scaling", rule, rope.spec.scaling)
-    check_token_masks(q.shape[0], q.shape[-2], padding, None)
+    check_token_masks(q.shape[0], q.shape[-2], padding, documents=None)
     check_order(order, q.shape[-2])
     ring = Ring(group)
     sizes = {

@@ -109,8 +109,10 @@ def _compute_tables(spec: RopeSpec) -> _SpecTables:
     """Return, for queries and for keys, one table of cos and sin for each digit of a position, and
     the magnitude.
     """
-    levels.check_spec(spec, None)
-    magnitudes = {is_key: levels.magnitude_of(spec, None, is_key) for is_key in (False, True)}
+    levels.check_spec(spec, length=None)
+    magnitudes = {
+        is_key: levels.magnitude_of(spec, length=None, key=is_key) for is_key in (False, True)
+    }
     steps = tuple(step % TURN for step in fixed_frequencies(spec, CPU)[1].tolist())
     tables = {
         is_key: levels.levels(steps, magnitude, DIGITS, "float64")

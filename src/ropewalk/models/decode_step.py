@@ -234,7 +234,7 @@ class DecodeStep:
         linear, spec = attention.qkv_proj, plain_spec(attention)
         axes = (spec.num_axes,) if spec.num_axes > 1 else ()
         qk_norm_rope(
-            invariant_launch.product(x, linear.weight, linear.bias, None, False),
+            invariant_launch.product(x, linear.weight, linear.bias, residual=None, gate=False),
             spec=spec,
             positions=self.positions.expand(*axes, -1),
             heads=(attention.num_heads, attention.num_kv_heads),

@@ -166,7 +166,7 @@ class Decoder(nn.Module):
         """
         if targets is not None:
             check_targets(targets, tokens, self.config.vocab_size)
-        x, routes = self._run(tokens, positions, padding, documents, None)
+        x, routes = self._run(tokens, positions, padding, documents, caches=None)
         targets = next_tokens(tokens, padding, documents) if targets is None else targets
         loss = token_loss(x.flatten(0, 1), self.head_weight, targets.flatten())
         if routes and self.config.router_aux_coef:

@@ -207,7 +207,7 @@ class PackedLinearAttention(PackedAttention):
                 )
         batch, seq = x.shape[:2]
         at = self.token_positions(positions, padding, documents, cache, batch, seq, x.device)
-        return Attended(self.attend(x, at, padding, documents, cache), None)
+        return Attended(self.attend(x, at, padding, documents, cache), weights=None)
 
     def backend_for(self, x: Tensor, **masks: Any) -> tuple[str, str]:
         """Raise a RopeError: linear attention has no backends."""

@@ -60,7 +60,7 @@ class Method:
 #: methods that are no scaling of their own: name -> the kind and options of `extend`; add a line
 #: and `fit` measures it
 METHODS: dict[str, Method] = {
-    NONE: Method(None, factor=False),
+    NONE: Method(kind=None, factor=False),
     "by_parts": Method("yarn", options={"attention_factor": 1.0}),
 }
 

@@ -157,7 +157,7 @@ def measure(
             loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes
         )
         # a trained model is measured afresh: its weights are not kept
-        meter.ledger = Ledger(None, {})
+        meter.ledger = Ledger(path=None, setting={})
         meter.measure(method, chosen)
     fields = {
         "method": method,

@@ -178,7 +178,10 @@ def _run_from_levels(
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
         rows = cached_rows(request.spec, request.magnitude_power, request.key, request.offset, seq)
         if rows is not None:
-            return _call(xs, outs, None, 0, rows.words + shapes) != _OUT_OF_RANGE
+            return (
+                _call(xs, outs, positions=None, offset=0, after_pointers=rows.words + shapes)
+                != _OUT_OF_RANGE
+            )
     if positions is not None and positions.dtype is not torch.int64:
         positions = positions.to(torch.int64)
     return (
@@ -213,7 +216,7 @@ def _run_from_rows(
     batch_stride = strides[0] if len(strides) > 2 else 0
     head_stride = strides[1] if len(strides) > 3 else 0
     rows = row_words(cos.data_ptr(), sin.data_ptr(), strides[-2], batch_stride, head_stride)
-    _call(xs, outs, None, 0, rows + shapes)
+    _call(xs, outs, positions=None, offset=0, after_pointers=rows + shapes)
 
 
 def _call(
