@@ -18,7 +18,7 @@ ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 def library_of(function: Callable[..., Any]) -> str:
-    """Return the library that a function's module uses; lists if it uses none."""
+    """Return the name of the array library that a function's module uses; "list" if it uses none."""
     inside = inspect.unwrap(getattr(function, "__func__", function))
     inside = getattr(inside, "func", inside)  # functools.partial
     if not hasattr(inside, "__globals__"):

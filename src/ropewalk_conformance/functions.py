@@ -67,7 +67,7 @@ def rope_of(case: Case, wrong: Wrong) -> definition.Rope | None:
 
 
 class Kind:
-    """One kind of function."""
+    """One kind of function that a project can give; the subclasses below are the kinds."""
 
     #: how the project must declare it
     signature = ""
@@ -196,7 +196,7 @@ class CosSin(Kind):
         if len(cos) < count and count % len(cos) == 0:
             cos, sin = cos * (count // len(cos)), sin * (count // len(sin))
         pairs = len(case["cos"][0][0])
-        lines = [_one_each(c, s, pairs) for c, s in zip(cos, sin, strict=True)]
+        lines = [_one_per_pair(c, s, pairs) for c, s in zip(cos, sin, strict=True)]
         read = [[*flat([c for c, _ in lines]), *flat([s for _, s in lines])]]
         if (missing := pairs - len(lines[0][0])) > 0:  # those that do not rotate may be left out
             filled = [[*c, *[1.0] * missing] for c, _ in lines]
@@ -227,8 +227,10 @@ class CosSin(Kind):
         return where if len(case["cos"]) == 1 else f"{where}, row {row}"
 
 
-def _one_each(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numbers]:
-    """Return one value for each pair of a row that may have one for each dimension."""
+def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numbers]:
+    """Return cos and sin of one row with one value for each pair; the given ones may have one for each
+    dimension, in either layout.
+    """
 
     def near(a: Numbers, b: Numbers) -> bool:
         return all(abs(x - y) <= 1e-6 for x, y in zip(a, b, strict=True))
@@ -367,7 +369,7 @@ class Rotate(Kind):
 
 
 def _interleaved(numbers: Numbers, rope: definition.Rope) -> Numbers:
-    """Return heads whose rotated slice is in the order of halves with the pairs side by side."""
+    """Return the numbers of heads in the half layout, with their rotated slice in the interleaved one."""
     width, start, d = rope["head_dim"], rope["rotary_start"], rope["rotary_dim"]
     order = list(range(width))
     order[start : start + d] = [start + i // 2 + (i % 2) * (d // 2) for i in range(d)]

@@ -87,7 +87,7 @@ class EntryDifference:
     dtype: str
     #: the ropes that the function was called with before
     earlier: list[Any] = field(default_factory=list)
-    _no_mistakes: dict[str, bool] = field(default_factory=dict)
+    _unaffected: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def allowed(self) -> Numbers:
@@ -105,46 +105,46 @@ class EntryDifference:
         """Return whether a mistake gives these numbers."""
         if mistake.groups and self.group not in mistake.groups:
             return False
-        if any(self.is_no_mistake(each) for each in mistake.parts or (mistake,)):
+        if any(self.is_unaffected_by(each) for each in mistake.parts or (mistake,)):
             return False
         if "per_radian" in mistake.change:  # the right numbers, with a coarser angle
             coarse = self.kind.allowed(self.case, self.tolerance | mistake.change, self.dtype)
             return self._agrees(self.kind.expected(self.case), coarse)
         try:
             first = self.kind.probe(self.case, mistake.change)
-            if first and not self._begins(first):
+            if first and not self._begins_with(first):
                 return False
             wanted = self.kind.predicted(self.case, mistake.change)
         except (ArithmeticError, ValueError, LookupError):  # no such rope
             return False
         return self._agrees(wanted, self.allowed)
 
-    def _begins(self, first: Numbers) -> bool:
+    def _begins_with(self, first: Numbers) -> bool:
         """Return whether a reading begins with these numbers."""
         count = len(first)
         return any(agree(found[:count], first, self.allowed[:count]) for found in self.readings)
 
-    def is_no_mistake(self, mistake: RotationMistake) -> bool:
-        """Return whether a mistake has no effect on this result."""
-        if mistake.name not in self._no_mistakes:
+    def is_unaffected_by(self, mistake: RotationMistake) -> bool:
+        """Return whether a mistake would not change this result."""
+        if mistake.name not in self._unaffected:
             switches = mistake.change.keys()
-            none = not switches <= self.kind.depends_on
+            unaffected = not switches <= self.kind.depends_on
             if (
-                not none
+                not unaffected
                 and switches <= PARAMETERS
                 and "per_position" not in mistake.change.values()
             ):
                 length = self.case.get("length")
-                none = definition.same_rope(self.case["rope"], length, mistake.change)
-            self._no_mistakes[mistake.name] = none
-        return self._no_mistakes[mistake.name]
+                unaffected = definition.same_rope(self.case["rope"], length, mistake.change)
+            self._unaffected[mistake.name] = unaffected
+        return self._unaffected[mistake.name]
 
     def contradicts(self, mistake: RotationMistake) -> bool:
-        """Return whether this result, which is right, would be wrong with a mistake."""
+        """Return whether this result, which is right, shows that a project does not make a mistake."""
         if mistake.groups and self.group not in mistake.groups:
             return False
-        none = all(self.is_no_mistake(each) for each in mistake.parts or (mistake,))
-        return not none and not self.fits(mistake)
+        unaffected = all(self.is_unaffected_by(each) for each in mistake.parts or (mistake,))
+        return not unaffected and not self.fits(mistake)
 
     def singles(self) -> list[RotationMistake]:
         """Return the mistakes that give these numbers."""

@@ -168,7 +168,9 @@ def run(
             results.append(Result(name, "", "", NOT_RUN, words, group["level"]))
         for case in group["cases"]:
             for function in known:
-                result, difference = _one(group, case, function, given[function], arrays, dtype)
+                result, difference = _run_case(
+                    group, case, function, given[function], arrays, dtype
+                )
                 if names is not None:  # a group that is named is required
                     result.level = "required"
                 results.append(result)
@@ -214,10 +216,12 @@ def _functions(module: Any, functions: Mapping[str, Any]) -> dict[str, Callable[
     return found
 
 
-def _one(
+def _run_case(
     group: Case, case: Case, name: str, function: Callable[..., Any], arrays: str | None, dtype: str
 ) -> tuple[Result, EntryDifference | None]:
-    """Call one function with one case."""
+    """Call one function with one case; return its result, and its numbers beside the expected ones,
+    which are None if it returned none.
+    """
     kind = KINDS[name]
     result = Result(group["group"], case["id"], name, SAME, level=group["level"])
     try:
