@@ -24,6 +24,7 @@ from ropewalk.frequencies.scaling import MAGNITUDE_RANGE
 LAYOUTS = ("half", "interleaved")
 PRECISIONS = ("exact", "hf_frequencies", "hf")
 MAGNITUDES = ("qk", "q", "scale")
+#: the largest head_dim; it catches typing errors
 MAX_HEAD_DIM = 65536
 #: bounds of theta: a smaller one gives frequencies that no float32 holds
 THETA_RANGE = {"low": 1e-30}

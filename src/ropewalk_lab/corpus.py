@@ -24,7 +24,9 @@ from ropewalk_lab.stateless_random import fold, permuted
 from ropewalk_lab.tokenizer import Bytes, Tokenizer
 
 SPLITS = ("train", "valid")
+#: the share of documents in the held-out split
 HELD_OUT = 0.1
+#: the version of the stored files; another one builds them again
 _FORMAT = 1
 
 

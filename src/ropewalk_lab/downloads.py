@@ -25,6 +25,7 @@ from typing import Any
 from ropewalk.errors import RopeError, choice
 from ropewalk_lab.cache_folder import cache_folder
 
+#: bytes that are copied at a time
 CHUNK = 1 << 20
 #: seconds that pip or npm may take; 93 MB then need 26 kB a second
 TIME_LIMIT = 3600

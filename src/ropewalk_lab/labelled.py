@@ -34,6 +34,7 @@ LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "Quality")
 #: values of the label column that are no class, and one that is none unless the training file has
 #: it
 ABSENT, UNKNOWN = (None, "", "-"), "-1"
+#: the most classes of a file; a column with more is probably a score or a text
 MAX_CLASSES = 1000
 
 

@@ -24,6 +24,7 @@ from ropewalk.rotation import rotate_half
 from ropewalk.spec import LAYOUTS, PRECISIONS, RopeSpec
 from ropewalk.tensor_frequencies import ladder
 
+#: the head and the positions at which errors are measured
 HEAD_DIM = 128
 POSITIONS = (1_000, 131_072, 10_000_000, 2**40)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,6 +34,7 @@ ROUNDING = 2.0**-25 + 1e-9
 #: kernels evaluate short float32 polynomials
 KERNEL_ERROR = 1.0e-6
 
+#: digits of the decimal arithmetic that results are compared with
 _DIGITS = 60
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459230781640628620899")
 

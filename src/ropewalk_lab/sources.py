@@ -32,7 +32,9 @@ SKIPPED = (
 )
 #: if there are fewer files, they are cut into pieces, since each split needs several documents
 FEW_FILES = 20
+#: bounds on the bytes of a piece
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
+#: characters; shorter pages of the documentation are left out
 SHORTEST_PROSE = 200
 
 

@@ -11,9 +11,11 @@ import math
 
 import numpy as np
 
+#: keeps the low 64 bits of a number
 _WRAP = (1 << 64) - 1
 # 2^64 divided by the golden ratio, the increment of splitmix64
 _GOLDEN = 0x9E3779B97F4A7C15
+#: rounds of the Feistel network that permutes numbers
 _ROUNDS = 4
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ropewalk.errors import RopeError, integer, number
 from ropewalk_lab.stateless_random import below, bits, fold, uniform
 
+#: the byte that fills positions without content
 PADDING = 0
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
 DIGITS = np.frombuffer(b"0123456789", dtype=np.uint8)

@@ -14,6 +14,7 @@ from ropewalk_lab.tasks import DIGITS, LETTERS, Sample, Task, at_depth, column_m
 GRASS = (
     b"The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 )
+#: digits of a pass key
 KEY_DIGITS = 5
 KEY, QUESTION = b"The pass key is ", b"What is the pass key? The pass key is "
 NEEDLE, NEEDLE_QUESTION = b"The number of ", b"What is it? The number of "
@@ -33,6 +34,7 @@ OWNERS = (
     b"Sue",
     b"Tim",
 )
+#: characters of the text that is repeated, and of its repeat that are given as a cue
 COPIED, CUE = 16, 3
 
 

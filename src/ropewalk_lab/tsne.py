@@ -8,6 +8,7 @@ import numpy as np
 
 from ropewalk.errors import RopeError, integer, number
 
+#: avoids the logarithm of 0 and a division by 0
 _TINY = 1e-12
 
 

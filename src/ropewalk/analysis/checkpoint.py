@@ -24,6 +24,7 @@ WINDOW_KEYS = {
 }
 #: the source of a length that the caller gave
 GIVEN = "given"
+#: tokens; the longest length that is accepted
 MAX_LENGTH = 1 << 40
 
 #: a length and where it came from

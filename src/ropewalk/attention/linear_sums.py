@@ -17,6 +17,7 @@ from ropewalk.errors import RopeError
 from ropewalk.rope import Rope
 
 FORMS = ("numerator", "cosine", "rotated")
+#: tokens whose scores are formed at once
 CHUNK = 128
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 
+#: bounds on a config file: its bytes, and how deep its objects and lists are nested
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 #: config keys of the text model in models with several parts

@@ -15,6 +15,7 @@ from ropewalk.checks import INTEGERS
 from ropewalk.errors import RopeError
 from ropewalk.tracing import is_traced
 
+#: the target of a token that has no loss, as in torch's cross_entropy
 IGNORED = -100
 #: logits in memory at a time: 128 MB in bfloat16
 MAX_LOGITS = 1 << 26

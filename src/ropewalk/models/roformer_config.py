@@ -20,6 +20,7 @@ NORMS = ("layer_norm", "rms_norm")
 ATTENTIONS = ("softmax", "linear")
 SUMMARIES = ("first", "last", "mean")
 HEAD_DROPOUTS = ("roformer", "bert")
+#: the largest width, vocabulary or other size that a config may give
 MAX_SIZE = 2**24
 
 #: head -> the end of its class name in transformers, after RoFormer or Bert; transformers has no

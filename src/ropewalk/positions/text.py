@@ -9,6 +9,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError, integer
 
 Device = torch.device | str | None
+#: the most tokens that positions are built for
 MOST = 2**31
 
 

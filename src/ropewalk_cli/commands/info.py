@@ -29,6 +29,7 @@ PLUGINS = {
 }
 # `dev` is only for developing ropewalk
 _NOT_SHOWN = ("dev",)
+#: tokens for which the memory of tables is shown
 MEMORY_LENGTH = 131_072
 
 

@@ -28,6 +28,7 @@ SHAPES.update(CPU_SHAPES)
 #: [B, H, S, D] contiguous, and as a view of [B, S, H, D], as a model's projections produce it
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+#: how often each contender is timed, in turns with the others
 ROUNDS = 12
 #: seconds after which large shapes are timed in fewer rounds, but in at least three
 ENOUGH = 120.0

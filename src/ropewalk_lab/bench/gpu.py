@@ -31,6 +31,7 @@ FORWARD_ONLY = (
     "ropewalk, basic",
     "ropewalk, eager",
 )
+#: how often a CUDA graph of calls is replayed for one timing
 REPLAYS = 25
 
 

@@ -24,6 +24,7 @@ from ropewalk import Rope, RopeSpec
 from ropewalk.errors import RopeError
 from ropewalk_lab.engines_run.measured import layer_of_type, specs_of
 
+#: the first opset of ONNX with RotaryEmbedding
 OPSET = 23
 
 

@@ -21,6 +21,7 @@ from ropewalk_lab.plots.look import (
 from ropewalk_lab.plots.view import View
 from ropewalk_lab.tsne import tsne as map_to_plane
 
+#: how many distances or positions each figure shows, and the bases that are compared
 DECAY_DISTANCES = 256
 SIMILARITY_DISTANCES = 512
 MAP_POSITIONS = 128

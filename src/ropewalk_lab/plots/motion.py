@@ -21,6 +21,7 @@ from ropewalk_lab.plots.look import Look
 from ropewalk_lab.plots.numerals import short
 from ropewalk_lab.plots.view import View
 
+#: how many pictures the animation has, and how many seconds it takes
 FRAMES = 48
 SECONDS = 8
 #: a hand makes at most this many turns while the picture runs; faster ones could not be followed

@@ -71,6 +71,7 @@ WORDS = (
 )
 #: the share of cases whose evidence is within the short length
 EARLY = 0.25
+#: the divisor of the cosines before the softmax
 TEMPERATURE = 0.05
 
 PRESETS = presets_of("matching")

@@ -20,6 +20,7 @@ from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.method_models import DROPE, TRAINED, adapted, new_model, preset_of
 from ropewalk_lab.studies.rows import Row, row
 
+#: bytes and special tokens
 VOCABULARY = 264
 
 

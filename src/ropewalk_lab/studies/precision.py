@@ -17,6 +17,7 @@ from ropewalk_lab.studies.study import Study
 #: the error is the largest over so many positions
 WIDTH = 5
 PRESETS = presets_of("precision")
+#: the largest error of cos and sin that counts as exact
 BOUND = 1e-6
 
 

@@ -22,6 +22,7 @@ from ropewalk.kernels.cpu.call import (
 )
 from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_axes
 
+#: the most axes of a tensor that the library takes
 MAX_DIMS = 8
 #: from this many tokens on, reading cached float32 rows of cos and sin is faster than computing
 #: them from the two-level table
