@@ -1,5 +1,5 @@
-"""The checks of public calls: wrong tensors, positions and lengths are refused, and the message says
-why.
+"""The checks of public calls: wrong tensors, positions and lengths are refused, and the message
+says why.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""RopeError names the field, the rule and the value; `number`, `integer`, `flag` and `choice` accept
-what their rule says and nothing else.
+"""RopeError names the field, the rule and the value; `number`, `integer`, `flag` and `choice`
+accept what their rule says and nothing else.
 """
 
 import copy

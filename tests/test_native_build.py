@@ -1,5 +1,5 @@
-"""The native library is built by the compiler of the machine; without one the build goes on and says
-so.
+"""The native library is built by the compiler of the machine; without one the build goes on and
+says so.
 """
 
 import os

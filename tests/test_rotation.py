@@ -347,7 +347,7 @@ def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
         )
 
 
-@pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, but nobody asks"])
+@pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, under no_grad"])
 def test_tables_are_rotated_by_the_kernel_unless_they_are_trained(trained):
     x, cos, sin = torch.randn(B, H, S, 10), torch.randn(S, 5), torch.randn(S, 5)
     cos.requires_grad_(trained[:3] in ("cos", "bot"))

@@ -426,8 +426,8 @@ def test_a_replaced_layout_rotates_by_hand_computed_pairs():
 
 
 def own_scaling(step, count=None):
-    """A new class of scaling, as a notebook makes one each time its cell runs: every pair rotates by
-    `step` a token.
+    """A new class of scaling, as a notebook makes one each time its cell runs: every pair rotates
+    by `step` a token.
     """
 
     @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""What articles about RoPE state in passing, checked by arithmetic: printed values, growth and decay
-of sums, norms, and rotations of grids as Kronecker products.
+"""What articles about RoPE state in passing, checked by arithmetic: printed values, growth and
+decay of sums, norms, and rotations of grids as Kronecker products.
 """
 
 import math

@@ -228,8 +228,8 @@ class CosSin(Kind):
 
 
 def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numbers]:
-    """Return cos and sin of one row with one value for each pair; the given ones may have one for each
-    dimension, in either layout.
+    """Return cos and sin of one row with one value for each pair; the given ones may have one for
+    each dimension, in either layout.
     """
 
     def near(a: Numbers, b: Numbers) -> bool:
@@ -369,7 +369,9 @@ class Rotate(Kind):
 
 
 def _interleaved(numbers: Numbers, rope: definition.Rope) -> Numbers:
-    """Return the numbers of heads in the half layout, with their rotated slice in the interleaved one."""
+    """Return the numbers of heads in the half layout, with their rotated slice in the interleaved
+    one.
+    """
     width, start, d = rope["head_dim"], rope["rotary_start"], rope["rotary_dim"]
     order = list(range(width))
     order[start : start + d] = [start + i // 2 + (i % 2) * (d // 2) for i in range(d)]

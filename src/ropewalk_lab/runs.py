@@ -246,7 +246,9 @@ def _check_model(folder: Path, table: dict[str, Any]) -> None:
 
 
 def _saved_model(path: Path) -> dict[str, Any]:
-    """Return the model settings that a run recorded in the file `path`; raise an error if it has none."""
+    """Return the model settings that a run recorded in the file `path`; raise an error if it has
+    none.
+    """
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))["model"]
     except (ValueError, TypeError, LookupError):

@@ -152,7 +152,9 @@ def test_the_run_at_4x_agrees_with_the_earlier_one_within_two_errors(apart, agre
 
 
 def key_rows(found: dict[str, tuple[int, ...]], depths: int = 10) -> list[dict]:
-    """Rows in which each method finds the keys at the first so many depths of each length."""
+    """Return rows in which a method finds the keys at the first `count` depths of a length; `found`
+    has these counts.
+    """
     return [
         row(
             "found",

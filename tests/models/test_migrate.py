@@ -1,5 +1,5 @@
-"""Migration: weights that are not positional are copied bit by bit, the report lists the others, and
-frozen weights stay.
+"""Migration: weights that are not positional are copied bit by bit, the report lists the others,
+and frozen weights stay.
 """
 
 import pytest

@@ -20,7 +20,7 @@ from ropewalk.errors import RopeError, choice
 
 #: the fewest queries of a block of attention with a window
 FEWEST_IN_BLOCK = 1024
-#: from so many queries on FlexAttention is taken for windows and documents
+#: the number of queries from which FlexAttention is taken for windows and documents
 #: (results/h200_window.jsonl)
 FEWEST_QUERIES = 2048
 

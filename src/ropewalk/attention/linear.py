@@ -74,8 +74,8 @@ def linear_attention(
                function of q and k
     scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H]
                or [B, H, 1, 1]
-    chunk      causal attention computes so many tokens at a time; eps: a denominator up to it
-               counts as no keys
+    chunk      how many tokens causal attention computes at a time
+    eps        a denominator up to this counts as no keys
     padding    [B, S], True for real tokens
     documents  [B, S], the document index of each token; tokens with equal indices are one document,
                neighbours or not. The returned state is that of the document of each row's last real

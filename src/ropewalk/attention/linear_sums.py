@@ -47,8 +47,10 @@ class State(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Features of the numerator (q, k: rotated) and of the denominator (q_plain, k_plain: not
-    rotated in the numerator form).
+    """Features of queries and keys, [B, H, S, F].
+
+    q, k              of the numerator, rotated
+    q_plain, k_plain  of the denominator, not rotated in the form "numerator"
     """
 
     q: Tensor
@@ -72,7 +74,8 @@ def make_features(
     The numerator weighs each value by q.k; the denominator is the sum of q_plain.k_plain.
 
     padding  boolean [B, S], True for real tokens; the features of the other keys are 0
-    form     "numerator": q and k are phi(q) and phi(k), rotated; q_plain and k_plain are not rotated
+    form     "numerator": q and k are phi(q) and phi(k), rotated; q_plain and k_plain are the same
+             without rotation
              "rotated": q_plain and k_plain are rotated too
              "cosine": unit vectors, rotated, with a constant feature, so that q.k is
              1 + scale cos(q, k); q_plain and k_plain are the same

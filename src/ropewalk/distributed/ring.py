@@ -43,7 +43,8 @@ class RingCall:
 
     ring: Ring
     masking: Masking
-    # the indices of every rank's tokens; on the CPU, so that skipping tiles needs no synchronization
+    # the indices of every rank's tokens; on the CPU, so that skipping tiles needs no
+    # synchronization
     indices: tuple[Tensor, ...]
     positions: tuple[Tensor | None, Tensor | None]  # of the queries and of the keys
     documents: Tensor | None
@@ -96,7 +97,7 @@ def ring_attention(
                                positions
     engine                     "ring", "torch" (its context parallel), or None to choose as
                                `pick_engine` does
-    tile                       "ring" computes scores of so many queries and keys at a time
+    tile                       how many queries and keys "ring" computes scores of at a time
 
     `causal`, `window` and `scale` are as in `Attention`.
     """

@@ -61,8 +61,8 @@ class VJepa2(Encoding):
         return reason if what == "rerotate" else super().why_not(what)
 
     def _encoded(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Return x cos + (x rotated by a quarter turn) sin for one axis; cos and sin are repeated in
-        halves, x is interleaved.
+        """Return x cos + (x rotated by a quarter turn) sin for one axis; cos and sin are repeated
+        in halves, x is interleaved.
         """
         pairs = self.slice_dim // 2
         frequencies = self.theta ** (

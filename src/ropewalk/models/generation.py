@@ -115,8 +115,8 @@ def generate(
     if stream is not None and not callable(stream):
         raise RopeError("stream", "must be a function of the new tokens [B], or None", stream)
     generated = []
-    # the stack holds the CUDA graph of the steps, in whose memory the tokens are until `torch.stack`
-    # copies them
+    # the stack holds the CUDA graph of the steps, in whose memory the tokens are until
+    # `torch.stack` copies them
     with ExitStack() as contexts:
         for new_tokens in steps(model, tokens, max_new_tokens, **options, contexts=contexts):
             generated.append(new_tokens)

@@ -141,8 +141,9 @@ def _head_prefixes(config: RoFormerConfig, model_type: str) -> tuple[tuple[str, 
 def load_weights(
     model: RoFormer, weights: Mapping[str, Tensor], model_type: str = "roformer"
 ) -> None:
-    """Load weights with transformers' names into `model`; raise an error that names the weights that
-    are missing, unexpected or of another shape. Those that `name_from_hf` maps to None are skipped.
+    """Load weights with transformers' names into `model`; raise an error that names the weights
+    that are missing, unexpected or of another shape. Those that `name_from_hf` maps to None are
+    skipped.
     """
     renamed = (
         (name_from_hf(hf_name, model.config, model_type), value)

@@ -148,7 +148,7 @@ def measure(
 
 def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row for each timed pass of a contender, or one with the reason why it cannot be
-    timed; `sets`: copies of a case.
+    timed; `sets` are copies of one case.
     """
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):

@@ -32,8 +32,8 @@ class PassKey:
     """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five
     digits.
 
-    stated  the place of the first token after the statement; asked: that of the first token of the
-            question
+    stated  the place of the first token after the statement
+    asked   the place of the first token of the question
     """
 
     tokens: Tensor

@@ -24,7 +24,7 @@ RADIAN_PAIRS = 32
 #: how many pairs and positions the figure `periodicity` shows
 PERIODIC_PAIRS = 3
 PERIODIC_POSITIONS = 48
-#: `beyond` shows the fastest pair at so many positions on either side of the trained length
+#: how many positions of the fastest pair `beyond` shows on either side of the trained length
 NEAR_POSITIONS = 8
 
 

@@ -14,7 +14,7 @@ from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
-#: the error is the largest over so many positions
+#: how many positions the largest error is taken over
 WIDTH = 5
 PRESETS = presets_of("precision")
 #: the largest error of cos and sin that counts as exact

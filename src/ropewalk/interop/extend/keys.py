@@ -45,7 +45,8 @@ class ConfigChange:
     served   the served length after the change; None if the scaling adapts to each sequence's
              length
     trained  the trained length
-    before   the spec of every layer type that rotates, before the change; `after`: after it
+    before   the spec of every layer type that rotates, before the change
+    after    the same after it
     """
 
     keys: dict[str, Any]

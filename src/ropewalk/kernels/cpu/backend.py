@@ -173,7 +173,8 @@ def _run_from_levels(
     shapes: bytes,
 ) -> bool:
     """Rotate by the two-level table or by cached rows; return False if a position is beyond them.
-    `shapes`: see `shape_words`.
+
+    shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """
     positions, seq = request.positions, xs[0].shape[request.seq_dim]
     if positions is None and seq >= CACHED_ROWS_FROM and request.tables == "auto":
@@ -197,7 +198,8 @@ def _run_from_rows(
     xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest, shapes: bytes
 ) -> None:
     """Rotate by tables [S, P], [B, S, P] or [B, H, S, P]; a batch or heads of size 1 broadcast.
-    `shapes`: see `shape_words`.
+
+    shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """
     x = xs[0]
     # sin is not negated for an inverse rotation, because the library does that
