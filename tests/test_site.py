@@ -144,8 +144,9 @@ def test_names_in_the_menu_are_short(site):
     names = re.findall(
         r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
     )
-    # methods are a level below
-    assert len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
+    assert (
+        len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
+    )  # methods are a level below
     assert [name for name in names if len(name) > 24] == []
 
 
@@ -352,7 +353,7 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
 
 
 def test_every_public_name_has_a_docstring():
-    kept_elsewhere = (dict,)  # the reference describes a registry
+    kept_elsewhere = (dict,)  # a registry is told about in the reference
     bare = [
         name
         for name in rw.__all__

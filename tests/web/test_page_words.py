@@ -32,9 +32,9 @@ def test_both_languages_have_the_same_keys_and_placeholders():
 
 
 def test_every_mistake_has_a_chinese_sentence():
-    translated = {key.removeprefix("mistake.") for key in WORDS["zh"] if key.startswith("mistake.")}
-    assert translated == {row.id for row in mistakes()}
-    for key in translated:
+    told = {key.removeprefix("mistake.") for key in WORDS["zh"] if key.startswith("mistake.")}
+    assert told == {row.id for row in mistakes()}
+    for key in told:
         assert places(WORDS["zh"][f"mistake.{key}"]) <= {"{key}", "{value}"}
 
 
