@@ -87,8 +87,11 @@ def _store_pairs(
     COLUMNS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     GROUP: tl.constexpr, QUANTISED: tl.constexpr,
 ):  # fmt: skip
-    """Store COLUMNS pairs from `start` on in the heads [T, 1] that are `written`; with a GROUP both
-    members at once.
+    """Store COLUMNS pairs, from pair `start` on, in the heads [T, 1] that are `written`.
+
+    GROUP 0: one store for the first members of the pairs and one for the second. Otherwise one
+    store of both, GROUP columns of the first and GROUP of the second in turn, as `together` orders
+    them.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     MASKED: tl.constexpr = HALF % COLUMNS != 0
