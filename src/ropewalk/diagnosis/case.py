@@ -146,6 +146,10 @@ class Examination:
                 self._known = text, error
         return self._known[1]
 
+    def state(self) -> str:
+        """Return all that a repair may change, as text."""
+        return repr((self.root, self.draft, self.duplicates))
+
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return a copy of the config whose text part was changed by `change`."""
         root = copy.deepcopy(self.root)

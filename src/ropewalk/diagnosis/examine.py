@@ -111,10 +111,10 @@ def _pass(case: Examination) -> list[_Found]:
             facts = FINDERS[row.find](case, row)
             if facts is None:
                 break
-            before = copy.deepcopy(case.root)
-            can = row.repair is not None and facts.get("fixable", True)
-            if can:
-                REPAIRS[row.repair](case, row, facts)  # type: ignore[index]
+            before, state = copy.deepcopy(case.root), case.state()
+            if row.repair is not None and facts.get("fixable", True):
+                REPAIRS[row.repair](case, row, facts)
+            can = case.state() != state
             found.append(_Found(row, facts, before, can))
             if not can:
                 break
@@ -189,11 +189,14 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
-            if facts and facts.get("new") and facts.get("trained"):
-                return {
-                    "llama.cpp": f"--rope-scaling yarn --rope-scale {facts['new']:g} "
-                    f"--yarn-orig-ctx {facts['trained']}"
-                }
+            kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
+            if facts is None or not new:
+                continue
+            if kind == "theta":
+                return {"llama.cpp": f"--rope-freq-base {new:.17g}"}
+            flags = f"--rope-scaling {kind} --rope-scale {new:g}"
+            end = f" --yarn-orig-ctx {facts['trained']}" if kind == "yarn" else ""
+            return {"llama.cpp": flags + end}
     return {}
 
 
@@ -221,6 +224,9 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
             root = dict(hf_config(file))
         except RopeError:  # a row may say why
             root = {"model_type": name}
+        words = file.metadata.get("tokenizer.ggml.tokens")
+        count = file.metadata.get(f"{name}.vocab_size", words and len(words))
+        root["vocab_size"] = count  # a published model is recognised by it
         return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):
         return Examination(copy.deepcopy(dict(config_file.load(config))), length, other), None

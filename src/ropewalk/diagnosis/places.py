@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.config.families import family_of
+from ropewalk.config.file import TEXT_PARTS
 from ropewalk.diagnosis.case import (
     OBJECT_KEYS,
     Examination,
@@ -20,6 +21,7 @@ from ropewalk.diagnosis.case import (
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import published_theta
+from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
@@ -288,20 +290,131 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object of the whole model where only the text part's is read."""
+    """Find a rotary key of the whole model where only the text part's is read."""
     if case.text is case.root:
         return None
     for key in OBJECT_KEYS:
         value = case.root.get(key)
         if isinstance(value, dict) and value and not any(_objects(case)):
             return {"key": key, "value": type_of(value), "name": key}
+    for key in row.keys:
+        value = case.root.get(key)
+        usual = (None, case.family.default(key))
+        if case.get(key) is None and value not in usual and positive(value) is not None:
+            return {"key": key, "value": value, "name": key}
     return None
 
 
 @repair
 def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Move the rope object into the text part."""
+    """Move a key of the whole model into the text part."""
     case.text[facts["name"]] = case.root.pop(facts["name"])
+
+
+@finder
+def text_part_without_model(case: Examination, row: Mistake) -> Facts | None:
+    """Find a text part without sizes in a config that has them itself: it is a text model."""
+    part = next((key for key in TEXT_PARTS if case.root.get(key) is case.text), None)
+    sizes = (*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, "model_type")
+    if part is None or any(case.text.get(key) is not None for key in sizes):
+        return None
+    if not all(case.root.get(key) is not None for key in ("hidden_size", "num_attention_heads")):
+        return None
+    known = family_of(case.root.get("model_type")).known
+    return {
+        "key": part,
+        "value": ", ".join(case.text),
+        "model": case.root.get("model_type"),
+        "fixable": known and all(case.root.get(key) is None for key in case.text),
+    }
+
+
+@repair
+def empty_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move all keys of the text part into the config itself."""
+    case.root.update(case.root.pop(facts["key"]))
+
+
+@finder
+def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
+    """Find the keys of a scaling in the config itself, where there is no rope object."""
+    if any(_objects(case)) or type_of(case.text) not in keys.rope_types():
+        return None
+    inner = keys.inner_keys() - {THETA, FRACTION, TRAINED_LENGTH_KEY, *keys.LENGTH_KEYS}
+    given = {key: value for key, value in case.text.items() if key in inner and value is not None}
+    if len(given) < 2:
+        return None
+    return {"key": ", ".join(given), "value": type_of(case.text), "new": given}
+
+
+@repair
+def move_into_object(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move the keys of a scaling into rope_scaling."""
+    case.text["rope_scaling"] = {key: case.text.pop(key) for key in facts["new"]}
+
+
+def _layer_types(case: Examination) -> tuple[str, ...]:
+    """Return the layer types that have ropes of their own; () if that is not known."""
+    declared = case.text.get("layer_types")
+    if isinstance(declared, list) and all(isinstance(each, str) for each in declared):
+        return tuple(dict.fromkeys(declared))
+    return tuple(case.family.layer_thetas)
+
+
+@finder
+def layer_type_misspelled(case: Examination, row: Mistake) -> Facts | None:
+    """Find the rope of a layer type that the model does not have, near one that has no rope."""
+    v5 = _objects(case)[0] or {}
+    types, layers = _layer_types(case), layers_of(v5)
+    for name in layers:
+        absent = [each for each in types if each not in v5]
+        new = None if name in types or not types else nearest(name, absent, LIKENESS)
+        if new is not None:
+            facts = {"key": f"rope_parameters.{name}", "value": name, "new": new}
+            return {**facts, "holder": v5, "name": name}
+    return None
+
+
+@finder
+def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
+    """Find ropes by layer type that lack a type whose theta the family's code has."""
+    v5 = _objects(case)[0] or {}
+    thetas = case.family.layer_thetas
+    if not layers_of(v5).keys() & thetas.keys():
+        return None
+    for name in thetas:
+        if name not in v5:
+            theta = case.text.get(thetas[name].key or "")
+            new = {"rope_type": "default", THETA: theta or thetas[name].default}
+            facts = {"key": f"rope_parameters.{name}", "value": None, "new": new}
+            return {**facts, "holder": v5, "name": name, "theta": new[THETA]}
+    return None
+
+
+@finder
+def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find full attention with a smaller theta than sliding attention, which looks less far."""
+    v5 = layers_of(_objects(case)[0] or {})
+    places = []
+    for name in row.keys:
+        facts = case.family.layer_thetas.get(name)
+        rope = v5.get(name, {})
+        if rope.get(THETA) is not None:
+            places.append((rope, THETA))
+        elif facts is not None and facts.key is not None:
+            places.append((case.text, facts.key))
+    full, sliding = (positive(holder.get(key)) for holder, key in places) if places[1:] else (0, 0)
+    if not full or not sliding or full >= sliding:
+        return None
+    return {"key": places[0][1], "value": full, "other": sliding, "places": places}
+
+
+@repair
+def swap_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the thetas of the two layer types."""
+    values = facts["other"], facts["value"]
+    for (holder, key), value in zip(facts["places"], values, strict=True):
+        holder[key] = value
 
 
 @finder

@@ -7,6 +7,7 @@ import math
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.published import published_theta
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
@@ -51,6 +52,9 @@ def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
         return {**facts, "new": float(meant), "words": f"served / trained length = {meant:g}"}
     if key in REMOVABLE:
         return {**facts, "new": None, "words": "its default: remove the key"}
+    known = published_theta(case)
+    if key == "rope_theta" and len(known) == 1:
+        return {**facts, "new": min(known), "words": f"the published {min(known):g}"}
     words = "the value that the model was trained with; its published config has it"
     return {**facts, "fixable": False, "words": words}
 
