@@ -137,6 +137,29 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
+    """Find YaRN whose trained length is the served one, of a model whose trained length is not
+    known.
+    """
+    trained, factor = case.trained, case.factor
+    if case.rope_type != "yarn" or not trained or trained != case.served or not factor:
+        return None
+    if factor <= 1 or published_trained_length(case) == trained:
+        return None
+    return {"key": TRAINED_LENGTH_KEY, "value": trained, "factor": factor}
+
+
+@finder
+def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find the dynamic scaling without alpha in a family that was published with it."""
+    if "alpha" not in case.family.reads or case.rope_type != "dynamic":
+        return None
+    if case.get("alpha") is not None or case.factor != 1:
+        return None
+    return {"key": "alpha", "value": case.factor, "model": case.model_type}
+
+
+@finder
 def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use that the scaling does not cover."""
     reach = covered(case)

@@ -338,13 +338,14 @@ def empty_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
     """Find the keys of a scaling in the config itself, where there is no rope object."""
-    if any(_objects(case)) or type_of(case.text) not in keys.rope_types():
+    kind = type_of(case.text)
+    if any(_objects(case)) or not isinstance(kind, str) or kind not in keys.rope_types():
         return None
     inner = keys.inner_keys() - {THETA, FRACTION, TRAINED_LENGTH_KEY, *keys.LENGTH_KEYS}
     given = {key: value for key, value in case.text.items() if key in inner and value is not None}
     if len(given) < 2:
         return None
-    return {"key": ", ".join(given), "value": type_of(case.text), "new": given}
+    return {"key": ", ".join(given), "value": kind, "new": given}
 
 
 @repair

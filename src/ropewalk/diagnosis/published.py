@@ -13,7 +13,14 @@ from typing import Any
 
 from ropewalk.caches import cached
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, specs_of, type_of
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    layers_of,
+    specs_of,
+    type_of,
+)
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
@@ -27,6 +34,8 @@ IDENTITY = {
 }
 #: what tells models of the same sizes apart, if both the config and the row have it
 WIDTH = "intermediate_size"
+#: keys whose default is what most models have: without them the formula of the scaling is used
+REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: theta of a class that lost its own
 LOST_THETA = 10_000.0
 
@@ -153,7 +162,8 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "value": None,
         "new": scaling,
         "model": rows[0]["name"],
-        "fixable": whole_scaling and not case.family.layer_thetas,
+        # ropes by layer type have one scaling each
+        "fixable": whole_scaling and not (case.family.layer_thetas and case.ropes()),
         "length": case.served,
     }
 
@@ -177,11 +187,14 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     if not rows or rope is None or len(rows) != 1:
         return None
     scaling = rows[0].get("scaling") or {}
-    if type_of(rope) != scaling.get("rope_type") or "left_out" in scaling:
+    if type_of(rope) != scaling.get("rope_type"):
         return None
-    for key, value in scaling.items():
+    others = {key: None for key in REMOVABLE if rope.get(key) is not None}
+    for key, value in {**others, **scaling}.items():
         own = rope.get(key, case.text.get(key))
-        if key == "rope_type" or own == value:
+        if key in ("rope_type", "left_out") or own == value:
+            continue
+        if key not in scaling and not _changes(case, key, value):
             continue
         # what is the default anyway need not be written
         if own is not None or _changes(case, key, value):
@@ -223,6 +236,21 @@ def trained_length_multiplied(case: Examination, row: Mistake) -> Facts | None:
         "holder": holder,
         "name": TRAINED_LENGTH_KEY,
     }
+
+
+@finder
+def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
+    """Find another theta of the layers with a sliding window than the published one."""
+    rows = [each for each in rows_of(case) if "local_theta" in each]
+    name = "sliding_attention"
+    spec = (case.specs() or {}).get(name)
+    theta = case.family.layer_thetas.get(name)
+    if not rows or spec is None or theta is None or spec.theta == rows[0]["local_theta"]:
+        return None
+    rope = layers_of(case.text.get("rope_parameters") or {}).get(name)
+    holder, key = (case.text, theta.key) if rope is None else (rope, "rope_theta")
+    facts = {"key": key, "value": spec.theta, "new": rows[0]["local_theta"], "name": key}
+    return {**facts, "model": rows[0]["name"], "holder": holder}
 
 
 @finder

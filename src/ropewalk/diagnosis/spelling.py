@@ -125,6 +125,8 @@ def _number(text: str, key: str) -> float | int | None:
     digits = re.sub(r"[\s,_]", "", text.lower())
     if key == "factor":
         digits = digits.strip("x")
+    if key in keys.FRACTION_KEYS and digits.endswith("%"):
+        digits = f"{digits[:-1]}e-2"
     power = LETTERS.get(digits[-1:], 0)
     unit = (1024 if key in INTEGERS else 1000) ** power
     try:
@@ -290,6 +292,8 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
             if key in known or isinstance(rope[key], dict):
                 continue
             new = row.names.get(key) or nearest(key, known, LIKENESS)
+            if new == "rope_type" and not isinstance(rope[key], str):
+                continue
             if new is not None and rope.get(new) is None:
                 return {
                     "key": at(place, key),
@@ -356,7 +360,9 @@ def _read(case: Examination) -> set[str]:
     family = case.family
     if not family.known:
         return {*CONFIG_CHECKS, *OBJECT_KEYS}
-    names = {family.renamed.get(key, key) for key in (keys.THETA_KEYS[0], SERVED_LENGTH_KEY)}
+    names = {family.renamed.get(SERVED_LENGTH_KEY, SERVED_LENGTH_KEY)}
+    if not family.layer_thetas:
+        names.add(family.renamed.get(keys.THETA_KEYS[0], keys.THETA_KEYS[0]))
     if family.reads_partial or keys.FRACTION_KEYS[0] in family.renamed:
         names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
     names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
@@ -430,4 +436,19 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
             "holder": rope,
             "name": key.split(".")[-1],
         }
+    return None
+
+
+@finder
+def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
+    """Find the pairs of each axis as a text, or as a list of texts."""
+    for place, rope in case.ropes():
+        for key in (key for key in row.keys if key in rope):
+            value = rope[key]
+            many = value if isinstance(value, list) else [value]
+            if not many or not all(isinstance(each, str) for each in many):
+                continue
+            new = [int(each) for each in re.findall(r"\d{1,6}", " ".join(many))]
+            facts = {"key": at(place, key), "value": value, "new": new, "fixable": bool(new)}
+            return {**facts, "holder": rope, "name": key}
     return None
