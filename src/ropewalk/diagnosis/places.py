@@ -489,3 +489,19 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
 def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same trained length at both places."""
     facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]
+
+
+@finder
+def theta_null(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta that is null, where the model's code does not allow it."""
+    error = case.error()
+    if error is None or error.field != THETA or error.value is not None:
+        return None
+    for place, holder in case.places():
+        if THETA in holder and holder[THETA] is None:
+            known = published_theta(case)
+            new = min(known) if len(known) == 1 else None
+            key = f"{place}.{THETA}" if place else THETA
+            facts = {"key": key, "value": None, "new": new, "fixable": new is not None}
+            return {**facts, "holder": holder, "name": THETA}
+    return None

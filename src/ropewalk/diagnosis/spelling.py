@@ -16,9 +16,14 @@ from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
+#: the words of Python for those of JSON
+PYTHON = {"True": "true", "False": "false", "None": "null"}
 NULLS = ("null", "none", "nil", "nan", "")
 TYPE_KEYS = ("rope_type", "type")
-INTEGERS = (TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", "head_dim")
+INTEGERS = (
+    *(TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", *keys.HEAD_DIM_KEYS),
+    *(*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, *keys.LAYER_COUNT_KEYS, "num_key_value_heads"),
+)
 #: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
 #: rope, of a key of the config, which has many others, and of a scaling, whose names are short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
@@ -77,12 +82,20 @@ def object_as_text(case: Examination, row: Mistake) -> Facts | None:
     for key in OBJECT_KEYS:
         value = case.text.get(key)
         if isinstance(value, str) and len(value) < 1 << 16:
-            try:
-                read = json.loads(value)
-            except (ValueError, RecursionError):
-                continue
+            read = _parsed(value)
             if isinstance(read, dict):
                 return {"key": key, "value": value, "new": read, "holder": case.text, "name": key}
+    return None
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text of JSON holds, or of a dict as Python prints it; None if it is neither."""
+    printed = re.sub(r"\b(True|False|None)\b", lambda word: PYTHON[word[0]], text)
+    for each in (text, printed.replace("'", '"')):
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
     return None
 
 
@@ -172,8 +185,12 @@ def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
         if isinstance(new, str) and isinstance(old, str):
             same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
             if same.get(new, new) != same.get(old, old):
-                facts = {"key": at(place, "type"), "value": old, "kept": new}
-                return {**facts, "holder": rope, "name": "type"}
+                # a factor for a longer served length belongs to the one that scales
+                reach, served = case.trained, case.served
+                scaled = "factor" in rope and bool(reach and served and served > reach)
+                key = "rope_type" if new == "default" and scaled else "type"
+                facts = {"key": at(place, key), "value": rope[key], "other": TYPE_KEYS[key == "rope_type"]}
+                return {**facts, "kept": rope[facts["other"]], "holder": rope, "name": key}
     return None
 
 
@@ -204,7 +221,9 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
             name = rope.get(key)
             if name is None or (isinstance(name, str) and name in known):
                 continue
+            stem = re.sub(r"_?(scal(ed|ing)|rope)$", "", str(name).lower())
             near = nearest(str(name), row.names, LIKENESS_OF_TYPES)
+            near = near or nearest(stem, row.names, LIKENESS_OF_TYPES)
             if near is not None:
                 new = row.names[near]
                 facts = {"key": at(place, key), "value": name, "new": new}
