@@ -179,6 +179,14 @@ def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def gguf_trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
+    """Find another trained length of YaRN in a GGUF file than the published one."""
+    facts = FINDERS["trained_length_wrong"](case, row)
+    key = "rope.scaling.original_context_length"
+    return facts and {**facts, "key": key, "trained": facts["new"], "new": facts["factor"]}
+
+
+@finder
 def gguf_lengths(case: Examination, row: Mistake) -> Facts | None:
     """Find a context length of a GGUF file that its YaRN does not reach."""
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))

@@ -337,21 +337,29 @@ def empty_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
-    """Find the keys of a scaling in the config itself, where there is no rope object."""
-    kind = type_of(case.text)
-    if any(_objects(case)) or not isinstance(kind, str) or kind not in keys.rope_types():
+    """Find the keys of a scaling in the config itself and not in its rope object."""
+    rope = case.flat()
+    if rope is None and any(_objects(case)):
         return None
-    inner = keys.inner_keys() - {THETA, FRACTION, TRAINED_LENGTH_KEY, *keys.LENGTH_KEYS}
-    given = {key: value for key, value in case.text.items() if key in inner and value is not None}
-    if len(given) < 2:
+    kind = type_of(case.text if rope is None else rope)
+    if not isinstance(kind, str) or kind not in keys.rope_types() or kind == "default":
         return None
-    return {"key": ", ".join(given), "value": kind, "new": given}
+    own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
+    own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
+    given = [key for key, value in case.text.items() if key in own and value is not None]
+    if len(given) < (2 if rope is None else 1):
+        return None
+    return {"key": ", ".join(given), "value": kind, "new": given, "rope": rope}
 
 
 @repair
 def move_into_object(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Move the keys of a scaling into rope_scaling."""
-    case.text["rope_scaling"] = {key: case.text.pop(key) for key in facts["new"]}
+    """Move the keys of a scaling into the rope object, or into rope_scaling if there is none."""
+    moved = {key: case.text.pop(key) for key in facts["new"]}
+    if facts["rope"] is None:
+        case.text["rope_scaling"] = moved
+    else:
+        facts["rope"].update(moved)
 
 
 def _layer_types(case: Examination) -> tuple[str, ...]:
@@ -369,8 +377,8 @@ def layer_type_misspelled(case: Examination, row: Mistake) -> Facts | None:
     types, layers = _layer_types(case), layers_of(v5)
     for name in layers:
         absent = [each for each in types if each not in v5]
-        new = None if name in types or not types else nearest(name, absent, LIKENESS)
-        if new is not None:
+        new = row.names.get(name, nearest(name, absent, LIKENESS))
+        if name not in types and new in absent:
             facts = {"key": f"rope_parameters.{name}", "value": name, "new": new}
             return {**facts, "holder": v5, "name": name}
     return None
@@ -381,7 +389,8 @@ def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
     """Find ropes by layer type that lack a type whose theta the family's code has."""
     v5 = _objects(case)[0] or {}
     thetas = case.family.layer_thetas
-    if not layers_of(v5).keys() & thetas.keys():
+    names = layers_of(v5).keys()
+    if not names & thetas.keys() or names - thetas.keys() - set(_layer_types(case)):
         return None
     for name in thetas:
         if name not in v5:
@@ -390,6 +399,31 @@ def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
             facts = {"key": f"rope_parameters.{name}", "value": None, "new": new}
             return {**facts, "holder": v5, "name": name, "theta": new[THETA]}
     return None
+
+
+@finder
+def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find the scaling at the layer type that has none in this family, and not where it belongs."""
+    layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
+    scaled = [name for name in layers if name in thetas and thetas[name].scaled]
+    plain = [name for name in layers if name in thetas and not thetas[name].scaled]
+    if len(scaled) != 1 or len(plain) != 1:
+        return None
+    right, wrong = layers[scaled[0]], layers[plain[0]]
+    if not _is_default(right) or _is_default(wrong):
+        return None
+    facts = {"key": f"rope_parameters.{plain[0]}", "value": type_of(wrong), "layer": scaled[0]}
+    return {**facts, "ropes": (right, wrong)}
+
+
+@repair
+def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the ropes of two layer types without their thetas."""
+    one, other = facts["ropes"]
+    new_one, new_other = ({**a, THETA: b.get(THETA)} for a, b in ((other, one), (one, other)))
+    for rope, new in ((one, new_one), (other, new_other)):
+        rope.clear()
+        rope.update({key: value for key, value in new.items() if value is not None})
 
 
 @finder

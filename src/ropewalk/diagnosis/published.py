@@ -188,7 +188,10 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     scaling = rows[0].get("scaling") or {}
     if type_of(rope) != scaling.get("rope_type"):
-        return None
+        if not scaling or type_of(rope) in (None, "default"):
+            return None
+        facts = {"key": "rope_type", "value": type_of(rope), "new": scaling["rope_type"]}
+        return {**facts, "model": rows[0]["name"], "fixable": False}
     others = {key: None for key in REMOVABLE if rope.get(key) is not None}
     for key, value in {**others, **scaling}.items():
         own = rope.get(key, case.text.get(key))
@@ -219,19 +222,19 @@ def _changes(case: Examination, key: str, value: Any) -> bool:
 
 
 @finder
-def trained_length_multiplied(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length that is the published one times the factor."""
+def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
+    """Find another trained length of YaRN than the published one."""
     trained, factor, known = case.trained, case.factor, published_trained_length(case)
-    if not trained or not factor or not known or case.rope_type != "yarn" or factor <= 1:
+    if not trained or not factor or not known or case.rope_type != "yarn" or trained == known:
         return None
-    if not math.isclose(trained, known * factor, rel_tol=0.02):
-        return None
+    served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": trained,
         "new": known,
         "factor": factor,
+        "fixable": bool(served) and math.isclose(served, known * factor, rel_tol=0.02),
         "model": rows_of(case)[0]["name"],
         "holder": holder,
         "name": TRAINED_LENGTH_KEY,

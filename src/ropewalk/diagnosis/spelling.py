@@ -221,9 +221,9 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
             name = rope.get(key)
             if name is None or (isinstance(name, str) and name in known):
                 continue
-            stem = re.sub(r"_?(scal(ed|ing)|rope)$", "", str(name).lower())
-            near = nearest(str(name), row.names, LIKENESS_OF_TYPES)
-            near = near or nearest(stem, row.names, LIKENESS_OF_TYPES)
+            words = re.sub(r"[\W_]*(scal(ed|ing)|rope|type)$", "", str(name).lower())
+            tries = ((str(name), 1.0), (words, LIKENESS_OF_TYPES), (str(name), LIKENESS_OF_TYPES))
+            near = next(filter(None, (nearest(word, row.names, x) for word, x in tries)), None)
             if near is not None:
                 new = row.names[near]
                 facts = {"key": at(place, key), "value": name, "new": new}
@@ -417,8 +417,10 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
         value, new = case.text.get(key), None
         if isinstance(value, list) and len(value) == 1:
             new = value[0]
-        elif isinstance(value, dict) and len(value) == 1 and value.keys() & set(OBJECT_KEYS):
-            new = next(iter(value.values()))
+        elif isinstance(value, dict):
+            inner = next((value[each] for each in OBJECT_KEYS if each in value), None)
+            rest = {each: value[each] for each in value if each not in OBJECT_KEYS}
+            new = {**rest, **inner} if isinstance(inner, dict) else None
         if isinstance(new, dict):
             return {"key": key, "value": value, "new": new, "holder": case.text, "name": key}
     return None
