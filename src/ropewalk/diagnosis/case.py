@@ -85,13 +85,10 @@ class Examination:
 
     @property
     def rope_type(self) -> str:
-        """The scaling of the first rope by its name in transformers; "default" if there is none."""
-        for _, rope in self.ropes():
-            name = type_of(rope)
-            if isinstance(name, str):
-                renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
-                return renamed.get(name, name)
-        return "default"
+        """The first scaling of a rope by its name in transformers; "default" if there is none."""
+        renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
+        names = [name for _, rope in self.ropes() if isinstance(name := type_of(rope), str)]
+        return next((n for name in names if (n := renamed.get(name, name)) != "default"), "default")
 
     @property
     def served(self) -> int | None:

@@ -138,13 +138,13 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
-    """Find YaRN whose trained length is the served one, of a model whose trained length is not
-    known.
+    """Find a scaling whose trained length is the served one, of a model whose trained length is not
+    known; `keys` has the scalings.
     """
-    trained, factor = case.trained, case.factor
-    if case.rope_type != "yarn" or not trained or trained != case.served or not factor:
+    trained, factor = case.trained, case.factor or 1.0
+    if case.rope_type not in row.keys or not trained or trained != case.served:
         return None
-    if factor <= 1 or published_trained_length(case) == trained:
+    if (factor <= 1 and case.rope_type == "yarn") or published_trained_length(case) == trained:
         return None
     return {"key": TRAINED_LENGTH_KEY, "value": trained, "factor": factor}
 

@@ -107,6 +107,10 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     known, theta = published_theta(case), _theta(case)
     if not known or theta != LOST_THETA or theta in known:
         return None
+    # a release of other lengths has it, so that only both lengths tell which one this is
+    other = any(theta in each["theta"] for each in rows_of_any_length(case))
+    if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
+        return None
     names = ", ".join(each["name"] for each in rows_of(case))
     new = next(iter(known)) if len(known) == 1 else None
     holder = case.flat()
@@ -137,10 +141,12 @@ def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta than the published one, which a fine-tuned model may have."""
     known, theta = published_theta(case), _theta(case)
-    if not known or theta is None or theta in known or theta == LOST_THETA:
-        return None
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
+    if not known or theta is None or theta in known or (theta == LOST_THETA and not others):
+        return None
     if case.family.layer_thetas or bool(others) != ("other_release" in row.names):
+        return None
+    if others and case.rope_type != "default":  # a scaling may be why the length is another
         return None
     names = ", ".join(each["name"] for each in rows_of(case))
     facts = {"key": "rope_theta", "value": theta, "published": sorted(known), "model": names}
@@ -239,6 +245,17 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
         "holder": holder,
         "name": TRAINED_LENGTH_KEY,
     }
+
+
+@finder
+def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling that models are trained with, in a model that was published without it."""
+    rows, kind = rows_of_any_length(case), case.rope_type
+    if kind not in row.keys or not rows:
+        return None
+    if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
+        return None
+    return {"key": "rope_type", "value": kind, "model": ", ".join(each["name"] for each in rows)}
 
 
 @finder

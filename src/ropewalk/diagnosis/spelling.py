@@ -22,7 +22,7 @@ NULLS = ("null", "none", "nil", "nan", "")
 TYPE_KEYS = ("rope_type", "type")
 INTEGERS = (
     *(TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", *keys.HEAD_DIM_KEYS),
-    *(*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, *keys.LAYER_COUNT_KEYS, "num_key_value_heads"),
+    *(keys.LATENT_KEY, *keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, *keys.LAYER_COUNT_KEYS, "num_key_value_heads"),
 )
 #: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
 #: rope, of a key of the config, which has many others, and of a scaling, whose names are short

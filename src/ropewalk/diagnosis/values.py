@@ -11,6 +11,8 @@ from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
+#: the least theta that a language model is known to have is 1,000
+LEAST_THETA = 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
 
@@ -38,6 +40,17 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
         for key in (key for key in row.keys if key in holder):
             value = number_of(holder[key])
             if value is not None and value <= 0:
+                return _impossible(case, place, holder, key)
+    return None
+
+
+@finder
+def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta that no language model has: its slowest pair turns within a sentence."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = positive(holder[key])
+            if value is not None and value < LEAST_THETA and case.family.known:
                 return _impossible(case, place, holder, key)
     return None
 
