@@ -27,6 +27,8 @@ INTEGERS = (
 #: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
 #: rope, of a key of the config, which has many others, and of a scaling, whose names are short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
+#: the least letters of a name that is cut short
+LEAST_BEGINNING = 7
 #: what a letter after a number multiplies it by: a length by powers of 2, other values by 10
 LETTERS = {"k": 1, "m": 2}
 
@@ -207,6 +209,9 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
     names = {plain(each): each for each in sorted(known)}
     own = plain(word)
     near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
+    if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
+        begun = [each for each in names if each.startswith(own)]
+        near = begun if len(begun) == 1 and len(own) >= LEAST_BEGINNING else []
     if not near or re.sub(r"\D", "", near[0]) != re.sub(r"\D", "", own):
         return None
     return names[near[0]]
