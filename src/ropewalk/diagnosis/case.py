@@ -166,8 +166,9 @@ def text_of(root: dict[str, Any]) -> dict[str, Any]:
 
 def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the ropes of layer types in an object; {} if it is one rope for all layers."""
-    inner = keys.inner_keys()
-    return {k: v for k, v in rope.items() if k not in inner and isinstance(v, dict)}
+    objects = {key: value for key, value in rope.items() if isinstance(value, dict)}
+    inner = keys.inner_keys() if objects else ()
+    return {key: value for key, value in objects.items() if key not in inner}
 
 
 def type_of(rope: Mapping[str, Any]) -> Any:

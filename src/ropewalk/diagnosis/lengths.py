@@ -63,7 +63,11 @@ def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     # engines multiply the length of YaRN themselves, so equal lengths may be meant there
     if trained == served and case.rope_type != "llama3":
         return None
-    is_swap = factor is not None and factor > 1 and math.isclose(served * factor, trained, rel_tol=SAME_LENGTH)
+    is_swap = (
+        factor is not None
+        and factor > 1
+        and math.isclose(served * factor, trained, rel_tol=SAME_LENGTH)
+    )
     return {"key": TRAINED_LENGTH_KEY, "value": trained, "served": served, "fixable": is_swap}
 
 

@@ -20,11 +20,13 @@ from ropewalk.diagnosis.case import (
     type_of,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import published_theta
+from ropewalk.diagnosis.published import LOST_THETA, published_theta
 from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
+#: a length that few models reach with the default theta
+LONG = 16_384
 FRACTION = "partial_rotary_factor"
 
 
@@ -177,6 +179,20 @@ def theta_missing(case: Examination, row: Mistake) -> Facts | None:
         "default": case.family.default(THETA),
         "fixable": new is not None,
     }
+
+
+@finder
+def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
+    """Find a long served length where neither the config nor its class gives a theta for it."""
+    default, served = case.family.default(THETA), case.served
+    if case.rope_type != "default" or any(_objects(case)) or published_theta(case):
+        return None
+    if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
+        return None
+    names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
+    if any(case.text.get(key) is not None for key in names) or (served or 0) < LONG:
+        return None
+    return {"key": THETA, "value": None, "served": served, "default": default}
 
 
 @finder
@@ -378,7 +394,7 @@ def layer_type_misspelled(case: Examination, row: Mistake) -> Facts | None:
     for name in layers:
         absent = [each for each in types if each not in v5]
         new = row.names.get(name, nearest(name, absent, LIKENESS))
-        if name not in types and new in absent:
+        if name not in {*types, *case.family.layer_thetas} and new in absent:
             facts = {"key": f"rope_parameters.{name}", "value": name, "new": new}
             return {**facts, "holder": v5, "name": name}
     return None

@@ -60,8 +60,8 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
     return [
         row
         for row in models()
-        if case.model_type in row["model_types"]
-        and all(row[name] == size for name, size in sizes.items())
+        if all(row[name] == size for name, size in sizes.items())
+        and case.model_type in row["model_types"]
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]

@@ -21,14 +21,20 @@ PYTHON = {"True": "true", "False": "false", "None": "null"}
 NULLS = ("null", "none", "nil", "nan", "")
 TYPE_KEYS = ("rope_type", "type")
 INTEGERS = (
-    *(TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", *keys.HEAD_DIM_KEYS),
-    *(keys.LATENT_KEY, *keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, *keys.LAYER_COUNT_KEYS, "num_key_value_heads"),
+    TRAINED_LENGTH_KEY,
+    SERVED_LENGTH_KEY,
+    *keys.LENGTH_KEYS,
+    "rotary_dim",
+    *keys.HEAD_DIM_KEYS,
+    keys.LATENT_KEY,
+    *keys.HIDDEN_SIZE_KEYS,
+    *keys.HEAD_COUNT_KEYS,
+    *keys.LAYER_COUNT_KEYS,
+    "num_key_value_heads",
 )
 #: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
 #: rope, of a key of the config, which has many others, and of a scaling, whose names are short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
-#: the least letters of a name that is cut short
-LEAST_BEGINNING = 7
 #: what a letter after a number multiplies it by: a length by powers of 2, other values by 10
 LETTERS = {"k": 1, "m": 2}
 
@@ -191,7 +197,11 @@ def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
                 reach, served = case.trained, case.served
                 scaled = "factor" in rope and bool(reach and served and served > reach)
                 key = "rope_type" if new == "default" and scaled else "type"
-                facts = {"key": at(place, key), "value": rope[key], "other": TYPE_KEYS[key == "rope_type"]}
+                facts = {
+                    "key": at(place, key),
+                    "value": rope[key],
+                    "other": TYPE_KEYS[key == "rope_type"],
+                }
                 return {**facts, "kept": rope[facts["other"]], "holder": rope, "name": key}
     return None
 
@@ -211,7 +221,7 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
     near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
     if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
         begun = [each for each in names if each.startswith(own)]
-        near = begun if len(begun) == 1 and len(own) >= LEAST_BEGINNING else []
+        near = begun if len(begun) == 1 and "_" in word else []
     if not near or re.sub(r"\D", "", near[0]) != re.sub(r"\D", "", own):
         return None
     return names[near[0]]
