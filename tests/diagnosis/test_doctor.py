@@ -8,11 +8,12 @@ import copy
 import json
 import math
 import random
+import re
 import subprocess
 import warnings
 
 import pytest
-from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed
+from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed, scaled
 from field_configs import IDS, field_config
 
 import gguf_samples
@@ -22,8 +23,9 @@ from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
 from ropewalk.diagnosis import case as case_module
 from ropewalk.diagnosis.case import Examination
-from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, mistakes
+from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, chinese, mistakes
 from ropewalk.diagnosis.published import models
+from ropewalk.diagnosis.report import report_words
 
 ELSEWHERE = {
     "key_given_twice",
@@ -519,3 +521,46 @@ def test_a_config_is_read_again_only_if_it_was_changed(monkeypatch):
     assert examined.specs() is None
     assert examined.error().field == "rope_theta"
     assert len(read) == 3
+
+
+HAN = re.compile("[\u4e00-\u9fff]")
+
+
+def places(text):
+    return set(re.findall(r"\{\w+\}", text))
+
+
+def test_every_row_has_chinese_words():
+    rows = {row.id: row for row in mistakes()}
+    assert list(chinese()) == list(rows)
+    for name, words in chinese().items():
+        row = rows[name]
+        facts = places(row.cause + row.effect + row.fix) | {"{key}", "{value}"}
+        assert words.keys() == {"cause", "effect", "fix"}
+        for text in words.values():
+            assert HAN.search(text) or text == "{why}。"
+            assert places(text) <= facts
+        assert ("|" in words["fix"]) == ("|" in row.fix)
+
+
+def test_the_words_of_a_report_are_the_same_in_both_languages():
+    english, other = report_words("en"), report_words("zh")
+    assert english.keys() == other.keys()
+    for key, text in english.items():
+        if isinstance(text, dict):
+            assert text.keys() == other[key].keys()
+        else:
+            assert places(text) == places(other[key])
+
+
+def test_a_report_in_chinese():
+    broken = changed(LLAMA, scaled(YARN, factor="4.0", beta_fast=1, beta_slow=32))
+    found = rw.doctor(broken, engine="vllm", language="zh")
+    assert [each.id for each in found.findings][:2] == ["factor_as_text", "betas_swapped"]
+    assert "2 个错误" in found.verdict
+    told = str(found).split("---")[0]
+    assert "effect" not in told
+    assert all(HAN.search(line) for line in told.splitlines() if line)
+    assert found.corrected == rw.doctor(broken, engine="vllm").corrected
+    with pytest.raises(rw.RopeError):
+        rw.doctor(broken, language="fr")

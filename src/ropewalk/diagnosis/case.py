@@ -30,6 +30,8 @@ class Examination:
     draft       the config of a draft model that serves beside it, a copy
     metadata    the metadata of a GGUF file, and its architecture's name; None for other configs
     duplicates  {key that the file gives more than once: its values}
+    language    of the words
+    examine     returns the diagnosis of another config; None: there is no draft
     """
 
     root: dict[str, Any]
@@ -38,6 +40,8 @@ class Examination:
     metadata: Mapping[str, Any] | None = None
     architecture: str = ""
     duplicates: dict[str, list[Any]] = field(default_factory=dict)
+    language: str = "en"
+    examine: Callable[[Any], Any] | None = None
     _known: tuple[str, Specs | RopeError] | None = field(default=None, repr=False)
 
     @property

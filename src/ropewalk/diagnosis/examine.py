@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,9 +18,17 @@ from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import flags, patch, same
-from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
+from ropewalk.diagnosis.mistakes import (
+    FINDERS,
+    LANGUAGES,
+    REPAIRS,
+    SEVERITIES,
+    Mistake,
+    in_language,
+    mistakes,
+)
 from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError, choice, integer
 
 if TYPE_CHECKING:
     from ropewalk.gguf import GgufSource
@@ -39,7 +48,12 @@ class _Found:
 
 
 def doctor(
-    config: Any, engine: str | None = None, length: int | None = None, *, draft: Any = None
+    config: Any,
+    engine: str | None = None,
+    length: int | None = None,
+    *,
+    draft: Any = None,
+    language: str = "en",
 ) -> Diagnosis:
     """Return what is wrong with a config, what it does, and the corrected config.
 
@@ -48,13 +62,16 @@ def doctor(
     engine  also compare what this engine computes: "vllm", "sglang", "mlx-lm" or "llama.cpp"
     length  the longest sequence that the model will be used with
     draft   the config of a draft model for speculative decoding, which needs the same rope
+    language  of the words: "en" or "zh"
 
     The repair is exact: it is made only where the config itself, its family or its published form
     says what was meant. Otherwise the finding says what to decide.
     """
     length = None if length is None else integer("length", length, low=1)
     engine = None if engine is None else engines_here.name_of(engine)
+    choice("language", language, LANGUAGES)
     case, text = _case(config, length, draft)
+    case.language, case.examine = language, partial(doctor, language=language)
     original, original_draft = copy.deepcopy(case.root), copy.deepcopy(case.draft)
     findings = _look(case)
     unread = any(f.severity == "error" and not f.repaired for f in findings)
@@ -76,6 +93,7 @@ def doctor(
         None if same(case.draft, original_draft) else case.draft,
         engine,
         length,
+        language,
     )
 
 
@@ -125,7 +143,7 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
     """Return one finding with its numbers: the rope before its repair, or, where that cannot be
     read, one without the rope object.
     """
-    row, facts, repaired = found.row, found.facts, found.repaired
+    row, facts, repaired = in_language(found.row, case.language), found.facts, found.repaired
     words = _Words(facts)
     effect = row.effect.format_map(words)
     numbers, compared = (), "before the repair"

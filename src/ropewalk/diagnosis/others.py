@@ -65,11 +65,9 @@ def _scaled(specs: dict[str, Any] | None) -> bool:
 @finder
 def draft_mistaken(case: Examination, row: Mistake) -> Facts | None:
     """Find a draft model whose own config has a mistake."""
-    if case.draft is None:
+    if case.draft is None or case.examine is None:
         return None
-    from ropewalk.diagnosis.examine import doctor  # which imports this module
-
-    found = doctor(case.draft)
+    found = case.examine(case.draft)
     told = next((each for each in found.findings if each.severity != "note"), None)
     if told is None:
         return None
