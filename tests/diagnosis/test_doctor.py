@@ -26,6 +26,8 @@ from ropewalk.diagnosis.case import Examination
 from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, chinese, mistakes
 from ropewalk.diagnosis.published import models
 from ropewalk.diagnosis.report import report_words
+from ropewalk.gguf import InMemory
+from ropewalk.gguf.file import Array
 
 ELSEWHERE = {
     "key_given_twice",
@@ -383,6 +385,15 @@ def test_a_gguf_file_that_contradicts_itself(name, keys, flags, tmp_path):
     heavy = [each.id for each in found.findings if each.severity != "note"]
     assert heavy[:1] == ([] if name is None else [name])
     assert found.flags == ({} if flags is None else {"llama.cpp": flags})
+
+
+def test_a_gguf_file_is_recognised_by_its_tokens():
+    metadata = GGUF | PUBLISHED | {"qwen2.rope.freq_base": 1e4}
+    del metadata["qwen2.vocab_size"]
+    assert rw.doctor(InMemory("qwen2", metadata)).exit_status == 0
+    metadata["tokenizer.ggml.tokens"] = Array(8, 152064, 0, 0)
+    found = rw.doctor(InMemory("qwen2", metadata))
+    assert [each.id for each in found.findings] == ["gguf_theta_lost"]
 
 
 def test_an_engine_is_asked():

@@ -242,9 +242,9 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
             root = dict(hf_config(file))
         except RopeError:  # a row may say why
             root = {"model_type": name}
-        words = file.metadata.get("tokenizer.ggml.tokens")
-        count = file.metadata.get(f"{name}.vocab_size", words and len(words))
-        root["vocab_size"] = count  # a published model is recognised by it
+        tokens = getattr(file.metadata.get("tokenizer.ggml.tokens"), "length", None)
+        # a published model is recognised by it
+        root["vocab_size"] = file.metadata.get(f"{name}.vocab_size", tokens)
         return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):
         return Examination(copy.deepcopy(dict(config_file.load(config))), length, other), None
