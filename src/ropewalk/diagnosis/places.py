@@ -515,6 +515,19 @@ def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
+    """Find a trained length inside the rope in a family whose class has a default outside it."""
+    default, rope = case.family.defaults.get(TRAINED_LENGTH_KEY), case.flat()
+    inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
+    if default is None or inside in (None, default) or case.rope_type == "default":
+        return None
+    if case.text.get(TRAINED_LENGTH_KEY) is not None:
+        return None
+    facts = {"key": TRAINED_LENGTH_KEY, "value": inside, "new": inside, "default": default}
+    return {**facts, "holder": case.text, "name": TRAINED_LENGTH_KEY, "model": case.model_type}
+
+
+@finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope that differs from the one inside."""
     rope = case.flat()

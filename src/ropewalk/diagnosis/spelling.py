@@ -68,9 +68,10 @@ def keep_last(case: Examination, row: Mistake, facts: Facts) -> None:
 def null_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a text that stands for null."""
     for place, holder in case.places():
-        for key in rotary_keys(case, place) & holder.keys() - set(TYPE_KEYS):
+        for key in sorted(rotary_keys(case, place) & holder.keys()):
             value = holder[key]
-            if isinstance(value, str) and value.strip().lower() in NULLS:
+            nulls = ("",) if key in TYPE_KEYS else NULLS  # the type "none" is the plain rope
+            if isinstance(value, str) and value.strip().lower() in nulls:
                 return {"key": at(place, key), "name": key, "value": value, "holder": holder}
     return None
 
