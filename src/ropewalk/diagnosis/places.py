@@ -20,7 +20,7 @@ from ropewalk.diagnosis.case import (
     type_of,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import LOST_THETA, published_theta
+from ropewalk.diagnosis.published import LOST_THETA, published_theta, published_trained_length
 from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
@@ -520,6 +520,8 @@ def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
     default, rope = case.family.defaults.get(TRAINED_LENGTH_KEY), case.flat()
     inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
     if default is None or inside in (None, default) or case.rope_type == "default":
+        return None
+    if published_trained_length(case) not in (None, inside):
         return None
     if case.text.get(TRAINED_LENGTH_KEY) is not None:
         return None

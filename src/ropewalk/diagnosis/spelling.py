@@ -144,7 +144,9 @@ def number_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 def _number(text: str, key: str) -> float | int | None:
     """Return the number that a text is; None if it is none."""
-    digits = re.sub(r"[\s,_]", "", text.lower())
+    digits = re.sub(r"[\s_]", "", text.lower())
+    # a comma before three digits divides thousands, any other is a decimal point
+    digits = re.sub(r",(?=\d{3}(\D|$))", "", digits).replace(",", ".")
     if key == "factor":
         digits = digits.strip("x")
     if key in keys.FRACTION_KEYS and digits.endswith("%"):
