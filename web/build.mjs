@@ -85,6 +85,14 @@ for (const [index, request] of requests.entries()) {
 fs.writeFileSync(path.join(out, "data", "known.json"), JSON.stringify(result.known));
 fs.writeFileSync(path.join(out, "preview.png"), preview());
 fs.writeFileSync(path.join(out, ".nojekyll"), "");
+// other sites show the picture of a link only by its whole address: make web PAGE=https://host/folder/
+if (process.env.PAGE) {
+  const picture = new URL("preview.png", process.env.PAGE);
+  if (!/^https?:$/.test(picture.protocol)) throw new Error(`PAGE: must begin with https:// or http://; got ${process.env.PAGE}`);
+  const index = path.join(out, "index.html"), text = fs.readFileSync(index, "utf8");
+  const named = encodeURI(decodeURI(picture.href)).replaceAll("&", "&amp;").replaceAll('"', "%22");
+  fs.writeFileSync(index, text.replace('content="preview.png"', `content="${named}"`));
+}
 
 const sizes = filesOf(out).map((file) => [path.relative(out, file), gzipped(file)]).sort((a, b) => b[1] - a[1]);
 const total = sizes.reduce((sum, [, size]) => sum + size, 0);

@@ -8,27 +8,38 @@ import copy
 import json
 import math
 import random
+import re
 import subprocess
 import warnings
 
 import pytest
-from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed
+from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed, scaled
+from field_configs import IDS, field_config
 
 import gguf_samples
 import ropewalk as rw
 from ropewalk.config.examples import EXAMPLES
+from ropewalk.config.families import family_of
 from ropewalk.config.hf import read_specs
 from ropewalk.diagnosis import case as case_module
 from ropewalk.diagnosis.case import Examination
-from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, mistakes
+from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, chinese, mistakes
 from ropewalk.diagnosis.published import models
+from ropewalk.diagnosis.report import report_words
+from ropewalk.gguf import InMemory
+from ropewalk.gguf.file import Array
 
 ELSEWHERE = {
     "key_given_twice",
     "draft_lacks_scaling",
+    "draft_mistaken",
     "gguf_factor_missing",
     "gguf_type_missing",
+    "gguf_type_unknown",
     "gguf_lengths_contradict",
+    "gguf_trained_length_missing",
+    "gguf_trained_length_wrong",
+    "gguf_theta_lost",
     "gguf_width_wrong",
     "engine_refuses",
     "engine_differs",
@@ -101,7 +112,7 @@ def test_a_mistake_is_found_and_repaired(broken):
 def test_every_row_has_a_broken_config():
     ids = [row.id for row in mistakes()]
     assert len(set(ids)) == len(ids) >= 40
-    assert {each.id for each in BROKEN} | ELSEWHERE == set(ids)
+    assert {each.id for each in BROKEN} | ELSEWHERE | IDS == set(ids)
     assert not {each.id for each in BROKEN} & ELSEWHERE
 
 
@@ -133,23 +144,37 @@ def test_the_published_table_agrees_with_itself(row):
     }
     if "kv_heads" in row:
         config["num_key_value_heads"] = row["kv_heads"]
-    if config["model_type"].startswith("deepseek"):
+    if family_of(config["model_type"]).latent:
         config["qk_rope_head_dim"] = 64
     elif "head_dim" in row:
         config["head_dim"] = row["head_dim"]
+    if "intermediate_size" in row:
+        config["intermediate_size"] = row["intermediate_size"]
     if "rotated" in row and config["model_type"] != "gptj":
-        head = row["hidden_size"] // row["heads"]
+        head = row.get("head_dim") or row["hidden_size"] // row["heads"]
         name = "rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"
         config[name] = row["rotated"] / head
     if config["model_type"] == "gpt_neox":
         config["rotary_emb_base"] = config.pop("rope_theta")
     if "scaling" in row:
-        config["rope_scaling"] = row["scaling"]
+        pairs = (row.get("rotated") or row["head_dim"]) // 2
+        lists = {key: [1.0] * pairs for key in row["scaling"].get("left_out", ())}
+        config["rope_scaling"] = {**row["scaling"], **lists}
+        config["rope_scaling"].pop("left_out", None)
     found = rw.doctor(config)
     assert [each.id for each in found.findings if each.severity != "note"] == []
-    if config["model_type"] != "gemma3_text" and 10_000.0 not in row["theta"]:
+    if 10_000.0 not in row["theta"]:
         lost = rw.doctor({**config, "rope_theta": 10_000.0})
-        assert lost.exit_status == 4
+        releases = {
+            theta for each in models() if sizes(each) == sizes(row) for theta in each["theta"]
+        }
+        assert lost.exit_status == (3 if 10_000.0 in releases else 4)
+
+
+def sizes(row):
+    """What a published model is recognised by."""
+    names = ("model_types", "hidden_size", "heads", "layers", "vocab_size")
+    return [row[name] for name in names] + [row.get("kv_heads")]
 
 
 def test_effects_are_those_of_the_definition():
@@ -283,6 +308,16 @@ def test_a_draft_inherits_the_scaling():
     assert not other.findings[0].repaired
 
 
+def test_a_draft_with_a_scaling_of_its_own_stays_and_its_mistakes_are_told():
+    llama = field_config("llama31")
+    draft = field_config("llama32_1b")  # published with factor 32, for Llama 3.1 with 8
+    assert rw.doctor(llama, draft=draft).findings == ()
+    found = rw.doctor(llama, draft={**draft, "rope_theta": 10000.0})
+    assert [each.id for each in found.findings] == ["draft_mistaken"]
+    assert found.corrected is None
+    assert_same(ropes(found.draft), ropes(draft))
+
+
 GGUF = {
     "general.architecture": "qwen2",
     "qwen2.context_length": 8192,
@@ -296,24 +331,69 @@ GGUF = {
 }
 
 
+#: the sizes and lengths of Qwen2.5-32B with YaRN
+PUBLISHED = {
+    "qwen2.embedding_length": 5120,
+    "qwen2.attention.head_count": 40,
+    "qwen2.attention.head_count_kv": 8,
+    "qwen2.block_count": 64,
+    "qwen2.vocab_size": 152064,
+    "qwen2.context_length": 131072,
+    "qwen2.rope.scaling.original_context_length": 32768,
+}
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "flags"),
     [
         (None, {}, None),
-        ("gguf_factor_missing", {"qwen2.rope.scaling.factor": 1.0}, 4.0),
-        ("gguf_lengths_contradict", {"qwen2.context_length": 16384}, 8.0),
+        (
+            "gguf_factor_missing",
+            {"qwen2.rope.scaling.factor": 1.0},
+            "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 2048",
+        ),
+        (
+            "gguf_factor_missing",
+            {"qwen2.rope.scaling.factor": 1.0, "qwen2.rope.scaling.type": "linear"},
+            "--rope-scaling linear --rope-scale 4",
+        ),
+        (
+            "gguf_lengths_contradict",
+            {"qwen2.context_length": 16384},
+            "--rope-scaling yarn --rope-scale 8 --yarn-orig-ctx 2048",
+        ),
         ("gguf_type_missing", {"qwen2.rope.scaling.type": "none"}, None),
+        ("gguf_type_unknown", {"qwen2.rope.scaling.type": "Yarn"}, None),
+        (
+            "gguf_trained_length_missing",
+            {"qwen2.rope.scaling.original_context_length": None},
+            None,
+        ),
         ("gguf_width_wrong", {"qwen2.rope.dimension_count": 63}, None),
+        ("gguf_theta_lost", PUBLISHED | {"qwen2.rope.freq_base": 1e4}, "--rope-freq-base 1000000"),
+        (
+            "gguf_trained_length_wrong",
+            PUBLISHED | {"qwen2.rope.scaling.original_context_length": 131072},
+            "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
+        ),
     ],
 )
 def test_a_gguf_file_that_contradicts_itself(name, keys, flags, tmp_path):
-    path = gguf_samples.write(tmp_path / "model.gguf", {**GGUF, **keys})
+    metadata = {key: value for key, value in {**GGUF, **keys}.items() if value is not None}
+    path = gguf_samples.write(tmp_path / "model.gguf", metadata)
     found = rw.doctor(path)
     heavy = [each.id for each in found.findings if each.severity != "note"]
     assert heavy[:1] == ([] if name is None else [name])
-    if flags is not None:
-        expected = f"--rope-scaling yarn --rope-scale {flags:g} --yarn-orig-ctx 2048"
-        assert found.flags == {"llama.cpp": expected}
+    assert found.flags == ({} if flags is None else {"llama.cpp": flags})
+
+
+def test_a_gguf_file_is_recognised_by_its_tokens():
+    metadata = GGUF | PUBLISHED | {"qwen2.rope.freq_base": 1e4}
+    del metadata["qwen2.vocab_size"]
+    assert rw.doctor(InMemory("qwen2", metadata)).exit_status == 0
+    metadata["tokenizer.ggml.tokens"] = Array(8, 152064, 0, 0)
+    found = rw.doctor(InMemory("qwen2", metadata))
+    assert [each.id for each in found.findings] == ["gguf_theta_lost"]
 
 
 def test_an_engine_is_asked():
@@ -400,7 +480,12 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
         examined += 1
         if found.exit_status:
             heavy[name] = [each.id for each in found.findings]
-    assert heavy == {}
+    # these classes have the sizes of a published model and not its theta or rotated width
+    assert heavy == {
+        "minimax_m2": ["published_fraction_differs"],
+        "persimmon": ["published_theta_lost"],
+        "starcoder2": ["published_theta_lost"],
+    }
     assert examined > 100
 
 
@@ -447,3 +532,46 @@ def test_a_config_is_read_again_only_if_it_was_changed(monkeypatch):
     assert examined.specs() is None
     assert examined.error().field == "rope_theta"
     assert len(read) == 3
+
+
+HAN = re.compile("[\u4e00-\u9fff]")
+
+
+def places(text):
+    return set(re.findall(r"\{\w+\}", text))
+
+
+def test_every_row_has_chinese_words():
+    rows = {row.id: row for row in mistakes()}
+    assert list(chinese()) == list(rows)
+    for name, words in chinese().items():
+        row = rows[name]
+        facts = places(row.cause + row.effect + row.fix) | {"{key}", "{value}"}
+        assert words.keys() == {"cause", "effect", "fix"}
+        for text in words.values():
+            assert HAN.search(text) or text == "{why}。"
+            assert places(text) <= facts
+        assert ("|" in words["fix"]) == ("|" in row.fix)
+
+
+def test_the_words_of_a_report_are_the_same_in_both_languages():
+    english, other = report_words("en"), report_words("zh")
+    assert english.keys() == other.keys()
+    for key, text in english.items():
+        if isinstance(text, dict):
+            assert text.keys() == other[key].keys()
+        else:
+            assert places(text) == places(other[key])
+
+
+def test_a_report_in_chinese():
+    broken = changed(LLAMA, scaled(YARN, factor="4.0", beta_fast=1, beta_slow=32))
+    found = rw.doctor(broken, engine="vllm", language="zh")
+    assert [each.id for each in found.findings][:2] == ["factor_as_text", "betas_swapped"]
+    assert "2 个错误" in found.verdict
+    told = str(found).split("---")[0]
+    assert "effect" not in told
+    assert all(HAN.search(line) for line in told.splitlines() if line)
+    assert found.corrected == rw.doctor(broken, engine="vllm").corrected
+    with pytest.raises(rw.RopeError):
+        rw.doctor(broken, language="fr")

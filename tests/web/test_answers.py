@@ -139,7 +139,9 @@ def test_no_message_names_a_folder_of_this_machine():
 
 def test_known_models_are_healthy_and_all_there():
     known = known_models()
-    assert list(known) == [row["name"] for row in models()]
+    left_out = {row["name"] for row in models() if "left_out" in row.get("scaling", {})}
+    assert list(known) == [row["name"] for row in models() if row["name"] not in left_out]
+    assert len(left_out) < 5
     for name, config in known.items():
         found = asked(ask="doctor", text=config)["ok"]
         assert found["diagnosis"]["exit_status"] == 0, name

@@ -319,6 +319,36 @@ def test_the_matrix_is_filtered_and_a_cell_opens_its_config_and_fix(browser, loc
     browser.wait("document.querySelector('dialog[open]') === null", "it to close")
 
 
+def test_the_matrix_has_the_stacks_with_their_reasons(browser, local):
+    link = "engines?lang=en&stack=litgpt&version=0.5.13"
+    show(browser, local, 1440, link, VIEWS["engines"])
+    heads = browser.js("[...document.querySelectorAll('.matrix thead th')].map((e) => e.innerText)")
+    assert len(heads) == 2
+    assert "litgpt" in heads[1]
+    assert "2026-11-18" in heads[1]
+    browser.js("document.querySelector('.matrix td button.differs').click()")
+    browser.wait("document.querySelector('dialog[open] pre') !== null", "the cell")
+    text = browser.js("document.querySelector('dialog').textContent")
+    assert "litgpt 0.5.13" in text
+    assert '"model_type"' in text
+    assert "numbers differ" in text
+    browser.key("Escape", 27)
+    browser.wait("document.querySelector('dialog[open]') === null", "it to close")
+    # the page without a filter has no column without a cell
+    show(browser, local, 1440, "engines?lang=en&find=yarn/x4&all=1", VIEWS["engines"])
+    heads = browser.js("document.querySelectorAll('.matrix thead th').length")
+    assert heads == 21
+
+
+def test_the_findings_are_in_chinese(browser, local):
+    show(browser, local, 1440, "doctor?lang=zh", VIEWS["doctor"])
+    parts = browser.js(
+        "[...document.querySelectorAll('.finding h3, .finding dd')].map((e) => e.innerText)"
+    )
+    assert len(parts) >= 8
+    assert [part for part in parts if not re.search("[\u4e00-\u9fff]", part)] == []
+
+
 def test_methods_draw_the_numbers_of_the_results(browser, local):
     show(
         browser,

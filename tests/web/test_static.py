@@ -98,3 +98,22 @@ def test_python_in_the_browser_answers_as_python_does(browser, static):
     assert len(sent) > 20
     assert [each for each in sent if not each.startswith(f"{static}/")] == []
     assert browser.errors() == []
+
+
+def test_every_cell_of_the_stacks_is_in_the_matrix():
+    """By stack, version and date, with its config, its state and its reason."""
+    stacks = json.loads((ROOT / "results" / "stacks.json").read_text(encoding="utf-8"))
+    text = (server.STATIC / "data" / "matrix.json").read_text(encoding="utf-8")
+    matrix = json.loads(text)
+    columns = {(each["name"], each["version"]): i for i, each in enumerate(matrix["engines"])}
+    rows = {row["name"]: row for row in matrix["rows"] if row["length"] is None}
+    states = {"agrees": ["same"], "differs": ["differs", "factor"], "refuses": ["refused"]}
+    assert len(stacks) == 20
+    for stack in stacks:
+        column = columns[stack["stack"], stack["version"]]
+        assert matrix["engines"][column]["date"].startswith("2026-11")
+        for name, cell in stack["cells"].items():
+            (found,) = rows[name]["cells"][column]
+            assert found[0] in states.get(cell["result"], ["cannot"]), (stack["stack"], name)
+            assert found[4] is None or found[4].startswith(cell["words"][:100])
+            assert json.loads(rows[name]["config"])

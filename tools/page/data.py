@@ -18,8 +18,10 @@ from ropewalk_lab.page.answers import as_text
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 DATA = ROOT / "src" / "ropewalk_lab" / "page" / "static" / "data"
-#: tables of runs of engines
-TABLES = ("engines.jsonl",)
+#: tables of runs of engines, and of stacks with the vectors
+TABLES, STACKS, VECTORS = ("engines.jsonl",), "stacks.json", ROOT / "conformance"
+#: the result of a cell of a stack as the verdict of a run
+VERDICTS = {"agrees": "same", "differs": "pairs", "refuses": "error", "not expressible": "cannot"}
 #: config keys of the size of the small models, which no rope depends on
 SIZES = frozenset(
     [
@@ -64,6 +66,32 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return found["rows"] if isinstance(found, Mapping) else found
 
 
+def stack_rows(stacks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cells of stacks that were run with the conformance vectors as rows of runs."""
+    configs = {}
+    for path in VECTORS.glob("*.json"):
+        group = json.loads(path.read_text(encoding="utf-8"))
+        for case in group.get("cases", ()):
+            if isinstance(case.get("config"), Mapping):
+                configs[f"{group['group']}/{case['id']}"] = case["config"]
+    found = []
+    for stack in stacks:
+        about = {key: stack[key] for key in ("stack", "version", "date")}
+        for name, cell in stack["cells"].items():
+            words = ". ".join(filter(None, (cell.get("words"), cell.get("because"))))
+            row = {
+                **about,
+                "config": name,
+                "config_json": configs.get(name),
+                "error": words or None,
+            }
+            row |= {"verdict": VERDICTS[cell["result"]], "first_pair": cell.get("first_pair")}
+            if cell.get("magnitude") and not cell.get("pairs_off"):
+                row |= {"verdict": "magnitude", "spec_magnitude": 1, "magnitude": cell["magnitude"]}
+            found.append(row)
+    return found
+
+
 def matrix(tables: Iterable[list[dict[str, Any]]]) -> dict[str, Any]:
     """Return the configs that were run, and what each engine did with them."""
     configs = {row.name: row.config for row in matrix_rows()}
@@ -100,7 +128,7 @@ def _row(each: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
         "name": each["config"],
         "length": each.get("length"),
         "started": each.get("max_model_len"),
-        "family": str(text.get("model_type")),
+        "family": str(text.get("model_type") or text.get("_class_name")),
         "scaling": scaled[0] if scaled else "default",
         "config": as_text({key: value for key, value in config.items() if key not in SIZES}),
         "cells": {},
@@ -110,9 +138,8 @@ def _row(each: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
 def _cell(each: Mapping[str, Any]) -> list[Any]:
     """Return [state, layer type, first pair, factor on logits, text] of one run."""
     verdict, text = each["verdict"], each.get("error") or each.get("evidence")
-    state = {"same": "same", "error": "refused", "no spec": "unknown", "magnitude": "factor"}.get(
-        verdict, "differs"
-    )
+    states = {"same": "same", "error": "refused", "no spec": "unknown", "magnitude": "factor"}
+    state = (states | {"cannot": "cannot"}).get(verdict, "differs")
     ours, theirs = each.get("spec_magnitude"), each.get("magnitude")
     logits = round((theirs / ours) ** 2, 6) if ours and theirs else None
     return [
@@ -235,6 +262,7 @@ def written(data: Mapping[str, Any]) -> str:
 def files() -> dict[str, str]:
     """Return {name of a data file: its text}."""
     tables = [read_rows(RESULTS / name) for name in TABLES]
+    tables.append(stack_rows(read_rows(RESULTS / STACKS)))
     found = matrix(tables)
     found["releases"] = read_rows(RESULTS / "engine_releases.jsonl")
     return {"matrix.json": written(found), "methods.json": written(methods(RESULTS / "lab"))}

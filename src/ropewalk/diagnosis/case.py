@@ -30,6 +30,8 @@ class Examination:
     draft       the config of a draft model that serves beside it, a copy
     metadata    the metadata of a GGUF file, and its architecture's name; None for other configs
     duplicates  {key that the file gives more than once: its values}
+    language    of the words
+    examine     returns the diagnosis of another config; None: there is no draft
     """
 
     root: dict[str, Any]
@@ -38,6 +40,8 @@ class Examination:
     metadata: Mapping[str, Any] | None = None
     architecture: str = ""
     duplicates: dict[str, list[Any]] = field(default_factory=dict)
+    language: str = "en"
+    examine: Callable[[Any], Any] | None = None
     _known: tuple[str, Specs | RopeError] | None = field(default=None, repr=False)
 
     @property
@@ -85,13 +89,10 @@ class Examination:
 
     @property
     def rope_type(self) -> str:
-        """The scaling of the first rope by its name in transformers; "default" if there is none."""
-        for _, rope in self.ropes():
-            name = type_of(rope)
-            if isinstance(name, str):
-                renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
-                return renamed.get(name, name)
-        return "default"
+        """The first scaling of a rope by its name in transformers; "default" if there is none."""
+        renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
+        names = [name for _, rope in self.ropes() if isinstance(name := type_of(rope), str)]
+        return next((n for name in names if (n := renamed.get(name, name)) != "default"), "default")
 
     @property
     def served(self) -> int | None:
@@ -146,6 +147,10 @@ class Examination:
                 self._known = text, error
         return self._known[1]
 
+    def state(self) -> str:
+        """Return all that a repair may change, as text."""
+        return repr((self.root, self.draft, self.duplicates))
+
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return a copy of the config whose text part was changed by `change`."""
         root = copy.deepcopy(self.root)
@@ -165,8 +170,9 @@ def text_of(root: dict[str, Any]) -> dict[str, Any]:
 
 def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the ropes of layer types in an object; {} if it is one rope for all layers."""
-    inner = keys.inner_keys()
-    return {k: v for k, v in rope.items() if k not in inner and isinstance(v, dict)}
+    objects = {key: value for key, value in rope.items() if isinstance(value, dict)}
+    inner = keys.inner_keys() if objects else ()
+    return {key: value for key, value in objects.items() if key not in inner}
 
 
 def type_of(rope: Mapping[str, Any]) -> Any:

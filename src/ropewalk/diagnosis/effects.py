@@ -5,6 +5,7 @@ factor on attention logits.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ropewalk.diagnosis.case import Specs
@@ -34,16 +35,15 @@ class Effect:
     from_token: int | None
     logits: float
 
-    def __str__(self) -> str:
+    def in_words(self, words: Mapping[str, str]) -> str:
+        """Return it in the words of a language, as report.toml has them."""
         parts = []
         if self.pairs:
-            parts.append(
-                f"{self.pairs} of {self.of} pairs rotate otherwise, the first is pair "
-                f"{self.first_pair}; 0.1 rad off from distance {self.from_token:,}"
-            )
+            numbers = {"pairs": self.pairs, "of": self.of, "first": self.first_pair}
+            parts.append(words["pairs"].format(**numbers, **{"from": f"{self.from_token:,}"}))
         if abs(self.logits - 1) > SAME:
-            parts.append(f"logits x {self.logits:.4g}")
-        return f"{self.layer_type}: {', '.join(parts)}"
+            parts.append(words["logits"].format(times=f"{self.logits:.4g}"))
+        return f"{self.layer_type}: {words['comma'].join(parts)}"
 
 
 def effects(wrong: Specs | None, meant: Specs | None, length: int | None) -> tuple[Effect, ...]:

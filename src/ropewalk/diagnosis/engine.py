@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ropewalk.diagnosis.case import Examination, Facts, specs_of, text_of
-from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes
+from ropewalk.diagnosis.mistakes import Mistake, finder, in_language, mistakes
 from ropewalk.diagnosis.places import as_v4, as_v5
 from ropewalk.diagnosis.report import Evidence, Finding
 from ropewalk.errors import RopeError, choice
@@ -37,7 +37,8 @@ def findings(case: Examination, engine: str) -> list[Finding]:
 
     Where another form of the same config makes it agree, the config is changed to that form.
     """
-    rows = {row.id: row for row in mistakes()}
+    kinds = ("engine_refuses", "engine_differs", "engine_not_known")
+    rows = {row.id: in_language(row, case.language) for row in mistakes() if row.id in kinds}
     try:
         found = _audited(case.root, engine, case.length)
     except RopeError as error:

@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,9 +18,17 @@ from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import flags, patch, same
-from ropewalk.diagnosis.mistakes import FINDERS, REPAIRS, SEVERITIES, Mistake, mistakes
+from ropewalk.diagnosis.mistakes import (
+    FINDERS,
+    LANGUAGES,
+    REPAIRS,
+    SEVERITIES,
+    Mistake,
+    in_language,
+    mistakes,
+)
 from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
-from ropewalk.errors import RopeError, integer
+from ropewalk.errors import RopeError, choice, integer
 
 if TYPE_CHECKING:
     from ropewalk.gguf import GgufSource
@@ -39,7 +48,12 @@ class _Found:
 
 
 def doctor(
-    config: Any, engine: str | None = None, length: int | None = None, *, draft: Any = None
+    config: Any,
+    engine: str | None = None,
+    length: int | None = None,
+    *,
+    draft: Any = None,
+    language: str = "en",
 ) -> Diagnosis:
     """Return what is wrong with a config, what it does, and the corrected config.
 
@@ -48,13 +62,16 @@ def doctor(
     engine  also compare what this engine computes: "vllm", "sglang", "mlx-lm" or "llama.cpp"
     length  the longest sequence that the model will be used with
     draft   the config of a draft model for speculative decoding, which needs the same rope
+    language  of the words: "en" or "zh"
 
     The repair is exact: it is made only where the config itself, its family or its published form
     says what was meant. Otherwise the finding says what to decide.
     """
     length = None if length is None else integer("length", length, low=1)
     engine = None if engine is None else engines_here.name_of(engine)
+    choice("language", language, LANGUAGES)
     case, text = _case(config, length, draft)
+    case.language, case.examine = language, partial(doctor, language=language)
     original, original_draft = copy.deepcopy(case.root), copy.deepcopy(case.draft)
     findings = _look(case)
     unread = any(f.severity == "error" and not f.repaired for f in findings)
@@ -76,6 +93,7 @@ def doctor(
         None if same(case.draft, original_draft) else case.draft,
         engine,
         length,
+        language,
     )
 
 
@@ -111,10 +129,10 @@ def _pass(case: Examination) -> list[_Found]:
             facts = FINDERS[row.find](case, row)
             if facts is None:
                 break
-            before = copy.deepcopy(case.root)
-            can = row.repair is not None and facts.get("fixable", True)
-            if can:
-                REPAIRS[row.repair](case, row, facts)  # type: ignore[index]
+            before, state = copy.deepcopy(case.root), case.state()
+            if row.repair is not None and facts.get("fixable", True):
+                REPAIRS[row.repair](case, row, facts)
+            can = case.state() != state
             found.append(_Found(row, facts, before, can))
             if not can:
                 break
@@ -125,7 +143,7 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
     """Return one finding with its numbers: the rope before its repair, or, where that cannot be
     read, one without the rope object.
     """
-    row, facts, repaired = found.row, found.facts, found.repaired
+    row, facts, repaired = in_language(found.row, case.language), found.facts, found.repaired
     words = _Words(facts)
     effect = row.effect.format_map(words)
     numbers, compared = (), "before the repair"
@@ -189,11 +207,14 @@ def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
-            if facts and facts.get("new") and facts.get("trained"):
-                return {
-                    "llama.cpp": f"--rope-scaling yarn --rope-scale {facts['new']:g} "
-                    f"--yarn-orig-ctx {facts['trained']}"
-                }
+            kind, new = (facts or {}).get("type", "yarn"), (facts or {}).get("new")
+            if facts is None or not new:
+                continue
+            if kind == "theta":
+                return {"llama.cpp": f"--rope-freq-base {new:.17g}"}
+            flags = f"--rope-scaling {kind} --rope-scale {new:g}"
+            end = f" --yarn-orig-ctx {facts['trained']}" if kind == "yarn" else ""
+            return {"llama.cpp": flags + end}
     return {}
 
 
@@ -221,6 +242,9 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
             root = dict(hf_config(file))
         except RopeError:  # a row may say why
             root = {"model_type": name}
+        tokens = getattr(file.metadata.get("tokenizer.ggml.tokens"), "length", None)
+        # a published model is recognised by it
+        root["vocab_size"] = file.metadata.get(f"{name}.vocab_size", tokens)
         return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):
         return Examination(copy.deepcopy(dict(config_file.load(config))), length, other), None

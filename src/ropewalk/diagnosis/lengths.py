@@ -7,7 +7,7 @@ import math
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Examination, Facts, positive, type_of
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import rows_of
+from ropewalk.diagnosis.published import published_trained_length
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -39,8 +39,7 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         if type_of(rope) in row.keys:
-            known = {each["trained"] for each in rows_of(case) if "trained" in each}
-            new = known.pop() if len(known) == 1 else None
+            new = published_trained_length(case)
             same = new is not None and new == case.served  # then it is read all the same
             return {
                 "key": at(place, TRAINED_LENGTH_KEY),
@@ -59,9 +58,16 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
 def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length above the served one."""
     trained, served, factor = case.trained, case.served, case.factor
-    if not trained or not served or trained <= served or case.rope_type not in row.keys:
+    if not trained or not served or trained < served or case.rope_type not in row.keys:
         return None
-    is_swap = factor is not None and math.isclose(served * factor, trained, rel_tol=SAME_LENGTH)
+    # engines multiply the length of YaRN themselves, so equal lengths may be meant there
+    if trained == served and case.rope_type != "llama3":
+        return None
+    is_swap = (
+        factor is not None
+        and factor > 1
+        and math.isclose(served * factor, trained, rel_tol=SAME_LENGTH)
+    )
     return {"key": TRAINED_LENGTH_KEY, "value": trained, "served": served, "fixable": is_swap}
 
 
@@ -135,6 +141,29 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling whose trained length is the served one, of a model whose trained length is not
+    known; `keys` has the scalings.
+    """
+    trained, factor = case.trained, case.factor or 1.0
+    if case.rope_type not in row.keys or not trained or trained != case.served:
+        return None
+    if (factor <= 1 and case.rope_type == "yarn") or published_trained_length(case) == trained:
+        return None
+    return {"key": TRAINED_LENGTH_KEY, "value": trained, "factor": factor}
+
+
+@finder
+def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find the dynamic scaling without alpha in a family that was published with it."""
+    if "alpha" not in case.family.reads or case.rope_type != "dynamic":
+        return None
+    if case.get("alpha") is not None or case.factor != 1:
+        return None
+    return {"key": "alpha", "value": case.factor, "model": case.model_type}
+
+
+@finder
 def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use that the scaling does not cover."""
     reach = covered(case)
@@ -174,8 +203,7 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
         return None
     if case.rope_type != "default":
         return None
-    known = {each["trained"] for each in rows_of(case) if "trained" in each}
-    trained = known.pop() if len(known) == 1 else case.served
+    trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
     can = family.known and not (family.only_default or family.layer_thetas or nested)
     specs = case.specs()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from ropewalk.diagnosis.case import Examination, Facts
 from ropewalk.errors import choice
 
 TABLE = Path(__file__).with_name("mistakes.toml")
+CHINESE = TABLE.with_name("mistakes.zh.toml")
+LANGUAGES = ("en", "zh")
 #: from the heaviest to the lightest
 SEVERITIES = ("error", "warning", "note")
 
@@ -77,6 +79,17 @@ def mistakes() -> tuple[Mistake, ...]:
     """Return the rows in the order in which they are looked for: a repair helps those after it."""
     rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mistake"]
     return tuple(_mistake(row) for row in rows)
+
+
+@cached("Chinese words of mistakes", entries=1)
+def chinese() -> dict[str, dict[str, Any]]:
+    """Return the Chinese cause, effect and fix of each row by its id."""
+    return tomllib.loads(CHINESE.read_text(encoding="utf-8"))
+
+
+def in_language(row: Mistake, language: str) -> Mistake:
+    """Return a row with its words in a language, "en" or "zh"."""
+    return row if language == "en" else replace(row, **chinese()[row.id])
 
 
 def _mistake(row: dict[str, Any]) -> Mistake:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from ropewalk.config.families import families
 from ropewalk.config.hf import read_specs
 from ropewalk.diagnosis.case import (
     OBJECT_KEYS,
@@ -18,10 +19,13 @@ from ropewalk.diagnosis.case import (
     whole,
 )
 from ropewalk.diagnosis.lengths import covered
-from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.mistakes import FINDERS, Mistake, finder, repair
+from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
+#: the scaling types that llama.cpp knows
+GGUF_TYPES = ("none", "linear", "yarn", "longrope")
 #: keys that a draft takes over with the rope
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
@@ -38,7 +42,9 @@ def family_unknown(case: Examination, row: Mistake) -> Facts | None:
     """Find a model type whose code is not known."""
     if case.metadata is not None or case.family.known or "_class_name" in case.text:
         return None
-    return {"key": "model_type", "value": case.model_type}
+    near = nearest(str(case.model_type), families(), LIKENESS)
+    likely = f" (perhaps {near})" if near else ""
+    return {"key": "model_type", "value": case.model_type, "likely": likely}
 
 
 @finder
@@ -57,8 +63,30 @@ def _scaled(specs: dict[str, Any] | None) -> bool:
 
 
 @finder
+def draft_mistaken(case: Examination, row: Mistake) -> Facts | None:
+    """Find a draft model whose own config has a mistake."""
+    if case.draft is None or case.examine is None:
+        return None
+    found = case.examine(case.draft)
+    told = next((each for each in found.findings if each.severity != "note"), None)
+    if told is None:
+        return None
+    new = found.corrected
+    return {"key": "draft", "value": told.id, "told": told.cause, "new": new, "fixable": bool(new)}
+
+
+@repair
+def mend_draft(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the corrected config of the draft."""
+    case.draft = facts["new"]
+
+
+@finder
 def draft_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find a draft model whose rope lacks the scaling or the theta of the model it drafts for."""
+    """Find a draft model whose rope lacks the scaling of the model it drafts for.
+
+    Another scaling may be its own: Llama 3.2 drafts for Llama 3.1 with a larger factor.
+    """
     if case.draft is None:
         return None
     target, draft = case.specs(), specs_of(case.draft)
@@ -66,9 +94,7 @@ def draft_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     ours = next((s for s in target.values() if s is not None), None)
     theirs = next((s for s in draft.values() if s is not None), None)
-    if ours is None or theirs is None or not _scaled(target):
-        return None
-    if ours.scaling == theirs.scaling:
+    if ours is None or theirs is None or not _scaled(target) or _scaled(draft):
         return None
     same = ours.theta == theirs.theta and ours.rotated_dims == theirs.rotated_dims
     reach = covered(Examination(case.draft))
@@ -101,7 +127,7 @@ def _gguf(case: Examination, key: str) -> Any:
 def gguf_factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling type of a GGUF file without its factor."""
     kind, factor = _gguf(case, "rope.scaling.type"), _gguf(case, "rope.scaling.factor")
-    if kind not in ("yarn", "linear") or positive(factor) not in (None, 1):
+    if kind not in GGUF_TYPES[1:3] or positive(factor) not in (None, 1):
         return None
     trained = whole(_gguf(case, "rope.scaling.original_context_length"))
     served = whole(_gguf(case, "context_length"))
@@ -122,6 +148,40 @@ def gguf_type_missing(case: Examination, row: Mistake) -> Facts | None:
     if kind not in (None, "none") or factor is None or factor == 1:
         return None
     return {"key": "rope.scaling.type", "value": kind, "factor": factor}
+
+
+@finder
+def gguf_type_unknown(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling type of a GGUF file that llama.cpp has no name for."""
+    kind = _gguf(case, "rope.scaling.type")
+    if kind is None or kind in GGUF_TYPES:
+        return None
+    return {"key": "rope.scaling.type", "value": kind, "known": ", ".join(GGUF_TYPES)}
+
+
+@finder
+def gguf_trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find YaRN in a GGUF file without the trained length."""
+    factor = positive(_gguf(case, "rope.scaling.factor"))
+    key = "rope.scaling.original_context_length"
+    if _gguf(case, "rope.scaling.type") != "yarn" or factor in (None, 1) or _gguf(case, key):
+        return None
+    return {"key": key, "value": None, "served": _gguf(case, "context_length")}
+
+
+@finder
+def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
+    """Find a GGUF file of a published model whose theta is the default."""
+    facts = FINDERS["theta_lost"](case, row)
+    return facts and {**facts, "key": "rope.freq_base", "type": "theta"}
+
+
+@finder
+def gguf_trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
+    """Find another trained length of YaRN in a GGUF file than the published one."""
+    facts = FINDERS["trained_length_wrong"](case, row)
+    key = "rope.scaling.original_context_length"
+    return facts and {**facts, "key": key, "trained": facts["new"], "new": facts["factor"]}
 
 
 @finder

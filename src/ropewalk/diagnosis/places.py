@@ -9,6 +9,7 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.config.families import family_of
+from ropewalk.config.file import TEXT_PARTS
 from ropewalk.diagnosis.case import (
     OBJECT_KEYS,
     Examination,
@@ -19,10 +20,13 @@ from ropewalk.diagnosis.case import (
     type_of,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import published_theta
+from ropewalk.diagnosis.published import LOST_THETA, published_theta, published_trained_length
+from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
+#: a length that few models reach with the default theta
+LONG = 16_384
 FRACTION = "partial_rotary_factor"
 
 
@@ -178,6 +182,20 @@ def theta_missing(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
+    """Find a long served length where neither the config nor its class gives a theta for it."""
+    default, served = case.family.default(THETA), case.served
+    if case.rope_type != "default" or any(_objects(case)) or published_theta(case):
+        return None
+    if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
+        return None
+    names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
+    if any(case.text.get(key) is not None for key in names) or (served or 0) < LONG:
+        return None
+    return {"key": THETA, "value": None, "served": served, "default": default}
+
+
+@finder
 def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
     """Find the scaling of Llama 3 in a Llama without theta, or with that of Llama 2."""
     theta = case.get(THETA)
@@ -288,20 +306,166 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def outside_text_part(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object of the whole model where only the text part's is read."""
+    """Find a rotary key of the whole model where only the text part's is read."""
     if case.text is case.root:
         return None
     for key in OBJECT_KEYS:
         value = case.root.get(key)
         if isinstance(value, dict) and value and not any(_objects(case)):
             return {"key": key, "value": type_of(value), "name": key}
+    for key in row.keys:
+        value = case.root.get(key)
+        usual = (None, case.family.default(key))
+        if case.get(key) is None and value not in usual and positive(value) is not None:
+            return {"key": key, "value": value, "name": key}
     return None
 
 
 @repair
 def move_to_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Move the rope object into the text part."""
+    """Move a key of the whole model into the text part."""
     case.text[facts["name"]] = case.root.pop(facts["name"])
+
+
+@finder
+def text_part_without_model(case: Examination, row: Mistake) -> Facts | None:
+    """Find a text part without sizes in a config that has them itself: it is a text model."""
+    part = next((key for key in TEXT_PARTS if case.root.get(key) is case.text), None)
+    sizes = (*keys.HIDDEN_SIZE_KEYS, *keys.HEAD_COUNT_KEYS, "model_type")
+    if part is None or any(case.text.get(key) is not None for key in sizes):
+        return None
+    if not all(case.root.get(key) is not None for key in ("hidden_size", "num_attention_heads")):
+        return None
+    known = family_of(case.root.get("model_type")).known
+    return {
+        "key": part,
+        "value": ", ".join(case.text),
+        "model": case.root.get("model_type"),
+        "fixable": known and all(case.root.get(key) is None for key in case.text),
+    }
+
+
+@repair
+def empty_text_part(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move all keys of the text part into the config itself."""
+    case.root.update(case.root.pop(facts["key"]))
+
+
+@finder
+def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
+    """Find the keys of a scaling in the config itself and not in its rope object."""
+    rope = case.flat()
+    if rope is None and any(_objects(case)):
+        return None
+    kind = type_of(case.text if rope is None else rope)
+    if not isinstance(kind, str) or kind not in keys.rope_types() or kind == "default":
+        return None
+    own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
+    own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
+    given = [key for key, value in case.text.items() if key in own and value is not None]
+    if len(given) < (2 if rope is None else 1):
+        return None
+    return {"key": ", ".join(given), "value": kind, "new": given, "rope": rope}
+
+
+@repair
+def move_into_object(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Move the keys of a scaling into the rope object, or into rope_scaling if there is none."""
+    moved = {key: case.text.pop(key) for key in facts["new"]}
+    if facts["rope"] is None:
+        case.text["rope_scaling"] = moved
+    else:
+        facts["rope"].update(moved)
+
+
+def _layer_types(case: Examination) -> tuple[str, ...]:
+    """Return the layer types that have ropes of their own; () if that is not known."""
+    declared = case.text.get("layer_types")
+    if isinstance(declared, list) and all(isinstance(each, str) for each in declared):
+        return tuple(dict.fromkeys(declared))
+    return tuple(case.family.layer_thetas)
+
+
+@finder
+def layer_type_misspelled(case: Examination, row: Mistake) -> Facts | None:
+    """Find the rope of a layer type that the model does not have, near one that has no rope."""
+    v5 = _objects(case)[0] or {}
+    types, layers = _layer_types(case), layers_of(v5)
+    for name in layers:
+        absent = [each for each in types if each not in v5]
+        new = row.names.get(name, nearest(name, absent, LIKENESS))
+        if name not in {*types, *case.family.layer_thetas} and new in absent:
+            facts = {"key": f"rope_parameters.{name}", "value": name, "new": new}
+            return {**facts, "holder": v5, "name": name}
+    return None
+
+
+@finder
+def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
+    """Find ropes by layer type that lack a type whose theta the family's code has."""
+    v5 = _objects(case)[0] or {}
+    thetas = case.family.layer_thetas
+    names = layers_of(v5).keys()
+    if not names & thetas.keys() or names - thetas.keys() - set(_layer_types(case)):
+        return None
+    for name in thetas:
+        if name not in v5:
+            theta = case.text.get(thetas[name].key or "")
+            new = {"rope_type": "default", THETA: theta or thetas[name].default}
+            facts = {"key": f"rope_parameters.{name}", "value": None, "new": new}
+            return {**facts, "holder": v5, "name": name, "theta": new[THETA]}
+    return None
+
+
+@finder
+def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find the scaling at the layer type that has none in this family, and not where it belongs."""
+    layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
+    scaled = [name for name in layers if name in thetas and thetas[name].scaled]
+    plain = [name for name in layers if name in thetas and not thetas[name].scaled]
+    if len(scaled) != 1 or len(plain) != 1:
+        return None
+    right, wrong = layers[scaled[0]], layers[plain[0]]
+    if not _is_default(right) or _is_default(wrong):
+        return None
+    facts = {"key": f"rope_parameters.{plain[0]}", "value": type_of(wrong), "layer": scaled[0]}
+    return {**facts, "ropes": (right, wrong)}
+
+
+@repair
+def swap_layer_scalings(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the ropes of two layer types without their thetas."""
+    one, other = facts["ropes"]
+    new_one, new_other = ({**a, THETA: b.get(THETA)} for a, b in ((other, one), (one, other)))
+    for rope, new in ((one, new_one), (other, new_other)):
+        rope.clear()
+        rope.update({key: value for key, value in new.items() if value is not None})
+
+
+@finder
+def layer_thetas_swapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find full attention with a smaller theta than sliding attention, which looks less far."""
+    v5 = layers_of(_objects(case)[0] or {})
+    places = []
+    for name in row.keys:
+        facts = case.family.layer_thetas.get(name)
+        rope = v5.get(name, {})
+        if rope.get(THETA) is not None:
+            places.append((rope, THETA))
+        elif facts is not None and facts.key is not None:
+            places.append((case.text, facts.key))
+    full, sliding = (positive(holder.get(key)) for holder, key in places) if places[1:] else (0, 0)
+    if not full or not sliding or full >= sliding:
+        return None
+    return {"key": places[0][1], "value": full, "other": sliding, "places": places}
+
+
+@repair
+def swap_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the thetas of the two layer types."""
+    values = facts["other"], facts["value"]
+    for (holder, key), value in zip(facts["places"], values, strict=True):
+        holder[key] = value
 
 
 @finder
@@ -351,6 +515,21 @@ def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def trained_length_inside(case: Examination, row: Mistake) -> Facts | None:
+    """Find a trained length inside the rope in a family whose class has a default outside it."""
+    default, rope = case.family.defaults.get(TRAINED_LENGTH_KEY), case.flat()
+    inside = positive(rope.get(TRAINED_LENGTH_KEY)) if rope else None
+    if default is None or inside in (None, default) or case.rope_type == "default":
+        return None
+    if published_trained_length(case) not in (None, inside):
+        return None
+    if case.text.get(TRAINED_LENGTH_KEY) is not None:
+        return None
+    facts = {"key": TRAINED_LENGTH_KEY, "value": inside, "new": inside, "default": default}
+    return {**facts, "holder": case.text, "name": TRAINED_LENGTH_KEY, "model": case.model_type}
+
+
+@finder
 def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
     """Find a trained length outside the rope that differs from the one inside."""
     rope = case.flat()
@@ -375,3 +554,19 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
 def one_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the same trained length at both places."""
     facts["rope"][TRAINED_LENGTH_KEY] = case.text[TRAINED_LENGTH_KEY] = facts["new"]
+
+
+@finder
+def theta_null(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta that is null, where the model's code does not allow it."""
+    error = case.error()
+    if error is None or error.field != THETA or error.value is not None:
+        return None
+    for place, holder in case.places():
+        if THETA in holder and holder[THETA] is None:
+            known = published_theta(case)
+            new = min(known) if len(known) == 1 else None
+            key = f"{place}.{THETA}" if place else THETA
+            facts = {"key": key, "value": None, "new": new, "fixable": new is not None}
+            return {**facts, "holder": holder, "name": THETA}
+    return None

@@ -7,13 +7,22 @@ where a difference cannot be meant.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from ropewalk.caches import cached
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Examination, Facts, positive, type_of
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    layers_of,
+    specs_of,
+    type_of,
+)
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 TABLE = Path(__file__).with_name("published.json")
 #: what a model is recognised by: all of these must be in the config
@@ -23,6 +32,10 @@ IDENTITY = {
     "layers": keys.LAYER_COUNT_KEYS,
     "vocab_size": ("vocab_size",),
 }
+#: what tells models of the same sizes apart, if both the config and the row have it
+WIDTH = "intermediate_size"
+#: keys whose default is what most models have: without them the formula of the scaling is used
+REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: theta of a class that lost its own
 LOST_THETA = 10_000.0
 
@@ -33,8 +46,8 @@ def models() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(TABLE.read_text(encoding="utf-8"))["models"])
 
 
-def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config; those with its length, if any."""
+def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
+    """Return the published models with the sizes of a config."""
     text = case.text
     sizes = {
         name: next((text[key] for key in names if text.get(key) is not None), None)
@@ -44,14 +57,36 @@ def rows_of(case: Examination) -> list[dict[str, Any]]:
     inside = text is not case.root and not str(case.model_type).endswith("_text")
     if None in sizes.values() or inside:
         return []
-    found = [
+    return [
         row
         for row in models()
-        if case.model_type in row["model_types"]
-        and all(row[name] == size for name, size in sizes.items())
+        if all(row[name] == size for name, size in sizes.items())
+        and case.model_type in row["model_types"]
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
+        and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
-    return [row for row in found if case.served in row["lengths"]] or found
+
+
+def rows_of(case: Examination) -> list[dict[str, Any]]:
+    """Return the published models with the sizes of a config; of them those with its lengths, with
+    its length or with its trained length, whichever are found first.
+    """
+    found = rows_of_any_length(case)
+    served = [row for row in found if case.served in row["lengths"]]
+    both = [row for row in served if case.trained is not None and _trained(row) == case.trained]
+    return both or served or [row for row in found if case.trained in row["lengths"]] or found
+
+
+def _trained(row: dict[str, Any]) -> int | None:
+    """Return the trained length of a published model; None if its row does not say it."""
+    return row.get("trained") or row.get("scaling", {}).get(TRAINED_LENGTH_KEY)
+
+
+def published_trained_length(case: Examination) -> int | None:
+    """Return the length that a published model was trained with; None if it is not known."""
+    theta, rows = case.get("rope_theta"), rows_of(case)
+    known = {_trained(row) for row in [row for row in rows if theta in row["theta"]] or rows}
+    return known.pop() if len(known) == 1 else None
 
 
 def published_theta(case: Examination) -> set[float]:
@@ -71,6 +106,10 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find the theta of an unnamed class in a model that was published with another one."""
     known, theta = published_theta(case), _theta(case)
     if not known or theta != LOST_THETA or theta in known:
+        return None
+    # a release of other lengths has it, so that only both lengths tell which one this is
+    other = any(theta in each["theta"] for each in rows_of_any_length(case))
+    if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
         return None
     names = ", ".join(each["name"] for each in rows_of(case))
     new = next(iter(known)) if len(known) == 1 else None
@@ -102,12 +141,16 @@ def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another theta than the published one, which a fine-tuned model may have."""
     known, theta = published_theta(case), _theta(case)
-    if not known or theta is None or theta in known or theta == LOST_THETA:
+    others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
+    if not known or theta is None or theta in known or (theta == LOST_THETA and not others):
         return None
-    if case.family.layer_thetas:
+    if case.family.layer_thetas or bool(others) != ("other_release" in row.names):
+        return None
+    if others and case.rope_type != "default":  # a scaling may be why the length is another
         return None
     names = ", ".join(each["name"] for each in rows_of(case))
-    return {"key": "rope_theta", "value": theta, "published": sorted(known), "model": names}
+    facts = {"key": "rope_theta", "value": theta, "published": sorted(known), "model": names}
+    return {**facts, "other": ", ".join(each["name"] for each in others), "length": case.served}
 
 
 @finder
@@ -125,7 +168,8 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "value": None,
         "new": scaling,
         "model": rows[0]["name"],
-        "fixable": whole_scaling and not case.family.layer_thetas,
+        # ropes by layer type have one scaling each
+        "fixable": whole_scaling and not (case.family.layer_thetas and case.ropes()),
         "length": case.served,
     }
 
@@ -149,20 +193,84 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     if not rows or rope is None or len(rows) != 1:
         return None
     scaling = rows[0].get("scaling") or {}
-    if type_of(rope) != scaling.get("rope_type") or "left_out" in scaling:
-        return None
-    for key, value in scaling.items():
+    if type_of(rope) != scaling.get("rope_type"):
+        if not scaling or type_of(rope) in (None, "default"):
+            return None
+        facts = {"key": "rope_type", "value": type_of(rope), "new": scaling["rope_type"]}
+        return {**facts, "model": rows[0]["name"], "fixable": False}
+    others = {key: None for key in REMOVABLE if rope.get(key) is not None}
+    for key, value in {**others, **scaling}.items():
         own = rope.get(key, case.text.get(key))
-        if key != "rope_type" and positive(own) is not None and own != value:
+        if key in ("rope_type", "left_out") or own == value:
+            continue
+        if key not in scaling and not _changes(case, key, value):
+            continue
+        # what is the default anyway need not be written
+        if own is not None or _changes(case, key, value):
             return {
                 "key": key,
                 "value": own,
                 "new": value,
                 "model": rows[0]["name"],
-                "holder": rope if key in rope else case.text,
+                "holder": case.text if key in case.text and key not in rope else rope,
                 "name": key,
             }
     return None
+
+
+def _changes(case: Examination, key: str, value: Any) -> bool:
+    """Return whether the rope is another with a value in its only rope object."""
+
+    def change(text: dict[str, Any]) -> None:
+        next(text[name] for name in OBJECT_KEYS if isinstance(text.get(name), dict))[key] = value
+
+    return specs_of(case.with_(change)) != case.specs()
+
+
+@finder
+def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
+    """Find another trained length of YaRN than the published one."""
+    trained, factor, known = case.trained, case.factor, published_trained_length(case)
+    if not trained or not factor or not known or case.rope_type != "yarn" or trained == known:
+        return None
+    served = case.served if case.served != trained else known * factor
+    holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
+    return {
+        "key": TRAINED_LENGTH_KEY,
+        "value": trained,
+        "new": known,
+        "factor": factor,
+        "fixable": bool(served) and math.isclose(served, known * factor, rel_tol=0.02),
+        "model": rows_of(case)[0]["name"],
+        "holder": holder,
+        "name": TRAINED_LENGTH_KEY,
+    }
+
+
+@finder
+def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling that models are trained with, in a model that was published without it."""
+    rows, kind = rows_of_any_length(case), case.rope_type
+    if kind not in row.keys or not rows:
+        return None
+    if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
+        return None
+    return {"key": "rope_type", "value": kind, "model": ", ".join(each["name"] for each in rows)}
+
+
+@finder
+def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
+    """Find another theta of the layers with a sliding window than the published one."""
+    rows = [each for each in rows_of(case) if "local_theta" in each]
+    name = "sliding_attention"
+    spec = (case.specs() or {}).get(name)
+    theta = case.family.layer_thetas.get(name)
+    if not rows or spec is None or theta is None or spec.theta == rows[0]["local_theta"]:
+        return None
+    rope = layers_of(case.text.get("rope_parameters") or {}).get(name)
+    holder, key = (case.text, theta.key) if rope is None else (rope, "rope_theta")
+    facts = {"key": key, "value": spec.theta, "new": rows[0]["local_theta"], "name": key}
+    return {**facts, "model": rows[0]["name"], "holder": holder}
 
 
 @finder
@@ -173,13 +281,14 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     if len(heads) != 1 or not specs or specs[0].head_dim in heads:
         return None
+    name = keys.LATENT_KEY if case.family.latent else "head_dim"
     return {
-        "key": "head_dim",
+        "key": name,
         "value": specs[0].head_dim,
         "new": heads.pop(),
         "model": rows[0]["name"],
         "holder": case.text,
-        "name": "head_dim",
+        "name": name,
     }
 
 
@@ -193,14 +302,17 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     width = widths.pop()
     name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    counted = bool(case.text.get("rotary_dim")) or "rotary_dim" in case.family.defaults
     rope = case.flat()
     inside = rope is not None and rope.get("partial_rotary_factor") is not None
+    if counted:
+        name, inside = "rotary_dim", False
     return {
         "key": name,
         "value": specs[0].rotated_dims,
         "width": width,
         "model": rows[0]["name"],
-        "new": width / specs[0].head_dim,
+        "new": width if counted else width / specs[0].head_dim,
         "holder": rope if inside else case.text,
         "name": "partial_rotary_factor" if inside else name,
     }

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from ropewalk.caches import cached
 from ropewalk.diagnosis.effects import Effect
 from ropewalk.diagnosis.mistakes import SEVERITIES
 from ropewalk.safe_text import shown
 
+WORDS = Path(__file__).with_name("report.toml")
 #: the exit status of `ropewalk doctor` for the heaviest finding; 2 is a refused input
 EXIT_STATUS = {"error": 4, "warning": 3, "note": 0}
+
+
+@cached("words of reports", entries=1)
+def _all_words() -> dict[str, dict[str, Any]]:
+    """Return the words of reports by language."""
+    return tomllib.loads(WORDS.read_text(encoding="utf-8"))
+
+
+def report_words(language: str) -> dict[str, Any]:
+    """Return the words of a report around its findings, "en" or "zh"."""
+    return _all_words()[language]
 
 
 @dataclass(frozen=True)
@@ -25,7 +40,12 @@ class Evidence:
     version: str = ""
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (self.known, f"{self.engine} {self.version}".strip())))
+        return self.in_words(report_words("en"))
+
+    def in_words(self, words: Mapping[str, Any]) -> str:
+        """Return it in the words of a language, as `report_words` has them."""
+        release = f"{self.engine} {self.version}".strip()
+        return words["comma"].join(filter(None, (words["evidence"][self.known], release)))
 
 
 @dataclass(frozen=True)
@@ -55,15 +75,19 @@ class Finding:
     compared: str = "before the repair"
     repaired: bool = False
 
-    def lines(self) -> list[str]:
+    def lines(self, language: str = "en") -> list[str]:
         """Return the finding as lines of text."""
-        numbers = "; ".join(map(str, self.effects))
+        words = report_words(language)
+        effects = words["semicolon"].join(each.in_words(words) for each in self.effects)
+        numbers = {"compared": words["compared"][self.compared], "numbers": effects}
+        known = self.evidence.in_words(words)
+        head = {"severity": words["names"][self.severity], "cause": self.cause, "id": self.id}
         return [
-            f"{self.severity}: {self.cause} [{self.id}]",
-            f"  effect: {self.effect}",
-            *([f"  in numbers, {self.compared}: {numbers}"] if numbers else []),
-            f"  known by: {self.evidence}",
-            f"  fix: {self.fix}",
+            words["finding"].format(**head),
+            words["effect"].format(effect=self.effect),
+            *([words["numbers"].format(**numbers)] if effects else []),
+            words["known"].format(known=known),
+            words["fix"].format(fix=self.fix),
         ]
 
 
@@ -86,6 +110,7 @@ class Diagnosis:
     draft: dict[str, Any] | None = None
     engine: str | None = None
     length: int | None = None
+    language: str = "en"
 
     @property
     def severity(self) -> str | None:
@@ -100,15 +125,19 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """One line: how many findings there are, and whether all are repaired."""
-        about = self.model_type or "model_type not given"
+        words = report_words(self.language)
+        about = self.model_type or words["no_type"]
         counts = {s: sum(f.severity == s for f in self.findings) for s in SEVERITIES}
-        told = ", ".join(f"{n} {s}{'s' if n > 1 else ''}" for s, n in counts.items() if n)
+        told = words["comma"].join(
+            words["one" if n == 1 else "many"][s].format(n=n) for s, n in counts.items() if n
+        )
         heavy = [f for f in self.findings if f.severity != "note"]
         if not heavy:
-            return f"{about}: nothing to change{f' ({told})' if told else ''}."
+            told = words["told"].format(told=told) if told else ""
+            return words["nothing"].format(about=about, told=told)
         repaired = sum(f.repaired for f in heavy)
-        end = "all repaired below" if repaired == len(heavy) else f"{repaired} repaired below"
-        return f"{about}: {told}; {end}."
+        end = words["all" if repaired == len(heavy) else "some"].format(n=repaired)
+        return words["verdict"].format(about=about, told=told, end=end)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data for JSON; a number that JSON has no form for is text."""
@@ -122,17 +151,18 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Return the verdict, the findings, and the repair."""
+        words = report_words(self.language)
         lines = [self.verdict]
         for finding in self.findings:
-            lines += ["", *map(shown, finding.lines())]
+            lines += ["", *map(shown, finding.lines(self.language))]
         if self.patch:
-            lines += ["", "the corrected config.json:", *map(shown, self.patch.splitlines())]
+            lines += ["", words["corrected"], *map(shown, self.patch.splitlines())]
         for name, text in self.flags.items():
             if self.engine in self.flags and name != self.engine:
                 continue
-            lines += ["", f"or {name}:", *map(shown, text.splitlines())]
+            lines += ["", words["or"].format(engine=name), *map(shown, text.splitlines())]
         if self.draft is not None:
-            lines += ["", "the draft needs the rope of the model: see `draft` of --json"]
+            lines += ["", words["draft"]]
         return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ropewalk.config import keys
@@ -15,11 +16,27 @@ from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
+#: the words of Python for those of JSON
+PYTHON = {"True": "true", "False": "false", "None": "null"}
 NULLS = ("null", "none", "nil", "nan", "")
 TYPE_KEYS = ("rope_type", "type")
-INTEGERS = (TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY, *keys.LENGTH_KEYS, "rotary_dim", "head_dim")
-#: the least likeness of a misspelled key and the one that was meant, by difflib
-LIKENESS = 0.8
+INTEGERS = (
+    TRAINED_LENGTH_KEY,
+    SERVED_LENGTH_KEY,
+    *keys.LENGTH_KEYS,
+    "rotary_dim",
+    *keys.HEAD_DIM_KEYS,
+    keys.LATENT_KEY,
+    *keys.HIDDEN_SIZE_KEYS,
+    *keys.HEAD_COUNT_KEYS,
+    *keys.LAYER_COUNT_KEYS,
+    "num_key_value_heads",
+)
+#: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
+#: rope, of a key of the config, which has many others, and of a scaling, whose names are short
+LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
+#: what a letter after a number multiplies it by: a length by powers of 2, other values by 10
+LETTERS = {"k": 1, "m": 2}
 
 
 def rotary_keys(case: Examination, place: str) -> set[str]:
@@ -51,9 +68,10 @@ def keep_last(case: Examination, row: Mistake, facts: Facts) -> None:
 def null_as_text(case: Examination, row: Mistake) -> Facts | None:
     """Find a text that stands for null."""
     for place, holder in case.places():
-        for key in rotary_keys(case, place) & holder.keys() - set(TYPE_KEYS):
+        for key in sorted(rotary_keys(case, place) & holder.keys()):
             value = holder[key]
-            if isinstance(value, str) and value.strip().lower() in NULLS:
+            nulls = ("",) if key in TYPE_KEYS else NULLS  # the type "none" is the plain rope
+            if isinstance(value, str) and value.strip().lower() in nulls:
                 return {"key": at(place, key), "name": key, "value": value, "holder": holder}
     return None
 
@@ -73,12 +91,20 @@ def object_as_text(case: Examination, row: Mistake) -> Facts | None:
     for key in OBJECT_KEYS:
         value = case.text.get(key)
         if isinstance(value, str) and len(value) < 1 << 16:
-            try:
-                read = json.loads(value)
-            except (ValueError, RecursionError):
-                continue
+            read = _parsed(value)
             if isinstance(read, dict):
                 return {"key": key, "value": value, "new": read, "holder": case.text, "name": key}
+    return None
+
+
+def _parsed(text: str) -> Any:
+    """Return what a text of JSON holds, or of a dict as Python prints it; None if it is neither."""
+    printed = re.sub(r"\b(True|False|None)\b", lambda word: PYTHON[word[0]], text)
+    for each in (text, printed.replace("'", '"')):
+        try:
+            return json.loads(each)
+        except (ValueError, RecursionError):
+            continue
     return None
 
 
@@ -118,9 +144,17 @@ def number_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 def _number(text: str, key: str) -> float | int | None:
     """Return the number that a text is; None if it is none."""
-    digits = text.strip().replace(",", "").replace("_", "")
+    digits = re.sub(r"[\s_]", "", text.lower())
+    # a comma before three digits divides thousands, any other is a decimal point
+    digits = re.sub(r",(?=\d{3}(\D|$))", "", digits).replace(",", ".")
+    if key == "factor":
+        digits = digits.strip("x")
+    if key in keys.FRACTION_KEYS and digits.endswith("%"):
+        digits = f"{digits[:-1]}e-2"
+    power = LETTERS.get(digits[-1:], 0)
+    unit = (1024 if key in INTEGERS else 1000) ** power
     try:
-        value = float(digits)
+        value = float(digits[:-1] if power else digits) * unit
     except ValueError:
         return None
     if positive(abs(value)) is None:
@@ -162,14 +196,38 @@ def type_contradicts(case: Examination, row: Mistake) -> Facts | None:
         if isinstance(new, str) and isinstance(old, str):
             same = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
             if same.get(new, new) != same.get(old, old):
-                facts = {"key": at(place, "type"), "value": old, "kept": new}
-                return {**facts, "holder": rope, "name": "type"}
+                # a factor for a longer served length belongs to the one that scales
+                reach, served = case.trained, case.served
+                scaled = "factor" in rope and bool(reach and served and served > reach)
+                key = "rope_type" if new == "default" and scaled else "type"
+                facts = {
+                    "key": at(place, key),
+                    "value": rope[key],
+                    "other": TYPE_KEYS[key == "rope_type"],
+                }
+                return {**facts, "kept": rope[facts["other"]], "holder": rope, "name": key}
     return None
 
 
-def _plain(name: Any) -> str:
-    """Return a name of a scaling in small letters, without what stands between them."""
+def plain(name: Any) -> str:
+    """Return a name in small letters, without what stands between them."""
     return re.sub(r"[^a-z0-9]", "", str(name).lower())
+
+
+def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
+    """Return the known word that a misspelled one stands for; None if none is near.
+
+    Words that differ only in capitals and signs are the same, and digits are never misspelled.
+    """
+    names = {plain(each): each for each in sorted(known)}
+    own = plain(word)
+    near = difflib.get_close_matches(own, names, n=1, cutoff=likeness)
+    if not near and likeness < 1:  # the beginning of one name, as in "partial_rotary"
+        begun = [each for each in names if each.startswith(own)]
+        near = begun if len(begun) == 1 and "_" in word else []
+    if not near or re.sub(r"\D", "", near[0]) != re.sub(r"\D", "", own):
+        return None
+    return names[near[0]]
 
 
 @finder
@@ -181,8 +239,11 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
             name = rope.get(key)
             if name is None or (isinstance(name, str) and name in known):
                 continue
-            new = row.names.get(_plain(name))
-            if new is not None:
+            words = re.sub(r"[\W_]*(scal(ed|ing)|rope|type)$", "", str(name).lower())
+            tries = ((str(name), 1.0), (words, LIKENESS_OF_TYPES), (str(name), LIKENESS_OF_TYPES))
+            near = next(filter(None, (nearest(word, row.names, x) for word, x in tries)), None)
+            if near is not None:
+                new = row.names[near]
                 facts = {"key": at(place, key), "value": name, "new": new}
                 return {**facts, "holder": rope, "name": key}
     return None
@@ -192,7 +253,7 @@ def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
 def type_is_ntk(case: Examination, row: Mistake) -> Facts | None:
     """Find a rope_type that stands for NTK with a fixed factor."""
     rope = case.flat()
-    if rope is None or _plain(type_of(rope)) not in row.names:
+    if rope is None or plain(type_of(rope)) not in row.names:
         return None
     factor, theta = positive(rope.get("factor")), positive(case.get("rope_theta"))
     width = case.head_dim
@@ -267,8 +328,9 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         for key in rope:
             if key in known or isinstance(rope[key], dict):
                 continue
-            near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=LIKENESS)
-            new = row.names.get(key, near[0] if near else None)
+            new = row.names.get(key) or nearest(key, known, LIKENESS)
+            if new == "rope_type" and not isinstance(rope[key], str):
+                continue
             if new is not None and rope.get(new) is None:
                 return {
                     "key": at(place, key),
@@ -327,4 +389,105 @@ def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
                 "name": key,
                 "model": case.model_type,
             }
+    return None
+
+
+def _read(case: Examination) -> set[str]:
+    """Return the keys of the config itself that this family's code reads for its rope."""
+    family = case.family
+    if not family.known:
+        return {*CONFIG_CHECKS, *OBJECT_KEYS}
+    names = {family.renamed.get(SERVED_LENGTH_KEY, SERVED_LENGTH_KEY)}
+    if not family.layer_thetas:
+        names.add(family.renamed.get(keys.THETA_KEYS[0], keys.THETA_KEYS[0]))
+    if family.reads_partial or keys.FRACTION_KEYS[0] in family.renamed:
+        names.add(family.renamed.get(keys.FRACTION_KEYS[0], keys.FRACTION_KEYS[0]))
+    names |= {theta.key for theta in family.layer_thetas.values() if theta.key is not None}
+    names |= {key for key in ("rotary_dim",) if key in family.reads}
+    latent = {keys.LATENT_KEY} if family.latent else {"head_dim"}
+    return {*names, *latent, *OBJECT_KEYS, TRAINED_LENGTH_KEY}
+
+
+@finder
+def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
+    """Find a key of the config that is nearly one that this family's code reads and that is absent.
+
+    `names` has other names of keys, which are not near in spelling.
+    """
+    read = _read(case)
+    absent = {key for key in read if case.get(key) is None}
+    known = {*CONFIG_CHECKS, *OBJECT_KEYS, *keys.inner_keys()}
+    for key, value in case.text.items():
+        new = row.names.get(key)
+        if new not in absent or key in read:
+            new = None if key in known else nearest(key, absent, LIKENESS_OUTSIDE)
+        kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
+        if new is not None and isinstance(value, kinds) and not isinstance(value, bool):
+            facts = {"key": key, "value": value, "new": new, "model": case.model_type}
+            return {**facts, "holder": case.text, "name": key}
+    return None
+
+
+@finder
+def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find a rope object inside a list, or inside another object under its own name."""
+    for key in OBJECT_KEYS:
+        value, new = case.text.get(key), None
+        if isinstance(value, list) and len(value) == 1:
+            new = value[0]
+        elif isinstance(value, dict):
+            inner = next((value[each] for each in OBJECT_KEYS if each in value), None)
+            rest = {each: value[each] for each in value if each not in OBJECT_KEYS}
+            new = {**rest, **inner} if isinstance(inner, dict) else None
+        if isinstance(new, dict):
+            return {"key": key, "value": value, "new": new, "holder": case.text, "name": key}
+    return None
+
+
+@finder
+def number_in_list(case: Examination, row: Mistake) -> Facts | None:
+    """Find a list with one number in place of the number."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = holder[key]
+            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
+                facts = {"key": at(place, key), "value": value, "new": value[0]}
+                return {**facts, "holder": holder, "name": key}
+    return None
+
+
+@finder
+def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
+    """Find the plain rope with the keys of one scaling, which `names` has by its keys."""
+    for place, rope in case.ropes():
+        given = [key for key in row.names if rope.get(key) is not None]
+        if type_of(rope) != "default" or not given:
+            continue
+        trained, served = case.trained, case.served
+        key = at(place, "rope_type" if "rope_type" in rope else "type")
+        return {
+            "key": key,
+            "given": ", ".join(given),
+            "value": type_of(rope),
+            "new": row.names[given[0]],
+            # a served length beyond the trained one needs the scaling
+            "fixable": bool(trained and served and served > trained),
+            "holder": rope,
+            "name": key.split(".")[-1],
+        }
+    return None
+
+
+@finder
+def sections_as_text(case: Examination, row: Mistake) -> Facts | None:
+    """Find the pairs of each axis as a text, or as a list of texts."""
+    for place, rope in case.ropes():
+        for key in (key for key in row.keys if key in rope):
+            value = rope[key]
+            many = value if isinstance(value, list) else [value]
+            if not many or not all(isinstance(each, str) for each in many):
+                continue
+            new = [int(each) for each in re.findall(r"\d{1,6}", " ".join(many))]
+            facts = {"key": at(place, key), "value": value, "new": new, "fixable": bool(new)}
+            return {**facts, "holder": rope, "name": key}
     return None

@@ -7,11 +7,12 @@ import math
 from ropewalk.config import keys
 from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: keys whose default is what most models have: without them the formula of the scaling is used
-REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
+#: the least theta that a language model is known to have is 1,000
+LEAST_THETA = 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
 
@@ -43,6 +44,17 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+@finder
+def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta that no language model has: its slowest pair turns within a sentence."""
+    for place, holder in case.places():
+        for key in (key for key in row.keys if key in holder):
+            value = positive(holder[key])
+            if value is not None and value < LEAST_THETA and case.family.known:
+                return _impossible(case, place, holder, key)
+    return None
+
+
 def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
     """Return the facts about a number that cannot be; where the config says it, with another."""
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
@@ -51,6 +63,9 @@ def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
         return {**facts, "new": float(meant), "words": f"served / trained length = {meant:g}"}
     if key in REMOVABLE:
         return {**facts, "new": None, "words": "its default: remove the key"}
+    known = published_theta(case)
+    if key == "rope_theta" and len(known) == 1:
+        return {**facts, "new": min(known), "words": f"the published {min(known):g}"}
     words = "the value that the model was trained with; its published config has it"
     return {**facts, "fixable": False, "words": words}
 
@@ -237,11 +252,16 @@ def halve_lists(case: Examination, row: Mistake, facts: Facts) -> None:
 @finder
 def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find lists for fewer pairs than the head has, in a family whose heads rotate in part."""
-    width = case.head_dim
-    if not case.family.reads_partial or case.get("partial_rotary_factor") is not None:
+    width, given = case.head_dim, case.get("partial_rotary_factor")
+    if not case.family.reads_partial:
         return None
     for place, rope in case.ropes():
         lists = _lists(rope)
+        known = {row.get("rotated") for row in rows_of(case)}
+        if given is not None and (lists is None or known != {2 * len(lists[0])}):
+            continue
+        if given == (2 * len(lists[0]) / width if lists and width else None):
+            continue
         if lists and width and len(lists[0]) == len(lists[1]) and 2 * len(lists[0]) < width:
             count = len(lists[0])
             return {
@@ -251,6 +271,7 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
                 "holder": case.text,
                 "name": "partial_rotary_factor",
                 "new": 2 * count / width,
+                "given": given,
             }
     return None
 
@@ -283,7 +304,8 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
             sizes = rope[key]
             if pairs is None or not all(number_of(each) is not None for each in sizes):
                 continue
-            if sum(sizes) == pairs:
+            axes = len(case.family.sections or sizes)
+            if sum(sizes) == pairs and len(sizes) == axes:
                 continue
             new = None
             if sum(sizes) == 2 * pairs and all(each % 2 == 0 for each in sizes):
@@ -294,12 +316,25 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
                 "key": at(place, key),
                 "value": sizes,
                 "sum": sum(sizes),
+                "axes": len(sizes),
                 "pairs": pairs,
                 "new": new,
                 "fixable": new is not None,
                 "holder": rope,
                 "name": key,
             }
+    return None
+
+
+@finder
+def sections_differ(case: Examination, row: Mistake) -> Facts | None:
+    """Find sections that no model of the family has."""
+    sections = list(case.family.sections or ())
+    for place, rope in case.ropes():
+        for key in (key for key in keys.SECTION_KEYS if isinstance(rope.get(key), list)):
+            if sum(sections) == rotated_pairs(case) and rope[key] != sections:
+                facts = {"key": at(place, key), "value": rope[key], "new": sections}
+                return {**facts, "holder": rope, "name": key, "model": case.model_type}
     return None
 
 

@@ -5,10 +5,12 @@ config.
 from __future__ import annotations
 
 import json as json_format
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import ropewalk as rw
+from ropewalk.diagnosis.report import report_words
 from ropewalk_cli.commands import (
     Example,
     Json,
@@ -36,6 +38,7 @@ def doctor(
     draft: Annotated[
         Path | None, Option("The config of a draft model, which needs the same rope.")
     ] = None,
+    language: Annotated[Literal["en", "zh"], Option("Language of the words.")] = "en",
     out: Annotated[Path | None, Option("Also write the corrected config to this file.")] = None,
     json: Json = False,
 ) -> None:
@@ -51,6 +54,7 @@ def doctor(
         engine,
         length,
         draft=None if draft is None else model_path(draft),
+        language=language,
     )
     if out is not None and found.corrected is not None:
         text = json_format.dumps(found.corrected, indent=2, default=str)
@@ -60,8 +64,10 @@ def doctor(
     else:
         first, *rest = str(found).split("\n")
         say(first, style="bold")
+        names = report_words(language)["names"]
+        styles = {names[severity]: style for severity, style in STYLES.items()}
         for line in rest:
-            say(line, style=STYLES.get(line.split(":")[0], ""))
+            say(line, style=styles.get(re.split(r"\W", line)[0], ""))
         if out is not None:
             outcome = "nothing to write" if found.corrected is None else f"written: {out}"
             say("", outcome)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ropewalk.analysis import plain_radians, read_checkpoint
 from ropewalk.analysis.exactness import error_curves
+from ropewalk.config.families import family_of
 from ropewalk.diagnosis import doctor
 from ropewalk.diagnosis.published import models
 from ropewalk.diagnosis.report import Diagnosis
@@ -84,16 +85,16 @@ def _gguf(text: str) -> InMemory | None:
 def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the diagnosis of a config, and its ropes before and after the repair."""
     text, engine, length = _text(asked), asked.get("engine"), _length(asked)
-    source = _gguf(text)
+    source, language = _gguf(text), asked.get("language", "en")
     if source is not None:
-        found = doctor(source, engine, length)
+        found = doctor(source, engine, length, language=language)
         return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
     # a file, not a dict: only the text shows a key that is given twice, and gives a patch
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(text, encoding="utf-8")
         try:
-            found = doctor(path, engine, length)
+            found = doctor(path, engine, length, language=language)
         except RopeError as error:
             if error.value == str(path):
                 raise RopeError(error.field, error.rule, text[:40]) from None
@@ -210,9 +211,10 @@ _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 def known_models() -> dict[str, str]:
     """Return {name: text of its config.json} of well-known models as published, with the keys that
-    a rope depends on.
+    a rope depends on; models whose lists of factors are not in the table are left out.
     """
-    return {row["name"]: as_text(_published(row)) for row in models()}
+    whole = [row for row in models() if "left_out" not in row.get("scaling", {})]
+    return {row["name"]: as_text(_published(row)) for row in whole}
 
 
 def _published(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,12 +230,14 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": row["lengths"][0],
         "rotary_emb_base" if model_type == "gpt_neox" else "rope_theta": row["theta"][0],
         "rope_scaling": row.get("scaling"),
+        "intermediate_size": row.get("intermediate_size"),
     }
-    if model_type.startswith("deepseek"):
+    if family_of(model_type).latent:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
     else:
         config["head_dim"] = row.get("head_dim")
     if "rotated" in row and model_type != "gptj":
         name = "rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"
-        config[name] = row["rotated"] * row["heads"] / row["hidden_size"]
+        head = row.get("head_dim") or row["hidden_size"] // row["heads"]
+        config[name] = row["rotated"] / head
     return {key: value for key, value in config.items() if value is not None}

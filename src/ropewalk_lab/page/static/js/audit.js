@@ -12,7 +12,7 @@ export function stateOf(found) {
 }
 
 const ORDER = ["refused", "differs", "factor", "unknown", "same"];
-export const MARKS = { same: "✓", factor: "×", differs: "≠", refused: "!", unknown: "?" };
+export const MARKS = { same: "✓", factor: "×", differs: "≠", refused: "!", unknown: "?", cannot: "–" };
 
 function card(name, rows) {
   const states = rows.map(stateOf), worst = ORDER.find((each) => states.includes(each)), several = new Set(rows.map((row) => `${row.layer_type} ${row.length}`)).size > 1;

@@ -1,6 +1,6 @@
 // Doctor: what is wrong with a config, what it does, and the fix.
 import { h, clear, later, tell } from "./dom.js";
-import { has, language, rich, t } from "./words.js";
+import { language, rich, t } from "./words.js";
 import { digits, whole } from "./numbers.js";
 import { dials } from "./dials.js";
 import { fromConfig } from "./rope.js";
@@ -84,7 +84,7 @@ export function doctor(app) {
     if (quick) picture.set(quick, quick.served);
     wait();
     try {
-      const answer = await newest("doctor", { ask: "doctor", text, engine: app.state.engine, length: app.state.length });
+      const answer = await newest("doctor", { ask: "doctor", text, engine: app.state.engine, length: app.state.length, language });
       if (answer === null || !area.isConnected) return;
       if (answer.error) return complain(`${answer.error.field}: ${answer.error.rule}`);
       draw(answer.ok);
@@ -148,9 +148,6 @@ export function doctor(app) {
 
 /** One finding: cause, effect in words and numbers, how it is known, and the fix. */
 export function finding(found) {
-  const translated = language !== "en" && has(`mistake.${found.id}`);
-  const value = typeof found.value === "string" ? found.value : JSON.stringify(found.value);
-  const cause = translated ? t(`mistake.${found.id}`, { key: found.key, value: (value ?? "").slice(0, 80) }) : found.cause;
   const known = [t(`known.${found.evidence.known}`), [found.evidence.engine, found.evidence.version].filter(Boolean).join(" ")].filter(Boolean).join(t("comma"));
   const numbers = found.effects.map((effect) => {
     const parts = [];
@@ -158,13 +155,12 @@ export function finding(found) {
     if (Math.abs(effect.logits - 1) > 1e-6) parts.push(t("effect.logits", { times: digits(effect.logits, 4) }));
     return h("div", { class: "num" }, (found.effects.length > 1 ? `${effect.layer_type}: ` : "") + parts.join(t("comma")));
   });
-  const foreign = language === "en" ? {} : { lang: "en" };
   return h("article", { class: `finding ${found.severity}` },
     h("span", { class: "tag" }, t(`severity.${found.severity}`)),
-    h("h3", {}, cause),
+    h("h3", {}, found.cause),
     h("dl", {},
-      h("dt", {}, t("finding.effect")), h("dd", {}, h("span", foreign, found.effect), numbers),
-      h("dt", {}, t("finding.fix")), h("dd", {}, translated && found.repaired ? t("fix.done") : null, translated && found.repaired ? h("span", { class: "mute" }, " ", h("span", foreign, found.fix)) : h("span", foreign, found.fix)),
+      h("dt", {}, t("finding.effect")), h("dd", {}, found.effect, numbers),
+      h("dt", {}, t("finding.fix")), h("dd", {}, found.fix),
       h("dt", {}, t("finding.known")), h("dd", {}, known, " ", h("code", { class: "mute" }, found.id))));
 }
 

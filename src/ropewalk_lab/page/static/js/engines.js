@@ -7,7 +7,9 @@ import { ask, data } from "./python.js";
 import { MARKS, engineCards } from "./audit.js";
 import { ENGINES, configText, finding, fix, knownModels } from "./doctor.js";
 
-const ORDER = ["refused", "differs", "factor", "unknown", "same"];
+const ORDER = ["refused", "differs", "factor", "unknown", "cannot", "same"];
+/** states that need no look */
+const QUIET = ["same", "unknown", "cannot"];
 /** rows that are drawn at first */
 const PAGE = 60;
 
@@ -43,10 +45,12 @@ function table(app, matrix) {
   const change = (name) => (value) => { app.set({ [name]: value || null }); limit = PAGE; draw(); };
 
   function draw() {
-    const shown = columns(), wanted = (state.find ?? "").toLowerCase();
-    const rows = matrix.rows.filter((row) => (!state.family || row.family === state.family) && (!state.kind || row.scaling === state.kind) && (!wanted || `${row.name} ${row.family}`.toLowerCase().includes(wanted)) && (state.all || shown.some(([, index]) => row.cells[index] && !["same", "unknown"].includes(worstOf(row.cells[index])))));
+    const chosen = columns(), wanted = (state.find ?? "").toLowerCase();
+    const rows = matrix.rows.filter((row) => (!state.family || row.family === state.family) && (!state.kind || row.scaling === state.kind) && (!wanted || `${row.name} ${row.family}`.toLowerCase().includes(wanted)) && chosen.some(([, index]) => row.cells[index] && (state.all || !QUIET.includes(worstOf(row.cells[index])))));
+    const drawn = rows.slice(0, limit), shown = chosen.filter(([, index]) => drawn.some((row) => row.cells[index]));
     clear(head, h("th", { scope: "col" }, t("engines.config")), shown.map(([engine]) => h("th", { scope: "col" }, engine.name, h("small", {}, engine.version), h("small", {}, engine.date))));
-    clear(body, rows.slice(0, limit).map((row) => h("tr", {}, h("th", { scope: "row" }, row.name, h("small", { class: "num" }, [row.length ? t("engines.tokens", { tokens: whole(row.length) }) : null, row.started ? t("engines.started", { tokens: whole(row.started) }) : null].filter(Boolean).join(t("comma")))), shown.map(([engine, index]) => {
+    clear(body, drawn.map((row) => h("tr", {}, h("th", { scope: "row" }, row.name, h("small", { class: "num" }, [row.length ? t("engines.tokens", { tokens: whole(row.length) }) : null, row.started ? t("engines.started", { tokens: whole(row.started) }) : null].filter(Boolean).join(t("comma")))), shown.map(([engine, index]) => {
+      if (!row.cells[index]) return h("td", { class: "mute" }, "–");
       const worst = worstOf(row.cells[index]), word = t(`state.${worst}`);
       return h("td", {}, h("button", { type: "button", class: worst, "aria-label": `${row.name}, ${engine.name} ${engine.version}: ${word}`, onclick: () => open(row, engine, index) }, h("span", { class: "mark-only", "aria-hidden": "true" }, MARKS[worst]), h("span", { class: "word" }, word)));
     }))));
@@ -70,15 +74,16 @@ function table(app, matrix) {
     dialog.setAttribute("aria-label", `${engine.name}, ${row.name}`);
     dialog.onclose = () => app.set({ cell: null });
     dialog.showModal();
-    if (!name || name === "transformers") return;
+    if (name === "transformers") return;
     clear(answer, h("p", { class: "mute small" }, t("python.starting")));
-    ask({ ask: "doctor", text, engine: name, length: row.length }).then((given) => {
+    ask({ ask: "doctor", text, engine: name ?? null, length: row.length, language }).then((given) => {
       if (given.error) return clear(answer, h("p", { class: "small" }, `${given.error.field}: ${given.error.rule}`));
       const found = given.ok.diagnosis.findings.filter((each) => each.severity !== "note" || each.id.startsWith("engine"));
-      clear(answer, found.map(finding), fix({ ...given.ok.diagnosis, flags: Object.fromEntries(Object.entries(given.ok.diagnosis.flags).filter(([each]) => each === name)) }, given.ok.texts));
+      clear(answer, found.map(finding), fix({ ...given.ok.diagnosis, flags: Object.fromEntries(Object.entries(given.ok.diagnosis.flags).filter(([each]) => !name || each === name)) }, given.ok.texts));
     }).catch(() => clear(answer, h("p", {}, t("python.failed"))));
   }
 
+  const versions = () => [...new Set(matrix.engines.filter((engine) => !state.stack || engine.name === state.stack).map((engine) => engine.version))];
   const any = (entries) => Object.fromEntries([["", t("any")], ...entries.map((each) => [each, each])]);
   const search = h("input", { type: "search", value: state.find ?? "", oninput: later(() => change("find")(search.value.replace(/[^\p{L}\p{N} ._,:+()/-]/gu, "").slice(0, 80)), 120) });
   const differing = h("input", { type: "checkbox", id: "differing", checked: !state.all, onchange: () => change("all")(differing.checked ? null : "1") });
@@ -88,9 +93,9 @@ function table(app, matrix) {
     if (index >= 0) setTimeout(() => open(row, matrix.engines[index], index), 0);
   }
   return h("div", { class: "stack tight" },
-    h("div", { class: "row end" }, select(t("engines.family"), any(names((row) => row.family)), state.family, change("family")), select(t("story.scaling"), any(names((row) => row.scaling)), state.kind, change("kind")), select(t("doctor.engine"), any([...new Set(matrix.engines.map((engine) => engine.name))]), state.stack, change("stack")), select(t("engines.version"), any([...new Set(matrix.engines.map((engine) => engine.version))]), state.version, change("version")), labelled(t("engines.find"), search)),
+    h("div", { class: "row end" }, select(t("engines.family"), any(names((row) => row.family)), state.family, change("family")), select(t("story.scaling"), any(names((row) => row.scaling)), state.kind, change("kind")), select(t("doctor.engine"), any([...new Set(matrix.engines.map((engine) => engine.name))]), state.stack, change("stack")), select(t("engines.version"), any(versions()), state.version, change("version")), labelled(t("engines.find"), search)),
     h("div", { class: "row" }, h("label", { for: "differing", class: "row" }, differing, t("engines.only")), count),
-    h("div", { class: "key" }, ["same", "factor", "differs", "refused", "unknown"].map((each) => h("span", {}, h("span", { class: each, "aria-hidden": "true" }, ` ${MARKS[each]} `), " ", t(`state.${each}`)))),
+    h("div", { class: "key" }, ["same", "factor", "differs", "refused", "cannot", "unknown"].map((each) => h("span", {}, h("span", { class: each, "aria-hidden": "true" }, ` ${MARKS[each]} `), " ", t(`state.${each}`)))),
     h("div", { class: "scroll" }, h("table", { class: "matrix" }, h("caption", { class: "visually-hidden" }, t("engines.all")), h("thead", {}, head), body)), more,
     matrix.releases?.length ? h("details", {}, h("summary", {}, t("engines.releases")), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["engine", "version", "compared", "cells", "differ"].map((each) => h("th", {}, t(`releases.${each}`))))), h("tbody", {}, matrix.releases.map((row) => h("tr", {}, h("td", {}, row.engine), h("td", {}, row.version), h("td", {}, row.compared_with), h("td", { class: "n" }, row.cells), h("td", { class: "n" }, row.differ))))))) : null);
 }
