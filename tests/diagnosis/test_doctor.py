@@ -575,3 +575,20 @@ def test_a_report_in_chinese():
     assert found.corrected == rw.doctor(broken, engine="vllm").corrected
     with pytest.raises(rw.RopeError):
         rw.doctor(broken, language="fr")
+
+
+@pytest.mark.parametrize(("length", "found"), [(131_072, False), (200_000, True)])
+def test_yarn_without_a_trained_length_covers_the_served_one_times_its_factor(length, found):
+    """40,960 x 4 = 163,840: as transformers and vLLM read the config."""
+    config = {
+        "model_type": "qwen3",
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 40_960,
+        "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    }
+    ids = {finding.id for finding in rw.doctor(config, length=length).findings}
+    assert ("served_beyond_scaling" in ids) == found
+    assert "trained_length_missing" in ids

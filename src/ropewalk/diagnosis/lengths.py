@@ -20,8 +20,8 @@ SAME_LENGTH = 0.02
 def covered(case: Examination) -> float | None:
     """Return up to which length the config's rope was made; None if it does not say."""
     kind, factor, trained = case.rope_type, case.factor, case.trained
-    if kind == "yarn" and factor and trained:
-        return trained * factor
+    if kind == "yarn" and factor and (length := trained or case.served):
+        return length * factor  # the served length is taken for a trained one that is missing
     if kind == "linear" and factor and case.served:
         return None if trained is None else trained * factor
     return case.served
