@@ -90,11 +90,8 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     # a run shows the angle of one step, within a turn
     radians = [math.remainder(each, 2 * math.pi) for each in finding.radians]
     ours = LayerRope.of(radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
-    return (
-        "right"
-        if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same"
-        else "wrong"
-    )
+    theirs = None if rope is None else LayerRope.read(rope)
+    return "right" if verdict(ours if ours.radians else None, theirs) == "same" else "wrong"
 
 
 def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

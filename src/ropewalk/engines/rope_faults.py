@@ -103,8 +103,13 @@ def with_numbers(config: Config) -> Config:
 
 
 def lacks_needed(rope: Config) -> bool:
-    """Return whether a scaling lacks a number that it needs."""
-    return any(rope.get(key) is None for key in NEEDED.get(str(name_of(rope)), ()))
+    """Return whether a scaling lacks a key that it needs."""
+    return any(key not in rope for key in NEEDED.get(str(name_of(rope)), ()))
+
+
+def has_null_needed(rope: Config) -> bool:
+    """Return whether a key that a scaling needs is null."""
+    return any(rope.get(key, 0) is None for key in NEEDED.get(str(name_of(rope)), ()))
 
 
 def _is_number(value: Any) -> bool:

@@ -24,6 +24,7 @@ from ropewalk.engines.rope_faults import (
     below_zero,
     contradicts,
     has_no_name,
+    has_null_needed,
     has_two_ropes,
     has_unknown_name,
     has_wrong_lists,
@@ -105,6 +106,9 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         and not lacks_factors(config, "rope_parameters")
         and any(map(lacks_needed, all_ropes(config)))
     ),
+    "null instead of a number that a scaling needs": lambda config: any(
+        map(has_null_needed, all_ropes(config))
+    ),
     "factor below 1": lambda config: any(
         is_below_one(rope) and name_of(rope) != "dynamic" for rope in all_ropes(config)
     ),
@@ -162,6 +166,7 @@ USUAL = {
     "llama3 without one of its two frequency factors": "complete",
     "no rope in a family whose default is scaled": "an unscaled rope",
     "scaling without a number that it needs": "complete",
+    "null instead of a number that a scaling needs": "complete",
     "factor below 1": "placeholders",
     "factor below 1 in a dynamic rope": "placeholders",
     "beta_slow above beta_fast": "placeholders",
@@ -190,6 +195,7 @@ OTHER = {
     "magnitude below 0": "magnitude 3",
     "longrope without a trained length": "linear by 7",
     "scaling without a number that it needs": "linear by 7",
+    "null instead of a number that a scaling needs": "linear by 7",
     "longrope with factors for another number of pairs": "linear by 7",
 }
 
