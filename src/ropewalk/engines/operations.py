@@ -239,6 +239,7 @@ def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases
         factor=rope.get("factor", 1.0),
         beta_fast=rope.get("beta_fast", 32.0),
         beta_slow=rope.get("beta_slow", 1.0),
+        truncate=rope.get("truncate", True),
     )
     reading.set_fields(case.rope_type, rule.text(reading), rule.source, scaling=yarn)
 

@@ -209,6 +209,16 @@ def has_two_ropes(config: Config) -> bool:
     )
 
 
+def has_one_rope_for_all(config: Config) -> bool:
+    """Return whether a family with a rope for each layer type has one in `rope_parameters`."""
+    layered = ("gemma3_text", "gemma3n_text", "olmo3", "modernbert", "modernbert-decoder")
+    return (
+        config.get("model_type") in layered
+        and bool(config.get("rope_parameters"))
+        and not ropes_by_layer_type(config)
+    )
+
+
 def is_float_length(value: Any) -> bool:
     """Return whether a length is written as a whole float."""
     return isinstance(value, float) and value.is_integer()

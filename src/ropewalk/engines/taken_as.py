@@ -64,6 +64,13 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
     return change
 
 
+def _named(name: str) -> Callable[[Config], Config]:
+    """Return what gives the scaling of a rope another name."""
+    return lambda rope: {
+        key: name if key in ("rope_type", "type") else value for key, value in rope.items()
+    }
+
+
 def _magnitude(value: float) -> Callable[[Config], Config]:
     """Return what sets the magnitudes of a rope that are texts or below 0."""
 
@@ -202,12 +209,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
-    "yarn where the name is unknown": _if(
-        has_unknown_name,
-        lambda rope: {
-            key: "yarn" if key in ("rope_type", "type") else value for key, value in rope.items()
-        },
-    ),
+    "yarn where the name is unknown": _if(has_unknown_name, _named("yarn")),
+    # transformers' class does not add the trained length to it
+    "linear with its keys where the name is unknown": _if(has_unknown_name, _named("linear")),
     "an unscaled rope": lambda config: {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},

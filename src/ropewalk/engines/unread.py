@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ropewalk.config.families import family_of
-from ropewalk.engines.case import LENGTH_KEYS, TRAINED, ropes_by_layer_type
+from ropewalk.engines.case import LENGTH_KEYS, TRAINED
 from ropewalk.engines.rope_faults import (
     BANDS,
     MAGNITUDES,
@@ -25,6 +25,7 @@ from ropewalk.engines.rope_faults import (
     contradicts,
     has_no_name,
     has_null_needed,
+    has_one_rope_for_all,
     has_two_ropes,
     has_unknown_name,
     has_wrong_lists,
@@ -59,11 +60,10 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "type contradicts rope_type in rope_parameters": lambda config: any(
         map(contradicts, all_ropes({"rope_parameters": config.get("rope_parameters")}))
     ),
-    "one rope in rope_parameters for several layer types": lambda config: (
-        config.get("model_type") in ("gemma3_text", "gemma3n_text", "olmo3", "modernbert")
-        and bool(config.get("rope_parameters"))
-        and not ropes_by_layer_type(config)
+    "one rope in rope_parameters for several layer types beside rope_scaling": lambda config: (
+        has_one_rope_for_all(config) and config.get("rope_scaling") is not None
     ),
+    "one rope in rope_parameters for several layer types": has_one_rope_for_all,
     "longrope without factors in rope_scaling": lambda config: lacks_factors(
         config, "rope_scaling"
     ),
@@ -152,6 +152,7 @@ USUAL = {
     "float length beside the rope": "integers",
     "type contradicts rope_type in rope_scaling": "rope_type alone",
     "type contradicts rope_type in rope_parameters": "rope_type alone",
+    "one rope in rope_parameters for several layer types beside rope_scaling": "no rope_parameters",
     "one rope in rope_parameters for several layer types": "no rope_parameters",
     "longrope without factors in rope_scaling": "no rope_scaling",
     "longrope without factors in rope_parameters": "no rope_parameters",
