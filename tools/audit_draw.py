@@ -26,6 +26,7 @@ from typing import Any
 
 import draw_configs
 import draw_mistakes
+import draw_recent
 from ropewalk.engines import ENGINES
 from ropewalk.engines.audit import EngineFinding, audit
 from ropewalk.errors import RopeError
@@ -41,9 +42,16 @@ from ropewalk_lab.engines_run.measured import (
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
-#: what a cell can be: "not known" is audit's own word, "not run" a config without weights,
-#: "refused" one that `from_hf` refuses
+#: what a cell can be: "not known" is audit's own word, "not run" a config without weights or a
+#: model that needs a GPU, "refused" one that `from_hf` refuses
 KINDS = ("right", "right error", "wrong", "not known", "not run", "refused")
+#: what errors say if the engine did not run at all
+NOT_RUN = (
+    "no weights",
+    "not supported on CPU",
+    "not compiled with CUDA",
+    "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
+)
 Rope = Mapping[str, Any] | str | None
 
 
@@ -81,7 +89,7 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     """
     if finding.problem is not None and finding.problem.startswith("not known"):
         return "not known"
-    if isinstance(rope, str) and "no weights" in rope:
+    if isinstance(rope, str) and any(reason in rope for reason in NOT_RUN):
         return "not run"
     if isinstance(rope, str):
         return "wrong" if finding.problem is None else "right error"
@@ -141,6 +149,9 @@ def main() -> None:
     parser.add_argument(
         "--mistakes", action="store_true", help="draw configs with mistakes that people make"
     )
+    parser.add_argument(
+        "--recent", action="store_true", help="draw published-looking configs of recent families"
+    )
     parser.add_argument("--count", type=int, default=300, help="configs to draw")
     parser.add_argument(
         "--engines",
@@ -160,7 +171,9 @@ def main() -> None:
     )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
-    drawn = draw_mistakes if given.mistakes else draw_configs
+    drawn = (
+        draw_mistakes if given.mistakes else draw_recent if given.recent else draw_configs
+    )
     rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"

@@ -356,6 +356,8 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
         theta = keys.get("rope_theta", 10_000.0)
     elif read == "only":
         theta, keys = v5.get("rope_theta"), v5
+    elif read == "theta":
+        theta = v5.get("rope_theta", theta)
     elif read == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
         keys = v5 if keys is None else keys

@@ -31,14 +31,24 @@ from ropewalk.engines.rope_faults import (
     without,
 )
 
-#: the rope that transformers' class of gpt_oss has if the config has none
-GPT_OSS = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    TRAINED: 4096,
+#: the rope that transformers' class of a family has if the config has none
+DEFAULT_ROPES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        TRAINED: 4096,
+    },
+    "gemma4_text": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
 
 #: values that no scaling accepts are replaced by these to apply the rules, and put back after them
@@ -155,6 +165,13 @@ def _theta_of(config: Config) -> float:
     return config.get("rope_theta") or family_of(config.get("model_type")).default("rope_theta")
 
 
+def _default_rope(config: Config) -> Config:
+    """Return the config with the rope of DEFAULT_ROPES; one for all layers gets the theta."""
+    rope = DEFAULT_ROPES[str(config.get("model_type"))]
+    theta = {"rope_theta": _theta_of(config)} if "rope_type" in rope else {}
+    return {**config, "rope_parameters": {**rope, **theta}}
+
+
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
     """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
     fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
@@ -216,10 +233,7 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
     },
-    "the default rope of gpt_oss": lambda config: {
-        **config,
-        "rope_parameters": {**GPT_OSS, "rope_theta": _theta_of(config)},
-    },
+    "the default rope of the class": _default_rope,
     "unscaled where there is no name": _if(has_no_name, _unscaled),
     "placeholders": lambda config: with_ropes(config, with_placeholders),
     "both the higher": _if(
