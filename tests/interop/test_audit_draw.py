@@ -145,6 +145,28 @@ def test_no_verdict_about_a_mistake_is_wrong(tools):
     assert unknown <= 0.05 * len(cells)
 
 
+MENDED = [
+    json.loads(line)
+    for line in (ROOT / "results" / "engine_mends.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("run", MENDED, ids=lambda run: f"{run['engine']}, {run['name']}")
+def test_a_verdict_that_was_wrong_once_is_right(run):
+    """Cells of draws that audit judged wrongly before a row of the rules was mended."""
+    measured = importlib.import_module("ropewalk_lab.engines_run.measured")
+    found = _audited(ServedConfig(run["name"], run["config"], run["length"]))
+    assert found is not None
+    findings = {finding.layer_type: finding for finding in found.of(run["engine"])}
+    layers = measured.layer_of_type(run["config"], list(findings))
+    for layer_type, finding in findings.items():
+        if "error" in run:
+            assert (finding.problem or "").startswith("refused")
+        else:
+            assert finding.problem is None
+            assert _is_run(finding, run, layers[layer_type])
+
+
 def _audited(row):
     try:
         return audit(row.config, length=row.length, records={})
@@ -158,7 +180,7 @@ def _is_run(finding, run, layer):
     """
     index = run["layers"][layer] if layer < len(run["layers"]) else None
     if index is None:
-        return False
+        return not any(finding.radians)
     rope = run["ropes"][index]
     # pairs at the end that stand still may be left out
     radians = [*finding.radians, *[0.0] * (rope["pairs"] - len(finding.radians))]

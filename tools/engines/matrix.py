@@ -402,10 +402,10 @@ RECENT: dict[str, tuple[str, Config]] = {
             "layer_types": ["sliding_attention"] * 4 + ["full_attention"],
             "num_kv_shared_layers": 0,
             "vocab_size_per_layer_input": 128,
-            "hidden_size_per_layer_input": 16,
+            "hidden_size_per_layer_input": 256,
             "intermediate_size": [128] * 5,
             "activation_sparsity_pattern": [0.0] * 5,
-            "altup_num_inputs": 2,
+            "altup_num_inputs": 4,
             "altup_active_idx": 0,
             "altup_coef_clip": 120.0,
             "altup_correct_scale": True,
@@ -519,6 +519,7 @@ RECENT: dict[str, tuple[str, Config]] = {
     "lfm2_moe": (
         "Lfm2MoeForCausalLM",
         {
+            "tie_word_embeddings": True,
             "norm_eps": 1e-5,
             "conv_bias": False,
             "conv_L_cache": 3,

@@ -192,8 +192,14 @@ def _log_multiplier(case: ServedLayer, factor: float) -> float:
     architecture unless that is 1.
     """
     weight = case.rope.get("mscale_all_dim") or 0.0
-    assumed = weight if case.latent and weight not in (0.0, 1.0) else 1.0
-    return mscale(factor, assumed) / (mscale(factor, weight) if weight else 1.0)
+    if case.latent and weight not in (0.0, 1.0):
+        return 1.0
+    return _of_all_dim(case, factor)
+
+
+def _of_all_dim(case: ServedLayer, factor: float) -> float:
+    """Return the magnitude of `mscale_all_dim` where mscale is taken for 1."""
+    return mscale(factor) / mscale(factor, case.rope.get("mscale_all_dim") or 0.0)
 
 
 #: the magnitudes of YaRN that a row may name: the first that is not None is used
@@ -203,6 +209,7 @@ MAGNITUDES: dict[str, Callable[[ServedLayer, float], float | None]] = {
     "both mscales": _both,
     "both mscales unless 0": lambda case, factor: _both(case, factor, nonzero=True),
     "log multiplier": _log_multiplier,
+    "mscale_all_dim": _of_all_dim,
     "factor": lambda case, factor: mscale(factor),
 }
 
