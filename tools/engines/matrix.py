@@ -409,7 +409,7 @@ RECENT: dict[str, tuple[str, Config]] = {
             "altup_active_idx": 0,
             "altup_coef_clip": 120.0,
             "altup_correct_scale": True,
-            "laurel_rank": 16,
+            "laurel_rank": 64,
             "hidden_activation": "gelu_pytorch_tanh",
             "final_logit_softcapping": 30.0,
         },

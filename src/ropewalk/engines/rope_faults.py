@@ -219,6 +219,11 @@ def has_one_rope_for_all(config: Config) -> bool:
     )
 
 
+def lacks_rope(config: Config) -> bool:
+    """Return whether a family whose default rope is scaled has no rope, or an empty one."""
+    return family_of(config.get("model_type")).rope_required and not any(all_ropes(config))
+
+
 def is_float_length(value: Any) -> bool:
     """Return whether a length is written as a whole float."""
     return isinstance(value, float) and value.is_integer()

@@ -41,6 +41,14 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         "truncate": False,
         TRAINED: 4096,
     },
+    "apertus": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        TRAINED: 8192,
+        "rope_theta": 12e6,
+    },
     "gemma4_text": {
         "full_attention": {
             "rope_type": "proportional",
@@ -166,10 +174,12 @@ def _theta_of(config: Config) -> float:
 
 
 def _default_rope(config: Config) -> Config:
-    """Return the config with the rope of DEFAULT_ROPES; one for all layers gets the theta."""
+    """Return the config with the rope of DEFAULT_ROPES; one for all layers that has no theta gets
+    the config's.
+    """
     rope = DEFAULT_ROPES[str(config.get("model_type"))]
     theta = {"rope_theta": _theta_of(config)} if "rope_type" in rope else {}
-    return {**config, "rope_parameters": {**rope, **theta}}
+    return {**config, "rope_parameters": theta | rope}
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
@@ -234,6 +244,13 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
     },
     "the default rope of the class": _default_rope,
+    "the default scaling of the class": lambda config: {
+        **config,
+        "rope_parameters": {
+            **DEFAULT_ROPES[str(config.get("model_type"))],
+            "rope_theta": _theta_of(config),
+        },
+    },
     "unscaled where there is no name": _if(has_no_name, _unscaled),
     "placeholders": lambda config: with_ropes(config, with_placeholders),
     "both the higher": _if(

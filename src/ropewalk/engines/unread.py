@@ -12,7 +12,6 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ropewalk.config.families import family_of
 from ropewalk.engines.case import LENGTH_KEYS, TRAINED
 from ropewalk.engines.rope_faults import (
     BANDS,
@@ -37,6 +36,7 @@ from ropewalk.engines.rope_faults import (
     is_text_model,
     lacks_factors,
     lacks_needed,
+    lacks_rope,
     name_of,
     unknown_keys,
 )
@@ -93,9 +93,10 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         name_of(rope) == "llama3" and any(rope.get(key) is None for key in BANDS)
         for rope in all_ropes(config)
     ),
-    "no rope in a family whose default is scaled": lambda config: (
-        family_of(config.get("model_type")).rope_required and not all_ropes(config)
+    "empty rope_parameters in a family whose default is scaled": lambda config: (
+        lacks_rope(config) and config.get("rope_parameters") is not None
     ),
+    "no rope in a family whose default is scaled": lacks_rope,
     "magnitude below 0": lambda config: any(map(below_zero, all_ropes(config))),
     "rope without a rope_type": lambda config: any(map(has_no_name, all_ropes(config))),
     # vLLM has a scaling of this name
@@ -165,6 +166,7 @@ USUAL = {
     "rope_type ntk": "linear where the name is unknown",
     "text instead of an attention_factor": "numbers",
     "llama3 without one of its two frequency factors": "complete",
+    "empty rope_parameters in a family whose default is scaled": "an unscaled rope",
     "no rope in a family whose default is scaled": "an unscaled rope",
     "scaling without a number that it needs": "complete",
     "null instead of a number that a scaling needs": "complete",
