@@ -171,9 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
-    drawn = (
-        draw_mistakes if given.mistakes else draw_recent if given.recent else draw_configs
-    )
+    drawn = draw_mistakes if given.mistakes else draw_recent if given.recent else draw_configs
     rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"

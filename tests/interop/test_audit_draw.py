@@ -113,6 +113,18 @@ def test_the_page_says_what_was_counted(tools):
     assert f"{len(tools[0].DRAWN)} families" in page
 
 
+def test_recent_families_are_known_in_every_engine(tools):
+    recent = importlib.import_module("draw_recent")
+    matrix = importlib.import_module("engines.matrix")
+    text = [matrix.VISION[name][0] if name in matrix.VISION else name for name in recent.DRAWN]
+    assert len(set(text)) == 60
+    for release in tools[1].ENGINES.values():
+        assert [name for name in text if name not in release.families] == []
+    first = recent.draw(7, 120)
+    assert recent.draw(7, 20) == first[:20] != recent.draw(8, 20)
+    assert {row.config["model_type"] for row in first} == set(recent.DRAWN)
+
+
 SEED = 2039
 #: the 200 configs of this seed that the engines were run with
 RUNS = ROOT / "results" / "engine_mistakes.jsonl"

@@ -98,7 +98,10 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
         _prepare(arguments)
         config = ModelConfig.from_server_args(arguments)
         text = config.hf_text_config
-        for key in ("linear_num_key_heads", "linear_num_value_heads"):  # as its loader for CPUs does
+        for key in (
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+        ):  # as its loader for CPUs does
             if hasattr(text, key):
                 setattr(text, f"{key}_cpu", getattr(text, key))
         torch.set_default_dtype(torch.float32)
@@ -133,9 +136,9 @@ def _prepare(arguments: ServerArgs) -> None:
     """
     runtime_context.publish(arguments, role="scheduler", ranks=runtime_context.SpawnRanks(0))
     if not torch.distributed.is_initialized():
-        parallel_state.init_distributed_environment(
-            1, 0, "tcp://127.0.0.1:29512", 0, backend="gloo"
-        )
+        # a file, because a port may be in use
+        meeting = f"file://{tempfile.mkdtemp()}/ranks"
+        parallel_state.init_distributed_environment(1, 0, meeting, 0, backend="gloo")
         parallel_state.initialize_model_parallel(backend="gloo")
     dp_attention.initialize_dp_attention(arguments)
 
