@@ -194,6 +194,7 @@ def main() -> None:
                 print(f"    {line}")
         if given.record:
             about = {
+                "draw": drawn.__name__,
                 "seed": given.seed,
                 "configs": given.count,
                 "engine": ENGINES[engine].title,

@@ -239,6 +239,9 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "yarn where the name is unknown": _if(has_unknown_name, _named("yarn")),
     # transformers' class does not add the trained length to it
     "linear with its keys where the name is unknown": _if(has_unknown_name, _named("linear")),
+    "linear with its keys where there is no name": _if(
+        has_no_name, lambda rope: {"rope_type": "linear", **rope}
+    ),
     "an unscaled rope": lambda config: {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
