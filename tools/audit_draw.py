@@ -104,7 +104,8 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
 
 def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the kind of every cell of a runner's output, and one line about it."""
-    engine = KEYS.get(output["engine"], output["engine"])
+    name: str = output["engine"]
+    engine = KEYS.get(name, name)
     for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
         try:
             served = {"length": row.length, "max_model_len": row.max_model_len}
