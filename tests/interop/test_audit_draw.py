@@ -125,7 +125,7 @@ def test_recent_families_are_known_in_every_engine(tools):
     assert {row.config["model_type"] for row in first} == set(recent.DRAWN)
 
 
-SEED = 2039
+SEED = 4001
 #: the 200 configs of this seed that the engines were run with
 RUNS = ROOT / "results" / "engine_mistakes.jsonl"
 
