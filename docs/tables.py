@@ -275,10 +275,26 @@ def engines_page(text: str) -> str:
             f"| {row['seed']} | {row['engine']} {row['version']} | "
             f"{' | '.join(str(row[kind]) for kind in kinds)} |"
         )
+    for kind in ("mistakes", "recent"):
+        text = filled(text, f"engines-{kind}", _counts(f"draw_{kind}"))
     text = filled(text, "engines-draws", "\n".join(draws) + "\n")
     text = filled(text, "engines-releases", "\n".join(releases) + "\n")
     text = filled(text, "engines-summary", "\n".join(summary) + "\n")
     return filled(text, "engines-matrix", "\n".join(lines) + "\n")
+
+
+def _counts(draw: str) -> str:
+    """Return the counts of the draws of one kind as a table, a row for each seed and engine."""
+    kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
+    lines = [
+        f"| seed | configs | engine | {' | '.join((*kinds[:-1], 'no spec'))} |",
+        "|---|---:|---|" + "---:|" * len(kinds),
+    ]
+    for row in rows.read(RESULTS / "engine_counts.jsonl"):
+        if row["draw"] == draw:
+            facts = (row["seed"], row["configs"], f"{row['engine']} {row['version']}")
+            lines.append(f"| {' | '.join(map(str, (*facts, *(row[kind] for kind in kinds))))} |")
+    return "\n".join(lines) + "\n"
 
 
 def _engine_cell(row: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from typing import Any
 
 import draw_configs
 import draw_mistakes
+import draw_recent
 from ropewalk.engines import ENGINES
 from ropewalk.engines.audit import EngineFinding, audit
 from ropewalk.errors import RopeError
@@ -41,9 +42,16 @@ from ropewalk_lab.engines_run.measured import (
 
 #: engine: the environment that runs it; transformers runs in this one
 ENVIRONMENTS = {"vllm": "vllm", "sglang": "vllm", "mlx-lm": "mlx", "llama.cpp": "llama"}
-#: what a cell can be: "not known" is audit's own word, "not run" a config without weights,
-#: "refused" one that `from_hf` refuses
+#: what a cell can be: "not known" is audit's own word, "not run" a config without weights or a
+#: model that needs a GPU, "refused" one that `from_hf` refuses
 KINDS = ("right", "right error", "wrong", "not known", "not run", "refused")
+#: what errors say if the engine did not run at all
+NOT_RUN = (
+    "no weights",
+    "not supported on CPU",
+    "not compiled with CUDA",
+    "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
+)
 Rope = Mapping[str, Any] | str | None
 
 
@@ -81,7 +89,7 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     """
     if finding.problem is not None and finding.problem.startswith("not known"):
         return "not known"
-    if isinstance(rope, str) and "no weights" in rope:
+    if isinstance(rope, str) and any(reason in rope for reason in NOT_RUN):
         return "not run"
     if isinstance(rope, str):
         return "wrong" if finding.problem is None else "right error"
@@ -90,16 +98,14 @@ def kind_of(finding: EngineFinding, rope: Rope) -> str:
     # a run shows the angle of one step, within a turn
     radians = [math.remainder(each, 2 * math.pi) for each in finding.radians]
     ours = LayerRope.of(radians, finding.magnitude or 0.0, finding.axis_of_pair, None)
-    return (
-        "right"
-        if verdict(ours, None if rope is None else LayerRope.read(rope)) == "same"
-        else "wrong"
-    )
+    theirs = None if rope is None else LayerRope.read(rope)
+    return "right" if verdict(ours if ours.radians else None, theirs) == "same" else "wrong"
 
 
 def compare(rows: Sequence[ServedConfig], output: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the kind of every cell of a runner's output, and one line about it."""
-    engine = KEYS.get(output["engine"], output["engine"])
+    name: str = output["engine"]
+    engine = KEYS.get(name, name)
     for row, layer_type, rope in cells(output, {row.id: row for row in rows}):
         try:
             served = {"length": row.length, "max_model_len": row.max_model_len}
@@ -144,6 +150,9 @@ def main() -> None:
     parser.add_argument(
         "--mistakes", action="store_true", help="draw configs with mistakes that people make"
     )
+    parser.add_argument(
+        "--recent", action="store_true", help="draw published-looking configs of recent families"
+    )
     parser.add_argument("--count", type=int, default=300, help="configs to draw")
     parser.add_argument(
         "--engines",
@@ -163,7 +172,7 @@ def main() -> None:
     )
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
-    drawn = draw_mistakes if given.mistakes else draw_configs
+    drawn = draw_mistakes if given.mistakes else draw_recent if given.recent else draw_configs
     rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"
@@ -186,6 +195,7 @@ def main() -> None:
                 print(f"    {line}")
         if given.record:
             about = {
+                "draw": drawn.__name__,
                 "seed": given.seed,
                 "configs": given.count,
                 "engine": ENGINES[engine].title,

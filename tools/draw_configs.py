@@ -10,11 +10,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from engines.matrix import FAMILIES, VISION, Config, ServedConfig
+from engines.matrix import FAMILIES, RECENT, VISION, Config, ServedConfig
 from engines.matrix_rows import by_type, config_of, longrope
 
 #: the families to draw from; a family that is added here changes the configs of every seed
-DRAWN = tuple(name for name in FAMILIES if name not in ("gptj", "minicpm3"))
+DRAWN = tuple(name for name in FAMILIES if name not in ("gptj", "minicpm3", *RECENT))
 #: families that have a rope for each layer type in transformers 5
 BY_LAYER_TYPE = ("gemma3_text", "gemma4_text", "olmo3")
 #: families whose weights fit one size of the head alone

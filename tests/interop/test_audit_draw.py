@@ -113,7 +113,19 @@ def test_the_page_says_what_was_counted(tools):
     assert f"{len(tools[0].DRAWN)} families" in page
 
 
-SEED = 2039
+def test_recent_families_are_known_in_every_engine(tools):
+    recent = importlib.import_module("draw_recent")
+    matrix = importlib.import_module("engines.matrix")
+    text = [matrix.VISION[name][0] if name in matrix.VISION else name for name in recent.DRAWN]
+    assert len(set(text)) == 60
+    for release in tools[1].ENGINES.values():
+        assert [name for name in text if name not in release.families] == []
+    first = recent.draw(7, 120)
+    assert recent.draw(7, 20) == first[:20] != recent.draw(8, 20)
+    assert {row.config["model_type"] for row in first} == set(recent.DRAWN)
+
+
+SEED = 4001
 #: the 200 configs of this seed that the engines were run with
 RUNS = ROOT / "results" / "engine_mistakes.jsonl"
 
@@ -145,6 +157,28 @@ def test_no_verdict_about_a_mistake_is_wrong(tools):
     assert unknown <= 0.05 * len(cells)
 
 
+MENDED = [
+    json.loads(line)
+    for line in (ROOT / "results" / "engine_mends.jsonl").read_text(encoding="utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("run", MENDED, ids=lambda run: f"{run['engine']}, {run['name']}")
+def test_a_verdict_that_was_wrong_once_is_right(run):
+    """Cells of draws that audit judged wrongly before a row of the rules was mended."""
+    measured = importlib.import_module("ropewalk_lab.engines_run.measured")
+    found = _audited(ServedConfig(run["name"], run["config"], run["length"]))
+    assert found is not None
+    findings = {finding.layer_type: finding for finding in found.of(run["engine"])}
+    layers = measured.layer_of_type(run["config"], list(findings))
+    for layer_type, finding in findings.items():
+        if "error" in run:
+            assert (finding.problem or "").startswith("refused")
+        else:
+            assert finding.problem is None
+            assert _is_run(finding, run, layers[layer_type])
+
+
 def _audited(row):
     try:
         return audit(row.config, length=row.length, records={})
@@ -158,7 +192,7 @@ def _is_run(finding, run, layer):
     """
     index = run["layers"][layer] if layer < len(run["layers"]) else None
     if index is None:
-        return False
+        return not any(finding.radians)
     rope = run["ropes"][index]
     # pairs at the end that stand still may be left out
     radians = [*finding.radians, *[0.0] * (rope["pairs"] - len(finding.radians))]

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import ropewalk.engines.operations  # noqa: F401 - adds what a rule can do
 from ropewalk.config import file as config_file
 from ropewalk.config.hf import read_specs
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.difference import Difference, Rotation, compare
+from ropewalk.engines.operations import length_problem
 from ropewalk.engines.reading import EngineReading, EngineRule
 from ropewalk.engines.recorded import Record, digest
 from ropewalk.engines.recorded import load as load_records
@@ -283,6 +283,9 @@ class _Question:
     def read(self, engine: str, layer_type: str, length: int) -> EngineReading:
         """Return what the rules of an engine say about a layer type at a length."""
         release = self.releases[engine]
+        written = replace(self.cases[layer_type], config=self.original, length=length)
+        if (problem := length_problem(release, written)) is not None:
+            return EngineReading(written, release.read).fail(problem)
         if not self.why:
             return self._apply(release, self.cases[layer_type], length)
 

@@ -52,6 +52,8 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "scaled outside": lambda reading: _scaled_outside(reading.case),
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
+    "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
+    "v5 rope given": lambda reading: bool(reading.case.config.get("rope_parameters")),
     "old class refuses": lambda reading: _old_class_refuses(reading.case),
     "mscale written": lambda reading: bool(
         {"mscale", "mscale_all_dim"} & reading.case.rope_with_nulls.keys()

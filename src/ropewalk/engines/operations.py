@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ropewalk.engines.case import TRAINED, ServedLayer
+from ropewalk.engines.case import TRAINED, ServedLayer, ropes_by_layer_type
 from ropewalk.engines.reading import EngineReading, mscale
 from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
 from ropewalk.frequencies import SCALINGS, Default, Dynamic, LongRope, Scaling, Yarn
@@ -192,8 +192,14 @@ def _log_multiplier(case: ServedLayer, factor: float) -> float:
     architecture unless that is 1.
     """
     weight = case.rope.get("mscale_all_dim") or 0.0
-    assumed = weight if case.latent and weight not in (0.0, 1.0) else 1.0
-    return mscale(factor, assumed) / (mscale(factor, weight) if weight else 1.0)
+    if case.latent and weight not in (0.0, 1.0):
+        return 1.0
+    return _of_all_dim(case, factor)
+
+
+def _of_all_dim(case: ServedLayer, factor: float) -> float:
+    """Return the magnitude of `mscale_all_dim` where mscale is taken for 1."""
+    return mscale(factor) / mscale(factor, case.rope.get("mscale_all_dim") or 0.0)
 
 
 #: the magnitudes of YaRN that a row may name: the first that is not None is used
@@ -203,6 +209,7 @@ MAGNITUDES: dict[str, Callable[[ServedLayer, float], float | None]] = {
     "both mscales": _both,
     "both mscales unless 0": lambda case, factor: _both(case, factor, nonzero=True),
     "log multiplier": _log_multiplier,
+    "mscale_all_dim": _of_all_dim,
     "factor": lambda case, factor: mscale(factor),
 }
 
@@ -239,6 +246,7 @@ def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases
         factor=rope.get("factor", 1.0),
         beta_fast=rope.get("beta_fast", 32.0),
         beta_slow=rope.get("beta_slow", 1.0),
+        truncate=rope.get("truncate", True),
     )
     reading.set_fields(case.rope_type, rule.text(reading), rule.source, scaling=yarn)
 
@@ -273,17 +281,23 @@ def _longrope_magnitude(
     reading.set_longrope_magnitude(_value(reading.case, rule.values.get("key")), rule.source)
 
 
+@_operation("end of the longrope table")
+def _table(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The long factors have a table of `served` positions; a later position is an error."""
+    case, scaling = reading.case, reading.spec.scaling
+    assert isinstance(scaling, LongRope)  # for the type checker
+    served = _value(case, rule.values["served"])
+    if case.length - 1 > scaling.original_length and case.length > (served or math.inf):
+        reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
+
+
 @_operation("longrope magnitude of ministral3")
 def _ministral3(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """The model passes the trained length beside the rope on as the served one."""
     case, scaling = reading.case, reading.spec.scaling
     assert isinstance(scaling, LongRope)  # for the type checker
     served, trained = _value(case, rule.values["served"]), scaling.original_length
-    long = case.length - 1 > trained
-    if long and case.length > served:
-        reading.fail(f"refused: the table of LongRoPE ends after {served} positions")
-        return
-    magnitude = case.rope.get("long_mscale" if long else "short_mscale")
+    magnitude = case.rope.get("long_mscale" if case.length - 1 > trained else "short_mscale")
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(max(1.0, served / trained)) / math.log(trained))
     reading.set_longrope_magnitude(magnitude, rule.source)
@@ -311,6 +325,14 @@ def _drop_axes(reading: EngineReading, rule: Rule, release: Release, releases: R
     """Every pair rotates by the text position."""
     reading.spec = reading.spec.with_(axes=None)
     reading.add_rule(rule.about, rule.text(reading), rule.source)
+
+
+@_operation("do not rotate")
+def _no_rotation(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """The layers of this type do not rotate."""
+    reading.set_fields(rule.about, rule.text(reading), rule.source, scaling=Default(), axes=None)
+    reading.unrotated_pairs = frozenset(range(reading.spec.pairs))
+    reading.done = True
 
 
 @_operation("still pairs")
@@ -341,6 +363,8 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
         theta = keys.get("rope_theta", 10_000.0)
     elif read == "only":
         theta, keys = v5.get("rope_theta"), v5
+    elif read == "theta":
+        theta = v5.get("rope_theta", theta)
     elif read == "if missing" and v5:
         theta = v5.get("rope_theta") if theta is None else theta
         keys = v5 if keys is None else keys
@@ -474,25 +498,28 @@ def _mlx_longrope(reading: EngineReading, keys: Mapping[str, Any], rule: Rule) -
         reading.set_longrope_magnitude(None if key is None else keys.get(key), rule.source)
 
 
-def length_factor(release: Release, case: ServedLayer) -> float:
-    """Return the factor by which an engine multiplies max_position_embeddings to get the longest
-    sequence that it serves.
+def _factor_of_length(release: Release, case: ServedLayer) -> Any:
+    """Return what an engine multiplies max_position_embeddings by to get the longest sequence that
+    it serves, as the config writes it.
     """
     how = release.length.get("multiplied", "never")
     if how == "never" or case.model_type in release.length.get("not_family", ()):
         return 1.0
     if how == "by the last rope":
+        ropes = list(ropes_by_layer_type(case.config).values()) or [case.rope_with_nulls]
         factors = [
             rope["factor"]
-            for rope in case.ropes
+            for rope in ropes
             if "factor" in rope
             and (rope.get("rope_type") or rope.get("type")) not in release.length["not_types"]
         ]
-        return float(factors[-1] or 1.0) if factors else 1.0
-    return float(case.rope.get("factor") or 1.0) if _reads_factor(release, case) else 1.0
+        factor = factors[-1] if factors else 1.0
+    else:
+        factor = case.rope_with_nulls.get("factor", 1.0) if _is_read(release, case) else 1.0
+    return 1.0 if factor is None and release.length.get("null_is_one") else factor
 
 
-def _reads_factor(release: Release, case: ServedLayer) -> bool:
+def _is_read(release: Release, case: ServedLayer) -> bool:
     """Return whether the engine multiplies the served length by the factor: if the rope is the only
     one and has no trained length.
     """
@@ -500,15 +527,17 @@ def _reads_factor(release: Release, case: ServedLayer) -> bool:
     # transformers' config class writes the trained length into scalings if the config has none
     filled = ("llama3",) if own_class else ("yarn", "llama3", "longrope")
     by_layer_type = case.by_layer_type or case.model_type in release.length["by_layer_type"]
-    return not by_layer_type and case.spec.scaling.name not in filled and TRAINED not in case.rope
+    return not (
+        by_layer_type or case.spec.scaling.name in filled or TRAINED in case.rope_with_nulls
+    )
 
 
-@_operation("refuse a null factor")
-def _null_factor(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The served length is multiplied by a factor that is null."""
-    nulls = {key for key, value in reading.case.rope_with_nulls.items() if value is None}
-    if "factor" in nulls and _reads_factor(release, reading.case):
-        reading.fail("refused: factor must be a number or absent, not null")
+def length_problem(release: Release, case: ServedLayer) -> str | None:
+    """Return why the engine cannot compute the length that it serves, None if it can."""
+    factor = _factor_of_length(release, case)
+    if isinstance(factor, int | float):
+        return None
+    return "refused: the served length is multiplied by factor, which must be a number"
 
 
 def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
@@ -516,5 +545,5 @@ def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
     return (
         case.limit_is_given
         and case.max_position is not None
-        and case.max_model_len > length_factor(release, case) * case.max_position
+        and case.max_model_len > _factor_of_length(release, case) * case.max_position
     )

@@ -103,8 +103,13 @@ def with_numbers(config: Config) -> Config:
 
 
 def lacks_needed(rope: Config) -> bool:
-    """Return whether a scaling lacks a number that it needs."""
-    return any(rope.get(key) is None for key in NEEDED.get(str(name_of(rope)), ()))
+    """Return whether a scaling lacks a key that it needs."""
+    return any(key not in rope for key in NEEDED.get(str(name_of(rope)), ()))
+
+
+def has_null_needed(rope: Config) -> bool:
+    """Return whether a key that a scaling needs is null."""
+    return any(rope.get(key, 0) is None for key in NEEDED.get(str(name_of(rope)), ()))
 
 
 def _is_number(value: Any) -> bool:
@@ -202,6 +207,21 @@ def has_two_ropes(config: Config) -> bool:
     return any(old[key] != new[key] for key in old.keys() & new.keys()) or (
         name_of(old) != name_of(new)
     )
+
+
+def has_one_rope_for_all(config: Config) -> bool:
+    """Return whether a family with a rope for each layer type has one in `rope_parameters`."""
+    layered = ("gemma3_text", "gemma3n_text", "olmo3", "modernbert", "modernbert-decoder")
+    return (
+        config.get("model_type") in layered
+        and bool(config.get("rope_parameters"))
+        and not ropes_by_layer_type(config)
+    )
+
+
+def lacks_rope(config: Config) -> bool:
+    """Return whether a family whose default rope is scaled has no rope, or an empty one."""
+    return family_of(config.get("model_type")).rope_required and not any(all_ropes(config))
 
 
 def is_float_length(value: Any) -> bool:

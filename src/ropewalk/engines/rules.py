@@ -271,7 +271,7 @@ def _release(
             if key in text
         }
         families = frozenset(_names(text.get("families", []), lists))
-        unread = tuple(text.get("unread", []))
+        unread = tuple(_with_families(row, lists) for row in text.get("unread", []))
         for row in unread:
             if row["reason"] not in REASONS or row.get("as", "integers") not in TAKEN_AS:
                 raise ValueError(f"unread: {row['reason']!r}, {row.get('as')!r} is not known")
@@ -316,10 +316,8 @@ def _rule(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Rule:
     row = {("is_" if key == "is" else key): value for key, value in row.items()}
     known = {each.name for each in fields(Rule)} - {"values"}
     given = {key: value for key, value in row.items() if key in known}
-    for key in ("family", "not_family"):
-        if key in given:
-            given[key] = frozenset(_names(given[key], lists))
-    for key in ("scaling", "not_scaling"):
+    given = _with_families(given, lists)
+    for key in ("family", "not_family", "scaling", "not_scaling"):
         if key in given:
             given[key] = frozenset(given[key])
     for key in ("when", "given", "lacks", "null"):
@@ -331,6 +329,12 @@ def _rule(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Rule:
         raise ValueError(f"when = {unknown[0]!r} is none of {', '.join(sorted(CONDITIONS))}")
     values = {key: value for key, value in row.items() if key not in known}
     return Rule(**given, values=values)
+
+
+def _with_families(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Return a row with the model types of its lists."""
+    keys = {key: _names(row[key], lists) for key in ("family", "not_family") if key in row}
+    return {**row, **keys}
 
 
 def _names(given: str | list[str], lists: Mapping[str, list[str]]) -> list[str]:

@@ -31,14 +31,32 @@ from ropewalk.engines.rope_faults import (
     without,
 )
 
-#: the rope that transformers' class of gpt_oss has if the config has none
-GPT_OSS = {
-    "rope_type": "yarn",
-    "factor": 32.0,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "truncate": False,
-    TRAINED: 4096,
+#: the rope that transformers' class of a family has if the config has none
+DEFAULT_ROPES: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        TRAINED: 4096,
+    },
+    "apertus": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        TRAINED: 8192,
+        "rope_theta": 12e6,
+    },
+    "gemma4_text": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
 
 #: values that no scaling accepts are replaced by these to apply the rules, and put back after them
@@ -62,6 +80,13 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
         return {**dict.fromkeys(names, "linear"), "factor": factor, **others}
 
     return change
+
+
+def _named(name: str) -> Callable[[Config], Config]:
+    """Return what gives the scaling of a rope another name."""
+    return lambda rope: {
+        key: name if key in ("rope_type", "type") else value for key, value in rope.items()
+    }
 
 
 def _magnitude(value: float) -> Callable[[Config], Config]:
@@ -148,6 +173,15 @@ def _theta_of(config: Config) -> float:
     return config.get("rope_theta") or family_of(config.get("model_type")).default("rope_theta")
 
 
+def _default_rope(config: Config) -> Config:
+    """Return the config with the rope of DEFAULT_ROPES; one for all layers that has no theta gets
+    the config's.
+    """
+    rope = DEFAULT_ROPES[str(config.get("model_type"))]
+    theta = {"rope_theta": _theta_of(config)} if "rope_type" in rope else {}
+    return {**config, "rope_parameters": theta | rope}
+
+
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
     """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
     fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
@@ -202,19 +236,23 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "complete": _complete,
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
-    "yarn where the name is unknown": _if(
-        has_unknown_name,
-        lambda rope: {
-            key: "yarn" if key in ("rope_type", "type") else value for key, value in rope.items()
-        },
+    "yarn where the name is unknown": _if(has_unknown_name, _named("yarn")),
+    # transformers' class does not add the trained length to it
+    "linear with its keys where the name is unknown": _if(has_unknown_name, _named("linear")),
+    "linear with its keys where there is no name": _if(
+        has_no_name, lambda rope: {"rope_type": "linear", **rope}
     ),
     "an unscaled rope": lambda config: {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
     },
-    "the default rope of gpt_oss": lambda config: {
+    "the default rope of the class": _default_rope,
+    "the default scaling of the class": lambda config: {
         **config,
-        "rope_parameters": {**GPT_OSS, "rope_theta": _theta_of(config)},
+        "rope_parameters": {
+            **DEFAULT_ROPES[str(config.get("model_type"))],
+            "rope_theta": _theta_of(config),
+        },
     },
     "unscaled where there is no name": _if(has_no_name, _unscaled),
     "placeholders": lambda config: with_ropes(config, with_placeholders),

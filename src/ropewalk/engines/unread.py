@@ -12,8 +12,7 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ropewalk.config.families import family_of
-from ropewalk.engines.case import LENGTH_KEYS, TRAINED, ropes_by_layer_type
+from ropewalk.engines.case import LENGTH_KEYS, TRAINED
 from ropewalk.engines.rope_faults import (
     BANDS,
     MAGNITUDES,
@@ -24,6 +23,8 @@ from ropewalk.engines.rope_faults import (
     below_zero,
     contradicts,
     has_no_name,
+    has_null_needed,
+    has_one_rope_for_all,
     has_two_ropes,
     has_unknown_name,
     has_wrong_lists,
@@ -35,6 +36,7 @@ from ropewalk.engines.rope_faults import (
     is_text_model,
     lacks_factors,
     lacks_needed,
+    lacks_rope,
     name_of,
     unknown_keys,
 )
@@ -58,11 +60,10 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "type contradicts rope_type in rope_parameters": lambda config: any(
         map(contradicts, all_ropes({"rope_parameters": config.get("rope_parameters")}))
     ),
-    "one rope in rope_parameters for several layer types": lambda config: (
-        config.get("model_type") in ("gemma3_text", "gemma3n_text", "olmo3", "modernbert")
-        and bool(config.get("rope_parameters"))
-        and not ropes_by_layer_type(config)
+    "one rope in rope_parameters for several layer types beside rope_scaling": lambda config: (
+        has_one_rope_for_all(config) and config.get("rope_scaling") is not None
     ),
+    "one rope in rope_parameters for several layer types": has_one_rope_for_all,
     "longrope without factors in rope_scaling": lambda config: lacks_factors(
         config, "rope_scaling"
     ),
@@ -92,9 +93,10 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         name_of(rope) == "llama3" and any(rope.get(key) is None for key in BANDS)
         for rope in all_ropes(config)
     ),
-    "no rope in a family whose default is scaled": lambda config: (
-        family_of(config.get("model_type")).rope_required and not all_ropes(config)
+    "empty rope_parameters in a family whose default is scaled": lambda config: (
+        lacks_rope(config) and config.get("rope_parameters") is not None
     ),
+    "no rope in a family whose default is scaled": lacks_rope,
     "magnitude below 0": lambda config: any(map(below_zero, all_ropes(config))),
     "rope without a rope_type": lambda config: any(map(has_no_name, all_ropes(config))),
     # vLLM has a scaling of this name
@@ -104,6 +106,9 @@ REASONS: dict[str, Callable[[Config], bool]] = {
         not lacks_factors(config, "rope_scaling")
         and not lacks_factors(config, "rope_parameters")
         and any(map(lacks_needed, all_ropes(config)))
+    ),
+    "null instead of a number that a scaling needs": lambda config: any(
+        map(has_null_needed, all_ropes(config))
     ),
     "factor below 1": lambda config: any(
         is_below_one(rope) and name_of(rope) != "dynamic" for rope in all_ropes(config)
@@ -148,6 +153,7 @@ USUAL = {
     "float length beside the rope": "integers",
     "type contradicts rope_type in rope_scaling": "rope_type alone",
     "type contradicts rope_type in rope_parameters": "rope_type alone",
+    "one rope in rope_parameters for several layer types beside rope_scaling": "no rope_parameters",
     "one rope in rope_parameters for several layer types": "no rope_parameters",
     "longrope without factors in rope_scaling": "no rope_scaling",
     "longrope without factors in rope_parameters": "no rope_parameters",
@@ -160,8 +166,10 @@ USUAL = {
     "rope_type ntk": "linear where the name is unknown",
     "text instead of an attention_factor": "numbers",
     "llama3 without one of its two frequency factors": "complete",
+    "empty rope_parameters in a family whose default is scaled": "an unscaled rope",
     "no rope in a family whose default is scaled": "an unscaled rope",
     "scaling without a number that it needs": "complete",
+    "null instead of a number that a scaling needs": "complete",
     "factor below 1": "placeholders",
     "factor below 1 in a dynamic rope": "placeholders",
     "beta_slow above beta_fast": "placeholders",
@@ -190,6 +198,7 @@ OTHER = {
     "magnitude below 0": "magnitude 3",
     "longrope without a trained length": "linear by 7",
     "scaling without a number that it needs": "linear by 7",
+    "null instead of a number that a scaling needs": "linear by 7",
     "longrope with factors for another number of pairs": "linear by 7",
 }
 

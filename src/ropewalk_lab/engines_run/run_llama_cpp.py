@@ -17,6 +17,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 from importlib.metadata import version
@@ -70,8 +71,7 @@ class Rotations:
         """
         node = pointer.contents
         if LIBRARY.ggml_op_desc(pointer) == b"ROPE":
-            name = node.name.decode()  # such as "Qcur-3 (view)" in layer 3
-            layer = int(name.rpartition("-")[2].split(" ")[0]) if "-" in name else None
+            layer = _layer_of(node)
             if ask:
                 self._overwrite(node)
             elif self.axis not in self.layers.setdefault(layer, {}):
@@ -99,22 +99,34 @@ class Rotations:
 
     def _read(self, node: llama.Tensor) -> tuple[Any, ...]:
         """Return the angle and the magnitude of each pair, the node's mode, and how many dimensions
-        it rotates.
+        it rotates, from which one on.
         """
         out = np.ctypeslib.as_array(
             ctypes.cast(node.data, ctypes.POINTER(ctypes.c_float)), (node.ne[0],)
         ).astype(np.float64)
         first, second = _pair_members(node)
         angles, magnitudes = np.arctan2(out[second], out[first]), np.hypot(out[second], out[first])
-        return angles, magnitudes, node.op_params[2], node.op_params[1]
+        return angles, magnitudes, *(node.op_params[index] for index in (2, 1, 15))
+
+
+def _layer_of(node: llama.Tensor) -> int | None:
+    """Return the layer that a node or one of its inputs names, such as 3 for "Qcur-3 (view)"."""
+    for _ in range(8):
+        named = re.search(r"-(\d+)", node.name.decode())
+        if named:
+            return int(named[1])
+        if not node.src[0]:
+            break
+        node = node.src[0].contents
+    return None
 
 
 def _pair_members(node: llama.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the first and of the second members of the pairs that a ROPE node
     rotates.
     """
-    width, mode = node.op_params[1], node.op_params[2]
-    return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width)
+    width, mode, start = (node.op_params[index] for index in (1, 2, 15))
+    return probe.members("half" if mode & (NEOX | MROPE) else "interleaved", width, start)
 
 
 def measure(row: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +159,7 @@ def _convert(folder: Path, target: Path) -> None:
         hparams = ModelBase.load_hparams(folder, False)
         model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
         model_class.set_vocab = _no_vocabulary
+        model_class.no_mtp = True  # a small model has no layers that predict further tokens
         model_class(folder, gguf.LlamaFileType.ALL_F32, target).write()
 
 
@@ -209,7 +222,7 @@ def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
     is the one that rotates it.
     """
     angles = np.array([recorded[0] for recorded in by_axis.values()])  # [axes, pairs]
-    _, magnitudes, mode, width = by_axis[0]
+    _, magnitudes, mode, width, start = by_axis[0]
     axis = np.abs(angles).argmax(axis=0)
     layout = "half" if mode & (NEOX | MROPE) else "interleaved"
     radians = angles[axis, np.arange(len(axis))]
@@ -219,7 +232,7 @@ def _rope(by_axis: dict[int, tuple[Any, ...]]) -> dict[str, Any]:
         "layout": layout,
         "layout_out": layout,
         "width": int(width),
-        "start": 0,
+        "start": int(start),
         "axis": axis.tolist(),
     }
 

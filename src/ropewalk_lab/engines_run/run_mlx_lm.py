@@ -88,7 +88,8 @@ def _matrix(rope: Any, size: int, length: int) -> np.ndarray:
         # [batch, heads, tokens, size]
         return np.array(rope(mx.eye(size)[None, :, None, :], offset=1)[0, :, 0]).T
     # a call takes seconds for a long sequence, and a model may have 64 layers that are alike
-    key = (type(rope), size, length, repr(sorted(vars(rope).items())))
+    arrays = {name: np.array(value).tolist() for name, value in rope.items()}  # a module is a dict
+    key = (type(rope), size, length, repr((sorted(vars(rope).items()), sorted(arrays.items()))))
     if key not in _WHOLE:
         _WHOLE.clear()
         _WHOLE[key] = _of_whole_sequences(rope, size, length)

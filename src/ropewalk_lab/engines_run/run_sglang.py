@@ -93,9 +93,17 @@ def measure(row: dict[str, Any]) -> dict[str, Any]:
             context_length=row.get("max_model_len"),
             attention_backend=_backend(row["config"]),
             disable_cuda_graph=True,
+            disable_radix_cache=True,  # models with a recurrent state need a GPU for it
         )
         _prepare(arguments)
         config = ModelConfig.from_server_args(arguments)
+        text = config.hf_text_config
+        for key in (
+            "linear_num_key_heads",
+            "linear_num_value_heads",
+        ):  # as its loader for CPUs does
+            if hasattr(text, key):
+                setattr(text, f"{key}_cpu", getattr(text, key))
         torch.set_default_dtype(torch.float32)
         model = _initialize_model(config, LoadConfig(load_format="dummy"))
         layers = rotary_modules.layers_of(
@@ -117,7 +125,7 @@ def _backend(config: dict[str, Any]) -> str:
     """
     return (
         "triton"
-        if config["model_type"] in ("gpt_oss", "exaone4", "gemma4_text")
+        if config["model_type"] in ("gpt_oss", "exaone4", "exaone_moe", "gemma4_text")
         else "torch_native"
     )
 
@@ -128,9 +136,9 @@ def _prepare(arguments: ServerArgs) -> None:
     """
     runtime_context.publish(arguments, role="scheduler", ranks=runtime_context.SpawnRanks(0))
     if not torch.distributed.is_initialized():
-        parallel_state.init_distributed_environment(
-            1, 0, "tcp://127.0.0.1:29512", 0, backend="gloo"
-        )
+        # a file, because a port may be in use
+        meeting = f"file://{tempfile.mkdtemp()}/ranks"
+        parallel_state.init_distributed_environment(1, 0, meeting, 0, backend="gloo")
         parallel_state.initialize_model_parallel(backend="gloo")
     dp_attention.initialize_dp_attention(arguments)
 

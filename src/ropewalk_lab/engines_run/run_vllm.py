@@ -61,7 +61,8 @@ def prepare() -> None:
         self.load_model_cls()
     )
     with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(1, 0, "tcp://127.0.0.1:29511", 0, backend="gloo")
+        meeting = f"file://{tempfile.mkdtemp()}/ranks"  # a port may be in use
+        init_distributed_environment(1, 0, meeting, 0, backend="gloo")
         initialize_model_parallel(1, 1)
 
 
