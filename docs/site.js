@@ -2,7 +2,8 @@
 // Without JavaScript everything is there, unfolded.
 const chinese = location.pathname.includes("/zh/");
 const ROWS = 12; // rows of a table that has no filter; a longer one shows the first ROWS - 2 of them
-const PARTS = 3; // parts of an entry of the API that are never folded: a paragraph, a list, a method
+const PARTS = 3, LONG = 4500; // parts of an entry of the API that fold; on a page of more pixels any part does
+const ANSWERS = "#faq section section"; // sections that fold below their heading
 
 const made = (name, properties) => Object.assign(document.createElement(name), properties);
 
@@ -20,7 +21,8 @@ const copies = (block) => {
 // a box that filters the rows of a table by words, and a button that shows all of them
 const filters = (table) => {
   const rows = [...table.querySelectorAll("tbody > tr")];
-  if (rows.length <= ROWS) return;
+  const listed = ["page", "页面"].includes(table.querySelector("th")?.textContent); // pages are there to be seen
+  if (rows.length <= ROWS || listed || table.querySelector("img")) return;
   const texts = rows.map((row) => row.textContent.toLowerCase());
   const hint = chinese ? `筛选 ${rows.length} 行` : `Filter ${rows.length} rows`;
   const box = made("input", { type: "search", className: "filter", placeholder: hint, ariaLabel: hint });
@@ -45,15 +47,25 @@ const filters = (table) => {
 };
 
 // the first paragraph of an entry of the API stays, the rest folds
-const folds = (entry) => {
+const folds = (entry, parts) => {
   const body = [...entry.children].find((child) => child.tagName === "DD");
   const rest = body ? [...body.children].slice(1) : [];
-  if (rest.length < PARTS) return;
+  if (rest.length < parts) return;
   const names = rest.flatMap((part) => [...part.querySelectorAll(":scope > dt .descname")].map((each) => each.textContent));
   const title = names.length ? names.slice(0, 8).join(", ") + (names.length > 8 ? ", …" : "") : "more";
   const details = made("details", {});
   details.append(made("summary", { textContent: title }), ...rest);
   body.append(details);
+};
+
+// the heading of a section stays, its text folds
+const answers = (section) => {
+  const [heading, ...rest] = section.children;
+  const details = made("details", {});
+  const summary = made("summary", {});
+  summary.append(heading);
+  details.append(summary, ...rest);
+  section.append(details);
 };
 
 // what an address names is unfolded
@@ -64,14 +76,19 @@ const reveal = () => {
     if (up.tagName === "DETAILS") up.open = true;
     if (up.reveal) up.reveal();
   }
-  if (target.tagName === "DT") target.parentElement.querySelector("details")?.setAttribute("open", "");
+  const own = target.tagName === "DT" ? target.parentElement : target;
+  own.querySelector(":scope > details, :scope > dd > details")?.setAttribute("open", "");
   target.scrollIntoView();
 };
 
 addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("div.highlight").forEach(copies);
   document.querySelectorAll("article table").forEach(filters);
-  document.querySelectorAll("article dl.py").forEach(folds);
+  const parts = document.documentElement.scrollHeight > LONG ? 1 : PARTS;
+  document.querySelectorAll("article dl.py").forEach((entry) => folds(entry, parts));
+  document.querySelectorAll(ANSWERS).forEach(answers);
+  const long = document.documentElement.scrollHeight > LONG && location.pathname.includes("/reference/");
+  if (long) document.querySelectorAll("article section > section").forEach(answers);
   reveal();
 });
 addEventListener("hashchange", reveal);
