@@ -28,7 +28,7 @@ author = "The ropewalk maintainers"
 release = version = rw.__version__
 
 sys.path.insert(0, str(Path(__file__).parent))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "chinese_search"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "chinese_search", "page_words"]
 html_search_language = "en+zh"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_dmath_allow_digits = False
@@ -39,7 +39,7 @@ DOCS = Path(__file__).parent
 
 html_theme = "furo"
 html_title = f"ropewalk {release}"
-html_static_path = ["site.css", "site.js"]
+html_static_path = ["site.css", "site.js", "search.js"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
