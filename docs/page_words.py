@@ -2,8 +2,9 @@
 
 Sphinx's own index says which pages have a word, not how often. Here each word of a page gets a
 weight by BM25: a word in the title, in the menu's name of the page, in its question or in a heading
-counts more often than one in its text, and one in a table or a measured block less. `search.js` reads the weights and ranks by them. Pages made
-from docstrings have none: they come after the others.
+counts more often than one in its text, and one in a table or a measured block less. `search.js`
+reads the weights and ranks by them. Pages made from docstrings have none: they come after the
+others.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ def _measured(doctree: Any) -> Iterator[Any]:
     for mark in doctree.findall(nodes.raw):
         if mark.astext().strip().endswith(": start -->"):
             after = mark.parent[mark.parent.index(mark) + 1 :]
-            yield from takewhile(lambda node: not node.astext().strip().endswith(": end -->"), after)
+            yield from takewhile(
+                lambda node: not node.astext().strip().endswith(": end -->"), after
+            )
 
 
 def _add(counts: Counter[str], text: str, times: float) -> None:
@@ -118,12 +121,19 @@ def write(app: Any, env: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     names = list(pages)
     words = {
-        word: [value for page, weight in found.items() if weight >= LEAST for value in (names.index(page), weight)]
+        word: [
+            value
+            for page, weight in found.items()
+            if weight >= LEAST
+            for value in (names.index(page), weight)
+        ]
         for word, found in weights(pages).items()
     }
     kept = {word: values for word, values in words.items() if values}
     menu = [env.menu_names.get(page, "") for page in names]
-    text = json.dumps({"pages": names, "menu": menu, "words": kept}, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(
+        {"pages": names, "menu": menu, "words": kept}, ensure_ascii=False, separators=(",", ":")
+    )
     (folder / WEIGHTS).write_text(f"var pageWords = {text};\n", encoding="utf-8")
 
 

@@ -86,7 +86,9 @@ def page(text: str, chosen: str = "") -> str:
 
     def made(block: re.Match[str]) -> str:
         wanted = block["name"].startswith(chosen)
-        return block["start"] + (MAKERS[block["name"]]() if wanted else block["text"]) + block["end"]
+        return (
+            block["start"] + (MAKERS[block["name"]]() if wanted else block["text"]) + block["end"]
+        )
 
     return MARKED.sub(made, text)
 
@@ -375,9 +377,7 @@ MAKERS: dict[str, Callable[[], str]] = {
         name: functools.partial(benchmark, file, table)
         for name, (file, table) in tables.TABLES.items()
     },
-    **{
-        name: functools.partial(benchmark, file, peers_table) for name, file in PEER_TABLES.items()
-    },
+    **{name: functools.partial(benchmark, file, peers_table) for name, file in PEER_TABLES.items()},
     **{
         f"lab-{name}": functools.partial(study_block, RESULTS / "lab" / name, count, published)
         for name, (count, published) in LAB.items()

@@ -98,7 +98,10 @@ def site(tmp_path_factory, request) -> Path:
         folder / "trees",
     ]
     if not request.config.getoption("--full"):
-        options += ["-D", "extensions=myst_parser,sphinx.ext.autodoc,mathml,chinese_search,page_words,short_menus"]
+        options += [
+            "-D",
+            "extensions=myst_parser,sphinx.ext.autodoc,mathml,chinese_search,page_words,short_menus",
+        ]
     command = [sys.executable, "-m", "sphinx", *options, DOCS, folder / "html"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(

@@ -44,7 +44,7 @@ MEASURE = """
   }
   return { height: document.documentElement.scrollHeight, cut };
 })()
-"""  # noqa: E501
+"""
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

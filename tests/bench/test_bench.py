@@ -3,7 +3,6 @@ rows.
 """
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np

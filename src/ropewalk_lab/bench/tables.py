@@ -1,4 +1,4 @@
-"""Markdown tables of docs/benchmarks.md, made from the rows in `results/`."""
+"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ MEMORY_OF = (
 )
 
 
-#: marker in docs/benchmarks.md -> (file in results/, function that makes the table)
+#: marker in docs/benchmarks*.md -> (file in results/, function that makes the table)
 TABLES = {
     "gpu": ("h200.jsonl", gpu_table),
     "decode": ("h200.jsonl", decode_table),
