@@ -41,6 +41,7 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "cpu_three_seeds_extend": (1, ()),
     "cpu_base": (2, ("base-ablation",)),
     "cpu_frequencies": (3, ()),
+    "h200_frequencies": (3, ()),
     "cpu_mlm_lengths": (1, ("roformer-stages",)),
     "cpu_decay": (1, ("unaliased-length",)),
     "h200_encodings": (1, ("glue", "alibi-extrapolation", "nope-causal")),

@@ -170,3 +170,9 @@ def test_every_table_is_on_a_page(monkeypatch):
 
     text = "".join(path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md"))
     assert [name for name in page_tables.MAKERS if f"<!-- {name}: start -->" not in text] == []
+
+
+def test_a_bar_in_a_cell_does_not_end_the_cell():
+    header, alignment, line = tables.markdown(["of", "|x|"], [["a", "1"]]).splitlines()
+    assert header == r"| of | \|x\| |"
+    assert alignment.count("|") == line.count("|") == 3

@@ -484,4 +484,7 @@ def _span(values: list[float], digits: int) -> str:
 def markdown(headers: list[str], lines: list[list[str]]) -> str:
     """Return a Markdown table; the first column is aligned left, the others right."""
     alignment = ["---"] + ["---:"] * (len(headers) - 1)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, alignment, *lines))
+    rows = (
+        [str(cell).replace("|", r"\|") for cell in cells] for cells in (headers, alignment, *lines)
+    )
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
