@@ -11,7 +11,7 @@ import torch
 
 from ropewalk import Rope
 from ropewalk.kernels.rotation.definition import rotate_vector
-from ropewalk_lab.bench import cases, chart, contenders, cpu, rows
+from ropewalk_lab.bench import cases, chart, contenders, cpu, rows, tables
 from ropewalk_lab.machine import machine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
