@@ -47,7 +47,7 @@ SPEED = re.compile(
     r"|(?:times|per cent) (?:faster|slower|quicker|as fast|of (?:a|the) (?:flat )?copy))"
 )
 #: where a claim's numbers come from: rows, the page of tables made of them, or a command to run
-SOURCE = re.compile(r"results/|benchmarks\.md|`(?:ropewalk|python|make) [\w-]")
+SOURCE = re.compile(r"results/|benchmarks[\w-]*\.md|`(?:ropewalk|python|make) [\w-]")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: a table that docs/tables.py wrote
 MADE = re.compile(
