@@ -22,9 +22,9 @@ from docutils import nodes
 from sphinx import addnodes
 
 #: how often a word counts, by where it stands
-TITLE, QUESTION, HEADING, TEXT, TABLE = 12, 4, 3, 1, 0.25
+TITLE, QUESTION, HEADING, TEXT, TABLE = 48, 16, 12, 4, 1
 #: BM25: how soon more of the same word stops to count, and how much long pages are held back
-SATURATION, LENGTH = 8.0, 0.5
+SATURATION, LENGTH = 8.0 * TEXT, 0.5
 #: weights below this are left out: they decide no rank
 LEAST = 0.5
 WEIGHTS = "page_words.js"
@@ -86,7 +86,7 @@ def _measured(doctree: Any) -> Iterator[Any]:
             )
 
 
-def _add(counts: Counter[str], text: str, times: float) -> None:
+def _add(counts: Counter[str], text: str, times: int) -> None:
     """Count the words of a text, `times` each."""
     language = EnglishAndChinese({})
     for word in language.split(text):
@@ -94,7 +94,7 @@ def _add(counts: Counter[str], text: str, times: float) -> None:
             counts[language.stem(word.lower())] += times
 
 
-def weights(pages: dict[str, tuple[dict[str, float], float]]) -> dict[str, dict[str, float]]:
+def weights(pages: dict[str, tuple[dict[str, int], int]]) -> dict[str, dict[str, float]]:
     """Return {word: {page: weight}} by BM25, from {page: (counts, length)}."""
     mean = sum(length for _, length in pages.values()) / max(1, len(pages))
     spread = Counter(word for counts, _ in pages.values() for word in counts)
@@ -103,7 +103,7 @@ def weights(pages: dict[str, tuple[dict[str, float], float]]) -> dict[str, dict[
         held = SATURATION * (1 - LENGTH + LENGTH * length / mean)
         for word, times in counts.items():
             rare = math.log(1 + (len(pages) - spread[word] + 0.5) / (spread[word] + 0.5))
-            weight = rare * times * (SATURATION + 1) / (times + held)
+            weight = rare * times * (SATURATION / TEXT + 1) / (times + held)
             found.setdefault(word, {})[page] = round(weight, 1)
     return found
 
