@@ -2,7 +2,8 @@
 Markdown.
 
 Each table of pages in `index.md` becomes a part of the menu, so a new page is one line there; its
-link text is the name in the menu. Each row in the table of `api.md` becomes a page made from the
+link text is the name in the menu. A table with the column `page` on another page becomes the menu
+below that page. Each row in the table of `api.md` becomes a page made from the
 docstrings of its modules, in the folder `reference`, which is written here and not committed; the
 public names are read from `ropewalk.__all__`. A name that several modules export is documented once
 and linked from the others. Dark pages show `x-dark.png` instead of `x.png`.
@@ -27,7 +28,7 @@ author = "The ropewalk maintainers"
 release = version = rw.__version__
 
 sys.path.insert(0, str(Path(__file__).parent))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "chinese_search"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "chinese_search", "page_words"]
 html_search_language = "en+zh"
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_dmath_allow_digits = False
@@ -38,7 +39,7 @@ DOCS = Path(__file__).parent
 
 html_theme = "furo"
 html_title = f"ropewalk {release}"
-html_static_path = ["site.css", "site.js"]
+html_static_path = ["site.css", "site.js", "search.js"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_copy_source = False
 html_show_sphinx = False
@@ -50,6 +51,8 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 110
 
 ROW_LINK = re.compile(r"^\| \[(?P<name>[^\]]+)\]\((?P<page>[\w/-]+)\.md\)", re.MULTILINE)
+#: how a table of the pages below a page begins
+PAGE_TABLE = "| page | its question |"
 ROW_MODULE = re.compile(
     r"^\| `(?P<module>ropewalk[\w.]*)` \| (?P<says>[^|]+) \| (?P<parts>[^|]*)\|$", re.MULTILINE
 )
@@ -73,6 +76,8 @@ def complete(app: Any, page: str, source: list[str]) -> None:
     text = re.sub(rf"\[(?P<text>[^\]]*)\]\({up}(?P<path>[^)#\s]+)\)", named_only, source[0])
     if page == "index":
         text = with_menu(text)
+    elif PAGE_TABLE in text:
+        text += "\n\n" + menu_part(text)
     if page == "api":
         text = with_reference(text)
     source[0] = text
@@ -88,14 +93,15 @@ def with_menu(text: str) -> str:
     title, *sections = re.split(r"^## ", text, flags=re.MULTILINE)
     menus = []
     for section in sections:
-        if pages := [f"{match['name']} <{match['page']}>" for match in ROW_LINK.finditer(section)]:
-            caption = section.splitlines()[0]
-            menus.append(
-                "\n".join(
-                    [":::{toctree}", ":hidden:", f":caption: {caption}", "", *pages, ":::", ""]
-                )
-            )
+        if ROW_LINK.search(section):
+            menus.append(menu_part(section, f":caption: {section.splitlines()[0]}"))
     return "## ".join([title, *sections]) + "\n\n" + "\n".join(menus)
+
+
+def menu_part(text: str, *options: str) -> str:
+    """Return the directive that puts the pages of a table into the menu."""
+    pages = [f"{match['name']} <{match['page']}>" for match in ROW_LINK.finditer(text)]
+    return "\n".join([":::{toctree}", ":hidden:", *options, "", *pages, ":::", ""])
 
 
 def with_reference(text: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from layout_picture import layouts  # beside this file
 from method_pictures import METHOD_PICTURES  # beside this file
 from PIL import Image
 
@@ -30,6 +31,11 @@ MULTIPLE = 4
 TUNED = {"h200_real_tune_200": "", "h200_real_tune_codes": ", codes"}
 IMAGES = Path(__file__).parent / "images"
 LOOKS = {"": Look(), "-dark": Look(dark=True)}
+#: pictures that Chinese pages show, drawn with Chinese words if a font has the glyphs
+CHINESE = ("clocks", "scalings", "precision", "coverage", "layouts")
+CHINESE_LOOKS = {
+    f"-zh{suffix}": Look(dark=look.dark, language="zh") for suffix, look in LOOKS.items()
+}
 
 
 def main() -> None:
@@ -48,8 +54,10 @@ def main() -> None:
         "Beam": Power(),
         "Inkling, 8192": LogAbove(),
     }
-    print(plots.save_reading(plots.View(), IMAGES / "reading.gif"))
-    for suffix, look in LOOKS.items():
+    for suffix in ("", "-zh"):
+        view = plots.View(look=(LOOKS | CHINESE_LOOKS)[suffix])
+        print(plots.save_reading(view, IMAGES / f"reading{suffix}.gif"))
+    for suffix, look in (LOOKS | CHINESE_LOOKS).items():
         drawn = {name: plots.draw(name, plots.View(look=look)) for name in plots.FIGURES}
         # two names stand for figures of their own on other pages
         renamed = {"clocks": "figure-clocks", "precision": "figure-precision"}
@@ -59,7 +67,12 @@ def main() -> None:
             "clocks": plots.clock_faces(clock_hands, (0, 1, 4, 64), look),
             "remapping": methods.distance_lines(remappings, 16383, trained=4096, look=look),
             "temperature": methods.temperature_lines(factors, 65536, look),
+            "layouts": layouts(look),
         }
+        if suffix in CHINESE_LOOKS:
+            for name in CHINESE:
+                print(reduced(plots.save(pictures[name], IMAGES / f"{name}{suffix}.png")))
+            continue
         pictures |= {f"method-{name}": draw(look) for name, draw in METHOD_PICTURES.items()}
         for name, figure in pictures.items():
             print(reduced(plots.save(figure, IMAGES / f"{name}{suffix}.png")))
@@ -78,7 +91,7 @@ def draw_further(run: Path, folder: Path) -> None:
     """
     measured, facts = read_study(run)
     shown = [row for row in measured if row["factor"] == MULTIPLE]
-    for suffix, look in LOOKS.items():
+    for suffix, look in (LOOKS | CHINESE_LOOKS).items():
         print(reduced(plots.save(picture(shown, facts, look), folder / f"further{suffix}.png")))
 
 

@@ -1,14 +1,18 @@
 """Write the tables of the documentation between their markers: `python docs/tables.py`.
 
-The encodings are measured now; benchmarks are read from `results/`, with their charts.
+A marker may stand on any page: `<!-- name: start -->`, then `<!-- name: end -->`. The encodings are
+measured now; everything else is read from `results/`, with its charts.
 """
 
 from __future__ import annotations
 
+import functools
+import html
 import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "cpu_three_seeds_extend": (1, ()),
     "cpu_base": (2, ("base-ablation",)),
     "cpu_frequencies": (3, ()),
+    "h200_frequencies": (3, ()),
     "cpu_mlm_lengths": (1, ("roformer-stages",)),
     "cpu_decay": (1, ("unaliased-length",)),
     "h200_encodings": (1, ("glue", "alibi-extrapolation", "nope-causal")),
@@ -60,35 +65,38 @@ LAB: dict[str, tuple[int, tuple[str, ...]]] = {
     "h200_real_tune_codes_large_rate": (1, ()),
     "h200_real_precision": (1, ()),
     "h200_real_kv": (1, ()),
+    "cpu_real_kv": (1, ()),
     "cpu_relative": (1, ()),
     "cpu_linear": (2, ("roformer-linear",)),
     "cpu_precision": (1, ()),
 }
 #: verdicts of tests/interop/family_walk.py that may be committed
 FAMILY_VERDICTS = ("equal", "refused", "no rotation", "unused", "not built")
-#: studies on a pretrained model, and what the tutorial says where there are no rows yet
-REAL = ("real_extend", "real_passkey", "real_tune", "real_precision", "real_kv")
-TUTORIALS = {
-    "tutorial.md": "Not yet measured on a GPU; run `ropewalk lab run {} --preset gpu`.",
-    # full-width punctuation is right in Chinese
-    "zh/tutorial.md": "尚未在 GPU 上测量；请运行 `ropewalk lab run {} --preset gpu`。",  # noqa: RUF001
-}
 #: what `ropewalk fit` measured on SmolLM2
 FIT = "h200_fit"
-START, END = "<!-- {}: start -->\n", "<!-- {}: end -->"
+#: claims of a study that are shown at once; more are folded
+CLAIMS = 6
+MARKED = re.compile(
+    r"^(?P<start><!-- (?P<name>[\w-]+): start -->\n)(?P<text>.*?)(?P<end>^<!-- (?P=name): end -->)",
+    re.MULTILINE | re.DOTALL,
+)
 
 
-def filled(text: str, name: str, table: str) -> str:
-    """Return the page with the text between the markers of `name` replaced."""
-    start, end = START.format(name), END.format(name)
-    return text[: text.index(start) + len(start)] + table + text[text.index(end) :]
+def page(text: str, chosen: str = "") -> str:
+    """Return a page with the text between all markers, or those that begin with `chosen`, made anew."""
+
+    def made(block: re.Match[str]) -> str:
+        wanted = block["name"].startswith(chosen)
+        return (
+            block["start"] + (MAKERS[block["name"]]() if wanted else block["text"]) + block["end"]
+        )
+
+    return MARKED.sub(made, text)
 
 
-def benchmark_page(text: str) -> str:
-    """Return the benchmark page with every table made from the committed rows."""
-    for name, (file, table) in tables.TABLES.items():
-        text = filled(text, name, table(rows.read(RESULTS / file)))
-    return text
+def benchmark(file: str, table: Callable[[list[dict[str, Any]]], str]) -> str:
+    """Return one benchmark table from its committed rows."""
+    return table(rows.read(RESULTS / file))
 
 
 def peers_table(measured: list[dict[str, Any]]) -> str:
@@ -121,29 +129,24 @@ def _over_copy(runs: list[dict[str, Any]]) -> str:
     return f"{sum(row['us'] / row['copy_us'] for row in runs) / len(runs):.2f}" if runs else "-"
 
 
-def peers_page(text: str) -> str:
-    """Return the page about peers with its tables made from the committed rows."""
-    for name, file in PEER_TABLES.items():
-        text = filled(text, name, peers_table(rows.read(RESULTS / file)))
-    return text
-
-
 def study_block(folder: Path, count: int, published: tuple[str, ...]) -> str:
     """Return the first `count` tables of a study, from its committed rows, others' results, and the
     verdict on each claim.
     """
     measured, facts = read_study(folder)
-    page = STUDIES[facts["study"]].findings(measured, facts)
+    found = STUDIES[facts["study"]].findings(measured, facts)
     parts = [
         tables.markdown(list(table.columns), [list(row) for row in table.rows])
-        for table in page.tables[:count]
+        for table in found.tables[:count]
     ]
-    for table in compared(published, page):
-        note = f"{table.title}. {table.note}"
-        parts.append(
-            f"{note}\n\n{tables.markdown(list(table.columns), [list(row) for row in table.rows])}"
-        )
-    claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in page.claims]
+    for table in compared(published, found):
+        shown = tables.markdown(list(table.columns), [list(row) for row in table.rows])
+        parts.append(folded(table.title, f"{table.note}\n\n{shown}"))
+    claims = [f"- {claim.text}: **{claim.verdict}** ({claim.evidence})." for claim in found.claims]
+    if len(claims) > CLAIMS:
+        counts = Counter(claim.verdict for claim in found.claims)
+        title = ", ".join(f"{verdict} {count}" for verdict, count in counts.items())
+        claims = [folded(f"{len(claims)} claims: {title}", "\n".join(claims) + "\n")]
     machine, seeds = facts["machine"], facts["seeds"]
     where = (
         f"{seeds} seed{'s' if seeds > 1 else ''}, {machine['device']}, torch {machine['torch']}, "
@@ -152,10 +155,13 @@ def study_block(folder: Path, count: int, published: tuple[str, ...]) -> str:
     return "\n".join([*parts, *claims, "", where]) + "\n"
 
 
-def guide_page(text: str) -> str:
-    """Return the page with the guide: each recommendation, its reason, and what the committed runs
-    measured.
-    """
+def folded(title: str, text: str) -> str:
+    """Return text that is shown when its title is clicked; the text is Markdown."""
+    return f"<details><summary>{html.escape(title)}</summary>\n\n{text}\n</details>\n"
+
+
+def guide() -> str:
+    """Return the guide: each recommendation, its reason, and what the committed runs measured."""
     measured = evidence(read_results(RESULTS / "lab"))
     lines = ["| use | start with | because | measured |", "|---|---|---|---|"]
     lines += [
@@ -165,7 +171,7 @@ def guide_page(text: str) -> str:
         )
         for use in GUIDE
     ]
-    return filled(text, "guide", "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def _runs(use: str) -> str:
@@ -178,52 +184,39 @@ def _code(text: str) -> str:
     return re.sub(r'(\b[\w.]+\([\w, ]*\)|\baxes\.\w+|"\w+")', r"`\1`", text)
 
 
-def lab_page(text: str) -> str:
-    """Return the page of the lab's results with its tables made from the committed rows."""
-    for name, (count, published) in LAB.items():
-        text = filled(text, name, study_block(RESULTS / "lab" / name, count, published))
-    return text
-
-
-def families_page(text: str) -> str:
-    """Return the page about families with its tables made from the committed rows."""
+def _families() -> list[dict[str, Any]]:
+    """Return the committed rows about families, in the order of their verdicts."""
     walked = rows.read(RESULTS / "families.jsonl")
-    by_verdict = {
-        verdict: [row for row in walked if row["verdict"] == verdict] for verdict in FAMILY_VERDICTS
-    }
-    count = ", ".join(f"{len(by_verdict[verdict])} {verdict}" for verdict in FAMILY_VERDICTS)
-    text = filled(
-        text,
-        "families-summary",
-        f"transformers {walked[0]['transformers']}, {len(walked)} families: {count}.\n",
-    )
-    columns = ["family", "class", "outputs differ by", "gradients differ by", "greedy tokens"]
-    cells = [
-        [
-            row["family"],
-            row["class"],
-            f"{row['outputs']:.0e}",
-            f"{row['gradients']:.0e}",
-            "the same" if row["tokens"] else "-",
-        ]
-        for row in by_verdict["equal"]
-    ]
-    text = filled(text, "families-equal", tables.markdown(columns, cells))
-    for verdict in ("refused", "not built"):
-        lines = "".join(
-            f"- `{row['family']}`: {row['reason'].removeprefix('LookupError: ')}\n"
-            for row in by_verdict[verdict]
-        )
-        text = filled(text, f"families-{verdict.replace(' ', '-')}", lines)
-    for verdict in ("no rotation", "unused"):
-        names = ", ".join(f"`{row['family']}`" for row in by_verdict[verdict])
-        text = filled(text, f"families-{verdict.replace(' ', '-')}", f"{names}.\n")
-    return text
+    return sorted(walked, key=lambda row: FAMILY_VERDICTS.index(row["verdict"]))
 
 
-def engines_page(text: str) -> str:
-    """Return the page about engines: how many cells each computes as their spec says, and every
-    config with every engine.
+def families_summary() -> str:
+    """Return how many families have each verdict."""
+    walked = _families()
+    counts = Counter(row["verdict"] for row in walked)
+    count = ", ".join(f"{counts[verdict]} {verdict}" for verdict in FAMILY_VERDICTS)
+    return f"transformers {walked[0]['transformers']}, {len(walked)} families: {count}.\n"
+
+
+def families_all() -> str:
+    """Return the table of all families: equal ones with their differences, others with a reason."""
+    lines = ["| family | verdict | class | what was found |", "|---|---|---|---|"]
+    for row in _families():
+        if row["verdict"] == "equal":
+            tokens = ", the same greedy tokens" if row["tokens"] else ""
+            found = f"outputs differ by {row['outputs']:.0e}, gradients by {row['gradients']:.0e}"
+            found += tokens
+        else:
+            found = (row.get("reason") or "").removeprefix("LookupError: ")
+            found = re.sub(r"([\\|*_<\[\]`])", r"\\\1", found)
+        lines.append(f"| {row['family']} | {row['verdict']} | {row.get('class') or ''} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
+@functools.cache
+def engine_blocks() -> dict[str, str]:
+    """Return the tables of the pages about engines: how many cells each computes as their spec says,
+    and every config with every engine.
     """
     measured = rows.read(RESULTS / "engines.jsonl")
     engines = list(dict.fromkeys(row["engine"] for row in measured))
@@ -275,12 +268,9 @@ def engines_page(text: str) -> str:
             f"| {row['seed']} | {row['engine']} {row['version']} | "
             f"{' | '.join(str(row[kind]) for kind in kinds)} |"
         )
-    for kind in ("mistakes", "recent"):
-        text = filled(text, f"engines-{kind}", _counts(f"draw_{kind}"))
-    text = filled(text, "engines-draws", "\n".join(draws) + "\n")
-    text = filled(text, "engines-releases", "\n".join(releases) + "\n")
-    text = filled(text, "engines-summary", "\n".join(summary) + "\n")
-    return filled(text, "engines-matrix", "\n".join(lines) + "\n")
+    made = {"summary": summary, "matrix": lines, "releases": releases, "draws": draws}
+    blocks = {f"engines-{name}": "\n".join(each) + "\n" for name, each in made.items()}
+    return blocks | {f"engines-{kind}": _counts(f"draw_{kind}") for kind in ("mistakes", "recent")}
 
 
 def _counts(draw: str) -> str:
@@ -317,8 +307,9 @@ def _engine_cell(row: dict[str, Any]) -> str:
 OUTCOMES = ("differs", "refuses", "agrees", "not expressible")
 
 
-def stacks_page(text: str) -> str:
-    """Return the page about stacks: the counts of each, what differs and why, and every group."""
+@functools.cache
+def stack_blocks() -> dict[str, str]:
+    """Return the tables about stacks: the counts of each, what differs and why, and every group."""
     measured = json.loads((RESULTS / "stacks.json").read_text(encoding="utf-8"))
     ran = [row for row in measured if "cells" in row]
     summary = [
@@ -359,9 +350,8 @@ def stacks_page(text: str) -> str:
         }
         words = [next((o for o in OUTCOMES if o in of_group[name]), "") for name in names]
         matrix.append(f"| {row['stack']} | {' | '.join(words)} |")
-    text = filled(text, "stacks-summary", "\n".join(summary) + "\n")
-    text = filled(text, "stacks-because", "\n".join(reasons) + "\n")
-    return filled(text, "stacks-groups", "\n".join(matrix) + "\n")
+    made = {"summary": summary, "because": reasons, "groups": matrix}
+    return {f"stacks-{name}": "\n".join(each) + "\n" for name, each in made.items()}
 
 
 def _stack_cell(cell: dict[str, Any]) -> str:
@@ -397,55 +387,45 @@ def fit_block(folder: Path) -> str:
     )
 
 
-def tutorial_page(text: str, missing: str) -> str:
-    """Return a tutorial with the tables of every study on a pretrained model; `missing` stands
-    where a GPU has no rows.
-    """
-    fitted = RESULTS / "lab" / FIT
-    parts = [f"### fit\n\n{fit_block(fitted)}"] if fitted.exists() else []
-    for study in REAL:
-        parts.append(f"### {study}\n\n{STUDIES[study].about}\n")
-        folders = [RESULTS / "lab" / f"{machine}_{study}" for machine in ("h200", "cpu")]
-        runs = [folder for folder in folders if folder.exists()]
-        for folder in runs:
-            notes = "\n".join(
-                f"{table.title}. {table.note}"
-                for table in STUDIES[study].findings(*read_study(folder)).tables
-            )
-            parts.append(f"{notes}\n\n{study_block(folder, 4, ())}")
-        if not any(folder.name.startswith("h200") for folder in runs):
-            parts.append(missing.format(study) + "\n")
-    return filled(text, "real-models", "\n" + "\n".join(parts) + "\n")
+#: marker -> function that returns the text between it and its end
+MAKERS: dict[str, Callable[[], str]] = {
+    **{
+        name: functools.partial(benchmark, file, table)
+        for name, (file, table) in tables.TABLES.items()
+    },
+    **{name: functools.partial(benchmark, file, peers_table) for name, file in PEER_TABLES.items()},
+    **{
+        f"lab-{name}": functools.partial(study_block, RESULTS / "lab" / name, count, published)
+        for name, (count, published) in LAB.items()
+    },
+    "families-summary": families_summary,
+    "families-all": families_all,
+    **{
+        f"engines-{name}": lambda name=name: engine_blocks()[f"engines-{name}"]
+        for name in ("summary", "matrix", "releases", "draws")
+    },
+    **{
+        f"stacks-{name}": lambda name=name: stack_blocks()[f"stacks-{name}"]
+        for name in ("summary", "because", "groups")
+    },
+    "fit": functools.partial(fit_block, RESULTS / "lab" / FIT),
+    "guide": guide,
+    "comparison": lambda: as_markdown(compare()),
+}
 
 
 def main() -> None:
-    """Rewrite the pages and charts, and print their paths; with the argument `engines` or `stacks`
-    only that page.
+    """Rewrite the tables of all pages, and print the pages that changed; then the charts. With an
+    argument, only tables whose marker begins with it, and no chart.
     """
-    stacks = DOCS / "stacks.md"
-    stacks.write_text(stacks_page(stacks.read_text(encoding="utf-8")), encoding="utf-8")
-    if sys.argv[1:] == ["stacks"]:
-        print(stacks)
+    chosen = sys.argv[1] if sys.argv[1:] else ""
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (made := page(text, chosen)) != text:
+            path.write_text(made, encoding="utf-8")
+            print(path)
+    if chosen:
         return
-    engines = DOCS / "engines.md"
-    engines.write_text(engines_page(engines.read_text(encoding="utf-8")), encoding="utf-8")
-    if sys.argv[1:] == ["engines"]:
-        print(engines)
-        return
-    names = ("encodings", "benchmarks", "peers", "lab-results", "inspect", "families")
-    encodings, benchmarks, peers, lab, inspect, families = (DOCS / f"{name}.md" for name in names)
-    inspect.write_text(guide_page(inspect.read_text(encoding="utf-8")), encoding="utf-8")
-    families.write_text(families_page(families.read_text(encoding="utf-8")), encoding="utf-8")
-    lab.write_text(lab_page(lab.read_text(encoding="utf-8")), encoding="utf-8")
-    encodings.write_text(
-        filled(encodings.read_text(encoding="utf-8"), "comparison", as_markdown(compare())),
-        encoding="utf-8",
-    )
-    benchmarks.write_text(benchmark_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
-    peers.write_text(peers_page(peers.read_text(encoding="utf-8")), encoding="utf-8")
-    tutorials = {DOCS / name: missing for name, missing in TUTORIALS.items()}
-    for page, missing in tutorials.items():
-        page.write_text(tutorial_page(page.read_text(encoding="utf-8"), missing), encoding="utf-8")
     from pictures import reduced  # beside this file
 
     gpu, cpu, projection = charts = [
@@ -456,9 +436,7 @@ def main() -> None:
     chart.projection_chart(rows.read(RESULTS / "h200_projection.jsonl"), projection)
     for picture in charts:
         reduced(picture)
-    print(
-        encodings, benchmarks, peers, lab, inspect, families, engines, *tutorials, *charts, sep="\n"
-    )
+    print(*charts, sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ import functools
 import http.server
 import importlib
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,6 +28,10 @@ from short_menus import WITH_MENU
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "tools"))
+
+import site_screens  # noqa: E402
+
 #: without the pages that the site makes from docstrings
 PAGES = sorted(file for file in DOCS.rglob("*.md") if file.parent.name != "reference")
 missing = [
@@ -40,7 +47,7 @@ SPEED = re.compile(
     r"|(?:times|per cent) (?:faster|slower|quicker|as fast|of (?:a|the) (?:flat )?copy))"
 )
 #: where a claim's numbers come from: rows, the page of tables made of them, or a command to run
-SOURCE = re.compile(r"results/|benchmarks\.md|`(?:ropewalk|python|make) [\w-]")
+SOURCE = re.compile(r"results/|benchmarks[\w-]*\.md|`(?:ropewalk|python|make) [\w-]")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: a table that docs/tables.py wrote
 MADE = re.compile(
@@ -51,16 +58,10 @@ MADE = re.compile(
 WIDTHS = (390, 1280, 1600)
 #: pages with long lines, wide tables, pictures, signatures and Chinese text; --full opens every
 #: page
-SAMPLE = tuple(page for page in WITH_MENU if page != "start")
-#: what sticks out of the page, and code blocks whose lines are cut off
-FAULTS = """
-(() => {
-  const wide = document.documentElement.scrollWidth > innerWidth + 1 ? [`page ${document.documentElement.scrollWidth}`] : [];
-  const cut = [...document.querySelectorAll('pre')].filter((pre) => pre.scrollWidth > pre.clientWidth + 1
-    && !['auto', 'scroll'].includes(getComputedStyle(pre).overflowX)).map((pre) => pre.innerText.slice(0, 60));
-  return [...wide, ...cut];
-})()
-"""  # noqa: E501
+SAMPLE = (
+    *(page for page in WITH_MENU if page != "start"),
+    *("api", "families", "results-pretrained", "scalings"),
+)
 
 
 class Links(HTMLParser):
@@ -97,7 +98,10 @@ def site(tmp_path_factory, request) -> Path:
         folder / "trees",
     ]
     if not request.config.getoption("--full"):
-        options += ["-D", "extensions=myst_parser,sphinx.ext.autodoc,mathml,short_menus"]
+        options += [
+            "-D",
+            "extensions=myst_parser,sphinx.ext.autodoc,mathml,chinese_search,page_words,short_menus",
+        ]
     command = [sys.executable, "-m", "sphinx", *options, DOCS, folder / "html"]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(
@@ -144,9 +148,8 @@ def test_names_in_the_menu_are_short(site):
     names = re.findall(
         r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
     )
-    assert (
-        len(names) >= len([page for page in PAGES if page.parent.name != "methods"]) - 1
-    )  # methods are a level below
+    listed = re.findall(r"^\| \[", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(names) == len(listed)
     assert [name for name in names if len(name) > 24] == []
 
 
@@ -336,8 +339,10 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
         for name in every if full else SAMPLE:
             for width in WIDTHS:
                 show(name, width)
-                if found := browser.js(FAULTS):
-                    faults[name, width] = found
+                seen = browser.js(site_screens.MEASURE)
+                screens = seen["height"] / site_screens.SCREEN
+                if seen["cut"] or screens > site_screens.MOST:
+                    faults[name, width] = (screens, seen["cut"])
         assert faults == {}
         show("start", 390)
         menu = "document.querySelector('.sidebar-drawer').getBoundingClientRect()"
@@ -350,6 +355,29 @@ def test_pages_fit_every_screen_and_the_menu_opens(site, address, full, tmp_path
         )
     finally:
         browser.close()
+
+
+@needs_sphinx
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@pytest.mark.parametrize("language", ["english", "chinese"])
+def test_the_search_finds_the_right_page_first(site, language):
+    """The site's own search on the site's own index, for what people may ask."""
+    asked = tomllib.loads((ROOT / "tests" / "search_queries.toml").read_text(encoding="utf-8"))
+    assert len(asked[language]) >= 30
+    done = subprocess.run(
+        ["node", str(ROOT / "tests" / "site_search.js"), str(site)],
+        input=json.dumps(list(asked[language])),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [pages[0][0] if pages else None for pages in json.loads(done.stdout)]
+    wrong = {
+        query: (page, first)
+        for (query, page), first in zip(asked[language].items(), found, strict=True)
+        if first != page
+    }
+    assert wrong == {}
 
 
 def test_every_public_name_has_a_docstring():
@@ -402,11 +430,3 @@ def test_a_claim_of_speed_is_recognised(claim):
 )
 def test_a_size_or_a_count_is_no_claim_of_speed(text):
     assert not SPEED.search(text)
-
-
-def test_the_page_about_peers_shows_the_committed_rows():
-    spec = importlib.util.spec_from_file_location("docs_tables", DOCS / "tables.py")
-    tables = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tables)
-    text = (DOCS / "peers.md").read_text(encoding="utf-8")
-    assert tables.peers_page(text) == text, "run python docs/tables.py"

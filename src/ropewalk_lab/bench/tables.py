@@ -1,4 +1,4 @@
-"""Markdown tables of docs/benchmarks.md, made from the rows in `results/`."""
+"""Markdown tables of docs/benchmarks*.md, made from the rows in `results/`."""
 
 from __future__ import annotations
 
@@ -442,7 +442,7 @@ MEMORY_OF = (
 )
 
 
-#: marker in docs/benchmarks.md -> (file in results/, function that makes the table)
+#: marker in docs/benchmarks*.md -> (file in results/, function that makes the table)
 TABLES = {
     "gpu": ("h200.jsonl", gpu_table),
     "decode": ("h200.jsonl", decode_table),
@@ -484,4 +484,7 @@ def _span(values: list[float], digits: int) -> str:
 def markdown(headers: list[str], lines: list[list[str]]) -> str:
     """Return a Markdown table; the first column is aligned left, the others right."""
     alignment = ["---"] + ["---:"] * (len(headers) - 1)
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, alignment, *lines))
+    rows = (
+        [str(cell).replace("|", r"\|") for cell in cells] for cells in (headers, alignment, *lines)
+    )
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
