@@ -402,7 +402,7 @@ MAKERS: dict[str, Callable[[], str]] = {
     "families-all": families_all,
     **{
         f"engines-{name}": lambda name=name: engine_blocks()[f"engines-{name}"]
-        for name in ("summary", "matrix", "releases", "draws")
+        for name in ("summary", "matrix", "releases", "draws", "mistakes", "recent")
     },
     **{
         f"stacks-{name}": lambda name=name: stack_blocks()[f"stacks-{name}"]

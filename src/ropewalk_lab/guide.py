@@ -229,7 +229,7 @@ EVIDENCE: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
     ),
     "long documents, trained model, fine-tuning": (("h200_extend",), _fine_tuned),
     "code and retrieval": (
-        ("h200_passkey", "cpu_precision", "h200_real_precision", "cpu_frequencies"),
+        ("h200_passkey", "cpu_precision", "h200_real_precision", "h200_frequencies"),
         _retrieval,
     ),
     "images and other grids": (("h200_multimodal",), _images),

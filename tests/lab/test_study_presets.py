@@ -42,6 +42,7 @@ RUNS: dict[str, set[str]] = {
     "h200_base": set(),
     "h200_encodings": set(),
     "h200_extend": {"tuned_factors"},
+    "h200_frequencies": {"changes"},
     "h200_matching": {"seeds"},
     "h200_migrate": set(),
     "h200_mlm_lengths": {"changes", "stages"},

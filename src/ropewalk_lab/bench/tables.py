@@ -172,6 +172,46 @@ def qkv_table(rows: list[Row]) -> str:
     return markdown(["tokens", "product alone", *ways], lines)
 
 
+def qkv_shapes_table(rows: list[Row]) -> str:
+    """Return a table of what `qkv_norm_rope` adds to the QKV product: a line for each model, a
+    column for each number of tokens.
+    """
+    rows = [r for r in rows if r["what"] == "qkv shapes"]
+    over = {(r["shape"], r["rows"]): f"{r['over_percent']:+.0f}" for r in rows}
+    models = {r["shape"]: r for r in rows}
+    counts = list(dict.fromkeys(r["rows"] for r in rows))
+    lines = []
+    for name, r in models.items():
+        parts = [word for word in ("norm", "bias") if r[word]]
+        shape = f"{r['hidden']}, {r['q_heads']}/{r['k_heads']} x {r['head_dim']}"
+        tuned = "yes" if r["tuned"] else "no"
+        sizes = ", ".join((shape, *parts))
+        lines.append([name, sizes, tuned, *(over[name, count] for count in counts)])
+    return markdown(["model", "shape", "tuned", *(f"{count:,}" for count in counts)], lines)
+
+
+def contexts_table(rows: list[Row]) -> str:
+    """Return a table of decode steps by the length of the context, and their share of three
+    limits.
+    """
+    latest = {(r["shape"], r["prompt"]): r for r in rows if r["what"] == "generate, by context"}
+    lines = [
+        [
+            r["shape"].removesuffix(" shape"),
+            f"{r['prompt']:,}",
+            f"{r['step_ms']:.2f} ms",
+            *(f"{r[f'percent_of_{limit}']:.0f} %" for limit in ("limit", "read", "nominal")),
+        ]
+        for r in latest.values()
+    ]
+    rates = next(iter(latest.values()))
+    headers = [
+        f"{name}, {rates[f'{key}_GBps'] / 1000:.1f} TB/s"
+        for name, key in (("of a copy", "copy"), ("of reading", "read"), ("nominal", "nominal"))
+    ]
+    return markdown(["model", "prompt", "step", *headers], lines)
+
+
 def generation_table(rows: list[Row]) -> str:
     """Return a table of generation: steps per second, their share of what the memory's speed
     allows, time to the first token.
@@ -449,6 +489,8 @@ TABLES = {
     "variants": ("h200.jsonl", variant_table),
     "fused": ("h200.jsonl", fused_table),
     "qkv": ("h200_projection.jsonl", qkv_table),
+    "qkv_shapes": ("h200_projection.jsonl", qkv_shapes_table),
+    "contexts": ("h200_decode.jsonl", contexts_table),
     "generation": ("h200_decode.jsonl", generation_table),
     "other_models": ("h200_decode.jsonl", other_models_table),
     "attention": ("h200.jsonl", attention_table),
