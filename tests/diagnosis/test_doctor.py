@@ -218,6 +218,19 @@ def test_flags_and_patch_give_the_corrected_config(broken, tmp_path):
     assert json.loads(path.read_text()) == found.corrected
 
 
+@pytest.mark.parametrize("indent", [2, 4])
+@pytest.mark.parametrize("end", ["", "\n"], ids=["no newline", "newline"])
+def test_a_patch_keeps_the_indent_and_the_end_of_the_file(indent, end, tmp_path):
+    config = {**LLAMA, "rope_scaling": {**YARN, "factor": "4,0"}}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config, indent=indent) + end)
+    found = rw.doctor(path)
+    command = ["git", "apply", "--unsafe-paths", "-p1", "-"]
+    done = subprocess.run(command, input=found.patch, text=True, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert path.read_text() == json.dumps(found.corrected, indent=indent) + end
+
+
 def test_flags_of_llama_cpp():
     flags = rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"}), length=8192).flags
     expected = "--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 2048 --rope-freq-base 500000"

@@ -260,7 +260,9 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
 
 
 def _lenient(path: Path, duplicates: dict[str, list[Any]]) -> dict[str, Any]:
-    """Return the object of a file that has NaN, or a key twice; record such keys."""
+    """Return the object of a file that has NaN or a key twice; put every key that occurs more than
+    once, with its values, into `duplicates`.
+    """
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         """Return a JSON object as a dict, and record the keys that it has more than once."""

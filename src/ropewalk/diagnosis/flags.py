@@ -101,12 +101,16 @@ def patch(old: Mapping[str, Any], new: Mapping[str, Any], text: str | None, name
     if same(old, new):
         return ""
     before, after = _lines(old, 2), _lines(new, 2)
-    if text is not None and text != before:
-        before, after = text, _lines(new, 4) if text == _lines(old, 4) else after
+    if text is not None:
+        if text.rstrip() == _lines(old, 4).rstrip():
+            after = _lines(new, 4)
+        before, after = text, after if text.endswith("\n") else after.rstrip()
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"a/{name}", f"b/{name}", lineterm=""
+        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
     )
-    return "\n".join(lines) + "\n"
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
 
 
 def _lines(config: Mapping[str, Any], indent: int) -> str:

@@ -13,7 +13,7 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: scalings that cover trained length x factor
 STATIC = ("yarn", "linear")
-#: lengths within this part of each other are one: 40,960 tokens are served with factors for 32,768
+#: lengths that differ by at most this share count as equal, since configs round lengths and factors
 SAME_LENGTH = 0.02
 
 

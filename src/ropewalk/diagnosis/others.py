@@ -18,7 +18,7 @@ from ropewalk.diagnosis.case import (
     text_of,
     whole,
 )
-from ropewalk.diagnosis.lengths import covered
+from ropewalk.diagnosis.lengths import SAME_LENGTH, covered
 from ropewalk.diagnosis.mistakes import FINDERS, Mistake, finder, repair
 from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.errors import RopeError
@@ -125,7 +125,7 @@ def _gguf(case: Examination, key: str) -> Any:
 
 @finder
 def gguf_factor_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling type of a GGUF file without its factor."""
+    """Find a scaling type of a GGUF file whose factor is absent, not a positive number, or 1."""
     kind, factor = _gguf(case, "rope.scaling.type"), _gguf(case, "rope.scaling.factor")
     if kind not in GGUF_TYPES[1:3] or positive(factor) not in (None, 1):
         return None
@@ -194,7 +194,7 @@ def gguf_lengths(case: Examination, row: Mistake) -> Facts | None:
     )
     if _gguf(case, "rope.scaling.type") != "yarn" or not trained or not factor or not served:
         return None
-    if served <= trained * factor * 1.02:
+    if served <= trained * factor * (1 + SAME_LENGTH):
         return None
     return {
         "key": "context_length",
