@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ropewalk import Rope
+from ropewalk.errors import RopeError
 from ropewalk.kernels.rotation.definition import rotate_vector
 from ropewalk_lab.bench import cases, chart, contenders, cpu, rows, tables
 from ropewalk_lab.machine import machine
@@ -112,6 +113,20 @@ def test_a_view_has_the_same_heads_in_another_memory_order():
     assert torch.equal(view.k, case.k)
     assert view.q.transpose(1, 2).is_contiguous()
     assert not view.q.is_contiguous()
+
+
+def test_a_gpu_chart_has_a_bar_for_each_case_of_the_rows(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.figure.Figure.savefig", lambda self, *_, **__: drawn.append(self)
+    )
+    row = {"shape": "B", "order": "bshd", "contender": "ropewalk", "pass": "forward"}
+    chart.gpu_chart([{**row, "percent_of_copy": 90.0}], tmp_path / "gpu.png")
+    forward = drawn[0].axes[0]
+    assert [bar.get_height() for bar in forward.patches if bar.get_height()] == [90.0]
+    assert len(drawn[0].axes[1].get_xticks()) == 1
+    with pytest.raises(RopeError, match="plot: needs timings of ropewalk"):
+        chart.gpu_chart([{**row, "contender": "complex product"}], tmp_path / "gpu.png")
 
 
 def test_charts_show_what_the_rows_say(tmp_path):

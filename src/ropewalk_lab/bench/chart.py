@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ropewalk.errors import RopeError
 from ropewalk_lab.bench.cases import SHAPES
 from ropewalk_lab.bench.cpu import CPU_SHAPES
 from ropewalk_lab.bench.tables import mean_percent
@@ -33,16 +34,21 @@ def shape_name(shape: str) -> str:
 
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw each contender's speed in per cent of a flat copy, by shape; forward above,
+    """Draw each contender's speed in per cent of a plain copy, by shape; forward above,
     forward+backward below.
     """
     from matplotlib.figure import Figure
 
     passes = ("forward", "forward+backward")
-    cases = [(shape, order) for order in ("bshd", "bhsd") for shape in ("A", "D", "E", "F")]
     contenders = ("ropewalk", "liger-kernel", "transformers, compiled", "transformers, eager")
     colours = ("#0072B2", "#E69F00", "#56B4E9", "#999999")
     percents = mean_percent(rows)
+    timed = {(shape, order) for contender, shape, order, _ in percents if contender in contenders}
+    cases = [(shape, order) for order in ("bshd", "bhsd") for shape in SHAPES]
+    cases = [case for case in cases if case in timed]
+    if not cases:
+        rule = f"needs timings of {', '.join(contenders[:-1])} or {contenders[-1]}"
+        raise RopeError("plot", rule, sorted({row["contender"] for row in rows}))
     figure = Figure(figsize=(12, 6.8), layout="constrained")
     title = "Speed of the rotation on a GPU, in per cent of a plain copy: higher is better"
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
@@ -56,7 +62,7 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
                 bars, labels=[f"{h:.0f}" if h else "" for h in heights], fontsize=7, padding=1
             )
         axis.axhline(100, color="#444444", linewidth=0.8, linestyle="--")
-        axis.set_ylabel(f"{pass_name}\n% of a flat copy")
+        axis.set_ylabel(f"{pass_name}\n% of a plain copy")
         axis.set_ylim(0, 112)
         axis.spines[["top", "right"]].set_visible(False)
     axis.set_xticks(
