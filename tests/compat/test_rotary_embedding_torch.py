@@ -380,6 +380,7 @@ def test_broadcat_and_rotate_half():
             lambda: ours.apply_rotary_emb(torch.ones(7, 10), torch.randn(2, 7, 10), start_index=1),
             "t",
         ),
+        (lambda: ours.RotaryEmbedding(8, theta="10000"), "theta"),
     ],
 )
 def test_what_would_be_wrong_is_refused(call, field):

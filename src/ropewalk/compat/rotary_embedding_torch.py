@@ -144,9 +144,7 @@ class RotaryEmbedding(nn.Module):
         self.scale_base = number("xpos_scale_base", xpos_scale_base, above=0)
         # an integer buffer tracks the device of the module, and no cast changes it
         self.register_buffer("dummy", torch.zeros((), dtype=torch.int64), persistent=False)
-        freqs = self._initial_freqs(
-            custom_freqs, theta * 1.0, theta_rescale_factor, max_freq, num_freqs
-        )
+        freqs = self._initial_freqs(custom_freqs, theta, theta_rescale_factor, max_freq, num_freqs)
         if learned_freq:
             self.freqs = nn.Parameter(freqs)
         else:
