@@ -79,7 +79,7 @@ def test_rows_grow_by_doubling_from_256():
     for count, rows in ((1, 256), (256, 256), (257, 512), (100, 512), (2000, 2048), (3, 2048)):
         first_rows(spec, CPU, count)
         assert TABLES.bytes - base == rows * 5 * 2 * 4
-    most = (2 << 20) // 40
+    most = (2 << 20) // 40  # at most 2 MiB are kept, of rows of 40 bytes
     first_rows(spec, CPU, most)
     assert TABLES.bytes - base == most * 40
 

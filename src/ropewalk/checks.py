@@ -257,8 +257,8 @@ def _share_elements(q: Tensor, k: Tensor) -> bool:
     ):
         return False
     # element i of q is element j of k if sum(q_stride * i) - sum(k_stride * j) is the distance
-    # between their starts (stride, least count, most count) of each term; an axis of equal strides
-    # has one term, of count i - j
+    # between their starts. A step is one term of it: (stride, least count, most count); an axis with
+    # equal strides gives one step, whose count is i - j
     steps = []
     for q_stride, q_size, k_stride, k_size in zip(
         q.stride(), q.shape, k.stride(), k.shape, strict=True
@@ -347,7 +347,7 @@ def _check_positions(
     has several axes.
     """
     if not isinstance(positions, Tensor):
-        raise RopeError("positions", "must be an integer tensor", type(positions))
+        raise RopeError("positions", "must be a tensor", type(positions))
     allowed = (torch.float32, torch.float64, *INTEGERS) if spec.fractional else INTEGERS
     if positions.dtype not in allowed:
         floats = (

@@ -123,7 +123,8 @@ class Rope(nn.Module):
         """Return q, or the tuple (q, k), rotated by their tokens' angles.
 
         q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
-        positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or [B]
+        positions  integers [S] or [B, S], or [axes, B, S] if the spec has several axes; floats only
+                   if its axes have real coordinates; None counts from `offset`, an int or [B]
         length     int or [B], read only by length-dependent scalings; None = each row's own last
                    position + 1
         """

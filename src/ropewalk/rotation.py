@@ -501,7 +501,6 @@ class _Rotation(torch.autograd.Function):
         _ = ctx.saved_tensors
         request = ctx.request.adjoint()
         if len(grads) == 2 and all(grad is not None for grad in grads):
-            # none is None
             return None, None, None, *run(tuple(grads), request, False, ctx.backend)  # type: ignore[arg-type]
         x_grads = (
             None if grad is None else run((grad,), request.of_tensor(i), False, ctx.backend)[0]

@@ -60,7 +60,7 @@ def memory(spec: RopeSpec, length: int) -> dict[str, int]:
     """Return the bytes that each strategy keeps on one device once queries at positions 0 ...
     length - 1 were rotated.
     """
-    # the bytes of float32 cos and sin, of float64 cos or sin, and of int64 phase steps
+    # 8 bytes a pair: a row of float32 cos and sin, of float64 cos or sin, or of int64 phase steps
     row = 8 * spec.pairs
     steps = row * spec.axes.num_heads * spec.num_axes if isinstance(spec.axes, PER_HEAD) else row
     levels = 4 * row * LEVEL if keeps_levels(spec) else 0  # cos and sin of two levels

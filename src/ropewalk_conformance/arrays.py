@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 
 #: libraries whose arrays a function may take, in the order in which they are looked for
 LIBRARIES = ("torch", "jax", "mlx", "numpy", "list")
-#: how far one rounding to a type is off, relative to 1
+#: the spacing of a type's numbers just above 1; a rounding is off by less, in any rounding mode
 ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 

@@ -276,6 +276,7 @@ def magnitude(rope: Rope, wrong: Wrong | None = None) -> float:
 
 
 def _magnitude(rope: Rope, wrong: Wrong) -> float:
+    """Return the factor on cos and sin of a scaling: of YaRN and LongRoPE; 1 for all others."""
     scaling = rope["scaling"]
     if scaling["type"] not in ("yarn", "longrope"):
         return 1.0
@@ -549,7 +550,9 @@ def _attend(
 
 
 def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
-    """Return cached keys at their new positions."""
+    """Return cached keys, rotated from their old to their new positions; the magnitude, which they
+    have already, is not applied again.
+    """
     wrong = wrong or {}
     pairs_of = zip(given["old"], given["new"], strict=True)
     kind = wrong.get("move")
@@ -562,8 +565,7 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
         steps = [[sign * (b - a) for a, b in zip(*both, strict=True)] for both in pairs_of]
     if kind == "first":
         steps = [[line[0]] * len(line) for line in steps]
-    size = {"magnitude": "keep"}.get(kind or "", "none")
-    unit = dict(wrong) if size == "keep" else {**wrong, "magnitude": "none"}
+    unit = wrong if kind == "magnitude" else {**wrong, "magnitude": "none"}
     cos, sin = tables(rope, steps, length=None, wrong=unit)
     return rotate(given["k"], cos, sin, rope, unit)
 

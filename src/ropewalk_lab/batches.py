@@ -229,12 +229,12 @@ class MixedBatches:
         return f"mixed {self.seed} {parts}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the samples with the numbers `index`; each comes from the part that its random
-        number selects by the shares.
+        """Return the samples with the numbers `index`; a random number, drawn from the number of the
+        sample, selects the part it comes from with the probabilities `shares`.
         """
         draws = uniform(self.seed, index, stream=5, count=1)[:, 0]  # a stream that no part uses
         chosen = np.searchsorted(np.cumsum(self.shares)[:-1], draws, side="right")
-        # rows are grouped by source, since the order of rows within a batch does not matter
+        # rows are grouped by part, since the order of rows within a batch does not matter
         batches = [
             part.batch(index[chosen == i], length)
             for i, part in enumerate(self.parts)

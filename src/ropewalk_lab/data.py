@@ -68,7 +68,9 @@ class Data:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        """Check names, and that settings which need each other are given together."""
+        """Check the objective, the task and its share, and that settings which need each other are
+        given together.
+        """
         choice("data.objective", self.objective, OBJECTIVES)
         for name in ("valid", "test", "columns"):
             if getattr(self, name) and self.objective not in FILE_OBJECTIVES:
@@ -192,8 +194,8 @@ def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     valid: list[Any] = []
     if data.valid is None:
         train, valid = split_examples(train) if has_classes else split_triplets(train)
-    # a sample without a label, as test files have, gives no loss to train on; `_line_batches` marks
-    # such targets of valid
+    # a sample without a label, as test files have, gives no loss to train on; the batches of valid
+    # and test mark such targets
     train = [each for each in train if each.label is not None]
     batches = partial(
         _line_batches, objective=data.objective, classes=classes, tokenizer=tokenizer, seed=seed

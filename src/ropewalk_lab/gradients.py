@@ -1,5 +1,5 @@
-"""Parameter groups of the optimizer, gradient norms by group, and clipping; nothing here
-synchronises with the device.
+"""Parameter groups of the optimizer, gradient norms by group, and clipping; no value is read from
+the device.
 """
 
 from __future__ import annotations

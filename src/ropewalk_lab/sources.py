@@ -32,7 +32,7 @@ SKIPPED = (
 )
 #: if there are fewer files, they are cut into pieces, since each split needs several documents
 FEW_FILES = 20
-#: bounds on the bytes of a piece
+#: bounds on the bytes of a piece, before it goes on to the end of a line
 LONGEST_PIECE, SHORTEST_PIECE = 1 << 20, 2048
 #: characters; shorter pages of the documentation are left out
 SHORTEST_PROSE = 200
@@ -175,8 +175,10 @@ def _files_of(path: Path) -> list[tuple[str, Path]]:
 
 
 def _pieces_of(name: str, path: Path) -> Iterator[Document]:
-    """Yield about FEW_FILES pieces of a file, cut at ends of lines, of SHORTEST_PIECE to
-    LONGEST_PIECE bytes each.
+    """Yield a file in pieces of a FEW_FILES-th of it, but of SHORTEST_PIECE to LONGEST_PIECE bytes.
+
+    Each piece then goes on to the end of its line, though to no more than twice its size; the last
+    one has what is left.
     """
     size = max(SHORTEST_PIECE, min(LONGEST_PIECE, path.stat().st_size // FEW_FILES))
     with path.open("rb") as file:

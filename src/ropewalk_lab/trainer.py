@@ -50,8 +50,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _StepResult:
-    """A finished step whose loss and norms are still on the device; `total` is the number of
-    targets of all ranks.
+    """A finished step whose loss and norms are still on the device.
+
+    rate   the learning rate
+    total  the number of targets of all ranks
+    loss   the loss summed over the targets of this rank
+    norms  the norm of all gradients, then of each group of `GradientNorms.names`
     """
 
     data: StepData

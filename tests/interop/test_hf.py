@@ -195,8 +195,8 @@ def test_the_length_beside_the_rope_wins_and_the_theta_inside_it():
 
 
 def test_partial_rotary_counts_over_the_slice():
-    """Item 33: exponents and pairs both belong to the slice, and Llama's unscaled rope has no
-    slice.
+    """With a partial rotation, both the pairs and the denominators of the exponents are those of the
+    rotated dimensions. Llama's unscaled rope ignores partial_rotary_factor.
     """
     found = from_hf(
         {"head_dim": 20, "rope_theta": 1e4, "partial_rotary_factor": 0.4}, precision="exact"
@@ -217,7 +217,9 @@ def test_proportional_scaling_of_latent_attention_keeps_its_fraction():
 
 
 def test_gemma3_scales_its_full_layers_alone_and_modernbert_both():
-    """Item 35."""
+    """rope_scaling applies to Gemma 3's full-attention layers only, and to both layer types of
+    ModernBERT.
+    """
     rope = {"rope_type": "linear", "factor": 8.0}
     gemma = from_hf(
         {
@@ -339,7 +341,7 @@ def test_gemma4_heads_differ_by_layer_type():
     ],
 )
 def test_sections_become_an_axis_map(rope, model_type, wanted):
-    """Item 36."""
+    """A list of sections in the rope object becomes the axis map that the model type uses."""
     assert (
         from_hf(
             {

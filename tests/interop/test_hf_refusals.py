@@ -155,7 +155,7 @@ def test_only_configs_are_configs(config):
 
 
 def test_llama4_scouts_equal_band_ends_are_accepted():
-    """Item 32: low == high leaves no middle band, and 0/0 stays out of the table."""
+    """low_freq_factor == high_freq_factor leaves no middle band, and its 0/0 reaches no frequency."""
     rope = {**LLAMA3, "high_freq_factor": 1.0}
     assert bool(torch.isfinite(tensors(from_hf({**LLAMA, "rope_scaling": rope})).radians).all())
 

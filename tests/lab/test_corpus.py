@@ -224,9 +224,7 @@ def test_a_dataset_on_disk_needs_its_package_and_a_split(tmp_path, monkeypatch):
 
 
 def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
-    """The package itself is a stranger here: what it would give is a table of rows with column
-    names.
-    """
+    """A fake `datasets` package returns what the real one does: rows with column names."""
 
     class Rows(list):
         column_names = ("body", "label")

@@ -136,6 +136,7 @@ def test_evaluation_does_not_see_training_samples():
 
 
 def test_impossible_lengths_are_refused(windows):
+    # windows of 65 tokens, so 64 targets; the loss is that of the last 8
     with pytest.raises(RopeError, match="lengths"):
         losses_by_length(uniform_model, windows, [65], 8)
     with pytest.raises(RopeError, match="lengths"):

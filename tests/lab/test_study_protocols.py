@@ -399,7 +399,7 @@ def test_the_rows_of_an_encoding_have_its_time_and_parameters(text, trainings):
     rows = encodings.measure(
         WORKSPACE, **COMMON, changes=text, encoding="learned", multiples=[1, 2]
     )
-    assert select(rows, "seconds per step")[0]["mean"] == pytest.approx(8.0 / 20)
+    assert select(rows, "seconds per step")[0]["mean"] == pytest.approx((3.0 + 5.0) / 20)
     assert select(rows, "parameters")[0]["mean"] == 32 * 32  # positions times dimensions, once
     assert {r["length"] for r in select(rows, "loss")} == {32}  # it has no other positions
 

@@ -36,7 +36,8 @@ def test_logits_and_gradients_equal_transformers(family, name):
     peer = theirs(family, name)
     model = from_transformers(peer)
     tokens, types = words((2, 7), name)
-    tokens[..., 2] = 0  # a padding token that is looked at: its row of the table has no gradient
+    # a padding token that is not masked; its row of the embedding has no gradient in transformers
+    tokens[..., 2] = 0
     expected, got = answer(peer, tokens, types), model(tokens, types=types)
     assert_equal_logits(got, expected)
     weights = torch.randn_like(expected)

@@ -2,7 +2,8 @@
 
     out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = phi(q_i).phi(k_j) exp(-rate |i - j|)
 
-The weights are positive, so the denominator is too. An exponential of a distance is a product of
+The weights are not negative, so the denominator is 0 only if all of them are, as relu can make
+them; the output is then 0. An exponential of a distance is a product of
 exponentials, so a chunk of queries needs only the decayed sum over earlier chunks.
 """
 
@@ -31,7 +32,8 @@ def decaying_linear_attention(
     """Return the attention of q, k [B, H, S, D] and v [B, H, S, Dv] with weights that decay by
     exp(-rate) a token.
 
-    rate  at least 0: one number, or a tensor [H] with one for each head
+    rate  at least 0: one number, or a tensor [H] with one for each head, whose values are not
+          checked
     phi   the feature map: "elu" (elu(x) + 1), "relu", or a function of q and k
     """
     if isinstance(phi, str):
@@ -48,12 +50,12 @@ def decaying_linear_attention(
     else:
         rate = q.new_full((q.shape[1],), number("rate", rate, low=0), dtype=dtype)
     q, k = phi(q.to(dtype)), phi(k.to(dtype))
-    # a value 1 more, whose sum is the denominator
+    # a further value of 1 for each token: its weighted sum is the denominator
     values = torch.cat((v.to(dtype), torch.ones_like(v[..., :1], dtype=dtype)), dim=-1)
     sums = _decayed_sums(q, k, values, rate, chunk)
     if not causal:
         later = _decayed_sums(q.flip(-2), k.flip(-2), values.flip(-2), rate, chunk).flip(-2)
-        # both have the token itself
+        # both sums include the token itself, so it is subtracted once
         sums = sums + later - (q * k).sum(dim=-1, keepdim=True) * values
     return divide(sums[..., :-1], sums[..., -1:], eps).to(v.dtype)
 

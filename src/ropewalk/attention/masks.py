@@ -74,8 +74,9 @@ def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: i
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The pairs of tokens with low <= q_group - k_group < high; None is no bound. The groups are
-    integer [S] or [B, S].
+    """The (query, key) pairs with low <= q_group - k_group < high; a bound of None is none.
+
+    q_group, k_group  integers [S] or [B, S]: the group of each query and key, such as its chunk
     """
 
     q_group: Tensor

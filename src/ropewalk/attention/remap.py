@@ -202,8 +202,9 @@ class DualChunk(Remapping):
     tokens.
 
     A query is at its own position inside its chunk for the keys of this chunk, up to one chunk
-    further for those of the chunk before, and at the farthest position for all older ones; no
-    distance exceeds `chunk`.
+    further for those of the chunk before, and at the farthest position for all older ones.
+    Distances inside a chunk are exact, and so are all distances up to `local` and `chunk` -
+    `local`; none exceeds `chunk`.
 
     With `length`, the trained one, scores are also multiplied by m^2, m = max(1, 1 + 0.1 log(n /
     length)), where n counts the tokens up to the query. vLLM multiplies q and k by m each, with the

@@ -224,7 +224,8 @@ class RotaryEmbedding(nn.Module):
         if q.shape[1] == k.shape[1]:
             rope(q, k, offset=seqlen_offset, seq_dim=-3, inplace=True)
         else:
-            # the keys are checked before the queries are overwritten
+            # cross attention: q and k have different numbers of tokens, both from the offset on. The
+            # keys are checked before the queries are overwritten
             check_tensor("kv", k, -3, q.shape[-1])
             check_no_overlap((k,), addresses=False)
             if k.shape[0] != q.shape[0] or k.device != q.device:

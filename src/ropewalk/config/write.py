@@ -52,7 +52,9 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
 
 
 def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the keys of the rope object that describe `scaling`, and the config keys outside it."""
+    """Return the keys that describe `scaling`: those of the rope object, and those beside it in the
+    config, such as max_position_embeddings.
+    """
     if isinstance(scaling, Clipped):
         if scaling.pairs != CLIPPED_PAIRS:
             raise RopeError(

@@ -81,7 +81,8 @@ class Riflex(Scaling):
         """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a
         turn in `frames` steps.
         """
-        chosen = ops.multiples(1, dim // 2) == self.pair(dim, theta)
+        pair_indices = ops.multiples(1, dim // 2)
+        chosen = pair_indices == self.pair(dim, theta)
         return ops.where(
             chosen,
             2 * ops.pi * ops.number(self.share) / self.frames,

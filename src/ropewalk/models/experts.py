@@ -15,7 +15,9 @@ from ropewalk.models.decoder_config import DecoderConfig
 
 
 class Routes(NamedTuple):
-    """The routing of a layer: probabilities [T, experts] in float32 and the chosen experts [T, k]."""
+    """The routing of a layer: probabilities [T, experts] in float32 (float64 in a float64 model) and
+    the chosen experts [T, k].
+    """
 
     probabilities: Tensor
     chosen: Tensor

@@ -68,8 +68,8 @@ def config_or_example(config: Path | None, name: str | None) -> Any:
     """
     if config is None and name is None:
         rule = (
-            "must be the path of a config.json or its folder; or give --example with a well-known "
-            "model, such as llama-3.1-8b"
+            f"must be {MODEL[0].lower()}{MODEL[1:]}; or give --example with a well-known model, "
+            "such as llama-3.1-8b"
         )
         raise RopeError("CONFIG", rule, None)
     if config is not None and name is not None:

@@ -298,10 +298,10 @@ def _precision(report: SelfCheckReport) -> Table:
     ]
     return Table(
         "Precision of cos and sin",
-        ("precision", "near position", "error", "bound", "own error", "verdict"),
+        ("precision", "near position", "error", "bound", "error at its frequencies", "verdict"),
         rows,
-        "error: compared with theta^(-2i/d) in 60 digits. own error: compared with its own "
-        "frequencies.",
+        "error: compared with theta^(-2i/d) in 60 digits. error at its frequencies: compared with the "
+        "frequencies that this precision uses.",
     )
 
 

@@ -42,7 +42,10 @@ def extend(
     ] = None,
     layer_type: Annotated[
         list[str] | None,
-        Option("Layer type to extend, if each has a rope of its own; by default full_attention."),
+        Option(
+            "Layer type to extend, if each has a rope of its own; by default those that the family "
+            "scales, mostly full_attention."
+        ),
     ] = None,
     overwrite: Annotated[bool, Option("Replace the existing scaling of the config.")] = False,
     out: Annotated[

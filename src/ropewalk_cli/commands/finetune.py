@@ -176,7 +176,9 @@ def _published(objective: str) -> dict[str, Any] | None:
 
 
 def _show_accuracy(name: str, held_out: dict[str, Measured], objective: str) -> None:
-    """Print a table of the accuracy on the valid and test files, with the published ones below."""
+    """Print a table of this run's accuracy on the valid and test files, and below it the published
+    accuracies for the objective, if there are any.
+    """
     published = _published(objective)
     note = ""
     if published:

@@ -54,10 +54,10 @@ def why_not(engine: str) -> str | None:
 def run(
     engine: str, rows: Sequence[Mapping[str, Any]], timeout: float = 1500.0
 ) -> Mapping[str, Any]:
-    """Return what an engine computes for the rows: {"engine", "version", "results"}; its script
-    runs for `timeout` s at most.
+    """Return what an installed engine computes for the rows: {"engine", "version", "results"}.
 
-    rows  objects with the keys name, config, length, max_model_len and axes
+    rows     objects with the keys name, config, length, max_model_len and axes
+    timeout  how many seconds the engine's script may run
     """
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "rows.json", Path(folder) / "results.json"

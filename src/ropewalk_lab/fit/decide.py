@@ -37,9 +37,10 @@ Scores = dict[str, Score]
 
 @dataclass(frozen=True)
 class MethodChoice:
-    """The chosen method, why, and the methods that no measurement tells from it.
+    """The chosen method and why it was chosen.
 
-    beats  the methods that are worse in some measure and better in none
+    equal  the methods that differ from it in no measure
+    beats  the methods that are worse than it in some measure and better in none
     """
 
     method: str

@@ -167,7 +167,9 @@ def _checked_names(methods: Iterable[str] | None, size: FitSize) -> list[str] | 
 def _measure(
     meter: Meter, size: FitSize, names: list[str] | None
 ) -> tuple[dict[str, Method], dict[str, str]]:
-    """Measure the named methods, or all if None; return them, and why some could not be measured."""
+    """Measure the named methods, or all if None; return all of them, and {name: why it could not be
+    measured}.
+    """
     candidates, skipped = size.search, {}
     factors = meter.stored_longrope(candidates)
     must_search = candidates > 0 and factors is None and (names is None or LONGROPE in names)
@@ -178,7 +180,7 @@ def _measure(
         except RopeError as error:
             skipped[LONGROPE] = str(error)
     chosen = _chosen(names, factors)
-    meter.expect(chosen)
+    meter.expect(chosen)  # again: the search has ended, with or without factors
     for name, method in chosen.items():
         try:
             meter.measure(name, method)

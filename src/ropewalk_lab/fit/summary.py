@@ -86,13 +86,18 @@ def _ppl_text(ppl: float | None) -> str:
 def note(facts: dict[str, Any]) -> str:
     """Return what the table was measured on."""
     texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
-    keys = f"; {asked} pass keys for each method" if asked else "; no pass keys"
+    keys = (
+        f"; {asked} pass keys for each method (keys to n: the share found in up to n tokens)"
+        if asked
+        else "; no pass keys"
+    )
     ppl = "LongPPL: perplexity of tokens that need a long context. " if facts["long_ppl"] else ""
     return (
         f"Mean loss per token ± standard error over {facts['windows']} windows of {facts['to']:,} "
         f"tokens, by band of positions. Model {facts['model']} "
         f"({facts['dtype'].removeprefix('torch.')}, trained to {facts['trained']:,}), text "
-        f"{texts}, seed {facts['seed']}{keys}. {ppl}s: seconds for one window."
+        f"{texts}, seed {facts['seed']}{keys}. {ppl}s: seconds for one window. GB: "
+        "peak memory of the GPU."
     )
 
 

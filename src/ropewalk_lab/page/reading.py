@@ -49,7 +49,7 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A loaded model, its way from text to tokens and back, its trained length, and the number of its
+    """A loaded model, its tokenizer in both directions, its trained length, and the numbers of its
     layers and heads.
 
     source  its path or name, and the times of its files

@@ -258,7 +258,9 @@ def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
     """
 
     def times_rope(metric: str, name: str, what: str) -> str:
-        """Return a cost of a method divided by RoPE's, with its quartiles if they differ."""
+        """Return the median of a method's cost divided by RoPE's median, with its quartiles if they
+        differ.
+        """
         costs_of_method, costs_of_rope = (
             select(rows, metric, model=each, what=what) for each in (name, "rope")
         )

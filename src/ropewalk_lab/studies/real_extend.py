@@ -182,7 +182,7 @@ def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
     columns = (
         "method",
         *(f"earlier, {band}" for band in bands),
-        "largest difference in errors",
+        "largest difference, in standard errors",
         "within two",
     )
     return [Table("Beside an earlier run at 4x", columns, cells, note)]

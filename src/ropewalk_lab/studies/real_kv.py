@@ -211,7 +211,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     first = select(rows, "loss")[0]
     count = len(first["values"])
     after = (
-        f"Loss of the next tokens after {first['length']:,}, nats per token ± standard error over "
+        f"Loss of the tokens after the first {first['length']:,}, nats per token ± standard error over "
         f"{count} windows"
     )
     note = f"{after}; differences are paired over windows. {source_note(facts)}"

@@ -81,7 +81,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
         "depths",
         "search",
     )
-    # the first method with every objective, then all others: a run that is stopped can compare both
+    # the first method with every objective, then the others: a run that is stopped early can still
+    # compare the objectives
     cases = [(settings["methods"][0], objective) for objective in settings["objectives"]]
     cases += [
         (method, objective)

@@ -35,8 +35,8 @@ def _class_with_positions(base: Any) -> type:
 
         new_positions   [B, S] of the tokens that the current call adds; None between calls
         key_positions   [B, N] of the keys that the last `update` returned
-        position_layer  a cache layer with positions [B, 1, N, 1] in place of keys; None if tokens
-                        were added whose positions are not known, by a model that is not remapped
+        position_layer  a cache layer with positions [B, 1, N, 1] in place of keys; None for good
+                        once a model without remapping added tokens, whose positions are not known
         """
 
         #: transformers registers subclasses with a layer type of their own

@@ -59,8 +59,8 @@ class ConfigChange:
     after: dict[str, RopeSpec]
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return a line if no config can express the change; what engines make of one that can,
-        `audit` says.
+        """Return a line if no config can express the change, else nothing: `audit` says what engines
+        compute from a config.
         """
         if self.keys:
             return ()
@@ -142,10 +142,10 @@ def specs_and_length(
 def _chosen_layers(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], names: Sequence[str] | None
 ) -> dict[str, RopeSpec]:
-    """Return the specs of the layer types `names`.
+    """Return the specs of the layer types to extend.
 
-    None  all layer types if they share one rope; otherwise those that the family scales, or those
-          with full attention
+    names  the layer types; None: all of them if they share one rope, otherwise those that the
+           family scales, or those with full attention if it names none
     """
     rotated = {name: spec for name, spec in specs.items() if spec is not None}
     # not empty for families whose layer types have different thetas

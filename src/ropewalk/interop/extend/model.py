@@ -50,8 +50,8 @@ def extend(
     factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor
                      for clipped; a remapping needs it or options
     original_length  the trained length; None reads it from the config
-    layer_types      the layer types to extend, if they have separate ropes; None: those with full
-                     attention
+    layer_types      the layer types to extend, if they have separate ropes; None: those that the
+                     model's family scales, mostly the ones with full attention
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by
                      `search_factors` with `search_options`; while it runs, the model uses the

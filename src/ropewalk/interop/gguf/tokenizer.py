@@ -152,8 +152,9 @@ def _merges_by_score(
 
 
 def splitter(pre: str) -> Any:
-    """Return the pre-tokenizer that splits text into words and words into bytes; `pre` is
-    tokenizer.ggml.pre of the file.
+    """Return the pre-tokenizer that splits text into words and words into bytes.
+
+    pre  tokenizer.ggml.pre of the file, a key of PATTERNS
     """
     from tokenizers import Regex, pre_tokenizers
 

@@ -179,8 +179,8 @@ class _Trials:
         return _are_near(ours, theirs)
 
     def _reads_both(self, axes: str, convention: Convention) -> bool:
-        """Return whether the result changes if entries of doubled tables for the second members of
-        the pairs change.
+        """Return whether the result depends on the table entries of the second dimension of each
+        pair; False if tables have one entry per pair.
         """
         # two equal calls, of which one is changed
         plain, changed = (

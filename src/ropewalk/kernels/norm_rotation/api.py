@@ -42,12 +42,12 @@ def qk_norm_rope(
 ):
     """Normalise and rotate the heads of q and k; with a cache, also store k and v at their slots.
 
-    q, k, v    [..., heads, head_dim] of the same tokens, k and v may have fewer heads; or q alone
-    as packed
-               [..., (Hq + 2 Hk) head_dim] with heads=(Hq, Hk). Any strides with the last dimension
-               contiguous
-    positions  integers [...], or fewer leading axes that broadcast; [axes, ...] if the spec has
-               several axes
+    q, k, v    [..., heads, head_dim] of the same tokens, k and v may have fewer heads; or q alone,
+               packed [..., (Hq + 2 Hk) head_dim] with heads=(Hq, Hk). Any strides with the last
+               dimension contiguous
+    positions  integers [...] (floats if the spec's axes have real coordinates), of which leading
+               dimensions may be left out. With several axes always [axes, ...], for text too:
+               [2, S] is [axes, S] here, while Rope reads it as [B, S]
     norm       QKNorm, or None to rotate only; LatentNorm for the latents of MLA, with a cache
     cache      KVSlots; slots are integers [...], and a token with a negative slot is padding and
                not stored. A cache without v takes a call without v: latent attention stores [latent

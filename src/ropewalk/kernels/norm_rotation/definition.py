@@ -238,7 +238,11 @@ def run(call: NormRotationCall) -> None:
 
 
 def norm_and_rotate(call: NormRotationCall, x: Tensor, key: bool) -> Tensor:
-    """Return x / rms(x) * w, rotated, before rounding to x's dtype; `key`: x is the attention key."""
+    """Return x / rms(x) * w, rotated, before rounding to x's dtype. A LatentNorm normalises only the
+    latent part of the key.
+
+    key  whether x is the attention key
+    """
     cos, sin = call.rows(key)
     wide = x.to(cos.dtype)
     if isinstance(call.norm, LatentNorm):

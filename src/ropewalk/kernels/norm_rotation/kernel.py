@@ -261,13 +261,13 @@ def _heads_backward(
     """Compute `definition.backward` on the three tiles of a head (see tiles.py): store dx, and
     return each head's part of dw.
     """
-    # first, second and rest are the gradient throughout; x_* is x / rms(x), f_* the norm's weight,
-    # w_* the contribution to dw
+    # first, second and rest are the gradient throughout; x_* is x / rms(x), weight_* the norm's
+    # weight, dw_* the contribution to dw, which callers use only if there is a norm
     first, second, rest = load_head(grad, live, MASKED, INTERLEAVED_OUT, HEAD, "")
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     # rotated backwards: the gradient of the normed head, which is dx if there is no norm
     first, second = rotated(first, second, cos, -sin)
-    w_first, w_second, w_rest = first, second, rest
+    dw_first, dw_second, dw_rest = first, second, rest
     if NORM:
         x_first, x_second, x_rest = load_head(x, live, MASKED, INTERLEAVED, HEAD, "")
         x_first, x_second, x_rest = (
@@ -283,16 +283,20 @@ def _heads_backward(
             x_second * inverse_rms,
             x_rest * inverse_rms,
         )
-        w_first, w_second, w_rest = first * x_first, second * x_second, rest * x_rest
-        f_first, f_second, f_rest = load_factors(weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS)
-        first, second, rest = weighted(first, second, rest, f_first, f_second, f_rest, WEIGHT)
+        dw_first, dw_second, dw_rest = first * x_first, second * x_second, rest * x_rest
+        weight_first, weight_second, weight_rest = load_factors(
+            weight, WEIGHT, INTERLEAVED, HEAD, TOKENS, HEADS
+        )
+        first, second, rest = weighted(
+            first, second, rest, weight_first, weight_second, weight_rest, WEIGHT
+        )
         # dx = (g - x mean(g x)) / rms, with x normed and g the gradient times the weight
         mean = mean_product(first, second, rest, x_first, x_second, x_rest, HEAD)
         first, second, rest = first - x_first * mean, second - x_second * mean, rest - x_rest * mean
         first, second, rest = first * inverse_rms, second * inverse_rms, rest * inverse_rms
     # not scaled (1.0), not quantised (False), no cache hint ("")
     store_head(dx, first, second, rest, 1.0, live, False, MASKED, INTERLEAVED, HEAD, "")
-    return w_first, w_second, w_rest
+    return dw_first, dw_second, dw_rest
 
 
 @triton.jit

@@ -38,8 +38,7 @@ def qkv_norm_rope(
 
     weight     [(Hq + 2 Hk) head_dim, K]: the rows of all queries, then of all keys, then of all
                values
-    positions  integers, one per token of x or fewer leading axes that broadcast; [axes, ...] if the
-               spec has several axes
+    positions  one for each token of x, as in `qk_norm_rope`: with several axes always [axes, ...]
     heads      (Hq, Hk)
     cache      KVSlots, with the slot of every token in `slots`; a token with a negative slot is
                padding and not stored
