@@ -122,7 +122,7 @@ REFUSED = {
         "must be integers",
         call(positions=zeros(S, dtype=torch.float32)),
     ),
-    "positions as a list": ("positions", "integer tensor", call(positions=list(range(S)))),
+    "positions as a list": ("positions", "must be a tensor", call(positions=list(range(S)))),
     "one position a row": ("positions", r"\[7\], \[2, 7\]", call(positions=zeros(B, 1))),
     "one position": ("positions", r"\[7\], \[2, 7\]", call(positions=zeros(1))),
     "too many positions": ("positions", r"\[7\], \[2, 7\]", call(positions=zeros(S + 1))),

@@ -36,7 +36,7 @@ def test_an_example_gives_what_its_config_gives(command, capsys, tmp_path):
 def test_one_of_config_and_example_is_needed(command, capsys):
     code, out, err = command_line.call(capsys, command)
     assert (code, out) == (2, "")
-    assert err.startswith("ropewalk: CONFIG: must be the path of a config.json")
+    assert err.startswith("ropewalk: CONFIG: must be a config.json, a model folder, a GGUF file")
     assert "--example" in err
     assert err.endswith("; got nothing\n")
 
