@@ -154,7 +154,7 @@ REFUSED = {
     ),
     "listed positions for a table": (
         "positions",
-        "integer tensor",
+        "must be a tensor",
         lambda: rope_of().cos_sin([1, 2]),
     ),
     "float positions for a table": (

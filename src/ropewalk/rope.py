@@ -190,7 +190,7 @@ class Rope(nn.Module):
         key        return the tables of keys; they differ for xPos and if spec.magnitude_on is "q"
         """
         if not isinstance(positions, Tensor):
-            raise RopeError("positions", "must be an integer tensor", type(positions))
+            raise RopeError("positions", "must be a tensor", type(positions))
         if not positions.ndim:
             raise RopeError(
                 "positions", "must be [tokens], [batch, tokens] or [axes, batch, tokens]", []
