@@ -50,7 +50,7 @@ def test_page_is_made_from_the_data():
     import tables
 
     text = (ROOT / "docs" / "stacks.md").read_text(encoding="utf-8")
-    assert tables.stacks_page(text) == text
+    assert tables.page(text) == text
 
 
 @pytest.mark.parametrize("name", ["transformers", "rotary-embedding-torch"])
