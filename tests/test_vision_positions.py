@@ -229,6 +229,9 @@ class TestDiffusion:
             (lambda: rw.positions.stretched_grid(2, 0, 16), "width"),
             (lambda: rw.positions.stretched_grid(2, 2, 0), "pretrained"),
             (lambda: rw.positions.patch_centres(2, 2, normalise="none"), "normalise"),
+            (lambda: rw.positions.patch_centres(2, 2, dtype=torch.float16), "dtype"),
+            (lambda: rw.positions.stretched_grid(2, 2, 16, dtype=torch.float16), "dtype"),
+            (lambda: rw.positions.augmented(torch.zeros(2, 1, 4).half()), "centres"),
         ],
     )
     def test_names_the_bad_field(self, call, field):

@@ -60,6 +60,15 @@ def test_lengths_and_where_they_come_from(config, keywords, expected):
     assert lengths(config, **keywords) == expected
 
 
+def test_lengths_and_windows_are_those_of_the_text_model():
+    config = {"model_type": "gemma3", "text_config": GEMMA, "max_position_embeddings": 77}
+    found = analysis.read_checkpoint(config).layers
+    assert {name: (facts.served, facts.window) for name, facts in found.items()} == {
+        "full_attention": (8192, None),
+        "sliding_attention": (8192, 512),
+    }
+
+
 def test_every_layer_type_has_its_own_facts_and_window():
     found = analysis.read_checkpoint(GEMMA)
     whole, sliding = found.layers["full_attention"], found.layers["sliding_attention"]

@@ -115,6 +115,18 @@ def test_the_worst_of_the_width_is_taken():
     assert analysis.error_curves(SPEC, [100], ["hf"], width=5)["hf"][0] == max(one_by_one)
 
 
+@pytest.mark.parametrize("package", [plain_analysis, analysis])
+def test_the_width_ends_at_the_position_itself(package):
+    # 256 and 258 are bfloat16 numbers, 257 and 259 are rounded to a neighbour
+    def rounded(width):
+        name = "bfloat16 positions"
+        curve = package.error_curves(SPEC, range(256, 260), [name], width=width)[name]
+        return [error > 0.1 for error in curve]
+
+    assert rounded(1) == [False, True, False, True]
+    assert rounded(2) == [False, True, True, True]
+
+
 #: these list a value for each pair of one ladder, and an axial map has two
 LISTED = ("longrope", "given", "learned")
 

@@ -12,7 +12,7 @@ import ropewalk as rw
 from door import assert_refused
 from ropewalk.attention import LinearAttention, linear_attention
 from ropewalk.attention.linear_decay import decaying_linear_attention
-from ropewalk.attention.linear_sums import State, attend, causal_sums, make_features
+from ropewalk.attention.linear_sums import State, attend, causal_sums, elu_plus_one, make_features
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4
@@ -422,3 +422,23 @@ def test_a_learned_scale_begins_near_one():
     made = LinearAttention(8, 2, form="cosine")
     expected = [1 / (1 + math.exp(-3))] * 2
     assert torch.sigmoid(made.raw_scale).flatten().tolist() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine", "rotated"])
+def test_bidirectional_attention_sees_the_tokens_of_its_state(rope, form):
+    tokens, first = draw(), 20
+    whole = by_definition(*tokens, form=form, causal=False)
+    earlier, later = zip(*(x.split([first, SEQ - first], dim=-2) for x in tokens), strict=True)
+    _, state = linear_attention(*earlier, rope, form=form, causal=False)
+    out, _ = linear_attention(*later, rope, form=form, causal=False, state=state)
+    torch.testing.assert_close(out, whole[..., first:, :])
+
+
+def test_the_elu_feature_of_a_large_number_has_a_gradient(rope):
+    # e^x of these numbers is infinite in float32
+    q, k, v = ((100 * x).requires_grad_() for x in draw(torch.float32))
+    linear_attention(q, k, v, rope)[0].sum().backward()
+    x = torch.tensor([-200.0, -1.0, 2.0, 200.0], requires_grad=True)
+    elu_plus_one(x).sum().backward()
+    assert x.grad.tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 1.0])
+    assert all(each.grad.isfinite().all() for each in (q, k, v))

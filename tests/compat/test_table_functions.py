@@ -184,6 +184,10 @@ def test_meta_broadcast_view():
     view = meta.reshape_for_broadcast(table, torch.zeros(B, S, H, D // 2))
     assert view.shape == (1, S, 1, D // 2)
     assert view.data_ptr() == table.data_ptr()
+    # any number of axes between tokens and pairs
+    assert meta.reshape_for_broadcast(table, torch.zeros(B, S, D // 2)).shape == (1, S, D // 2)
+    many = meta.reshape_for_broadcast(table, torch.zeros(B, S, H, 2, D // 2))
+    assert many.shape == (1, S, 1, 1, D // 2)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ HOSTILE = {
     "overflowing float": ('{"head_dim": 16, "rope_theta": 1e999}', "rope_theta"),
     "overflowing float in a key that no rope has": (f'{{{GOOD}, "note": [1, -1e999]}}', "note"),
     "duplicate keys": ('{"head_dim": 16, "rope_theta": 1.0, "rope_theta": 2.0}', "rope_theta"),
+    "duplicate keys, one value": (f'{{{GOOD}, "head_dim": 16}}', "head_dim"),
     "duplicate keys, deep": (
         '{"head_dim": 16, "rope_scaling": {"factor": 1, "factor": 2}}',
         "factor",

@@ -91,8 +91,9 @@ def test_a_gguf_file_is_opened_with_its_weights_and_its_tokenizer(tied, tmp_path
             "output.weight": np.random.default_rng(5).standard_normal((258, 32)).astype(np.float32)
         }
     )
-    path = gguf(tmp_path / "model.gguf", **head)
-    for given in (path, tmp_path):  # the file, and a folder with this file alone
+    (tmp_path / "main").mkdir()
+    path = gguf(tmp_path / "main" / "model.gguf", **head)
+    for given in (path, path.parent, tmp_path):  # the file, and folders with this file alone
         model, encode = open_model(given)
         expected = rw.load(path)(TOKENS)
         torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)

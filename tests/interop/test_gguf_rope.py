@@ -275,6 +275,14 @@ def test_a_spec_is_read_back_from_the_file_that_it_describes(name, tmp_path):
         assert read_back.scaling.name == scaling.name
 
 
+@pytest.mark.parametrize("scaling", [rw.frequencies.Default(), Linear(4.0)])
+def test_a_head_that_rotates_in_part_is_written_and_read_back(scaling):
+    spec = RopeSpec(DIM, rotary_dim=6, scaling=scaling)
+    keys = rw.gguf.to_gguf_metadata(spec, "gptneox").keys
+    assert keys["gptneox.attention.key_length"] == DIM
+    assert keys["gptneox.rope.dimension_count"] == 6
+
+
 @pytest.mark.parametrize(
     "scaling",
     [Llama3(8.0, 1.0, 4.0, 8192), Llama3(16.0, 1.0, 2.5, 4096), Llama3(4.0, 2.0, 8.0, 8192)],

@@ -243,6 +243,14 @@ def test_position_ids_with_the_rows_of_tokens_are_refused():
         rw.apply_rotary_pos_emb(q, q, cos, sin, ROWS)
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1, 3)])
+def test_position_ids_choose_rows_of_one_table_alone(shape):
+    cos, sin = (repeated(t, "half").expand(*shape, -1, -1) for t in (LONG.cos(), LONG.sin()))
+    q = torch.randn(2, 3, 5, 10)
+    with pytest.raises(rw.RopeError, match=r"^cos: must be .N, R."):
+        rw.apply_rotary_pos_emb(q, q, cos, sin, ROWS)
+
+
 @pytest.mark.parametrize(("table", "layout"), [("interleaved", "half"), ("half", "interleaved")])
 def test_a_table_of_the_other_layout_is_refused_in_every_form(table, layout):
     """cos and sin of the other layout would change the norm without an error."""

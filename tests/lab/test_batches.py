@@ -25,6 +25,20 @@ def test_targets_are_what_follows(tmp_path):
     assert batch.count == 63
 
 
+def test_every_tensor_of_a_batch_moves_to_the_device():
+    narrow, flags = torch.zeros(2, 3, dtype=torch.int16), torch.ones(2, 3, dtype=torch.bool)
+    batch = Batch(narrow, narrow, 6, positions=narrow, types=narrow, padding=flags).to(
+        torch.device("meta")
+    )
+    assert batch.count == 6
+    assert batch.documents is None
+    tensors = {"inputs": batch.inputs, "targets": batch.targets, **batch.keywords}
+    assert {name: (x.device.type, x.dtype) for name, x in tensors.items()} == {
+        **dict.fromkeys(("inputs", "targets", "positions", "types"), ("meta", torch.int64)),
+        "padding": ("meta", torch.bool),
+    }
+
+
 def test_every_window_once_before_any_comes_again(tmp_path):
     batches = tiny_batches(tmp_path)
     windows = (len(batches.split.tokens) - 1) // 7 - 1

@@ -36,10 +36,10 @@ MEANS = {
 SPREAD = np.array([-0.4, 0.1, 0.3])
 
 
-def rows(factor: float = 4) -> list[dict]:
+def rows(factor: float = 4, added: float = 0) -> list[dict]:
     fields = {"factor": factor, "trained": 8192}
     made = [
-        row("loss", means[place] + SPREAD, band=band, method=method, **fields)
+        row("loss", means[place] + added + SPREAD, band=band, method=method, **fields)
         for method, means in MEANS.items()
         for band, place in BANDS.items()
     ]
@@ -68,6 +68,14 @@ def test_steps_are_the_means_of_the_bands(language):
     assert "32,768" in ax.get_title(loc="left")
     words = [text.get_text() for text in ax.texts]
     assert any("moby-dick, sotu" in text and "3" in text for text in words)
+
+
+@pytest.mark.parametrize("fewer", [False, True])
+def test_the_largest_factor_with_most_methods_is_drawn(fewer):
+    larger = [each for each in rows(8, added=1) if not fewer or each["method"] != "yarn"]
+    (ax,) = picture([*rows(2), *larger], FACTS).axes
+    drawn = {round(p.get_data().values[0], 6) for p in ax.patches if hasattr(p, "get_data")}
+    assert drawn == {round(means[0] + (not fewer), 6) for means in MEANS.values()}
 
 
 def test_labels_do_not_overlap():

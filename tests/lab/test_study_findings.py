@@ -3,7 +3,15 @@
 import numpy as np
 
 from ropewalk_lab.scores import Score
-from ropewalk_lab.studies import encodings, multimodal, norms, passkey, precision, relative
+from ropewalk_lab.studies import (
+    encodings,
+    mlm_lengths,
+    multimodal,
+    norms,
+    passkey,
+    precision,
+    relative,
+)
 from ropewalk_lab.studies.findings import FAILS, HOLDS, cell, percent
 from ropewalk_lab.studies.rows import row, score
 
@@ -123,3 +131,15 @@ def test_the_trained_size_of_images_is_that_of_the_settings():
 def test_a_count_is_exact_and_a_loss_has_six_digits():
     assert row("parameters", 100_891_392)["values"] == [100_891_392]
     assert row("loss", [1.23456789])["values"] == [1.23457]
+
+
+def test_a_final_model_is_claimed_to_gain_from_longer_inputs():
+    def verdict(at_8, at_16):
+        rows = [
+            row("loss", [loss, loss + 0.01], stage=1, length=length, trained=16, seed=0)
+            for length, loss in ((8, at_8), (16, at_16))
+        ]
+        return mlm_lengths.claims(rows, [1], {1: 16})[-1].verdict
+
+    assert verdict(3.0, 2.0) == HOLDS
+    assert verdict(2.0, 3.0) == FAILS

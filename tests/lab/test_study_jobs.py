@@ -75,6 +75,9 @@ def test_every_job_has_a_name_of_its_own_and_the_arguments_of_its_function(name,
         assert isinstance(job.name, str)
         # raises an error unless they fit
         inspect.signature(job.work).bind(runner.workspace, **job.settings)
+    if "data" in facts:  # the settings of the preset, as the report shows them
+        changed = dict(change.split("=", 1) for change in runner.settings["changes"])
+        assert facts["data"]["source"] == changed["data.source"]
     if name.startswith("real_"):
         assert (facts["model"], facts["trained"], facts["text"]) == ("tiny", 64, ["python"])
 

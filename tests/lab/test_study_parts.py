@@ -310,6 +310,7 @@ def test_a_search_never_does_worse_than_what_it_starts_from():
     ).eval()
     windows = np.random.default_rng(0).integers(0, 30, (3, 33))
     found = extension_methods.search_longrope(model, windows, 4, 8, population=8, rounds=2, seed=0)
+    assert [layer.self_attn.encoding.rope.spec for layer in model.layers] == [RopeSpec(head_dim=8)]
     assert len(found) == 4
     assert list(found) == sorted(found)
 

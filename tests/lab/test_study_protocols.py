@@ -244,13 +244,14 @@ def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path)
     assert run(tmp_path / "one", 3) == run(tmp_path / "another", 3)
 
 
-def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(tmp_path):
+@pytest.mark.parametrize("stages", [[[16, 4, 6], [24, 4, 3]], [[8, 4, 1], [16, 4, 1], [24, 4, 1]]])
+def test_stages_whose_lengths_do_not_divide_the_longest_are_refused(stages, tmp_path):
     with pytest.raises(RopeError, match="divide the longest"):
         run_study(
             mlm_lengths.STUDY,
             "smoke",
             tmp_path,
-            changes=["stages=[[16, 4, 6], [24, 4, 3]]"],
+            changes=[f"stages={stages}"],
             workers=1,
             quiet=True,
         )

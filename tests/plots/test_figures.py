@@ -437,3 +437,12 @@ def test_given_data_is_drawn_as_it_is():
 def test_bad_requests_are_refused_by_name(make, says):
     with pytest.raises(rw.RopeError, match=says):
         make()
+
+
+@pytest.mark.parametrize(("signed", "limits"), [(True, (-3, 3)), (False, (-3, 1))])
+def test_signed_colours_are_centred_on_zero(signed, limits):
+    figure, (ax,) = look.blank(look.LIGHT)
+    values, extent = np.array([[-3.0, 1.0]]), (0, 2, 0, 1)
+    look.heat(figure, ax, look.LIGHT, values, signed=signed, label="", extent=extent)
+    (image,) = ax.get_images()
+    assert image.get_clim() == limits
