@@ -276,7 +276,7 @@ def test_a_spec_is_read_back_from_the_file_that_it_describes(name, tmp_path):
 
 
 @pytest.mark.parametrize("scaling", [rw.frequencies.Default(), Linear(4.0)])
-def test_a_head_that_rotates_in_part_is_written_and_read_back(scaling):
+def test_a_head_that_rotates_in_part_is_written_as_such(scaling):
     spec = RopeSpec(DIM, rotary_dim=6, scaling=scaling)
     keys = rw.gguf.to_gguf_metadata(spec, "gptneox").keys
     assert keys["gptneox.attention.key_length"] == DIM

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ropewalk_lab.plots.further import LossBand, loss_by_position
 from ropewalk_lab.plots.look import Look
 from ropewalk_lab.studies.real_extend import findings
 from ropewalk_lab.studies.real_picture import picture
@@ -76,6 +77,13 @@ def test_the_largest_factor_with_most_methods_is_drawn(fewer):
     (ax,) = picture([*rows(2), *larger], FACTS).axes
     drawn = {round(p.get_data().values[0], 6) for p in ax.patches if hasattr(p, "get_data")}
     assert drawn == {round(means[0] + (not fewer), 6) for means in MEANS.values()}
+
+
+def test_the_best_method_is_in_colour_even_if_no_scaling_is_better():
+    bands = {name: [LossBand(0, 8, loss)] for name, loss in (("none", 1), ("ntk", 3), ("yarn", 2))}
+    (ax,) = loss_by_position(bands, 8, "a model").axes
+    bold = {text.get_text().split()[0] for text in ax.texts if text.get_weight() == "bold"}
+    assert bold == {"no", "yarn"}
 
 
 def test_labels_do_not_overlap():
