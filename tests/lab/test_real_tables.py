@@ -210,6 +210,19 @@ def test_the_divergence_is_told_with_the_error_of_paired_windows():
     )
 
 
+def test_an_offset_that_one_rotation_lacks_is_left_out_of_its_line():
+    measured = (("ropewalk", 0, 1e-4), ("ropewalk", 9, 2e-4), ("transformers", 9, 3e-4))
+    rows = [
+        row("kl", [kl, kl], dtype="float16", length=48, trained=64, rotation=name, offset=offset)
+        for name, offset, kl in measured
+    ]
+    found = real_precision.findings(rows, FACTS)
+    assert found.tables[0].rows[1][3] == "-"
+    (ax,) = found.figures["real_precision"]().axes
+    points = [line.get_xydata().tolist() for line in ax.lines if len(line.get_xdata())]
+    assert [[9.0, pytest.approx(3e-4)]] in points
+
+
 def test_the_bars_of_a_continued_cache_have_a_title_and_a_unit():
     rows = [
         row("loss", [2.0, 2.2], way=way, trained=64, length=48) for way in ("read again", "shift")

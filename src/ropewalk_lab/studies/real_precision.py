@@ -181,10 +181,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         texts = (f"{each.mean:.2e} ± {each.error:.1e}" if each else "-" for each in scores)
         cells.append((dtype, f"{length:,}", rotation, *texts))
         # logarithmic axes have no 0
-        xs, ys = (
-            [float(max(offset, 1)) for offset in offsets],
-            [max(each.mean, 1e-12) for each in scores if each],
-        )
+        measured = [(max(o, 1), each.mean) for o, each in zip(offsets, scores, strict=True) if each]
+        xs, ys = [float(x) for x, _ in measured], [max(mean, 1e-12) for _, mean in measured]
         series[f"{dtype}, {rotation}, {length:,}"] = (xs, ys)
     note = (
         "Mean KL per token from the float32 model with the exact rotation at positions from 0 (the "
