@@ -605,3 +605,31 @@ def test_yarn_without_a_trained_length_covers_the_served_one_times_its_factor(le
     ids = {finding.id for finding in rw.doctor(config, length=length).findings}
     assert ("served_beyond_scaling" in ids) == found
     assert "trained_length_missing" in ids
+
+
+def test_a_raised_factor_raises_the_magnitude_that_follows_from_it():
+    rope = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    rope["attention_factor"] = 0.1 * math.log(8.0) + 1.0
+    config = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32}
+    config |= {"max_position_embeddings": 65536, "rope_theta": 500000.0, "rope_scaling": rope}
+    corrected = rw.doctor(config, length=131072).corrected
+    assert corrected is not None
+    scaling = corrected["rope_scaling"]
+    assert scaling["factor"] == 16.0
+    assert math.isclose(scaling["attention_factor"], 0.1 * math.log(16.0) + 1.0, rel_tol=1e-12)
+
+
+def test_a_factor_is_not_raised_from_a_trained_length_that_is_wrong():
+    config = {"model_type": "qwen3", "hidden_size": 2560, "num_attention_heads": 32}
+    config |= {"num_key_value_heads": 8, "num_hidden_layers": 36, "vocab_size": 151936}
+    config |= {"head_dim": 128, "max_position_embeddings": 262144, "rope_theta": 5000000}
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    found = rw.doctor({**config, "rope_scaling": rope})
+    assert found.findings[0].id == "trained_length_wrong"
+    assert found.corrected is None
+
+
+def test_a_size_under_another_name_is_not_a_misspelled_key():
+    config = {"model_type": "exaone", "hidden_size": 4096, "num_attention_heads": 32}
+    config |= {"num_hidden_layers": 32, "num_layers": 32, "max_position_embeddings": 4096}
+    assert "key_misspelled" not in [f.id for f in rw.doctor({**config, "rope_theta": 1e6}).findings]

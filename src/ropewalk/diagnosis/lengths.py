@@ -118,7 +118,10 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         "trained": trained,
         "holder": rope,
         "name": "factor",
-        "fixable": rope is not None and ratio.is_integer(),
+        # a published trained length that is another must be written first
+        "fixable": rope is not None
+        and ratio.is_integer()
+        and published_trained_length(case) in (None, trained),
     }
 
 
@@ -186,12 +189,21 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
     }
 
 
+def _magnitude(factor: float) -> float:
+    """Return the magnitude that YaRN has for a factor."""
+    return 0.1 * math.log(factor) + 1.0
+
+
 @repair
 def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the factor for the length in use, and the length itself where the config had the
     multiplied one.
     """
-    facts["holder"]["factor"] = facts["new"]
+    rope = facts["holder"]
+    given = positive(rope.get("attention_factor"))
+    if given is not None and math.isclose(given, _magnitude(facts["value"]), rel_tol=1e-6):
+        rope["attention_factor"] = _magnitude(facts["new"])
+    rope["factor"] = facts["new"]
     if case.served != facts["trained"]:
         case.text[length_key(case)] = facts["length"]
 

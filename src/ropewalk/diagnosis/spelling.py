@@ -32,6 +32,14 @@ INTEGERS = (
     *keys.LAYER_COUNT_KEYS,
     "num_key_value_heads",
 )
+#: names of one size
+ALIASES = (
+    keys.LENGTH_KEYS,
+    keys.HEAD_DIM_KEYS,
+    keys.HIDDEN_SIZE_KEYS,
+    keys.HEAD_COUNT_KEYS,
+    keys.LAYER_COUNT_KEYS,
+)
 #: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
 #: rope, of a key of the config, which has many others, and of a scaling, whose names are short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
@@ -416,6 +424,9 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
     """
     read = _read(case)
     absent = {key for key in read if case.get(key) is None}
+    for names in ALIASES:  # a size under one of its names is not absent under another
+        if any(case.get(key) is not None for key in names):
+            absent -= {*names}
     known = {*CONFIG_CHECKS, *OBJECT_KEYS, *keys.inner_keys()}
     for key, value in case.text.items():
         new = row.names.get(key)
