@@ -53,11 +53,13 @@ def ropes(config, length=None):
         warnings.simplefilter("ignore")
         specs = rw.from_hf(config, per_layer=True, precision="exact")
     longest = length or 8192
-    return {
-        name: spec
-        and (flat(spec.frequencies(longest).radians), spec.softmax_factor, spec.axis_of_pair)
-        for name, spec in specs.items()
-    }
+
+    def of(spec):
+        found = spec.frequencies(longest)
+        magnitude = float(found.magnitude)
+        return flat(found.radians), magnitude, spec.softmax_factor, spec.axis_of_pair
+
+    return {name: spec and of(spec) for name, spec in specs.items()}
 
 
 def flat(radians):

@@ -239,7 +239,7 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
 
         name = file.architecture
         try:
-            root = dict(hf_config(file))
+            root: dict[str, Any] = dict(hf_config(file))
         except RopeError:  # a row may say why
             root = {"model_type": name}
         tokens = getattr(file.metadata.get("tokenizer.ggml.tokens"), "length", None)
