@@ -16,9 +16,11 @@ import torch
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
+from ropewalk.kernels.decode_step.config import most_in_one_launch
 from ropewalk.kernels.norm_rotation import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 from ropewalk.kernels.qkv.launch import qkv_product
+from ropewalk.kernels.support import multiprocessors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: relative error; the interpreter multiplies the bits of bfloat16 as integers, and float32 is for
@@ -162,7 +164,13 @@ def test_one_launch_is_refused_without_a_cache_and_for_more_tokens():
     x, weight, _, positions = inputs(spec, dtype)
     cache, slots = caches(spec, dtype), torch.arange(TOKENS, device=DEVICE)
     call = {"spec": spec, "heads": HEADS}
-    for tokens, stored, reason in ((64, True, None), (65, True, "64 tokens"), (2, False, "cache")):
+    most = most_in_one_launch(HEADS[0] + 2 * HEADS[1], spec.head_dim, multiprocessors(x.device))
+    assert most in (32, 64)
+    for tokens, stored, reason in (
+        (most, True, None),
+        (most + 1, True, f"{most} tokens"),
+        (2, False, "cache"),
+    ):
         where = {"cache": cache, "slots": slots[:tokens]} if stored else {}
         options = {**call, "positions": positions[:tokens], **where}
         why = why_not(x[:tokens], weight, **options)
