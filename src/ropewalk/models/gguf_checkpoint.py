@@ -148,7 +148,10 @@ def _weights(
             raise RopeError("tensor_type", f"must be given for weights of {dtype}", None)
         block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[written_type]]
         if shape[-1] % block:
-            rule = f"must be F32, F16 or BF16: rows of {hf_name} have {shape[-1]} weights, blocks {block}"
+            rule = (
+                f"must be F32, F16 or BF16: rows of {hf_name} have {shape[-1]} weights, which is no "
+                f"multiple of {block}"
+            )
             raise RopeError("tensor_type", rule, written_type)
         is_rotated = re.search(r"\.[qk]_proj\.", hf_name) is not None
         layout = rope.layout if is_rotated else "half"

@@ -33,25 +33,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     Until then it is `.NAME.partial` beside the target. A run that fails removes it. A run that is
     killed leaves it, and the next run with the same target clears it first.
     """
-    target = Path(os.path.abspath(target))
-    _refuse_existing(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(target)
-    lock = _lock(partial)
-    try:
-        _clear(partial)
-        yield partial
-        _sync(partial)
-        _refuse_existing(target)
-        os.rename(partial, target)
-        _sync(target.parent)
-    except BaseException as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(target)  # a full disk names no file
-        raise
-    finally:
-        os.close(lock)
+    with _renamed_to(target, is_file=False) as draft:
+        yield draft
 
 
 @contextmanager
@@ -60,24 +43,36 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Until then it is in the folder `.NAME.partial` beside the target, as of `atomic_folder`.
     """
+    with _renamed_to(target, is_file=True) as draft:
+        yield draft
+
+
+@contextmanager
+def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Path]:
+    """Yield what `atomic_file` or `atomic_folder` yields."""
     target = Path(os.path.abspath(target))
-    _refuse_existing_file(target)
+    check = _refuse_existing_file if is_file else _refuse_existing
+    check(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(target)
+    draft = partial / target.name if is_file else partial
     lock = _lock(partial)
     try:
         _clear(partial)
-        draft = partial / target.name
         yield draft
         _sync(draft)
-        _refuse_existing_file(target)
+        check(target)
         os.rename(draft, target)
         _sync(target.parent)
-    except OSError as error:
-        error.filename = error.filename or str(target)  # a full disk names no file
+        if is_file:
+            # not of a folder: it is renamed, so a folder at this path is another run's
+            shutil.rmtree(partial, ignore_errors=True)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(target)  # a full disk names no file
         raise
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
         os.close(lock)
 
 
