@@ -210,7 +210,9 @@ def test_wrong_options_are_refused_and_leave_no_file(tmp_path):
     ):
         rw.save(model_of("llama").double(), path)
     narrow = Decoder(DecoderConfig(64, 48, 96, 1, 4))
-    with pytest.raises(RopeError, match=r"tensor_type: .*have 48 weights, .*multiple of 32; got 'Q8_0'"):
+    with pytest.raises(
+        RopeError, match=r"tensor_type: .*have 48 weights, .*multiple of 32; got 'Q8_0'"
+    ):
         rw.save(narrow, path, tensor_type="Q8_0")
     with pytest.raises(RopeError, match="model: must be a Decoder"):
         rw.save(rw.RoFormer(RoFormerConfig(100, 48, 2, 4, 96)), path)
