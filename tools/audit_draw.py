@@ -4,6 +4,8 @@ wrong verdicts.
     make engines                                           # once: an environment for each engine
                                                            under build/engines
     python tools/audit_draw.py --seed 1 --out build/draw   # exit status 1 if a verdict is wrong
+    python tools/audit_draw.py --rows FILE --out build/draw   # configs that somebody else wrote:
+                                                           # a JSON list of {name, config, length}
 
 A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes
 and magnitude are those of the run, or if audit says that the engine refuses the config and the
@@ -146,7 +148,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seed", type=int, required=True)
+    source_of_rows = parser.add_mutually_exclusive_group(required=True)
+    source_of_rows.add_argument("--seed", type=int)
+    source_of_rows.add_argument(
+        "--rows", type=Path, help="JSON list of configs to use instead of drawn ones"
+    )
     parser.add_argument(
         "--mistakes", action="store_true", help="draw configs with mistakes that people make"
     )
@@ -173,7 +179,11 @@ def main() -> None:
     parser.add_argument("--date", help="month of the run in the recorded lines, such as 2026-11")
     given = parser.parse_args()
     drawn = draw_mistakes if given.mistakes else draw_recent if given.recent else draw_configs
-    rows = drawn.draw(given.seed, given.count)
+    if given.rows:
+        listed = json.loads(given.rows.read_text(encoding="utf-8"))
+        rows = [ServedConfig(**row) for row in listed]
+    else:
+        rows = drawn.draw(given.seed, given.count)
     given.out.mkdir(parents=True, exist_ok=True)
     source = given.out / "rows.json"
     source.write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
@@ -195,9 +205,9 @@ def main() -> None:
                 print(f"    {line}")
         if given.record:
             about = {
-                "draw": drawn.__name__,
+                "draw": given.rows.stem if given.rows else drawn.__name__,
                 "seed": given.seed,
-                "configs": given.count,
+                "configs": len(rows),
                 "engine": ENGINES[engine].title,
                 "version": output["version"],
             }

@@ -208,8 +208,9 @@ class RopeSpec:
 
         An axis map gives a tuple of one float for each axis instead: the angle of a pair is the sum
         over the axes of coordinate times radians. Axes that differ from head to head give
-        [heads][pairs][axes]. With precision "hf" and "hf_frequencies" the radians are rounded to
-        float32; `Rope` computes every float32 step of transformers.
+        [heads][pairs][axes]. With precision "hf" and "hf_frequencies" the exact radians are rounded
+        to float32 once; `Rope` rounds every step as transformers does, so that its last bit may
+        differ.
         """
         ladder = self.ladder_frequencies(length)
         if self.axes is None or self.mixed:
@@ -221,7 +222,10 @@ class RopeSpec:
         )
 
     def ladder_frequencies(self, length: int | None = None) -> Frequencies:
-        """Return radians per step of each pair along its own axis, one float for each pair."""
+        """Return radians per step of each pair along its own axis, one float for each pair.
+
+        With one axis there is one ladder, the series theta^(-2i/dim) of the whole rotated slice.
+        """
         found = [s.frequencies(dim, self.theta, length) for s, dim in self.scaled_ladders()]
         first = found[self._first_scaled()]
         digits = self.in_pair_order([ladder.digits for ladder in found])

@@ -88,7 +88,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(declared))
 
 
-def check_config(config: Mapping[str, Any], family: Family) -> RopeObjects:
+def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjects:
     """Return the rope objects of a text config whose every rotary value is possible.
 
     Raise a RopeError about a model that does not rotate, the first rotary key with an impossible

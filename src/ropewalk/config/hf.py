@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ropewalk.config import diffusion
-from ropewalk.config.checks import check_config
+from ropewalk.config.checks import checked_rope_objects
 from ropewalk.config.families import families, family_of
 from ropewalk.config.file import load, text_part
 from ropewalk.config.layers import declared_or_full, layer_names, layer_ropes
@@ -169,7 +169,7 @@ class _Reading:
     entries     each value of each spec with its source
     warnings    keys that are ignored and values that were assumed
     known       whether families.toml has the model_type
-    values      the config's own keys, outside any rope object; a temperature is read from them
+    outside     the config's own keys, outside any rope object; a temperature is read from them
     rope        the rope of the first rotated layer type; a temperature is read from it
     """
 
@@ -178,24 +178,24 @@ class _Reading:
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
     known: bool = True
-    values: Mapping[str, Value] = field(default_factory=dict)
+    outside: Mapping[str, Value] = field(default_factory=dict)
     rope: Mapping[str, Value] = field(default_factory=dict)
 
 
 def _read_config(config: Any, precision: str) -> _Reading:
-    """Return what a config says. `config` and `precision` are those of `from_hf`; the numbered
+    """Return what a config says. `config` and `precision` are those of `from_hf`; the five
     steps are those of the module's docstring.
     """
-    text = text_part(load(config))  # 1
+    text = text_part(load(config))  # 1. load
     if diffusion.CLASS_KEY in text:
         spec, sources = diffusion.read(text, precision)
         return _Reading(text[diffusion.CLASS_KEY], {diffusion.LAYER_TYPE: spec}, sources)
     family = family_of(text.get("model_type"))
-    objects = check_config(text, family)  # 2
-    ropes = layer_ropes(text, objects, family)  # 3
-    normal = normal_form(text, ropes, family)  # 4
+    objects = checked_rope_objects(text, family)  # 2. check
+    ropes = layer_ropes(text, objects, family)  # 3. the rope of each layer type
+    normal = normal_form(text, ropes, family)  # 4. normal form
 
-    specs: dict[str, RopeSpec | None] = {}  # 5
+    specs: dict[str, RopeSpec | None] = {}  # 5. specs
     entries: list[Entry] = []
     for name, values in normal.layers.items():
         if values is None:
@@ -211,7 +211,7 @@ def _read_config(config: Any, precision: str) -> _Reading:
         entries=tuple(entries),
         warnings=tuple(dict.fromkeys([*stray, *normal.warnings])),
         known=family.known,
-        values=normal.outside,
+        outside=normal.outside,
         rope=next((rope for rope in ropes.values() if rope is not None), {}),
     )
 
@@ -219,7 +219,7 @@ def _read_config(config: Any, precision: str) -> _Reading:
 def _temperatures(reading: _Reading) -> dict[str, Temperature | None]:
     """Return the temperature of each layer type of a config that was read."""
     rotated = {name: spec is not None for name, spec in reading.specs.items()}
-    return read_temperatures(reading.model_type, reading.values, reading.rope, rotated)
+    return read_temperatures(reading.model_type, reading.outside, reading.rope, rotated)
 
 
 def _check_round_trip(spec: RopeSpec, written: Mapping[str, Any]) -> None:

@@ -28,8 +28,8 @@ def layer_ropes(
 ) -> dict[str, RopeValues]:
     """Return {layer type: the keys of its rope, or None if it is not rotated} of a checked config.
 
-    config   the text part of the config, after `check_config`
-    objects  its rope objects, as `check_config` returned them
+    config   the text part of the config, after `checked_rope_objects`
+    objects  its rope objects, as `checked_rope_objects` returned them
     family   the facts of its model_type
     """
     v5, v4 = objects.v5, objects.v4

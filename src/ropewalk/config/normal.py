@@ -68,7 +68,7 @@ def normal_form(
 ) -> Normal:
     """Return the normal form of a config.
 
-    config  its text part, after `check_config`
+    config  its text part, after `checked_rope_objects`
     ropes   {layer type: the values of its rope, or None}, of `layer_ropes`
     family  the facts of its model_type
     """

@@ -119,7 +119,7 @@ class Scaling:
     def frequencies(self, dim: int, theta: float, length: int | None = None) -> Frequencies:
         """Return the frequencies of the dim/2 pairs; `length` is used only if `needs_length`."""
         length = integer("length", length, low=1) if self.needs_length and length else None
-        return _defined(self, dim, theta, length)
+        return _computed_frequencies(self, dim, theta, length)
 
     def magnitude_at(self, length: int | None = None) -> float:
         """Return the factor on cos and sin in sequences of this length."""
@@ -193,7 +193,9 @@ class Scaling:
 
 
 @cached("frequencies", entries=512)
-def _defined(scaling: Scaling, dim: int, theta: float, length: int | None) -> Frequencies:
+def _computed_frequencies(
+    scaling: Scaling, dim: int, theta: float, length: int | None
+) -> Frequencies:
     """Return the frequencies of a scaling for heads with `dim` rotated dimensions, computed by its
     formula over Decimals; `length` is that of the sequence, or None.
     """
