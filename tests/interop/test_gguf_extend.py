@@ -50,7 +50,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_the_flags_and_the_keys_give_the_longer_rope(kind, tmp_path):
+def test_the_flags_and_the_keys_give_the_rope_for_the_longer_context(kind, tmp_path):
     path = original(tmp_path)
     found = extend_gguf(path, kind, factor=FACTOR)
     metadata = sizes(**{"rope.freq_base": THETA})
@@ -124,7 +124,7 @@ def test_what_llama_cpp_cannot_compute_is_refused(kind, architecture, message, t
         extend_gguf(original(tmp_path, architecture), kind, factor=FACTOR)
 
 
-def test_a_file_without_a_length_needs_one(tmp_path):
+def test_a_file_without_a_context_length_needs_original_length(tmp_path):
     metadata = sizes()
     del metadata["llama.context_length"]
     path = write(tmp_path / "a.gguf", metadata)
