@@ -59,7 +59,7 @@ def cut(x, cu_seqlens):
 @LAYOUTS
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("offset", [0, 5, torch.tensor([4, 31])], ids=["none", "int", "rows"])
-def test_rows_of_a_table(interleaved, inplace, offset):
+def test_each_token_is_rotated_by_the_table_row_of_its_position(interleaved, inplace, offset):
     x = torch.randn(B, S, H, D)
     start = offset.unsqueeze(-1) if isinstance(offset, torch.Tensor) else offset
     exact = rotated(x, phases(start + torch.arange(S)), interleaved)
@@ -72,7 +72,7 @@ def test_rows_of_a_table(interleaved, inplace, offset):
 
 @LAYOUTS
 @pytest.mark.parametrize("offset", [0, 3, torch.tensor([2, 0, 9])], ids=["none", "int", "rows"])
-def test_packed_sequences_begin_again(interleaved, offset):
+def test_positions_begin_again_in_each_packed_sequence(interleaved, offset):
     cu_seqlens = torch.tensor([0, 4, 5, 11], dtype=torch.int32)
     x = torch.randn(11, H, D)
     starts = offset.tolist() if isinstance(offset, torch.Tensor) else [offset] * 3
@@ -87,7 +87,7 @@ def test_packed_sequences_begin_again(interleaved, offset):
 
 
 @LAYOUTS
-def test_gradients_rotate_back(interleaved):
+def test_gradients_are_rotated_by_the_opposite_angle(interleaved):
     x = torch.randn(B, S, H, D, requires_grad=True)
     weight = torch.randn(B, S, H, D)
     flash_attn.apply_rotary_emb(x, *tables(), interleaved, seqlen_offsets=3).backward(weight)
@@ -95,7 +95,7 @@ def test_gradients_rotate_back(interleaved):
 
 
 @LAYOUTS
-def test_the_torch_form_and_a_quarter_turn(interleaved):
+def test_apply_rotary_emb_torch_rotates_and_rotate_half_is_a_quarter_turn(interleaved):
     x = torch.randn(B, S, H, D)
     cos, sin = tables(S)
     near(
@@ -122,7 +122,7 @@ def fused(kind):
 @LAYOUTS
 @pytest.mark.parametrize("kind", ["three", "grouped"])
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "own_key_tables"])
-def test_a_fused_projection_in_place(interleaved, kind, own):
+def test_queries_and_keys_of_a_fused_projection_are_rotated_in_place(interleaved, kind, own):
     qkv, named, views = fused(kind)
     before = qkv.clone()
     cos, sin = tables()
@@ -138,7 +138,7 @@ def test_a_fused_projection_in_place(interleaved, kind, own):
         near(after, rotated(x, factor, interleaved))
 
 
-def test_keys_of_a_pair_in_place():
+def test_keys_of_packed_keys_and_values_are_rotated_in_place():
     kv = torch.randn(B, S, 2, H, D)
     before = kv.clone()
     assert flash_attn.apply_rotary_emb_kv_(kv, *tables(), seqlen_offsets=torch.tensor([3, 0])) is kv
@@ -194,7 +194,7 @@ def test_the_module_rotates_queries_and_pairs_of_keys_and_values(q_len):
     ids=["own_length", "longest", "given", "given_and_offset"],
 )
 @pytest.mark.parametrize("pairs", [False, True], ids=["qkv", "q_and_kv"])
-def test_xpos_grows_queries_and_shrinks_keys(given, call, center, pairs):
+def test_xpos_multiplies_queries_by_its_factor_and_divides_keys_by_it(given, call, center, pairs):
     rotary = flash_attn.RotaryEmbedding(DIM, scale_base=64.0, **given)
     steps = call.get("seqlen_offset", 0) + torch.arange(S)
     z, size = phases(steps), growth(steps, center, 64.0)
@@ -299,7 +299,7 @@ def test_gradients_flow_through_a_fused_projection():
         ),
     ],
 )
-def test_what_would_be_wrong_is_refused(call, field):
+def test_wrong_arguments_of_flash_attn_functions_are_refused_by_name(call, field):
     with pytest.raises(RopeError) as error:
         call()
     assert error.value.field == field

@@ -60,7 +60,7 @@ def test_the_public_names_are_the_packages():
 
 @pytest.mark.parametrize("offset", [0, 5])
 @pytest.mark.parametrize("name", MODULES)
-def test_queries_or_keys(name, offset):
+def test_rotate_queries_or_keys_equals_the_original(name, offset):
     mine, theirs = both(**MODULES[name])
     x = x_for(mine)
     assert_close(
@@ -70,7 +70,7 @@ def test_queries_or_keys(name, offset):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_angles_and_frequencies(name):
+def test_angles_frequencies_and_positions_equal_the_original(name):
     mine, theirs = both(**MODULES[name])
     t = torch.tensor([[0.0, 1.5], [-3.0, 40.0]])
     assert_close(mine(t), theirs(t))
@@ -79,7 +79,7 @@ def test_angles_and_frequencies(name):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_cached_keys(name):
+def test_rotating_queries_with_cached_keys_equals_the_original(name):
     mine, theirs = both(**MODULES[name])
     q, k = x_for(mine, seq=2), x_for(mine, seq=7)
     for offset in (0, 3):
@@ -103,7 +103,7 @@ def test_a_named_sequence_axis_wins_over_the_default():
 
 @pytest.mark.parametrize("name", XPOS)
 @pytest.mark.parametrize("first", [False, True], ids=["heads_first", "tokens_first"])
-def test_xpos_together(name, first):
+def test_xpos_on_queries_and_keys_equals_the_original(name, first):
     mine, theirs = both(use_xpos=True, seq_before_head_dim=first, **XPOS[name])
     q, k = x_for(mine), x_for(mine)
     assert_close(mine.rotate_queries_and_keys(q, k), theirs.rotate_queries_and_keys(q, k))
@@ -255,7 +255,7 @@ def test_frozen_frequencies_take_no_part_in_training():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_checkpoints_go_both_ways(name):
+def test_each_module_loads_the_checkpoints_of_the_other(name):
     mine, theirs = both(**MODULES[name])
     with torch.no_grad():
         theirs.freqs.mul_(1.5)
@@ -269,7 +269,7 @@ def test_checkpoints_go_both_ways(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("offset", [300, 2_000_000])
-def test_half_precision_counts_every_position(dtype, offset):
+def test_16_bit_modules_rotate_by_exact_angles_and_count_every_position(dtype, offset):
     mine = ours.RotaryEmbedding(10)
     freqs = mine.freqs.double()
     mine.to(dtype)
@@ -322,14 +322,14 @@ def test_float64_frequencies_survive_a_checkpoint():
     assert ours.RotaryEmbedding(6, custom_freqs=given.bfloat16()).freqs.dtype == torch.float32
 
 
-def test_an_odd_width_rotates_what_makes_pairs():
+def test_an_odd_width_rotates_all_pairs_but_not_the_last_dimension():
     mine = ours.RotaryEmbedding(11)
     x = torch.randn(2, 3, 7, 11)
     exact = definition(x, 10000.0 ** -(torch.arange(0, 10, 2) / 11), torch.arange(7))
     assert_close(mine.rotate_queries_or_keys(x).double(), exact, rtol=0, atol=1e-6)
 
 
-def test_broadcat_and_rotate_half():
+def test_broadcat_and_rotate_half_equal_the_original():
     a, b = torch.randn(3, 1, 2), torch.randn(1, 4, 2)
     assert_close(ours.broadcat((a, b)), peer.broadcat((a, b)))
     x = torch.randn(3, 8)
@@ -383,7 +383,7 @@ def test_broadcat_and_rotate_half():
         (lambda: ours.RotaryEmbedding(8, theta="10000"), "theta"),
     ],
 )
-def test_what_would_be_wrong_is_refused(call, field):
+def test_wrong_arguments_of_the_module_are_refused_by_name(call, field):
     with pytest.raises(RopeError) as error:
         call()
     assert error.value.field == field
@@ -394,6 +394,6 @@ def test_a_checkpoint_of_another_width_is_refused():
         ours.RotaryEmbedding(10).load_state_dict({"freqs": torch.ones(3)})
 
 
-def test_the_scale_is_known_only_under_xpos():
+def test_only_a_module_with_xpos_has_a_scale():
     with pytest.raises(AttributeError):
         ours.RotaryEmbedding(10).scale

@@ -76,7 +76,7 @@ def exact_rows(radians, magnitude, positions):
         (10, 4096, 1e4, {}),
     ],
 )
-def test_minimind_tables(dim, end, base, scaling):
+def test_tables_of_minimind_are_exact(dim, end, base, scaling):
     cos, sin = minimind.precompute_freqs_cis(dim, end, base, scaling)
     assert cos.shape == sin.shape == (end, dim)
     assert cos.dtype == torch.float32
@@ -98,7 +98,7 @@ def rotated_half(x, cos, sin):
     "ids",
     [None, torch.tensor([3, 0, 9, 2, 2, 5, 1]), torch.tensor([[0] * 3 + [0, 1, 2, 3], range(7)])],
 )
-def test_minimind_application(ids):
+def test_minimind_rotates_by_the_rows_of_its_tables(ids):
     q, k = torch.randn(B, S, H, D), torch.randn(B, S, 1, D)
     cos, sin = minimind.precompute_freqs_cis(D, 12, 1e4, {"attention_factor": 1.25})
     rows = (cos[:S], sin[:S]) if ids is None else (cos[ids], sin[ids])
@@ -136,7 +136,7 @@ def meta_frequencies(dim, theta, scaled):
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
-def test_meta_tables(theta, scaled):
+def test_tables_of_meta_have_exact_angles_of_its_float32_frequencies(theta, scaled):
     table = meta.precompute_freqs_cis(64, 300, theta, scaled)
     assert table.dtype == torch.complex64
     assert table.shape == (300, 32)
@@ -157,7 +157,7 @@ def complex_rotation(x, table):
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["shared", "by_row"])
-def test_meta_application(rows):
+def test_meta_rotates_by_its_table_and_so_do_its_gradients(rows):
     q, k = torch.randn(B, S, H, D, requires_grad=True), torch.randn(B, S, 1, D)
     table = meta.precompute_freqs_cis(D, 20)
     table = table[torch.tensor([[3], [9]]) + torch.arange(S)] if rows else table[5 : 5 + S]
@@ -179,7 +179,7 @@ def test_meta_gradients_reach_a_table():
     assert_close(table.grad, (z.conj() * w).sum(dim=(0, 2)))
 
 
-def test_meta_broadcast_view():
+def test_reshape_for_broadcast_gives_the_view_of_meta():
     table = meta.precompute_freqs_cis(D, S)
     view = meta.reshape_for_broadcast(table, torch.zeros(B, S, H, D // 2))
     assert view.shape == (1, S, 1, D // 2)
@@ -223,13 +223,13 @@ def test_meta_broadcast_view():
         (lambda: meta.precompute_freqs_cis(D, -1), "end"),
     ],
 )
-def test_what_would_be_wrong_is_refused(call, field):
+def test_wrong_arguments_of_table_functions_are_refused_by_name(call, field):
     with pytest.raises(RopeError) as error:
         call()
     assert error.value.field == field
 
 
-def test_tables_stay_right_far_out():
+def test_tables_are_exact_at_position_one_million():
     far = 1_000_000
     cos, _ = minimind.precompute_freqs_cis(4, far + 1, 1e4)
     assert_close(cos[far, 0].item(), np.cos(float(far)), rtol=0, atol=1e-7)

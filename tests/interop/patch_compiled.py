@@ -34,7 +34,7 @@ def _fresh():
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize(("family", "lengths"), [("llama", (11, 23)), ("gemma-3", (11,))])
-def test_one_graph_of_the_whole_model(family, lengths):
+def test_a_patched_model_compiles_to_one_graph_for_each_length(family, lengths):
     skip_old_cache(family)
     model, counted = patch(copy.deepcopy(model_of(family))), Counted()
     compiled = torch.compile(model, fullgraph=True, backend=counted)
@@ -45,7 +45,7 @@ def test_one_graph_of_the_whole_model(family, lengths):
     assert counted.graphs <= len(lengths)
 
 
-def test_one_graph_by_the_model_s_own_tables():
+def test_a_model_that_rotates_by_its_own_tables_compiles_to_one_graph():
     """NanoChat has no spec, so its tables are used, and checked in the graph."""
     torch.manual_seed(1)
     model = patch(AutoModelForCausalLM.from_config(config_of("nanochat", **SIZES)).eval())
@@ -54,7 +54,7 @@ def test_one_graph_by_the_model_s_own_tables():
         assert_close(outputs(compiled), outputs(model), rtol=0, atol=2e-5)
 
 
-def test_gradients_through_the_graph():
+def test_gradients_of_a_compiled_model_are_those_of_the_eager_one():
     model = patch(copy.deepcopy(model_of("llama")))
     wanted = list(model.parameters())
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

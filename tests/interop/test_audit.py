@@ -137,7 +137,7 @@ def yarn(dim, theta, factor, low, high):
     ids=lambda rope: rope["rope_type"],
 )
 @pytest.mark.parametrize("length", [1000, 5000])
-def test_the_reference_is_transformers_itself(rope, length):
+def test_the_reference_values_are_those_of_transformers(rope, length):
     keys = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 4096}
     config = config_of("llama", **keys, rope_parameters={**rope, "rope_theta": 1e4})
     radians, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, device=None, seq_len=length)
@@ -176,7 +176,7 @@ def test_the_reference_does_not_read_truncate_beside_layer_types():
 
 
 @pytest.mark.parametrize("engine", ["sglang", "mlx-lm", "llama.cpp"])
-def test_minimind_asks_for_1_and_gets_1_277(engine):
+def test_minimind_sets_attention_factor_1_and_these_engines_use_1_277(engine):
     assert one(MINIMIND, "hf").magnitude == 1.0
     finding = one(MINIMIND, engine)
     assert finding.magnitude == pytest.approx(1.2772588722239782)
@@ -306,7 +306,7 @@ def test_mrope_with_yarn_gets_the_band_of_four_times_the_length_in_vllm():
     assert one(text, "vllm").agrees
 
 
-def test_mlx_does_not_use_the_axes():
+def test_mlx_rotates_every_pair_by_the_first_axis():
     for engine in ("hf", "vllm", "sglang", "llama.cpp"):
         assert one(QWEN_VL, engine).axis_of_pair == (0,) * 16 + (1,) * 24 + (2,) * 24
     finding = one(QWEN_VL, "mlx-lm")
@@ -372,7 +372,7 @@ def test_without_a_length_the_trained_and_the_served_one_are_looked_at():
     assert [f.length for f in audit(MINIMIND).of("vllm")] == [32768]
 
 
-def test_longrope_magnitudes_that_are_asked_for():
+def test_magnitudes_that_a_longrope_config_gives_are_not_read_by_every_engine():
     asked = {**PHI, "rope_scaling": {**PHI["rope_scaling"], "attention_factor": 1.5}}
     by_length = math.sqrt(1 + math.log(32) / math.log(4096))
     assert one(asked, "hf", length=9000).magnitude == 1.5
@@ -399,7 +399,7 @@ def test_longrope_magnitudes_that_are_asked_for():
 
 
 @pytest.mark.parametrize("length", [3000, 6000, 16384])
-def test_dynamic_ntk_is_frozen_in_servers(length):
+def test_dynamic_ntk_changes_with_the_length_in_transformers_and_mlx_alone(length):
     def slowed(inner):
         return ladder(128, 1e6 * inner ** (128 / 126))
 
@@ -506,7 +506,7 @@ def test_a_change_of_scores_is_the_norm_of_the_difference_of_two_rotations():
     ],
     ids=lambda rope: "default" if rope is None else rope["rope_type"],
 )
-def test_engines_agree_on_the_rest(rope):
+def test_all_engines_agree_on_these_scalings(rope):
     config = {**BASE, "max_position_embeddings": 32768, "rope_scaling": rope}
     assert audit(config).disagreements == ()
     assert [f.engine for f in audit(config).findings] == list(ENGINES)
@@ -580,7 +580,7 @@ def test_the_result_is_plain_data_and_the_config_is_left_alone(name):
     assert all(rule.does in text for f in result.findings for rule in f.rules)
 
 
-def test_it_reads_a_file_and_tells_what_is_not_read(tmp_path):
+def test_audit_reads_a_file_and_warns_of_keys_that_are_not_read(tmp_path):
     rope = {**MINIMIND["rope_scaling"], "finetuned": True}
     (tmp_path / "config.json").write_text(json.dumps({**MINIMIND, "rope_scaling": rope}))
     result = audit(tmp_path)

@@ -47,7 +47,7 @@ def one(config, engine, **options):
     return finding
 
 
-def test_a_release_is_a_data_file(tmp_path):
+def test_a_release_can_be_added_as_a_data_file(tmp_path):
     assert one(CONFIG, "vllm").agrees
     row = LINEAR_ROW.format(then="ignore scaling", says="not read since 0.33")
     engines = with_file(tmp_path, RELEASE.format(version="0.33.0") + row)
@@ -77,7 +77,7 @@ def test_an_older_release_does_not_come_before_a_newer_one(tmp_path):
     assert (finding.version, finding.problem) == ("0.4.0", "refused: no linear")
 
 
-def test_a_family_is_a_row(tmp_path):
+def test_a_family_can_be_added_in_a_data_file(tmp_path):
     config = {**CONFIG, "model_type": "newcomer"}
     assert one(config, "vllm").problem == "not known: how vLLM builds the rope of newcomer"
     text = RELEASE.format(version="0.33.0") + 'families = ["newcomer"]\n'
@@ -106,7 +106,7 @@ def test_a_release_that_extends_an_unknown_one_is_refused_by_name(tmp_path):
     assert "new.toml" in refused.value.rule
 
 
-def test_an_engine_is_a_file(tmp_path):
+def test_an_engine_can_be_added_as_a_data_file(tmp_path):
     text = (
         'engine = "tgi"\ntitle = "TGI"\nversion = "4.0.0"\nread = "2027-02"\n'
         'families = ["llama"]\n[[rule]]\nthen = "set"\ntheta = 5e5\nabout = "rope_theta"\n'
@@ -135,7 +135,7 @@ def test_a_row_that_says_nothing_is_refused_with_its_file(tmp_path, row, problem
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_row_has_words_and_a_source(engine):
+def test_every_rule_has_a_text_and_a_source(engine):
     release = ENGINES[engine]
     for rule in release.rules:
         if rule.then in (
@@ -154,7 +154,7 @@ def test_every_row_has_words_and_a_source(engine):
         assert row["source"]
 
 
-def test_engines_need_no_arrays():
+def test_the_code_of_engines_imports_neither_torch_nor_numpy():
     """The definition's ring has the standard library alone."""
     folder = rules.FOLDER.parent
     for path in folder.glob("*.py"):

@@ -96,7 +96,7 @@ def _findings(row):
         return ()
 
 
-def test_the_page_says_what_was_counted(tools):
+def test_the_numbers_of_the_last_draw_on_the_page_are_those_in_the_results(tools):
     lines = [
         json.loads(line)
         for line in (ROOT / "results" / "engine_draws.jsonl")

@@ -92,7 +92,7 @@ def refusing(model, scaling, key):
         (VISION, {**YARN, "mrope_section": [2, 3, 3]}, "mscale", {"sglang", "mlx-lm"}),
     ],
 )
-def test_engines_that_refuse_a_key_that_is_null(model, scaling, key, expected):
+def test_which_engines_refuse_a_key_that_is_null(model, scaling, key, expected):
     v4, v5 = refusing(model, scaling, key)
     assert v4 == expected
     # most models of mlx-lm do not read rope_parameters at all

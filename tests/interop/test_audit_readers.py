@@ -177,7 +177,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
         ),
     ],
 )
-def test_scalings_that_models_of_mlx_take(keys, reason):
+def test_which_scalings_models_of_mlx_accept(keys, reason):
     problem = audit({**SIZES, **keys}).of("mlx-lm")[-1].problem
     assert problem is None if reason is None else reason in problem
 

@@ -123,7 +123,7 @@ GEMMA_3 = {**SIZES, "model_type": "gemma3_text", "layer_types": ["full_attention
         ),
     ],
 )
-def test_which_engines_multiply_the_served_length_of_an_extended_config(
+def test_the_notes_say_which_engine_multiplies_the_served_length_and_which_refuse(
     config, multiplied, refusing
 ):
     with warnings.catch_warnings():
@@ -247,7 +247,7 @@ def test_no_layer_type_runs_in_an_engine_that_refuses_another():
         ({"model_type": "nemotron", "head_dim": 32}, "hidden_size / num_attention_heads"),
     ],
 )
-def test_configs_that_llama_cpp_does_not_convert_or_load(keys, reason):
+def test_audit_names_why_llama_cpp_does_not_convert_or_load_a_config(keys, reason):
     """Seen in runs: the converter or the loader fails."""
     config = {key: value for key, value in {**SIZES, **keys}.items() if value is not None}
     assert reason in one(config, "llama.cpp").problem
@@ -370,7 +370,7 @@ LONGROPE = {
         ("mlx-lm", {"model_type": "helium", "head_dim": None}, "head_dim must be given"),
     ],
 )
-def test_what_engines_were_seen_to_do_with_unusual_configs(engine, keys, seen):
+def test_audit_says_of_unusual_configs_what_runs_of_the_engines_showed(engine, keys, seen):
     """The second frequency and the magnitude that were read back, or why the engine did not start."""
     finding = audit({**SIZES, **keys}).of(engine)[-1]
     if isinstance(seen, str):
@@ -391,7 +391,7 @@ def test_a_factor_beside_an_unscaled_rope_multiplies_the_served_length(engine, l
 
 
 @pytest.mark.parametrize(("model_type", "seen"), [("olmoe", 2048), ("granite", 512)])
-def test_the_trained_length_that_sglang_reads_beside_a_rope(model_type, seen):
+def test_which_trained_length_sglang_takes_if_the_rope_has_none(model_type, seen):
     """Seen in runs: OLMoE has the served length as trained length, Granite the one beside its rope."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e4}
     config = {**SIZES, "model_type": model_type, "rope_parameters": yarn}
@@ -438,7 +438,7 @@ NARROW = {
         ("vllm", {"model_type": "qwen3"}, True),
     ],
 )
-def test_factors_of_longrope_that_do_not_fit_the_pairs_that_rotate(engine, keys, runs):
+def test_which_engines_fail_if_longrope_has_factors_for_only_the_rotated_pairs(engine, keys, runs):
     """Seen in runs: an error wherever the fraction of the head is not read and the factors are."""
     config = {**SIZES, "partial_rotary_factor": 0.5, "rope_scaling": NARROW, **keys}
     if "head_dim" in keys:

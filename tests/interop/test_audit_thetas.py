@@ -69,7 +69,7 @@ def _rotary(model):
 
 @pytest.mark.parametrize("scaling", [LINEAR, LLAMA3])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
-def test_gemma_4_with_one_rope_and_no_theta(key, scaling):
+def test_which_engines_refuse_gemma_4_with_one_rope_and_no_theta(key, scaling):
     """SGLang does not read the rope, but its config class refuses llama3 without a theta."""
     without = audit({**GEMMA_4, key: scaling})
     refused = {finding.engine for finding in without.findings if finding.problem is not None}

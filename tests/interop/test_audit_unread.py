@@ -116,7 +116,7 @@ def test_gpt_j_runs_in_four_engines():
     assert results["llama.cpp"].problem.startswith("refused")
 
 
-def test_phi_3_with_type_yarn():
+def test_what_engines_do_with_phi_3_of_type_yarn():
     """With factors it means LongRoPE; vLLM refuses the name, and mlx-lm drops the scaling."""
     rope = {"type": "yarn", **FACTORS}
     config = {**SIZES, "model_type": "phi3", "rope_theta": 1e4, "rope_scaling": rope}
@@ -144,7 +144,7 @@ LATENT = {
 }  # fmt: skip
 
 
-def test_minicpm_3_with_longrope():
+def test_which_longrope_factors_engines_use_for_minicpm_3():
     """vLLM chooses the factors by the length it is started for, SGLang by the last position, mlx-lm
     has the long ones.
     """
@@ -193,7 +193,9 @@ ROPES = {
     [("llama", "runs"), ("mistral", "runs"), ("qwen2", "refused"), ("qwen3", "refused"),
      ("granite", "runs"), ("smollm3", "refused"), ("apertus", "not known")],
 )  # fmt: skip
-def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transformers):
+def test_which_engines_refuse_ropes_by_layer_type_in_a_family_without_layer_types(
+    model_type, transformers
+):
     config = {**SIZES, "model_type": model_type, "head_dim": 64, "rope_parameters": ROPES}
     others = "not known" if model_type == "apertus" else "refused"
     verdicts = problems(config)
@@ -204,7 +206,7 @@ def test_ropes_by_layer_type_in_a_family_without_layer_types(model_type, transfo
             np.testing.assert_allclose(radians, ladder(theta.get("rope_theta", 1e4)), rtol=1e-9)
 
 
-def test_type_mrope_in_a_text_model():
+def test_which_engines_refuse_type_mrope_in_a_text_model():
     rope = {"type": "mrope", "mrope_section": [8, 12, 12]}
     config = {**SIZES, "model_type": "qwen2", "rope_theta": 1e6, "rope_scaling": rope}
     assert problems(config) == {
@@ -216,7 +218,7 @@ def test_type_mrope_in_a_text_model():
 LLAMA = {**SIZES, "model_type": "llama", "rope_theta": 1e4}
 
 
-def test_a_float_length_that_from_hf_refuses():
+def test_which_engines_run_with_a_float_length_that_from_hf_refuses():
     inside = {**LLAMA, "rope_scaling": {**YARN, "original_max_position_embeddings": 2048.0}}
     assert problems(inside) == {
         "hf": "runs", "vllm": "runs", "sglang": "runs", "mlx-lm": "runs", "llama.cpp": "not known",
@@ -230,7 +232,7 @@ def test_a_float_length_that_from_hf_refuses():
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_type_beside_another_rope_type(version):
+def test_which_of_type_and_rope_type_each_engine_reads(version):
     """transformers and SGLang read rope_type, mlx-lm reads type, llama.cpp reads type before v5,
     and vLLM refuses the config.
     """
@@ -252,7 +254,7 @@ def test_type_beside_another_rope_type(version):
 
 
 @pytest.mark.parametrize("local", [{}, {"rope_local_base_freq": 2e4}])
-def test_one_rope_for_all_layer_types_of_gemma_3(local):
+def test_one_rope_for_all_layer_types_of_gemma_3_is_read_by_llama_cpp_alone(local):
     """Only llama.cpp reads it; the others have the defaults of the config class."""
     config = {**GEMMA, **local, "rope_parameters": {**LINEAR, "rope_theta": 5e5}}
     for engine, finding in found(config).items():
@@ -273,7 +275,7 @@ def test_a_rope_that_is_no_object_is_refused_by_name(value):
     "wrong", ["nan", "inf", "9" * 5000, [0, 0, 0], [1, -1, 0], 1e308, 2**70, {}]
 )
 @pytest.mark.parametrize("key", ["factor", "mrope_section", "rope_type", "beta_fast", "rope_theta"])
-def test_no_value_of_a_rope_is_another_error(key, wrong):
+def test_a_wrong_value_in_a_rope_raises_nothing_but_a_rope_error(key, wrong):
     for model_type in ("llama", "qwen2_vl_text", "gpt_oss"):
         rope = {"rope_type": "yarn", "factor": "4.0", "original_max_position_embeddings": 16}
         config = {**SIZES, "model_type": model_type, "rope_scaling": {**rope, key: wrong}}

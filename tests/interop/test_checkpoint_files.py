@@ -146,7 +146,7 @@ def test_a_target_that_is_around_or_inside_the_source_is_refused(tmp_path, place
     ]
 
 
-def test_who_waits_for_a_folder_says_so(tmp_path, monkeypatch):
+def test_a_process_that_waits_for_a_locked_folder_logs_a_warning(tmp_path, monkeypatch):
     said, entered = threading.Event(), threading.Event()
     monkeypatch.setattr(
         folders.logger, "warning", lambda text, folder: said.set() if folder == tmp_path else None

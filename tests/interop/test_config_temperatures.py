@@ -56,7 +56,7 @@ def queries(model, **positions):
 
 
 @pytest.mark.parametrize(("family", "keys", "without"), CASES, ids=[case[0] for case in CASES])
-def test_factors_are_those_of_the_model(family, keys, without):
+def test_temperatures_read_from_a_config_are_those_of_the_model(family, keys, without):
     model = tiny(family, **keys)
     plain = tiny(family, **{**keys, **without})
     plain.load_state_dict(model.state_dict())
@@ -82,7 +82,7 @@ def test_factors_are_those_of_the_model(family, keys, without):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_every_spelling():
+def test_temperatures_are_read_from_the_keys_of_every_family():
     small = {"head_dim": 8, "num_hidden_layers": 4}
     llama4 = {"model_type": "llama4_text", **small}
     assert temperatures_from_hf(llama4) == {

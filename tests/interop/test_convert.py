@@ -64,7 +64,7 @@ def files_of(folder):
 
 
 @samples
-def test_the_other_code_computes_the_same_from_converted_weights(
+def test_code_with_the_other_layout_computes_the_same_from_converted_weights(
     name, saved, tmp_path, monkeypatch
 ):
     model, folder, rotary_dim = saved(name)
@@ -163,7 +163,7 @@ def test_an_adapter_is_converted_with_its_base(tmp_path, saved, monkeypatch, opt
         convert_checkpoint(tmp_path / "adapter", tmp_path / "no", "half", "interleaved")
 
 
-def test_metas_own_names_and_params(tmp_path):
+def test_a_folder_with_the_names_and_params_of_meta_is_converted(tmp_path):
     q = torch.arange(2 * 6 * 3.0).view(12, 3)
     (tmp_path / "meta").mkdir()
     names = ("wq", "wk", "wv", "wo")

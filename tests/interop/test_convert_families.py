@@ -47,12 +47,12 @@ def assert_converted_rightly(model_type, keys, folder):
 
 
 @pytest.mark.parametrize("family", CONVERTED)
-def test_the_other_code_computes_the_same(family, tmp_path):
+def test_code_with_the_other_layout_computes_the_same_from_converted_weights(family, tmp_path):
     assert_converted_rightly(*CONVERTED[family], tmp_path)
 
 
 @pytest.mark.slow
-def test_many_families_compute_the_same(tmp_path, full):
+def test_many_families_compute_the_same_from_converted_weights(tmp_path, full):
     wrong = {}
     for model_type in MORE if full else random.Random(2).sample(sorted(MORE), 5):
         try:

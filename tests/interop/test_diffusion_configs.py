@@ -81,7 +81,7 @@ class TestAgainstDiffusers:
         for mine, other in zip(ours, theirs, strict=True):
             assert_close(mine, other.reshape(mine.shape).float(), rtol=0, atol=bound)
 
-    def test_flux(self):
+    def test_tables_and_rotation_of_flux_are_those_of_diffusers(self):
         theirs = self.models("flux").FluxPosEmbed(theta=10000, axes_dim=[4, 6, 10])
         spec = spec_of("FluxTransformer2DModel", axes_dims_rope=[4, 6, 10])
         positions = rw.positions.flux(3, 5, text=2)
@@ -91,12 +91,12 @@ class TestAgainstDiffusers:
         rotated = embeddings.apply_rotary_emb(q, theirs(positions[:, 0].T))
         assert_close(rw.Rope(spec)(q, positions=positions), rotated, rtol=0, atol=1e-6)
 
-    def test_flux_positions(self):
+    def test_positions_of_flux_are_those_of_diffusers(self):
         pipeline = pytest.importorskip("diffusers.pipelines.flux.pipeline_flux").FluxPipeline
         ids = pipeline._prepare_latent_image_ids(1, 3, 5, "cpu", torch.float32)
         assert torch.equal(rw.positions.flux(3, 5)[:, 0].T.float(), ids)
 
-    def test_flux2(self):
+    def test_positions_and_tables_of_flux2_are_those_of_diffusers(self):
         theirs = self.models("flux2").Flux2PosEmbed(theta=2000, axes_dim=[32] * 4)
         pipeline = pytest.importorskip("diffusers.pipelines.flux2.pipeline_flux2").Flux2Pipeline
         text = pipeline._prepare_text_ids(torch.zeros(1, 3, 1))[0]
@@ -109,7 +109,7 @@ class TestAgainstDiffusers:
         assert torch.equal(positions[:, 0].T, ids)
         self.assert_tables(tables(spec_of("Flux2Transformer2DModel"), positions), theirs(ids))
 
-    def test_wan(self):
+    def test_tables_of_wan_are_those_of_diffusers(self):
         theirs = self.models("wan").WanRotaryPosEmbed(128, (1, 2, 2), 1024)
         positions = rw.positions.grid(3, 2, 4)
         latents = torch.zeros(1, 1, 3, 4, 8)
@@ -118,7 +118,7 @@ class TestAgainstDiffusers:
             theirs(latents),
         )
 
-    def test_hunyuan_video(self):
+    def test_tables_of_hunyuan_video_are_those_of_diffusers(self):
         theirs = self.models("hunyuan_video").HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])
         positions = rw.positions.grid(3, 2, 4)
         spec = spec_of("HunyuanVideoTransformer3DModel")
@@ -126,7 +126,7 @@ class TestAgainstDiffusers:
         self.assert_tables(tables(spec, positions), theirs(torch.zeros(1, 1, 3, 4, 8)), 1e-6)
 
     @pytest.mark.parametrize("images", [[(1, 3, 4)], [(1, 4, 6), (2, 3, 3), (1, 9, 2)]])
-    def test_qwen_image(self, images):
+    def test_positions_and_tables_of_qwen_image_are_those_of_diffusers(self, images):
         theirs = self.models("qwenimage").QwenEmbedRope(
             theta=10000, axes_dim=[16, 56, 56], scale_rope=True
         )
@@ -158,7 +158,7 @@ class TestAgainstDiffusers:
         ({"_class_name": "WanTransformer3DModel", "attention_head_dim": 127}, "attention_head_dim"),
     ],
 )
-def test_names_the_bad_field(config, field):
+def test_a_bad_config_of_diffusers_is_refused_by_its_field(config, field):
     assert_refused(field, lambda: rw.from_hf(config))
 
 

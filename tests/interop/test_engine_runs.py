@@ -74,7 +74,7 @@ def count(some) -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.slow
-def test_no_verdict_is_wrong(full):
+def test_no_verdict_of_audit_contradicts_the_engine_runs(full):
     """Every row with --full, else every eighth."""
     known, unknown, wrong = count(list(ROWS.values())[:: 1 if full else 8])
     assert wrong == []
@@ -82,7 +82,7 @@ def test_no_verdict_is_wrong(full):
     assert unknown <= 0.05 * (known + unknown)
 
 
-def test_a_wrong_number_is_seen():
+def test_a_finding_with_another_theta_does_not_count_as_right():
     row = ROWS["llama-2, v4 at 4096"]
     finding, recorded = next(iter(claims(row)))
     assert is_right(finding, recorded)
@@ -90,7 +90,7 @@ def test_a_wrong_number_is_seen():
     assert not is_right(audit(other, length=4096, records={}).findings[0], recorded)
 
 
-def test_the_record_is_that_of_these_configs():
+def test_the_recorded_runs_have_the_digest_of_the_matrix():
     """A row that is changed must be run again; results/engine_tables.json has the digest of the
     rows that were run.
     """

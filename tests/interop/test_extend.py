@@ -440,7 +440,7 @@ def test_a_search_sees_the_model_under_the_factors_it_judges():
     assert torch.equal(logits(model, start=150), plain)
 
 
-def test_an_adapted_model_and_its_base_are_one():
+def test_extending_a_model_with_an_adapter_and_its_base_is_the_same():
     peft = pytest.importorskip("peft")
     model = fresh("llama")
     plain = logits(model, start=150)

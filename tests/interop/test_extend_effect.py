@@ -181,7 +181,7 @@ def test_in_every_family_the_forward_uses_what_was_asked_for(full):
 
 
 @pytest.mark.parametrize("family", TROUBLE)
-def test_families_that_once_were_extended_without_effect(family):
+def test_families_that_are_hard_to_extend_are_extended_with_effect(family):
     extended = {kind for kind in TROUBLE[family] if check_effect(family, kind)}
     assert extended == ({"ntk"} if family == "phimoe" else set(TROUBLE[family]))
 

@@ -16,7 +16,7 @@ from ropewalk.interop.patch.model import patch, patched, unpatch
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_a_patched_model_follows_and_goes_back(kind):
+def test_a_patched_model_follows_extend_and_its_undo(kind):
     model, other = fresh("llama"), fresh("llama")
     patch(model)
     plain = logits(model, start=150)
@@ -86,7 +86,7 @@ def test_a_patch_of_an_extended_model_does_not_copy_its_weights(monkeypatch):
     patch(model)
 
 
-def test_a_config_changed_in_a_with_block_counts_after_it():
+def test_a_config_changed_inside_patched_is_read_again_after_the_block():
     model, other = fresh("llama"), fresh("llama")
     patch(model, backend="reference")
     with patched(model):

@@ -97,7 +97,7 @@ def run(model, tokens=TOKENS, **inputs):
 
 @kinds
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_logits_equal_the_definition(family, kind, dense):
+def test_logits_of_a_remapped_model_equal_those_by_the_definition(family, kind, dense):
     model = tiny(family)
     plain, dense.distance = run(model), rule_of(kind)
     model.set_attn_implementation("dense_test")

@@ -44,7 +44,7 @@ def test_the_repr_of_a_report_shows_its_results_alone():
 
 
 @pytest.mark.parametrize("use_cope", [False, True])
-def test_the_trained_length_under_a_clip(use_cope):
+def test_extending_a_clipped_config_keeps_the_trained_length_of_its_scaling(use_cope):
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
     config = {**CONFIG, "use_cope": use_cope, "rope_scaling": yarn}
     lengthen(config, "yarn", overwrite=True)

@@ -60,13 +60,13 @@ def is_fine(row: dict) -> bool:
 
 
 @pytest.mark.parametrize("family", SAMPLE)
-def test_a_patched_family_is_equal_or_refused(family):
+def test_a_patched_family_gives_equal_logits_or_is_refused(family):
     row = compare(family)
     assert is_fine(row), row
 
 
 @pytest.mark.slow
-def test_every_family_is_equal_or_refused(full):
+def test_every_patched_family_gives_equal_logits_or_is_refused(full):
     if not full:
         pytest.skip("all families only with --full; a sample of them above")
     rows = walk(families())

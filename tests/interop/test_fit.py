@@ -132,7 +132,9 @@ def test_losses_do_not_depend_on_the_chunks(model, tokens, monkeypatch):
 @pytest.mark.parametrize(
     ("length", "context", "stride"), [(41, 8, 3), (43, 8, 3), (20, 8, 3), (32, 8, 8), (9, 8, 3)]
 )
-def test_a_limited_context_is_what_it_says(model, tokens, length, context, stride):
+def test_each_token_of_a_limited_context_is_read_with_that_many_tokens_before_it(
+    model, tokens, length, context, stride
+):
     """Each token with at least `context` tokens before it, and fewer than `context + stride`."""
     window = tokens[:length]
     found = limited_losses(Reader(model), window, context, stride)
@@ -167,7 +169,7 @@ def test_a_pass_key_is_found_if_greedy_decoding_says_it(model):
     assert not bool(reader.says(wrong, made.answer))
 
 
-def test_pass_keys_of_a_fit(model, tokens, tmp_path):
+def test_fit_measures_pass_keys_at_three_depths(model, tokens, tmp_path):
     found = rw.fit(
         model,
         512,
@@ -185,7 +187,9 @@ def test_pass_keys_of_a_fit(model, tokens, tmp_path):
     assert {row["depth"] for row in keys} == {0.0, 0.5, 1.0}
 
 
-def test_work_that_is_done_is_not_done_again(fitted, model, tokens, folder, monkeypatch):
+def test_a_fit_that_was_stopped_measures_only_the_missing_rows(
+    fitted, model, tokens, folder, monkeypatch
+):
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("\n".join(lines[:5]) + '\n{"metric": "te')  # stopped while it wrote a row
@@ -255,7 +259,7 @@ def test_the_choice_is_judged_by_both_loss_and_pass_keys():
     assert "no difference" in found.reason
 
 
-def test_noise_is_no_difference():
+def test_methods_whose_losses_differ_by_noise_are_equal():
     losses = {"none": (3.500, 3.5), "yarn": (3.4999, 3.5), "ntk": (3.5001, 3.5)}
     found = choose(scores_of(rows_for(losses, dict.fromkeys(losses, (1.0, 1.0))), 100, 400))
     assert found.method == "none"
@@ -294,7 +298,9 @@ def test_a_method_that_was_not_measured_in_full_is_not_chosen():
 
 
 @pytest.mark.filterwarnings("ignore:.* at 128 tokens:UserWarning")
-def test_the_config_is_that_of_extend_and_none_is_left_over(model, tokens, tmp_path, monkeypatch):
+def test_the_config_file_is_that_of_extend_and_is_removed_if_none_is_recommended(
+    model, tokens, tmp_path, monkeypatch
+):
     expected = model.config.to_dict()
     rw.extend(expected, "yarn", factor=4, attention_factor=1.0)
     by_parts = MethodChoice("by_parts", "", (), ())
@@ -317,7 +323,7 @@ def test_longrope_is_searched_on_a_window_of_its_own(model, tokens):
     assert factors == sorted(factors)
 
 
-def test_refusals(model, tokens, tmp_path):
+def test_fit_refuses_wrong_arguments_by_name(model, tokens, tmp_path):
     with pytest.raises(RopeError, match="to: must be an integer from 33"):
         rw.fit(model, 32, text=tokens)
     with pytest.raises(RopeError, match="text: must have at least 6 x 512"):

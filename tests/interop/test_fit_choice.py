@@ -184,7 +184,7 @@ def keys(method, found):
     ]
 
 
-def test_the_table_of_rows_worked_out_by_hand():
+def test_the_table_has_the_values_that_were_worked_out_by_hand():
     rows = [
         *text_rows("none", [6.0, 2.0], [2, 2]),
         *keys("none", {972: [1, 0], 1024: [1, 0], 1459: [0, 0], 3891: [1, 0]}),

@@ -239,7 +239,7 @@ def test_a_loss_far_above_another_is_no_overflow():
     assert found.recommendation.method in found.facts["methods"]
 
 
-def test_the_folder_has_the_whole_decision(tmp_path):
+def test_the_files_in_the_folder_hold_the_decision_of_the_fit(tmp_path):
     found = fit(llama(), tmp_path, methods=None)
     kept = json.loads((tmp_path / "fit.json").read_text())
     for name in ("recommended", "best", "in_config"):
@@ -254,7 +254,7 @@ def test_what_is_no_model_is_refused():
         rw.fit(3, 48, text=TEXT, trained=16)
 
 
-def test_a_set_of_a_config_is_data_in_one_order():
+def test_a_set_in_a_config_is_written_in_sorted_order():
     class Order(frozenset):
         """A set that is read backwards, as one may be in another process."""
 

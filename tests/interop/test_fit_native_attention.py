@@ -54,7 +54,7 @@ def calls(monkeypatch):
 
 
 @needs_library
-def test_losses_are_those_of_torch(calls):
+def test_losses_by_native_attention_are_those_by_torch(calls):
     model = make()
     own = Reader(model).losses(TOKENS)
     with native_attention(model) as name:
@@ -66,7 +66,7 @@ def test_losses_are_those_of_torch(calls):
 
 
 @needs_library
-def test_a_layer_with_a_window_or_a_soft_cap_runs_torchs(calls):
+def test_a_layer_with_a_window_or_a_soft_cap_keeps_its_own_attention(calls):
     windowed = make(MistralForCausalLM, MistralConfig, sliding_window=16)
     own = windowed(TOKENS).logits
     with torch.no_grad(), native_attention(windowed):
@@ -81,7 +81,7 @@ def test_a_layer_with_a_window_or_a_soft_cap_runs_torchs(calls):
 
 
 @needs_library
-def test_padding_and_decoding_run_torchs(calls):
+def test_padded_texts_and_decoded_tokens_use_the_attention_of_torch(calls):
     model, mask = make(), torch.ones(2, 70, dtype=torch.long)
     mask[0, :9] = 0
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_padding_and_decoding_run_torchs(calls):
 
 
 @needs_library
-def test_fit_uses_it_and_gives_the_model_back(calls):
+def test_fit_uses_native_attention_and_restores_the_attention_of_the_model(calls):
     model = make()
     result = rw.fit(
         model,
@@ -111,7 +111,7 @@ def test_fit_uses_it_and_gives_the_model_back(calls):
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_without_the_library_the_model_keeps_its_own(monkeypatch):
+def test_without_the_library_the_model_keeps_its_own_attention(monkeypatch):
     monkeypatch.setattr(attention, "_attend", None)
     model = make()
     with native_attention(model) as name:

@@ -186,7 +186,7 @@ def test_windows_are_shared_out_among_texts_and_the_search_gets_one_of_its_own()
     assert samples.spare.tolist() == list(range(66, 86))
 
 
-def test_numbers_count_at_their_place_in_a_name(tmp_path):
+def test_files_are_read_in_the_order_of_the_numbers_in_their_names(tmp_path):
     names = ["a10_part2", "a2_part10", "a2_part9", "b1", "x²"]
     for name in names:
         (tmp_path / f"{name}.txt").write_text(name)

@@ -43,7 +43,7 @@ def test_linear_layers_keep_their_values_and_get_their_layout_back():
     assert model.head.weight is model.embed.weight
 
 
-def test_other_machines_keep_the_layout(monkeypatch):
+def test_weights_keep_their_layout_where_the_kernel_is_not_available(monkeypatch):
     monkeypatch.setattr(attention, "available", lambda: False)
     model = Model()
     with weights_by_columns(model):

@@ -50,7 +50,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_the_flags_and_the_keys_give_the_longer_rope(kind, tmp_path):
+def test_the_flags_and_the_keys_give_the_rope_for_the_longer_context(kind, tmp_path):
     path = original(tmp_path)
     found = extend_gguf(path, kind, factor=FACTOR)
     metadata = sizes(**{"rope.freq_base": THETA})
@@ -107,7 +107,7 @@ def test_a_layer_type_that_llama_cpp_cannot_scale_alone_is_refused(tmp_path):
     path = original(tmp_path, "gpt-oss", **{"attention.sliding_window": 64})
     config = rw.gguf.hf_config(rw.gguf.GgufFile(path))
     assert set(rw.from_hf(config, per_layer=True)) == {"full_attention", "sliding_attention"}
-    with pytest.raises(RopeError, match="another rope there for gpt-oss"):
+    with pytest.raises(RopeError, match="computes for gpt-oss, which is another one"):
         extend_gguf(path, "linear", factor=8.0, layer_types=["full_attention"])
 
 
@@ -124,7 +124,7 @@ def test_what_llama_cpp_cannot_compute_is_refused(kind, architecture, message, t
         extend_gguf(original(tmp_path, architecture), kind, factor=FACTOR)
 
 
-def test_a_file_without_a_length_needs_one(tmp_path):
+def test_a_file_without_a_context_length_needs_original_length(tmp_path):
     metadata = sizes()
     del metadata["llama.context_length"]
     path = write(tmp_path / "a.gguf", metadata)

@@ -163,7 +163,7 @@ def test_the_config_of_olmo_3_has_yarn_in_full_layers_alone(tmp_path):
     }
 
 
-def test_layers_of_a_pattern_that_do_not_rotate(tmp_path):
+def test_layers_that_a_pattern_names_as_unrotated_have_no_spec(tmp_path):
     pattern = [True, True, True, False, True, True]
     path = write(tmp_path / "m.gguf", sizes("granite_swa", **{PATTERN: pattern, "block_count": 6}))
     found = rw.gguf.from_gguf(write(tmp_path / "plain.gguf", sizes("granite_swa")))
@@ -175,7 +175,7 @@ def test_layers_of_a_pattern_that_do_not_rotate(tmp_path):
 
 
 @pytest.mark.parametrize("pattern", [[True, True], [False, False]])
-def test_a_pattern_of_equal_layers(pattern, tmp_path):
+def test_a_pattern_of_equal_layers_gives_one_layer_type(pattern, tmp_path):
     path = write(tmp_path / "m.gguf", sizes("granite_swa", **{PATTERN: pattern}))
     found = rw.gguf.from_gguf(path, per_layer=True)
     assert list(found) == ["full_attention"]

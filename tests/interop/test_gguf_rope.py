@@ -160,7 +160,7 @@ def test_longrope_reads_both_tensors(tmp_path):
         read(tmp_path, keys, {"rope_factors_long.weight": DIVISORS}, "phi3")
 
 
-def test_sections_partial_rotary_and_layer_types(tmp_path):
+def test_sections_a_partial_rotation_and_layer_types_are_read(tmp_path):
     chunked = read(tmp_path, {"dimension_sections": [3, 2, 3, 0]}, architecture="qwen2vl")
     assert (chunked.axis_of_pair, chunked.layout) == ((0, 0, 0, 1, 1, 2, 2, 2), "half")
     partial = read(tmp_path, {"dimension_count": 6}, architecture="gptneox")
@@ -190,7 +190,7 @@ def test_sections_partial_rotary_and_layer_types(tmp_path):
     assert unrotated["sliding_attention"].theta == 10000.0
 
 
-def test_latent_attention_rotates_its_own_part(tmp_path):
+def test_the_spec_of_latent_attention_describes_only_the_rotated_part_of_the_head(tmp_path):
     keys = {
         "dimension_count": 8,
         "scaling.type": "yarn",
@@ -373,7 +373,7 @@ def test_wrong_divisors_are_refused(values, tmp_path):
         read(tmp_path, {}, {"rope_freqs.weight": values})
 
 
-def test_every_value_has_its_key(tmp_path):
+def test_every_value_is_explained_by_its_metadata_key(tmp_path):
     keys = {
         "freq_base": 1e6,
         "scaling.type": "yarn",

@@ -52,7 +52,7 @@ def made(tmp_path, **changes):
         ("gpt-2", "the<s>12<|end|>", ["the", "<s>", "12", "<|end|>"]),
     ],
 )
-def test_text_becomes_these_tokens(pre, text, tokens, tmp_path):
+def test_a_text_is_split_into_the_expected_tokens_and_decoded_again(pre, text, tokens, tmp_path):
     found = made(tmp_path, **{"tokenizer.ggml.pre": pre})
     assert found.encode(text).tokens == tokens
     assert found.decode(found.encode(text).ids, skip_special_tokens=False) == text

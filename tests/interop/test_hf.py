@@ -166,7 +166,7 @@ def test_the_callers_dict_is_left_alone():
         assert config == before
 
 
-def test_truncate_counts_per_layer_type():
+def test_truncate_is_read_from_the_rope_of_each_layer_type():
     """W13: transformers looks for it one level too high."""
     full, sliding = {**YARN, "truncate": False}, YARN
     config = {
@@ -194,7 +194,7 @@ def test_the_length_beside_the_rope_wins_and_the_theta_inside_it():
         )
 
 
-def test_partial_rotary_counts_over_the_slice():
+def test_frequencies_of_a_partial_rotation_are_powers_over_the_rotated_dimensions():
     """With a partial rotation, both the pairs and the denominators of the exponents are those of the
     rotated dimensions. Llama's unscaled rope ignores partial_rotary_factor.
     """
@@ -356,7 +356,7 @@ def test_sections_become_an_axis_map(rope, model_type, wanted):
     )
 
 
-def test_precision_is_a_choice():
+def test_precision_is_hf_frequencies_or_what_is_given():
     assert from_hf(LLAMA).precision == "hf_frequencies"
     assert from_hf(LLAMA, precision="exact") == RopeSpec(16)
     refused(LLAMA, "precision", precision="fast")
@@ -391,7 +391,7 @@ def test_explain_shows_values_of_24_characters_whole(digits, shown):
     )
 
 
-def test_explain_admits_what_it_assumes():
+def test_explain_names_values_that_are_assumed_or_defaults():
     values = explain({"head_dim": 16, "rope_theta": 1e4}).as_dict()["full_attention"]
     assert values["layout"]["source"].startswith("assumed")
     assert explain({**LLAMA}).as_dict()["full_attention"]["theta"]["source"] == "default of llama"

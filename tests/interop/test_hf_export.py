@@ -102,7 +102,7 @@ def test_transformers_computes_the_same_from_what_is_written(name, version):
 
 
 @pytest.mark.parametrize("rotary_dim", range(2, 88, 2))
-def test_a_slice_survives_the_fraction(rotary_dim):
+def test_a_rotated_slice_written_as_a_fraction_is_read_back(rotary_dim):
     spec = RopeSpec(88, rotary_dim=rotary_dim)  # 30/88 and 60/88 round below
     assert from_hf(to_hf(spec), precision="exact") == spec
 
@@ -132,11 +132,11 @@ def test_a_fraction_that_is_exact_is_written_as_it_is(rotary_dim, fraction):
         (RopeSpec(16, axes=axes.chunked([4, 2, 2])), None),
     ],
 )
-def test_a_family_carries_what_no_key_says(spec, model_type):
+def test_a_spec_that_only_its_family_implies_is_read_back(spec, model_type):
     assert from_hf(to_hf(spec, model_type=model_type), precision="exact") == spec
 
 
-def test_deepseek_carries_its_softmax_factor():
+def test_the_softmax_factor_of_deepseek_is_written_and_read_back():
     given = {
         "model_type": "deepseek_v3",
         "qk_rope_head_dim": 16,

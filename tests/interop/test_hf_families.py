@@ -84,7 +84,7 @@ def test_cos_and_sin_are_those_of_the_model_bit_for_bit(case):
             assert_close(ours.expand_as(theirs), theirs, rtol=0, atol=slack)
 
 
-def test_the_doubled_table_is_what_the_model_passes_around(case):
+def test_cos_sin_hf_gives_the_doubled_tables_of_the_model(case):
     spec = spec_of(case)
     theirs = case.table(NEAR)
     doubled_as_paired = spec.layout == "half" or torch.equal(
@@ -353,7 +353,7 @@ def test_minimind_follows_its_formula():
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2", "deepseek-v3", "glm4-moe-lite"])
-def test_latent_attention_scales_its_softmax_by_the_square(name):
+def test_the_softmax_factor_of_latent_attention_is_the_square_of_its_mscale(name):
     case = CASES[name]
     spec, config = spec_of(case), case.config
     if V5:
@@ -370,7 +370,7 @@ def test_latent_attention_scales_its_softmax_by_the_square(name):
     assert spec.head_dim == config.qk_rope_head_dim
 
 
-def test_other_families_leave_the_softmax_alone():
+def test_other_families_have_no_softmax_factor():
     config = {**CASES["llama yarn"].config.to_dict()}
     scaled = "rope_parameters" if V5 else "rope_scaling"
     config[scaled] = {**config[scaled], "mscale": 1.0, "mscale_all_dim": 0.7}

@@ -17,7 +17,7 @@ SEED = 20210420
 
 
 @pytest.mark.slow
-def test_random_configs(full):
+def test_random_valid_configs_are_read_and_spoiled_ones_refused_by_name(full):
     """Valid: none refused, none wrong. Spoiled: none accepted, none refused under another name.
     With --full, 10,000 of each.
     """

@@ -143,14 +143,14 @@ def test_a_wrong_value_is_refused_by_its_own_name(keys, field):
         refused({**LLAMA, **keys}, field)
 
 
-def test_an_error_says_where_the_value_stood():
+def test_an_error_names_the_key_path_and_the_value():
     error = refused({**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "factor")
     assert "rope_scaling.factor" in str(error)
     assert "0.5" in str(error)
 
 
 @pytest.mark.parametrize("config", [None, 5, [1], object()])
-def test_only_configs_are_configs(config):
+def test_what_is_no_config_is_refused(config):
     refused(config, "config")
 
 

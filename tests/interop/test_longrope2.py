@@ -32,16 +32,16 @@ CONFIG = {
     [(96, 1e4, 2048, 19, 31), (128, 5e5, 8192, 24, 35)],
     ids=["phi3", "llama3"],
 )
-def test_the_critical_dimension_is_the_papers(dim, theta, length, first, last):
+def test_the_critical_dimension_is_that_of_the_paper(dim, theta, length, first, last):
     assert critical_dimension(dim, theta, length) == last
     assert critical_dimension(dim, theta, length, turns=10.0) == first
 
 
-def test_fast_pairs_follow_from_the_critical_one():
+def test_factors_of_fast_pairs_follow_from_that_of_the_critical_pair():
     assert rescale_factors(2, (3.0, 3.5)) == pytest.approx((1, 1.732051, 3, 3.5), abs=1e-6)
 
 
-def test_every_candidate_keeps_the_rules_and_is_judged_once():
+def test_every_candidate_is_valid_and_its_loss_computed_once():
     seen = []
     options = {"theta": THETA, "length": LENGTH, "rounds": 4, "population": 12}
     search_longrope2(lambda factors: seen.append(factors) or sum(factors), PAIRS, FACTOR, **options)
@@ -70,7 +70,7 @@ def follows_from(critical, factors):
     return in_range and factors[:critical] == pytest.approx(fast)
 
 
-def test_it_finds_a_known_optimum_and_repeats_it():
+def test_the_search_finds_a_known_optimum_and_repeats_it_for_the_same_seed():
     wanted = rescale_factors(5, tuple(FACTOR + 0.3 * i for i in range(PAIRS - 5)))
     loss = lambda factors: sum((a - b) ** 2 for a, b in zip(factors, wanted, strict=True))
     options = {"theta": THETA, "length": LENGTH, "rounds": 30, "population": 32}

@@ -24,14 +24,14 @@ def distance(factors):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_finds_a_known_optimum(seed):
+def test_the_search_finds_a_known_optimum(seed):
     found = search_factors(distance, len(OPTIMUM), FACTOR, seed=seed)
     assert max(abs(a - b) for a, b in zip(found, OPTIMUM, strict=True)) < 0.15
     # interpolation, NTK and no stretch stand far from it
     assert distance(found) < 0.002 < min(distance((factor,) * 7) for factor in (1.0, FACTOR))
 
 
-def test_every_candidate_keeps_the_rules_and_is_judged_once():
+def test_every_candidate_is_valid_and_its_loss_computed_once():
     seen = []
     search_factors(
         lambda factors: seen.append(factors) or distance(factors),
@@ -69,7 +69,7 @@ def test_the_result_is_no_worse_than_the_known_rules(start):
     assert loss(search_factors(loss, 7, FACTOR, rounds=0)) <= 7 * 0.005 + 1e-9
 
 
-def test_a_loss_that_breaks_down_is_the_worst_and_never_the_result():
+def test_factors_with_a_loss_of_nan_are_never_the_result():
     loss = lambda factors: math.nan if factors[-1] > 4 else distance(factors)
     assert search_factors(loss, 7, FACTOR, rounds=3, population=12)[-1] <= 4
     with pytest.raises(RopeError, match="finite"):
@@ -87,11 +87,11 @@ def test_bad_values_are_refused_by_name(name, value):
     assert error.value.field == name
 
 
-def test_one_pair_is_enough():
+def test_a_search_for_one_pair_finds_its_factor():
     assert search_factors(lambda factors: abs(factors[0] - 1.5), 1, 2.0) == (1.5,)
 
 
-def test_eight_candidates_a_round_are_enough():
+def test_a_population_of_eight_is_accepted():
     assert len(search_factors(distance, 7, FACTOR, rounds=1, population=8)) == 7
 
 

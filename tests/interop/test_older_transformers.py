@@ -315,7 +315,7 @@ def test_longrope_in_the_old_spelling_is_read_by_every_release(model_type, lengt
         )
 
 
-def test_what_three_keys_cannot_say_is_refused():
+def test_a_longrope_with_an_attention_factor_is_refused_for_phi3():
     config = {
         "model_type": "phi3",
         "head_dim": 12,

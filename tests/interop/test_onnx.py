@@ -132,7 +132,7 @@ def test_layers_share_tables_and_consecutive_positions_need_none(explicit):
     assert len(tables) == (4 if explicit else 0)
 
 
-def test_halves_are_rounded_once():
+def test_an_exported_rotation_of_float16_is_rounded_once():
     spec = RopeSpec(12)
     q, k, positions = (
         torch.randn(1, 3, 5, 12).half(),

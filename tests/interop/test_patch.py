@@ -84,7 +84,7 @@ def test_what_is_no_model_is_refused():
     assert_refused("model", lambda: unpatch("llama"))
 
 
-def test_a_method_somebody_else_replaced_is_refused_and_nothing_is_placed(model):
+def test_a_method_that_other_code_replaced_is_refused_and_nothing_is_installed(model):
     model.model.layers[1].self_attn.forward = lambda *args, **kwargs: None
     with pytest.raises(RopeError, match="other code replaced it"):
         patch(model)
@@ -236,7 +236,7 @@ def test_lora_trains_on_a_patched_model(patch_first):
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma-3"])
 @pytest.mark.parametrize("cache", ["dynamic", "static", "none"])
-def test_generation_with_every_kind_of_cache(family, cache):
+def test_a_patched_model_generates_the_same_tokens_with_every_kind_of_cache(family, cache):
     """The prompt and 12 new tokens are longer than Mistral's window of 6 and than Gemma's window."""
     if cache != "none":
         skip_old_cache(family)
@@ -257,7 +257,7 @@ def test_generation_with_every_kind_of_cache(family, cache):
         assert torch.equal(model.generate(prompt, **asked), plain)
 
 
-def test_generation_by_beams_and_with_an_assistant():
+def test_a_patched_model_generates_the_same_tokens_by_beams_and_with_an_assistant():
     model, prompt = model_of("llama"), tokens(1, 8)
     for asked in ({"num_beams": 3}, {"prompt_lookup_num_tokens": 2}):
         asked |= {
@@ -271,7 +271,9 @@ def test_generation_by_beams_and_with_an_assistant():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_gradient_checkpointing(model, reentrant):
+def test_gradients_of_a_patched_model_with_checkpointing_are_those_of_the_plain_one(
+    model, reentrant
+):
     model.train()
     wanted = [p for p in model.parameters() if p.requires_grad]
 
@@ -298,7 +300,7 @@ def test_a_row_padded_on_the_left_answers_as_it_does_alone(model):
     assert_close(padded[1:], outputs(model, both[0][1:]), **NEAR)
 
 
-def test_rows_at_places_of_their_own(model):
+def test_rows_at_different_positions_give_the_same_output(model):
     """[B, S] positions; scores depend on distances alone, so a row that starts later answers the
     same.
     """
@@ -309,7 +311,7 @@ def test_rows_at_places_of_their_own(model):
     assert_close(found[0], found[1], **NEAR)
 
 
-def test_threads_do_not_meet(model):
+def test_threads_that_share_a_patched_model_do_not_disturb_each_other(model):
     patch(model)
     wheres = [torch.arange(11)[None] + 1000 * i for i in range(6)]
     alone = [outputs(model, position_ids=where).detach() for where in wheres]
@@ -355,7 +357,7 @@ def test_half_leaves_the_frequencies_that_a_user_set(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_the_default_dtype_does_not_matter(model, dtype):
+def test_a_patch_does_not_depend_on_the_default_dtype(model, dtype):
     plain = outputs(model)
     try:
         torch.set_default_dtype(dtype)
@@ -365,7 +367,7 @@ def test_the_default_dtype_does_not_matter(model, dtype):
     assert_close(outputs(model), plain, **NEAR)
 
 
-def test_the_default_device_does_not_matter(model):
+def test_a_patch_does_not_depend_on_the_default_device(model):
     plain = outputs(model)
     with torch.device("meta"):
         patch(model)
@@ -380,7 +382,7 @@ def test_a_context_restores_the_backend(family):
     assert {each.backend for each in _installed(model)} == {"reference"}
 
 
-def test_training_moves_a_patched_model_where_it_moves_the_unpatched():
+def test_training_steps_give_a_patched_model_the_losses_of_the_unpatched():
     losses = []
     for patched_too in (False, True):
         model = fresh("qwen3").train()
@@ -397,7 +399,7 @@ def test_training_moves_a_patched_model_where_it_moves_the_unpatched():
 
 
 @needs_torch_2_7("it cannot compile a model of transformers 5 as one graph, patched or not")
-def test_compiled(full):
+def test_patched_models_compile(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
     without them compiles.
     """

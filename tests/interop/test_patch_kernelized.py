@@ -90,7 +90,7 @@ def test_a_function_that_became_a_module_is_patched(wrapped, monkeypatch):
     assert len(calls) == 2
 
 
-def test_the_forward_that_the_module_runs_is_what_counts(wrapped):
+def test_a_replaced_forward_of_the_module_is_recognised_or_refused_by_what_it_computes(wrapped):
     model, function = wrapped
 
     def opposite(self, q, k, cos, sin, unsqueeze_dim=1):

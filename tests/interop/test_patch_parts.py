@@ -58,7 +58,7 @@ def scaled_llama(rope: dict | None) -> nn.Module:
 
 @pytest.mark.parametrize("name", SCALINGS)
 @torch.no_grad()
-def test_scaled_ropes_change_what_they_should_and_as_the_model_does(name):
+def test_a_patched_scaled_model_gives_the_logits_of_the_model_for_short_and_long_texts(name):
     """Short inputs: dynamic and the short longrope leave them alone, the others do not. Long ones:
     all change.
     """
@@ -213,7 +213,7 @@ def widening(q, k, cos, sin, unsqueeze_dim=1):
 @pytest.mark.parametrize(
     "function", [key_backwards, widening, lambda q, k: (q, k), lambda q, k, cos, sin: (q, q)]
 )
-def test_functions_that_do_something_else_are_not(function):
+def test_functions_that_do_something_else_are_not_recognised(function):
     assert convention_of(function) is None
 
 
@@ -240,7 +240,7 @@ def test_a_replaced_function_gives_the_same_results_on_tables(name, unsqueeze_di
         assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
-def test_tables_in_other_places_are_not_taken_for_positions():
+def test_tables_that_are_swapped_or_changed_rotate_as_tensors_and_not_by_positions():
     function = modeling_llama.apply_rotary_pos_emb
     rotation_function, rope = RotationFunction(function, convention_of(function)), Rope(RopeSpec(8))
     rotation_function.add_spec(rope.spec)
@@ -342,7 +342,7 @@ def test_decorated_methods_are_found_behind_their_decorators(monkeypatch):
 
 
 @torch.no_grad()
-def test_the_float64_run_is_one():
+def test_a_run_in_float64_does_not_depend_on_a_shift_of_all_positions():
     """The oracle of the family tests: shifting all positions changes nothing, even where float32
     angles would.
     """

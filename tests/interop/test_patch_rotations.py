@@ -253,7 +253,7 @@ def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
 
 
 @torch.no_grad()
-def test_positions_on_more_axes_than_the_config_says():
+def test_positions_on_more_axes_than_the_config_names_give_the_same_output():
     """NeoMME rotates text by one axis and images by two; its config names none."""
     torch.manual_seed(1)
     model = AutoModel.from_config(
@@ -287,7 +287,7 @@ def test_an_error_names_the_parts_that_can_be_patched():
 
 @torch.no_grad()
 @pytest.mark.parametrize("model_type", ["wav2vec2-conformer", "wav2vec2-bert"])
-def test_a_method_that_rotates_joined_heads(model_type):
+def test_a_method_that_rotates_heads_joined_in_one_axis_is_patched(model_type):
     sizes = {
         **SIZES,
         "num_conv_pos_embeddings": 4,

@@ -105,7 +105,7 @@ def family(request) -> str:
 
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", ["default", "linear", "yarn"])
-def test_the_tables_of_short_text_begin_those_of_long_text(family, name):
+def test_the_tables_of_a_short_text_are_the_first_rows_of_those_of_a_long_text(family, name):
     model = patched_model(family, name)
     assert torch.equal(tables(model, SHORT), tables(model, LONG)[:, :SHORT])
 

@@ -50,7 +50,7 @@ def same(found, wanted):
 
 
 @pytest.mark.parametrize("limit", [10**9, 100, 1])
-def test_what_is_written_the_safetensors_library_reads(tmp_path, limit):
+def test_the_safetensors_library_reads_what_we_write(tmp_path, limit):
     given = tensors()
     write_folder(tmp_path / "a", listed(given), {"model_type": "llama"}, max_shard_bytes=limit)
     theirs = {}
@@ -69,7 +69,7 @@ def test_what_is_written_the_safetensors_library_reads(tmp_path, limit):
         assert found["weight_map"].keys() == given.keys()
 
 
-def test_what_the_safetensors_library_writes_is_read(tmp_path):
+def test_we_read_what_the_safetensors_library_writes(tmp_path):
     given = tensors()
     save_file(given, tmp_path / "model.safetensors", {"made": "by them"})
     folder = open_folder(tmp_path)

@@ -74,7 +74,7 @@ def test_planted_norms_are_seen_and_called_weak(tmp_path, pairing):
     assert which_layout(tmp_path / "b").layout == other
 
 
-def test_random_weights_decide_nothing(tmp_path):
+def test_random_weights_give_no_evidence_for_a_layout(tmp_path):
     found = which_layout(folder(tmp_path / "a", {}))
     assert (found.layout, found.confidence) == (None, "undecided")
     assert all(each.layout is None for each in found.evidence)
@@ -92,7 +92,7 @@ def test_a_folder_with_the_familys_names_has_the_layout_of_its_code(tmp_path, fa
     assert family in found.evidence[0].observation
 
 
-def test_weights_against_the_code_are_a_dispute(tmp_path):
+def test_weights_that_contradict_the_code_make_the_layout_disputed(tmp_path):
     found = which_layout(folder(tmp_path / "a", {"model_type": "llama"}, "interleaved"))
     assert (found.layout, found.confidence) == ("half", "disputed")
     assert weights_say(found) == "interleaved"

@@ -72,7 +72,7 @@ def test_transformers_reads_our_shards(tmp_path):
     torch.testing.assert_close(model(given), read(given).logits, atol=1e-5, rtol=0)
 
 
-def test_experts_are_read_fused_and_one_by_one(tmp_path):
+def test_experts_are_read_from_fused_and_from_separate_tensors(tmp_path):
     """Transformers 5 has them fused in memory, files have had both."""
     model = theirs("qwen3 moe")
     model.save_pretrained(tmp_path / "apart")
@@ -112,7 +112,7 @@ MINIMIND = {
 
 
 @pytest.mark.parametrize("experts", [False, True])
-def test_minimind_files_are_qwen3_with_other_words(tmp_path, experts):
+def test_a_minimind_checkpoint_gives_the_logits_of_the_same_qwen3(tmp_path, experts):
     """Its own config, tables of the rotation left in the file, and the tied head written out."""
     options = {
         "num_experts": 4,
@@ -151,7 +151,7 @@ def test_minimind_files_are_qwen3_with_other_words(tmp_path, experts):
         "embed_positions.weight",
     ],
 )
-def test_old_tables_are_passed_over(folder, key):
+def test_rotary_tables_in_old_files_are_ignored(folder, key):
     expected = checkpoints.load(folder).state_dict()
     rewrite(folder, lambda weights: weights.update({key: torch.zeros(3)}))
     found = checkpoints.load(folder).state_dict()
@@ -247,12 +247,12 @@ def test_load_lists_what_it_supports(folder):
         ({"layer_types": ("full", "sliding"), "window": 3}, "layer_types"),
     ],
 )
-def test_what_transformers_cannot_be_is_not_saved(tmp_path, options, field):
+def test_a_model_that_transformers_cannot_build_is_not_saved(tmp_path, options, field):
     error = assert_refused(field, lambda: checkpoints.save(make(**options), tmp_path / "model"))
     assert not (tmp_path / "model").exists(), error
 
 
-def test_saving_refuses_what_it_does_not_know_and_what_it_says_already(tmp_path):
+def test_save_refuses_other_models_and_extra_keys_that_the_model_sets(tmp_path):
     with pytest.raises(RopeError, match="must be a Decoder or a RoFormer; got 'Linear'"):
         checkpoints.save(torch.nn.Linear(2, 2), tmp_path / "model")
     with pytest.raises(RopeError, match="must not contain keys that the model itself sets"):
@@ -260,7 +260,7 @@ def test_saving_refuses_what_it_does_not_know_and_what_it_says_already(tmp_path)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_scalings_survive_the_trip(tmp_path, dynamic):
+def test_a_scaling_is_saved_loaded_and_read_by_transformers(tmp_path, dynamic):
     scaling = (
         frequencies.Dynamic(factor=2.0, original_length=24)
         if dynamic
@@ -287,7 +287,7 @@ ROFORMER = {
 }
 
 
-def test_roformer_goes_through_the_same_door(tmp_path):
+def test_a_roformer_is_saved_loaded_and_read_by_transformers(tmp_path):
     model = RoFormer(RoFormerConfig(**ROFORMER)).eval()
     checkpoints.save(model, tmp_path / "model")
     again = checkpoints.load(tmp_path / "model")
@@ -324,7 +324,7 @@ def test_an_unknown_preset_names_the_known():
     assert isinstance(build("tiny"), Decoder)
 
 
-def test_transformers_gets_no_token_ids_that_nobody_chose(tmp_path):
+def test_a_saved_config_has_no_default_token_ids_of_transformers(tmp_path):
     """By default a Llama of transformers begins with token 1 and ends with token 2, whatever its
     vocabulary.
     """
@@ -386,7 +386,7 @@ def test_the_layers_that_smollm3_leaves_unrotated_are_those_of_transformers(laye
     ],
     ids=str,
 )
-def test_keys_that_are_absent_are_those_of_transformers(family, options):
+def test_absent_config_keys_have_the_defaults_of_transformers(family, options):
     heads = {"num_attention_heads": 32, "hidden_size": 128}
     raw = {"vocab_size": 11, "intermediate_size": 24, "num_hidden_layers": 2, **heads, **options}
     reference = getattr(transformers, f"{family}Config")(**raw)

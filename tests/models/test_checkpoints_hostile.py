@@ -236,7 +236,7 @@ def test_the_largest_model_a_config_can_claim_costs_nothing(parts, tmp_path):
     assert peak_bytes() - before < 64 << 20
 
 
-def test_one_key_may_not_stand_for_two_weights(parts, tmp_path):
+def test_two_tensors_for_the_same_weight_are_refused(parts, tmp_path):
     folder = lay(tmp_path / "model", *parts)
     weights = load_file(folder / "model.safetensors")
     weights["layers.0.input_layernorm.weight"] = torch.zeros(20)

@@ -70,7 +70,7 @@ def test_a_token_sees_its_past_through_a_cache_as_in_one_pass(options):
 
 
 @pytest.mark.parametrize("options", EVERY)
-def test_padding_and_packing_change_nothing(options):
+def test_padding_and_packing_do_not_change_the_logits_of_real_tokens(options):
     model, given = make(**options), tokens()
     whole = model(given)
     padding = torch.tensor([[False, False] + [True] * SEQ] * BATCH)
@@ -114,7 +114,7 @@ def test_each_layer_type_has_its_own_spec():
     close(still(given), make(encoding=near, layer_types=("sliding", "nope"), window=3)(given))
 
 
-def test_a_sliding_cache_is_a_window():
+def test_a_sliding_cache_gives_the_logits_of_a_model_with_a_window():
     model, given = make(window=4), tokens(seq=12)
     unlimited = make()
     caches = unlimited.caches("sliding", capacity=3)  # three kept and the new one
@@ -223,7 +223,7 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(attention_only(given), attention_only(given))
 
 
-def test_weights_begin_as_the_config_says():
+def test_initial_weights_have_the_standard_deviation_of_the_config():
     model = Decoder(
         DecoderConfig(
             97, 64, 80, 2, 4, qkv_bias=True, num_experts=3, init_std=0.05, encoding="fire"
@@ -310,7 +310,7 @@ def test_beyond_the_window_of_rerope_the_order_of_tokens_does_not_matter():
     assert [layer.self_attn.remapping for layer in mixed.layers] == [ReRope(3), None]
 
 
-def test_experts_that_all_run_give_what_the_chosen_ones_give():
+def test_running_all_experts_gives_the_result_of_running_the_chosen_ones():
     """The form that torch.compile takes, token by token."""
     experts = make(**OPTIONS["experts"]).layers[0].mlp.experts
     x, weights = torch.randn(7, 20, dtype=torch.float64), torch.rand(7, 2, dtype=torch.float64)
@@ -356,7 +356,7 @@ def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
     )
 
 
-def test_a_linear_layer_is_linear_however_it_is_called():
+def test_linear_attention_equals_its_formula_by_attend_and_by_forward():
     """Against the quadratic formula: rotated features above, features below, then the norm of each
     head.
     """

@@ -92,7 +92,7 @@ def test_left_padded_generation_gives_the_same_tokens(pair):
     assert torch.equal(ours.generate(given, 5, padding=padding), expected)
 
 
-def test_the_loss_is_theirs_without_the_logits(pair):
+def test_the_loss_without_all_logits_is_that_of_transformers(pair):
     model, ours = pair
     given = tokens()
     experts = hasattr(model.config, "num_experts")
@@ -110,7 +110,7 @@ def test_the_loss_is_theirs_without_the_logits(pair):
     )
 
 
-def test_what_we_save_transformers_loads(pair, tmp_path):
+def test_transformers_loads_what_we_save(pair, tmp_path):
     model, ours = pair
     checkpoints.save(ours, tmp_path / "ours", extra_config={"eos_token_id": 3})
     read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()

@@ -67,7 +67,7 @@ def hooked(register):
     ],
     ids=str,
 )
-def test_what_can_be_captured(options):
+def test_these_models_can_be_captured(options):
     assert decode_step.why_not(make(**options), torch.zeros(256, 3, dtype=torch.int64)) is None
 
 
@@ -159,7 +159,7 @@ def test_the_fused_projection_is_the_projection_normed_and_rotated(monkeypatch, 
         torch.testing.assert_close(mine, theirs)
 
 
-def test_the_kernels_get_the_norm_of_the_heads():
+def test_head_norm_holds_the_weights_and_epsilon_of_the_q_and_k_norms():
     layer = make(qk_norm=True, norm_eps=0.25).layers[0].self_attn
     norm = layer.head_norm()
     assert norm.q_weight is layer.q_norm.weight

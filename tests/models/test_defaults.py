@@ -104,7 +104,7 @@ def test_remappings_divide_far_distances_by_the_least_that_fits(trained, served)
         ),
     ],
 )
-def test_the_first_value_outside_is_refused_by_name(field, call):
+def test_the_first_value_outside_the_limits_is_refused_by_name(field, call):
     with pytest.raises(rw.RopeError) as error:
         call()
     assert error.value.field == field
@@ -115,7 +115,7 @@ def test_a_head_may_have_one_dimension():
     assert rw.Decoder(config)(torch.tensor([[1, 2, 3]])).shape == (1, 3, 11)
 
 
-def test_positions_before_the_first_have_its_temperature():
+def test_negative_positions_have_the_temperature_of_position_0():
     factors = factor(Power(), torch.tensor([-7, -1, 0]))
     assert factors.tolist() == [factors[2].item()] * 3
 
@@ -133,7 +133,7 @@ def test_a_batch_without_tokens_has_no_loss(gradients):
 
 
 @pytest.mark.parametrize(("count", "end"), [(8, "w7"), (9, "w7 ...")])
-def test_a_migration_shows_eight_names(count, end):
+def test_the_text_of_a_migration_shows_eight_names(count, end):
     shown = str(Migration(torch.nn.Identity(), (), tuple(f"w{i}" for i in range(count)), (), ()))
     assert f"dropped      {count}: w0, w1, w2, w3, w4, w5, w6, {end}\n" in shown
 
@@ -143,7 +143,7 @@ def angles_at(spec, positions, length):
 
 
 @pytest.mark.parametrize("key", [False, True])
-def test_pope_reads_the_length_and_the_side(key):
+def test_pope_uses_the_length_and_whether_it_rotates_queries_or_keys(key):
     """Dynamic NTK and a magnitude on queries alone; each channel becomes a pair at the angle of its
     position.
     """
@@ -163,7 +163,7 @@ def test_pope_reads_the_length_and_the_side(key):
         )
 
 
-def test_keys_of_rope_plus_read_the_length_and_only_linear_attention_is_refused():
+def test_keys_of_rope_plus_use_the_length_and_only_linear_attention_is_refused():
     spec = rw.RopeSpec(HEAD_DIM, scaling=fq.Dynamic(4.0, original_length=8))
     encoding = RotaryPlus(Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64), spec)
     positions, x = torch.arange(SEQ) + 20, torch.randn(1, HEADS, SEQ, HEAD_DIM, dtype=torch.float64)

@@ -24,7 +24,7 @@ def model():
     ("top_k", "top_p"),
     [(None, None), (4, None), (None, 0.6), (9, 0.5), (VOCAB + 5, 1.0), (1, 1e-6)],
 )
-def test_what_can_be_drawn_is_what_transformers_can_draw(temperature, top_k, top_p):
+def test_filtered_probabilities_are_those_of_transformers(temperature, top_k, top_p):
     logits = torch.randn(6, VOCAB) * 2
     kept = Sampling(temperature, top_k, top_p)._filtered(logits / temperature)
     expected = hf.TemperatureLogitsWarper(temperature)(None, logits)
@@ -50,7 +50,7 @@ def test_draws_follow_the_probabilities():
     torch.testing.assert_close(share, logits[0].softmax(-1), atol=0.012, rtol=0)
 
 
-def test_a_seed_repeats_a_text_and_another_gives_another(model):
+def test_the_same_seed_gives_the_same_text_and_another_seed_another_text(model):
     given = tokens(batch=1)
     first, second, other = (
         model.generate(given, 12, temperature=1.5, seed=seed) for seed in (3, 3, 4)
@@ -82,7 +82,7 @@ def test_a_sliding_cache_with_sinks_sees_the_first_and_the_latest(model):
         assert cache.seen.positions.tolist() == [[0, 1, 8, 9, 10]]
 
 
-def test_a_text_goes_on_from_its_caches(model):
+def test_generation_continues_from_the_caches_of_an_earlier_call(model):
     given, caches = tokens(), model.caches()
     first = model.generate(given, 5, cache=caches)
     second = model.generate(first[:, -1:], 4, cache=caches)
@@ -91,7 +91,7 @@ def test_a_text_goes_on_from_its_caches(model):
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 @pytest.mark.parametrize("cache", ["growing", "none"])
-def test_left_padded_rows_are_written_as_if_alone(attention, cache):
+def test_left_padded_rows_get_the_tokens_of_each_row_alone(attention, cache):
     model = make(attention=attention, tie_embeddings=False)
     long, short = tokens(batch=1, seq=8), tokens(batch=1, seq=5)
     batch = torch.cat((long, torch.cat((tokens(batch=1, seq=3), short), dim=1)))
@@ -101,7 +101,7 @@ def test_left_padded_rows_are_written_as_if_alone(attention, cache):
     assert torch.equal(both[1:, 3:], model.generate(short, 6))
 
 
-def test_the_sinks_of_left_padded_rows_are_theirs(model):
+def test_the_sinks_of_left_padded_rows_are_their_first_real_tokens(model):
     """The logits of every step, as if each row were alone; padding once took the place of the
     sinks.
     """
@@ -151,7 +151,7 @@ def test_any_integer_can_stop_a_row_or_fill_it(model, kind):
     assert stop in found[0, given.shape[1] : given.shape[1] + 4]
 
 
-def test_a_stream_shows_every_step_as_it_comes(model):
+def test_the_stream_function_and_the_iterator_give_the_tokens_of_every_step(model):
     given, heard = tokens(), []
     text = model.generate(given, 5, stream=heard.append)
     assert torch.equal(torch.stack(heard, dim=1), text[:, given.shape[1] :])
@@ -160,7 +160,7 @@ def test_a_stream_shows_every_step_as_it_comes(model):
     assert torch.equal(torch.stack(list(steps), dim=1), text[:, given.shape[1] + 1 :])
 
 
-def test_nothing_new_is_nothing_new(model):
+def test_zero_new_tokens_give_the_prompt(model):
     given = tokens()
     assert torch.equal(model.generate(given, 0), given)
 
@@ -221,7 +221,7 @@ def test_tokens_of_32_bits_give_the_same_text(model, cache):
     assert torch.equal(found.long(), model.generate(given, 5))
 
 
-def test_a_static_cache_that_is_too_small_says_so(model):
+def test_a_static_cache_that_is_too_small_raises_an_error(model):
     with pytest.raises(RopeError, match="holds at most 8 tokens"):
         model.generate(tokens(), 5, cache="static", capacity=8)
 
@@ -292,13 +292,13 @@ def test_a_running_state_is_reordered_as_beam_search_does():
         ({"seed": 2**70, "temperature": 1.0}, "seed"),
     ],
 )
-def test_options_that_make_no_sense_are_named(model, options, field):
+def test_wrong_options_are_refused_by_name(model, options, field):
     assert len(model.layers) == 2
     assert_refused(field, lambda: model.generate(tokens(), 2, **options))
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1e-6}, {"temperature": 1.0, "top_p": 1e-300}])
-def test_the_least_values_draw_the_most_likely_token(model, options):
+def test_the_smallest_sampling_values_draw_the_most_likely_token(model, options):
     given = tokens()
     assert torch.equal(model.generate(given, 5, seed=0, **options), model.generate(given, 5))
 

@@ -234,7 +234,7 @@ def test_a_model_whose_file_is_gone_is_saved_with_its_end_token(tmp_path):
 
 @pytest.mark.parametrize("rotary_dim", [4, 8, 16])
 @torch.no_grad()
-def test_the_first_dimensions_rotate_as_they_lie_in_the_file(rotary_dim, tmp_path):
+def test_a_partial_rotation_of_a_gguf_file_rotates_its_first_dimensions(rotary_dim, tmp_path):
     """Neighbours are rotated together in a Llama file; the dimensions after the first `rotary_dim`
     keep their place.
     """

@@ -35,7 +35,7 @@ sources = pytest.mark.parametrize("kind", SOURCES)
 
 
 @pytest.mark.parametrize("name", BERTS)
-def test_everything_of_a_bert_but_its_positions_goes_over(name):
+def test_all_weights_of_a_bert_but_its_positions_are_copied(name):
     peer = theirs("Bert", name)
     done = migrate(peer)
     weights = peer.state_dict()
@@ -88,7 +88,7 @@ def test_the_new_model_rotates_as_roformer_does():
 
 @sources
 @pytest.mark.parametrize("encoding", ["learned", "sinusoidal"])
-def test_our_models_migrate_too_and_the_source_stays(kind, encoding):
+def test_our_models_migrate_too_and_the_source_is_unchanged(kind, encoding):
     source = SOURCES[kind](encoding)
     before = {key: value.clone() for key, value in source.state_dict().items()}
     done = migrate(source, "rope")
@@ -108,7 +108,7 @@ def test_our_models_migrate_too_and_the_source_stays(kind, encoding):
 @pytest.mark.parametrize(
     "encoding", [name for name, kind in ENCODINGS.items() if not kind.causal_only]
 )
-def test_the_account_covers_every_weight_of_both_models(encoding):
+def test_copied_initialised_and_dropped_list_every_weight_of_both_models(encoding):
     source = SOURCES["roformer"]("learned")
     done = migrate(source, encoding)
     assert sorted((*done.copied, *done.initialised)) == sorted(done.model.state_dict())
@@ -214,7 +214,7 @@ def test_a_policy_that_leaves_nothing_is_refused():
     assert list(FREEZES)[:1] == ["none"]
 
 
-def test_a_policy_can_be_taken_back():
+def test_the_policy_none_trains_all_parameters_again():
     model = SOURCES["roformer"]("rope")
     apply_freeze(model, "all_but_attention")
     assert apply_freeze(model, "none") == ()
@@ -234,7 +234,7 @@ def test_what_cannot_migrate_is_refused_by_name(source, changes, field):
     assert_refused(field, lambda: migrate(source, **changes))
 
 
-def test_dtype_mode_and_spec_come_along():
+def test_a_migration_keeps_dtype_and_mode_and_has_the_given_spec():
     source = SOURCES["roformer"]("learned").double().eval()
     spec = rw.RopeSpec(head_dim=10, theta=500.0)
     done = migrate(source, spec)

@@ -54,7 +54,7 @@ def test_encoders_have_the_parameters_of_their_sizes(name):
     assert PRESETS[name].num_heads == heads
 
 
-def test_what_parameters_do_not_show():
+def test_presets_have_their_lengths_heads_and_expert_settings():
     assert {name: PRESETS[name].length for name in DECODERS} == {
         "tiny": 128,
         "tiny-moe": 128,

@@ -90,7 +90,7 @@ def test_greedy_words_from_a_cache_equal_transformers(name):
 
 
 @every_roformer
-def test_texts_longer_than_the_table_of_transformers(name):
+def test_texts_longer_than_the_table_of_transformers_give_the_logits_of_a_longer_table(name):
     long = theirs("RoFormer", name, max_position_embeddings=5 * LONGEST)
     short = theirs("RoFormer", name)
     short.load_state_dict(
@@ -140,7 +140,7 @@ def test_labels_are_counted_where_a_config_names_them(labels, count):
 
 
 @every_roformer
-def test_what_we_save_transformers_reads(name, tmp_path):
+def test_transformers_reads_what_we_save(name, tmp_path):
     ending, extra = ROFORMERS[name]
     config = RoFormerConfig.from_hf(
         SMALL | extra | {"architectures": ["RoFormer" + ending], "id2label": {"0": "a", "1": "b"}}
@@ -154,7 +154,7 @@ def test_what_we_save_transformers_reads(name, tmp_path):
 
 
 @every_model
-def test_what_transformers_saves_we_read(family, name, tmp_path):
+def test_we_read_what_transformers_saves(family, name, tmp_path):
     peer = theirs(family, name)
     peer.save_pretrained(tmp_path)
     tokens, types = words((2, 7), name)
@@ -163,7 +163,7 @@ def test_what_transformers_saves_we_read(family, name, tmp_path):
 
 
 @every_model
-def test_names_go_there_and_back(family, name):
+def test_names_of_weights_are_mapped_to_transformers_and_back(family, name):
     model = from_transformers(theirs(family, name))
     for key in model.state_dict():
         there = name_to_hf(key, model.config, family.lower())
@@ -182,7 +182,7 @@ def test_weights_that_transformers_does_not_have_keep_their_names():
     assert [name_to_hf(key, config) for key in own] == own
 
 
-def test_old_names_and_tables_are_understood():
+def test_old_names_are_read_and_old_tables_ignored():
     peer = theirs("RoFormer", "masked_lm")
     model = RoFormer(
         RoFormerConfig.from_hf(SMALL | {"architectures": ["RoFormerForMaskedLM"]})

@@ -79,7 +79,7 @@ def second_version_by_definition(weights, tokens, heads=3):
     return x @ words.T
 
 
-def test_the_second_version_equals_its_definition():
+def test_roformer_v2_equals_its_definition():
     model = make(head="masked_lm", norm="rms_norm", bias=False)
     assert not [key for key in model.state_dict() if "norm" in key or "bias" in key]
     tokens = words((1, 7))[0]
@@ -93,7 +93,7 @@ def test_the_second_version_equals_its_definition():
     assert (read.norm, read.bias) == ("rms_norm", False)
 
 
-def test_the_second_version_starts_narrower_with_depth():
+def test_initial_weights_of_roformer_v2_are_smaller_in_deeper_models():
     model = RoFormer(
         RoFormerConfig(
             vocab_size=400, hidden_size=96, num_layers=4, num_heads=2, norm="rms_norm", bias=False
@@ -107,7 +107,7 @@ def test_the_second_version_starts_narrower_with_depth():
 @pytest.mark.parametrize(
     ("attention", "name"), [("softmax", n) for n in ENCODINGS] + [("linear", n) for n in LINEAR]
 )
-def test_order_matters_to_every_encoding_but_none(attention, name):
+def test_swapped_tokens_change_the_output_with_every_encoding_but_none(attention, name):
     model, (tokens, types) = make(encoding=name, attention=attention), words((1, 7))
     order = torch.tensor([0, 5, 2, 3, 4, 1, 6])
     plain, swapped = model(tokens, types=types), model(tokens[:, order], types=types[:, order])
@@ -144,7 +144,7 @@ def test_packed_documents_equal_rows_of_their_own(attention, name):
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
 @pytest.mark.parametrize("name", [n for n in LINEAR if not n.endswith("d")] + ["learned"])
-def test_token_after_token_from_caches_equals_the_whole(attention, name):
+def test_tokens_one_by_one_with_caches_equal_one_pass_over_all(attention, name):
     model, tokens = (
         make(encoding=name, attention=attention, causal=True, head="causal_lm"),
         words((2, 7))[0],
@@ -172,7 +172,7 @@ def test_linear_attention_generates_what_the_whole_pass_would():
 
 
 @pytest.mark.parametrize("attention", ["softmax", "linear"])
-def test_gradients_do_not_notice_checkpointing(attention):
+def test_gradients_with_checkpointing_equal_those_without(attention):
     model, tokens = make(attention=attention, head="masked_lm").train(), words((2, 7))[0]
     gradients = []
     for checkpointing in (False, True):
@@ -184,7 +184,7 @@ def test_gradients_do_not_notice_checkpointing(attention):
         torch.testing.assert_close(recomputed, plain, atol=1e-9, rtol=1e-9)
 
 
-def test_checkpointing_keeps_less():
+def test_checkpointing_saves_less_than_half_of_the_numbers_for_backward():
     model, tokens, kept = make(head="masked_lm").train(), words((2, 7))[0], {}
     for checkpointing in (False, True):
         model.gradient_checkpointing, sizes = checkpointing, []
@@ -195,7 +195,7 @@ def test_checkpointing_keeps_less():
     assert kept[True] < kept[False] / 2
 
 
-def test_a_spec_of_ones_own_takes_the_place_of_the_name():
+def test_a_spec_may_be_given_in_place_of_the_name_of_an_encoding():
     spec = rw.RopeSpec(head_dim=10, theta=500.0, layout="interleaved")
     tokens = words((1, 7))[0]
     named, given = make(), make(encoding=spec.with_(theta=10_000.0))
@@ -205,7 +205,7 @@ def test_a_spec_of_ones_own_takes_the_place_of_the_name():
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_another_head_stands_on_the_same_encoder(name):
+def test_a_model_with_another_head_shares_the_layers(name):
     model = make(head="masked_lm")
     other = model.with_head(name, num_labels=4)
     tokens = words((2, 7), name)[0]
@@ -266,7 +266,7 @@ def test_similarity_is_the_direction_of_the_pooled_first_token():
     ],
     ids=str,
 )
-def test_configs_go_there_and_back(changes):
+def test_configs_are_read_back_from_what_is_written_for_transformers(changes):
     config = RoFormerConfig(**(SIZES | changes))
     assert RoFormerConfig.from_hf(json.loads(json.dumps(config.to_hf()))) == config
 
@@ -300,7 +300,7 @@ def test_a_config_that_transformers_has_no_model_for_is_not_written(changes, fie
 
 
 @pytest.mark.parametrize("scaling", [rw.frequencies.Default(), rw.frequencies.XPos()], ids=str)
-def test_values_that_rotate_move_with_their_tokens(scaling):
+def test_rotated_values_in_a_cache_move_with_their_tokens(scaling):
     """In one layer: its output depends on absolute positions, so what later layers cached would
     change as well.
     """

@@ -83,7 +83,7 @@ def test_fields_changed_together_are_saved_or_refused(kind, tmp_path, full):
 
 
 @kinds
-def test_every_field_is_drawn(kind):
+def test_the_draw_of_configs_has_every_field(kind):
     assert set(CONFIGS[kind][1]) == set(kind.__dataclass_fields__)
 
 

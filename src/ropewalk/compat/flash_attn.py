@@ -63,7 +63,7 @@ def apply_rotary_emb(
 
     x               [B, S, H, D], or packed [T, H, D] where `cu_seqlens` [B + 1] gives the
                     boundaries
-    seqlen_offsets  how far each sequence is shifted: an int, or [B]
+    seqlen_offsets  the position of the first token of each sequence: an int, or [B]
     max_seqlen      accepted and ignored, since positions follow from the boundaries
     """
     rows = _rows(x, seqlen_offsets, cu_seqlens)
@@ -148,8 +148,9 @@ class RotaryEmbedding(nn.Module):
 
     dim          how many leading dimensions of a head are rotated
     xpos_center  the position at which xPos's multiplier is 1; None means the middle of each call's
-                 own sequence, as in a new module of the original. Cached keys would then not match,
-                 so calls with an offset require a value
+                 own sequence (or of `max_seqlen` tokens), as in a new module of the original.
+                 Cached keys would then not match, so a call with an offset requires a value here,
+                 or `max_seqlen`
     """
 
     def __init__(
@@ -199,8 +200,9 @@ class RotaryEmbedding(nn.Module):
         *,
         key: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return tables [seqlen, P] for the functions of this module or of flash-attn; `key`
-        matters for xPos only.
+        """Return cos and sin [seqlen, P] for the functions of this module or of flash-attn.
+
+        key  True: the tables for keys, which with xPos differ from those for queries
         """
         return self._rope_for(self.dim, self._center(seqlen)).cos_sin(
             torch.arange(seqlen, device=device), dtype, key=key
@@ -296,7 +298,7 @@ def _rows(x: Tensor, offset: int | Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if offset.shape != (len(cu_seqlens) - 1,):
         raise RopeError(
             "seqlen_offsets",
-            f"must be one for each of the {len(cu_seqlens) - 1} sequences",
+            f"must have one offset for each of the {len(cu_seqlens) - 1} sequences",
             list(offset.shape),
         )
     token = torch.arange(x.shape[0], device=x.device)

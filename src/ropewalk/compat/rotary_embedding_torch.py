@@ -71,7 +71,7 @@ def apply_rotary_emb(
     if start_index + freqs.shape[-1] > t.shape[-1]:
         raise RopeError(
             "t",
-            f"the last dimension must have at least {start_index + freqs.shape[-1]} entries",
+            f"must have at least {start_index + freqs.shape[-1]} entries in its last dimension",
             list(t.shape),
         )
     angles = pair_entries("freqs", freqs).to(torch.float64)
@@ -199,8 +199,8 @@ class RotaryEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
         offset: float | Tensor = 0,
     ) -> Tensor:
-        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 or float64, as bfloat16
-        skips integers above 256.
+        """Return (offset, offset + 1, ...) / interpolate_factor, in float32 unless `dtype` is
+        float64, because bfloat16 skips integers above 256.
 
         Offsets [B], one for each row, give [B, seq_len].
         """
@@ -293,8 +293,8 @@ class RotaryEmbedding(nn.Module):
         return self.rotate_queries_with_cached_keys(q, k, seq_dim)
 
     def get_scale(self, t: Tensor, seq_len: int | None = None, offset: int = 0) -> Tensor:
-        """Return xPos's multipliers [S, dim], float32, at positions t [S], centred on the middle of
-        t; each entry is repeated.
+        """Return xPos's multipliers of queries [S, dim], float32, at positions t [S], centred on
+        the middle of t; both dimensions of a pair have the same.
         """
         if not self.use_xpos:
             raise RopeError("use_xpos", "must be True for get_scale", False)

@@ -24,8 +24,8 @@ from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
-#: the first rows of a table, and how far they may be from the engine's own: float32 angles are that
-#: exact there
+#: the first rows of a table, which are compared with the engine's own, and how far they may differ:
+#: float32 angles are that exact at these positions
 NEAR, TOLERANCE = 64, 1e-4
 #: rope_types that only ropewalk has; not "ntk": vLLM has another formula of that name
 OWN_TYPES = tuple(name for name in SCALINGS if not SCALINGS[name].in_configs and name != "ntk")
@@ -82,7 +82,8 @@ def own_rope(
     for key, soft in CLIP_KEYS.items():
         if getattr(flags, key, False) is True and rope.get("rope_type") != "clipped":
             rope = {"rope_type": "clipped", "inner": rope, "pairs": CLIPPED_PAIRS, "soft": soft}
-            precision = "hf_frequencies"  # the flags are read by models in transformers
+            # the models that read the flags have transformers' float32 frequencies
+            precision = "hf_frequencies"
     if rope.get("rope_type", rope.get("type")) not in OWN_TYPES:
         return None
     scaling = _scaling(rope, rotary_dim, max_position)

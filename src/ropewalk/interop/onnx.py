@@ -166,8 +166,8 @@ def _rotate(xs: tuple[Tensor, ...], request: AnyRequest) -> tuple[Tensor, ...]:
 def _rotate_by(
     x: Tensor, cos: Tensor, sin: Tensor, layout: str, layout_out: str, start: int, seq_dim: int
 ) -> Tensor:
-    """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on, as float32
-    inside.
+    """Return x rotated by cos and sin [..., S, pairs], from its dimension `start` on; computed in
+    float32.
 
     ONNX's RotaryEmbedding rotates x of shape [B, H, S, D] from dimension 0, if the pair layout
     stays the same. Plain operators rotate everything else, and everything in a torch without

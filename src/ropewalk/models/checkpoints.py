@@ -53,12 +53,13 @@ def load(
 
     folder  or the path of a .gguf file with a Llama, Qwen 2 or Qwen 3, whose weights are
             dequantised
-    dtype   dtype of the weights; None: as stored, and float32 for a .gguf file
+    dtype   dtype of the weights; None: the one in which all are stored, and float32 for a .gguf
+            file
     device  where each tensor is moved as it is read; None: torch's default device
 
     Raises a RopeError for a `model_type` that is not supported (the message lists those that are),
-    weights in the other pair layout, a missing or unexpected weight, a wrong shape or a wrong
-    dtype. Rotary frequencies and tables in old files are ignored.
+    a folder that states the other pair layout, a missing or unexpected weight, a wrong shape or a
+    wrong dtype. Rotary frequencies and tables in old files are ignored.
     """
     source = GgufWeights(folder) if is_gguf(folder) else open_folder(folder)
     model_type = source.config.get("model_type")
@@ -124,7 +125,8 @@ def save(
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
     rotation of the model that model.config does not describe. The folder or file of a model that
-    `load` read also has its tokenizer and the tokens at which generation ends.
+    `load` read also has its tokenizer and the tokens at which generation ends; a tokenizer that
+    cannot be saved is left out, with a warning.
     """
     config = getattr(model, "config", None)
     if type(config) not in SAVED_AS:

@@ -197,10 +197,10 @@ class DecodeStep:
     def _attend(
         self, attention: Any, x: Tensor, norm: launch.Norm | None, k: Tensor, v: Tensor
     ) -> None:
-        """Write the heads that attention mixes to `mixed`; keys and values go into the cache.
+        """Write the attention output of each head to `mixed`; keys and values go into the cache.
 
-        Positions, slots and earlier keys were written before this replay, so they can be read
-        early; with many programs attention is faster if it waits.
+        Positions, slots and earlier keys were written before this replay, so a kernel may read them
+        before the previous kernel has ended; with many programs attention is faster if it waits.
         """
         qkv_product(
             x,

@@ -157,12 +157,12 @@ class Decoder(nn.Module):
         padding: Bool[Tensor, "B S"] | None = None,
         documents: Integer[Tensor, "B S"] | None = None,
     ) -> Float[Tensor, ""]:
-        """Return the mean cross entropy of `targets` plus the experts' balance loss, without
-        materialising all logits.
+        """Return the mean cross entropy of `targets` plus `router_aux_coef` times the experts'
+        balance loss, without materialising all logits.
 
         targets[b, s] is the token that should follow tokens[b, s], or -100 to ignore it. None: the
-        next token of the row; the last token of a row or document, and tokens next to padding, are
-        ignored. Other arguments as in `forward`.
+        next token of the row; padding, the token before it, and the last token of a row or document
+        are ignored. Other arguments as in `forward`.
         """
         if targets is not None:
             check_targets(targets, tokens, self.config.vocab_size)
@@ -223,8 +223,8 @@ class Decoder(nn.Module):
 
 
 def next_tokens(tokens: Tensor, padding: Tensor | None, documents: Tensor | None) -> Tensor:
-    """Return the token after each token; -100 where no real token of the same row and document
-    follows.
+    """Return the token after each token; -100 for padding, and where no real token of the same row
+    and document follows.
     """
     targets = torch.full_like(tokens, IGNORED, dtype=torch.int64)
     targets[:, :-1] = tokens[:, 1:]

@@ -89,8 +89,7 @@ HF_DEFAULTS: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.001,
     },
 }
-#: settings under "ropewalk" in config.json, which change nothing that transformers computes without
-#: dropout
+#: settings under "ropewalk" in config.json, which only this package reads
 OWN_KEYS = ("precision", "dropout", "length")
 #: layer types of transformers -> ours
 LAYER_TYPES = {"full_attention": "full", "sliding_attention": "sliding"}

@@ -36,16 +36,16 @@ class DecoderConfig:
                   all full
     attention     "softmax", or "linear" with time and memory linear in the length
     qk_norm       RMS norm of each head of q and k before rotation
-    dropout       of both block outputs and, unless `attention_dropout` is given, of the attention
-                  weights
+    dropout       of the outputs of attention and of the feed-forward network and, unless
+                  `attention_dropout` is given, of the attention weights
     length        the longest sequence trained on
     temperature   a factor on queries by their position, for all layers or by layer type (None: no
                   factor)
     remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has
                   it, so it cannot be saved
     num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but
-                  `dense_layers`. Each token uses `experts_per_token` of them, weighted by their
-                  softmax, renormalised if `norm_topk`
+                  `dense_layers`. Each token uses `experts_per_token` of them, weighted by the
+                  router's softmax over all experts, renormalised if `norm_topk`
     """
 
     vocab_size: int
@@ -223,7 +223,7 @@ class DecoderConfig:
         if layer_type not in self.encoding:
             raise RopeError(
                 "encoding",
-                f"must have an entry for {layer_type!r} layers (None: no position)",
+                f"must have an entry for {layer_type!r} layers (None: no encoding)",
                 list(self.encoding),
             )
         return self.encoding[layer_type] or "none"

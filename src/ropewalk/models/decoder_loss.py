@@ -51,7 +51,7 @@ def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX
     targets do not count.
 
     x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of
-    F.cross_entropy.
+    F.cross_entropy up to rounding; they are 0 if every target is IGNORED.
     """
     targets = targets.long()
     if torch.is_autocast_enabled(x.device.type):
@@ -128,8 +128,8 @@ def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[T
 
 
 def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
-    """Return slices of the rows of x [T, hidden], equal but for the last, with at most `max_logits`
-    logits each.
+    """Return slices of the rows of x [T, hidden], equal but for the last, with about `max_logits`
+    logits each and at least one row.
     """
     tokens = x.shape[0]
     if tokens * weight.shape[0] <= max_logits:

@@ -128,8 +128,8 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """A router picks a few experts for each token and weights them by the router's softmax over all
-    experts.
+    """A router picks a few experts for each token and weights their outputs by its softmax over all
+    experts, divided by its sum over the chosen ones if `norm_topk`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -157,8 +157,9 @@ def balance_loss(routes: list[Routes], padding: Tensor | None = None) -> Tensor:
     """Return the load-balancing loss: E * the sum over the E experts of (choices per token * mean
     router probability).
 
-    It is k, the number of experts per token, if all are used evenly, and larger otherwise. The
-    means are over the tokens of all layers; `padding` [B, S] is False for tokens that are left out.
+    It is k, the number of experts per token, if all are used evenly, and mostly larger otherwise.
+    The means are over the tokens of all layers; `padding` [B, S] is False for tokens that are left
+    out.
     """
     probabilities = torch.cat([route.probabilities for route in routes])  # [layers T, E]
     chosen = torch.cat([route.chosen for route in routes])  # [layers T, k]

@@ -149,7 +149,8 @@ def steps(
     invariant: bool = False,
     contexts: ExitStack | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped.
+    """Yield the tokens [B] that follow tokens [B, S], step by step, until all rows have stopped, at
+    most `max_new_tokens` times.
 
     temperature ... repetition_penalty  as in Sampling
     padding   boolean [B, S], True for real tokens; rows must be padded on the left
@@ -162,8 +163,8 @@ def steps(
     seed      of the sampling; None: torch's global generator
     graph     whether the steps after the prompt run as one CUDA graph, with a growing or static
               cache; None: if they can
-    invariant  whether a row's tokens may not depend on the other rows; as if the Decoder were
-               `invariant`, which says more
+    invariant  True: as if the Decoder were `invariant` (see there), so that a row's tokens do not
+               depend on the other rows
     contexts  holds the CUDA graph of the steps until the caller closes it; then a later generation
               may overwrite the yielded tokens. None: every yielded tensor is a copy, and the
               iterator lets go of the graph itself

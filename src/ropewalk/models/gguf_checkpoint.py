@@ -215,8 +215,8 @@ def _check_round_trip(config: DecoderConfig, written: InMemory, spec: RopeSpec) 
 
 
 def _add(gguf: Any, writer: Any, key: str, value: Any) -> None:
-    """Add one row of metadata, of the GGUF type for the type of its value; an array of another file
-    is (entries, their type).
+    """Add one metadata key, of the GGUF type for the type of its value; an array of another file is
+    (entries, their type).
     """
     if isinstance(value, tuple):
         entries, kind = value

@@ -1,8 +1,8 @@
 """The Decoder's forward whose bits do not depend on the batch.
 
-The result of a token depends on the tokens before it in its row alone: not on other rows, its place
-in the batch, how a prompt is divided into chunks, or what a cache held already. So generation and a
-forward over the finished text give the same logits, bit for bit.
+The result of a token depends only on itself and the tokens before it in its row: not on other rows,
+the row's place in the batch, how a prompt is divided into chunks, or how many of the tokens a cache
+held already. So generation and a forward over the finished text give the same logits, bit for bit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check(
         return
     left = bool((padding[:, 1:] >= padding[:, :-1]).all())
     if not left or (caches is not None and len(caches[0]) and not bool(padding.all())):
-        rule = "must be on the left of a row's first tokens in an invariant model"
+        rule = "must be on the left, before the first token of a row, in an invariant model"
         raise RopeError("padding", rule, "padding after a token")
 
 
@@ -98,7 +98,9 @@ def _attend(
     padding: Tensor | None,
     cache: KVCache | None,
 ) -> Tensor:
-    """Return the mixed heads [B, S, Hq, D] of packed q, k and v [B, S, (Hq + 2 Hk) D]."""
+    """Return the attention output of each head, [B, S, Hq, D], from packed q, k and v [B, S,
+    (Hq + 2 Hk) D].
+    """
     q, k, v = packed.unflatten(-1, (-1, attention.head_dim)).split(
         (attention.num_heads, attention.num_kv_heads, attention.num_kv_heads), dim=-2
     )

@@ -21,10 +21,10 @@ class RunningState:
 
     @property
     def next_positions(self) -> Tensor | int:
-        """The number of each row's tokens so far, [B], as the position of its next token; 0 if the
-        state is empty.
+        """The number of each row's real tokens so far, [B], as the position of its next token; 0 if
+        the state is empty.
 
-        Positions that were given are not remembered: give those of the next tokens too.
+        If a call gave other positions, they are not remembered: give those of the next tokens too.
         """
         return 0 if self.state is None else self.state.count
 

@@ -38,8 +38,8 @@ FREEZES: dict[str, tuple[str, ...]] = {
 class Migration:
     """The new model, and lists of weights by their names in the new model.
 
-    Dropped weights have their names in the source; in a model of transformers, those that its
-    conversion to RoFormer keeps have the names they get there.
+    Dropped weights have their names in the source. A transformers model is first converted to a
+    RoFormer: weights that this conversion keeps have their names in the RoFormer.
     """
 
     model: nn.Module
@@ -189,8 +189,8 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
 
 
 def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn.Module) -> bool:
-    """Return whether a weight is copied: not if the head has another type or size; other weights
-    must have equal shapes.
+    """Return whether a weight is copied: not that of a head with another type or size. Raise an
+    error if a weight outside the head has another shape.
     """
     part = name.split(".")[0]
     if part == "head":

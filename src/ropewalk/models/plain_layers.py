@@ -50,7 +50,7 @@ def _is_plain_rotary(encoding: Any) -> bool:
 
 
 def plain_spec(attention: Any) -> RopeSpec:
-    """Return the spec of a layer's rotation; one that rotates by nothing if it has none."""
+    """Return the spec of a layer's rotation; one with all angles 0 if the layer does not rotate."""
     encoding = attention.encoding
     return (
         encoding.rope.spec
@@ -60,5 +60,7 @@ def plain_spec(attention: Any) -> RopeSpec:
 
 
 def fixed_config(attention: Any) -> NormRotationConfig:
-    """Return how norm and rotation are divided if that may not depend on the number of tokens."""
+    """Return how norm and rotation are divided among GPU programs, the same for any number of
+    tokens.
+    """
     return pick_config(1, attention.num_heads, attention.head_dim)

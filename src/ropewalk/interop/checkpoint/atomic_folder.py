@@ -41,7 +41,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a new file to write; it is renamed to `target` when the block succeeds.
 
-    Until then it is in the folder `.NAME.partial` beside the target, as of `atomic_folder`.
+    Until then it is in the folder `.NAME.partial` beside the target, which is removed or cleared
+    as with `atomic_folder`.
     """
     with _renamed_to(target, is_file=True) as draft:
         yield draft
@@ -116,7 +117,7 @@ def _lock(partial: Path) -> int:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Context manager that locks a folder; while another process has the lock, it says so and
+    """Context manager that locks a folder; if another process has the lock, it logs a warning and
     waits.
     """
     lock = lock_folder(folder)

@@ -1,5 +1,5 @@
-"""Names of tensors in checkpoints: which belong to an attention module, what each part of one is,
-and which layer it is in.
+"""Names of tensors in checkpoints: which attention module a tensor belongs to, which part of the
+module it is, and which layer the module is in.
 """
 
 from __future__ import annotations
@@ -77,28 +77,31 @@ OTHER_PARTS = frozenset(
     )
 )
 KNOWN_PARTS = OTHER_PARTS.union(PROJECTIONS, NORMS)
-#: parts of a model with a rotary embedding of their own, or without one
+#: modules outside the language model's self-attention; they have a rotary embedding of their own,
+#: or none
 OTHER_TOWERS = re.compile(
     r"(?:^|[._])(vision|visual|audio|image|vit|cross_?att|encoder_attn|talker|code2wav|token2wav|projector|connector|resampler|qformer)"
 )
 LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
-#: layers that predict further tokens, numbered apart from those in `layer_types`
+#: layers that predict further tokens (MTP), numbered apart from those in `layer_types`
 FURTHER_LAYERS = re.compile(r"(?:^|\.)mtp\.")
 #: types of layers in `layer_types` that do not rotate
 UNROTATED_TYPES = ("linear_attention", "mamba", "mamba2", "conv", "short_conv", "recurrent")
-#: tensors of layers without attention
+#: names in a layer that mixes tokens without softmax attention
 MIXERS = re.compile(r"(^|\.)(mamba|conv|linear_attn|rg_lru|A_log|\w*conv_?1d)(\.|$)")
 _ATTENTION = re.compile(r"(^|\.)\w*att\w*\.")
 
 
 @dataclass
 class AttentionModule:
-    """The tensors of one attention module: {part such as "q_proj": names}, and the names of unknown
-    parts.
+    """The names of the tensors of one attention module.
+
+    layer    the number of the layer in `path`; None if `path` has none
+    parts    {part, such as "q_proj": the names of its tensors}
+    unknown  those of these names whose part is not in KNOWN_PARTS
     """
 
     path: str
-    #: the number of its layer; None if its name has none
     layer: int | None
     parts: dict[str, list[str]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
@@ -121,8 +124,8 @@ class AttentionModule:
 
 
 def split_projection_name(name: str) -> tuple[str, str, str] | None:
-    """Split a tensor's name into the path of its attention module, the projection or norm, and the
-    rest; None if it has none.
+    """Return the path of a tensor's attention module, its projection or norm, and the rest of its
+    name, such as "weight"; None if the name has no projection or norm.
     """
     parts = name.split(".")
     for i in reversed(range(len(parts))):
@@ -139,8 +142,8 @@ def split_projection_name(name: str) -> tuple[str, str, str] | None:
 
 
 def attention_modules(names: Iterable[str]) -> dict[str, AttentionModule]:
-    """Return the attention modules of the language model by path; towers for images, audio and
-    cross attention are left out.
+    """Return {path: attention module} of the language model; image and audio towers and cross
+    attention are left out.
     """
     names = [name for name in names if not OTHER_TOWERS.search(name)]
     modules: dict[str, AttentionModule] = {}

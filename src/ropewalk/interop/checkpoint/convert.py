@@ -93,8 +93,8 @@ def convert_checkpoint(
 
     target_folder  must not exist or be empty; it appears only when everything is written. None:
                    report what would be done
-    config         the model's sizes, if the folder has no config.json: an adapter needs the config
-                   of its base model
+    config         the config with the model's sizes, in place of the folder's config.json; an
+                   adapter needs the config of its base model
     progress       called after each tensor with the number of its bytes
 
     All other tensors, the shard names, the index and the headers stay the same byte for byte, so

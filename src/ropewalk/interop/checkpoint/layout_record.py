@@ -1,8 +1,8 @@
 """What a folder itself states about its pair layout: a flag in the config of some families, or the
 file pair_layout.json.
 
-`convert_checkpoint` writes that file, because the config and the tensor names of a converted folder
-look as before.
+`convert_checkpoint` writes that file for families without the flag, whose config and tensor names
+do not show a conversion.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FLAG = "rope_interleave"
 
 @dataclass(frozen=True)
 class StatedLayout:
-    """The layout of the weights, the layout before the first conversion (None if unknown), and what
-    states it.
+    """The layout of the weights, their layout before the first conversion (None if unknown), and
+    the file or config key that states the layout.
     """
 
     layout: str

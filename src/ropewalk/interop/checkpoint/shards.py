@@ -217,8 +217,8 @@ def write_folder(
     by_file = dict(zip(names, headers, strict=True))
 
     def create(name: str) -> tuple[Tensor]:
-        """Return the tensor `name` as one piece, made only now; an error if its shape is not the
-        declared one.
+        """Return the tensor `name` as one piece, made only now; raise an error if it does not have
+        the declared shape.
         """
         make, shape = makers[name]
         tensor = make()

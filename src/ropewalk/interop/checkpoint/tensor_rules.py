@@ -35,11 +35,12 @@ from ropewalk.interop.checkpoint.attention_names import (
 from ropewalk.interop.checkpoint.shards import Folder
 from ropewalk.layout import convert_layout, convert_qkv
 
-#: tensors of a projection whose first axis is its output rows, so they are permuted
+#: how the name of a projection's tensor ends if its first axis is the output rows, so that it is
+#: permuted
 PERMUTED = re.compile(
     r"(base_layer\.)?(weight|bias)|lora_B(\.\w+)?\.(weight|bias)|lora_magnitude_vector(\.\w+)?(\.weight)?"
 )
-#: the input side of an adapter, which is not converted
+#: how the name of the input side of an adapter ends, which is not converted
 NOT_PERMUTED = re.compile(r"lora_A(\.\w+)?\.weight")
 #: families whose q_proj holds, head by head, the rows of q and then as many rows of an output gate
 GATED_QUERIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -57,15 +58,15 @@ class HeadSizes:
     head_dim: int
     rotary_dim: int
     rotary_start: int = 0
-    #: rows before the rotated ones in the key projection of latent attention; None for other
-    #: attention
+    #: number of rows before the rotated ones in the key projection of latent attention; None for
+    #: other attention
     latent: int | None = None
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """How to convert one tensor: heads of `head_dim` along `axis`; only the first `rotated_rows`
-    rows are converted.
+    """How to convert one tensor: heads of `head_dim` along `axis`; rows from `rotated_rows` on are
+    copied.
 
     `role` says what the tensor holds: "q", "k", "qkv" or "norm".
     """
@@ -81,7 +82,7 @@ class TensorRule:
 
     def convert(self, folder: Folder, name: str, source: str, target: str) -> Iterator[Tensor]:
         """Yield the tensor `name`, converted from layout `source` to `target`, in pieces of a few
-        megabytes or one head.
+        megabytes, or of one head or group if that is larger; a small norm is one piece.
         """
         head = {
             "head_dim": self.head_dim,
@@ -180,7 +181,7 @@ def check_complete(folder: Folder, config: Mapping[str, Any]) -> None:
 
 def _is_rotated(module: AttentionModule, config: Mapping[str, Any]) -> bool:
     """Return whether an attention module is rotated, by its layer type in the config; raise an
-    error if its tensors do not fit that type, or if one of its parts is unknown.
+    error if its tensors do not fit that type, or if it is rotated and has an unknown part.
     """
     declared = None if FURTHER_LAYERS.search(module.path) else layer_type(config, module.layer)
     if declared in UNROTATED_TYPES:
@@ -338,8 +339,8 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, HeadSizes]:
 
 
 def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    """Return the number of key heads; by default, and for some model types always, that of the
-    query heads.
+    """Return the number of key heads, as the code of the model type reads it: some ignore the
+    config, and the default is mostly the number of query heads.
     """
     model_type = config.get("model_type")
     if model_type in (
@@ -366,8 +367,8 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 
 def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int = 1) -> int:
-    """Return the first of `keys` that the config has, as a checked integer, else `default`; with
-    None a key is required.
+    """Return the value of the first of `keys` that the config has, as a checked integer, else
+    `default`; raise an error if the config has none of `keys` and `default` is None.
     """
     entry = find(config, *keys)
     if entry is not None:
@@ -380,7 +381,7 @@ def _count(config: Mapping[str, Any], default: int | None, *keys: str, low: int 
 def _sizes_of_layer(
     sizes: dict[str, HeadSizes], config: Mapping[str, Any], layer: int
 ) -> HeadSizes:
-    """Return the head sizes of a layer, by its type if the types differ."""
+    """Return the head sizes of a layer; its type decides if the layer types have different sizes."""
     distinct = list(dict.fromkeys(sizes.values()))
     if len(distinct) == 1:
         return distinct[0]

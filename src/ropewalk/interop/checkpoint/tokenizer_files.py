@@ -12,7 +12,7 @@ from typing import Any
 from ropewalk.interop.checkpoint.safetensors_file import parse_object
 
 GENERATION = "generation_config.json"
-#: the files of the tokenizers of transformers, the chat template, and how text is generated
+#: the tokenizer files of transformers, the chat template, and the settings of generation
 NAMES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -46,14 +46,17 @@ class FolderTokenizerFiles:
         return cls(path.absolute(), names, {key: _ids(config.get(key)) for key in keys})
 
     def token_ids(self) -> dict[str, Any]:
-        """Return bos_token_id, eos_token_id and pad_token_id of config.json; None if not there."""
+        """Return bos_token_id, eos_token_id and pad_token_id of config.json; None for an id that is
+        absent or not valid.
+        """
         return dict(self.ids)
 
     def files(self, token_ids: Mapping[str, Any]) -> dict[str, bytes]:
         """Return the contents of the files by name; one that cannot be read is left out, with a
         warning.
 
-        token_ids  ids that differ from those of the folder replace them in generation_config.json
+        token_ids  those that differ from the ids in the folder's config.json are written into
+                   generation_config.json, if the folder has this file
         """
         found = {}
         for name in self.names:
@@ -74,6 +77,6 @@ class FolderTokenizerFiles:
 
 
 def _ids(value: Any) -> Any:
-    """Return the index of a token, or a list of them; None for anything else."""
+    """Return `value` if it is the index of a token or a list of such indices, else None."""
     many = value if isinstance(value, list) else [value]
     return value if many and all(type(each) is int and each >= 0 for each in many) else None

@@ -1,9 +1,9 @@
 """Detect which pair layout a checkpoint's weights are in, with every piece of evidence and its
 strength.
 
-A folder that `convert_checkpoint` wrote states its layout. For others the code of the model family
-does, if transformers loads them; tensor names do, for Meta's and Mistral's own folders; the weights
-are weak evidence. `layout.probe_layout` tests the model itself.
+Strong evidence is the layout that a folder written by `convert_checkpoint` states; the code of the
+model family, if transformers loads the folder; and the names in Meta's and Mistral's own folders.
+The norms of the weights are weak evidence. `layout.probe_layout` tests the model itself.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropewalk.interop.checkpoint.layout_record import RECORD_FILE, stated_layout
 from ropewalk.interop.checkpoint.shards import Folder, open_folder
 from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, read_config
 
-#: how many q and k projections are read, spread over the layers
+#: the most q and k projections, both together, that are read, spread over the layers
 SAMPLED = 8
 #: the norms of paired rows agree if the agreement exceeds this value and this many standard errors
 #: over the heads
@@ -138,7 +138,7 @@ def _from_code(config: Mapping[str, Any], folder: Folder) -> LayoutObservation:
         return LayoutObservation(f"model_type {model_type!r} is not a known family", None, "weak")
     if family.refused is not None or _meta_names(folder):
         return LayoutObservation(
-            f"the code of {model_type} does not load tensors with these names", None, "weak"
+            f"the layout of {model_type} is unknown for tensors with these names", None, "weak"
         )
     if "rope_interleave" in family.reads and isinstance(interleave, bool):
         return LayoutObservation(
@@ -182,8 +182,8 @@ def _from_weights(folder: Folder, config: Mapping[str, Any]) -> LayoutObservatio
 
 
 def _spread(names: list[str]) -> list[str]:
-    """Return names at equal distances, half of SAMPLED; those of q and of k are of the same layers
-    if all layers have both.
+    """Return at most SAMPLED / 2 of the names, at equal distances; so those of q and those of k are
+    of the same layers if all layers have both.
     """
     count = min(SAMPLED // 2, len(names))
     return [names[index * len(names) // count] for index in range(count)]
@@ -221,7 +221,7 @@ def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[f
     if they are unrelated.
 
     This is 1 - (mean squared difference of paired rows' log norms) / (2 * variance of the log norms
-    of the head).
+    of the head's rotated rows). Heads whose rotated rows have equal norms are left out.
     """
     squares = torch.cat([piece.to(torch.float64).square().sum(1) for piece in folder.pieces(name)])
     # twice the log norm of each row; the factor cancels
@@ -232,9 +232,8 @@ def _agreements(folder: Folder, name: str, rule: TensorRule) -> dict[str, list[f
         "half": rotated.unflatten(1, (2, -1)).diff(dim=1).flatten(1),
         "interleaved": rotated.unflatten(1, (-1, 2)).diff(dim=2).flatten(1),
     }
-    varied = (
-        variance > 1e-12
-    )  # all norms of a head may be equal, as after initialisation with zeros
+    # all norms of a head may be equal, as after initialisation with zeros
+    varied = variance > 1e-12
     return {
         layout: (1 - (each.square().mean(1) / (2 * variance)))[varied].tolist()
         for layout, each in differences.items()

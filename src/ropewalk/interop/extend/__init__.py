@@ -2,7 +2,8 @@
 
 `model` is the public API; `keys` computes the config keys to change, `swap` sets and restores them
 and the rotary modules, `angles` reads what the modules compute, `extension` is the report, `search`
-and `longrope2` find LongRoPE factors.
+and `longrope2` find LongRoPE factors. `remapped_model`, `remap` and `cached_positions` give a model
+a remapping.
 """
 
 from ropewalk.interop.extend.extension import Extension

@@ -16,11 +16,11 @@ from ropewalk.tensor_frequencies import ladder
 
 #: relative tolerance of a frequency and of a magnitude
 TOLERANCE = 1e-5
-#: the relative rounding error of a float32 angle
+#: relative tolerance of an angle that is rounded to float32, as its frequency is
 FLOAT32_ANGLE = 2.0**-21
 
-#: for each `layer_type` that a module's forward takes, or None: the layer types whose spec gives
-#: the angles it computes
+#: for each `layer_type` that a module's forward takes, or for None if it takes none: the layer
+#: types whose spec gives the angles that it computes
 Served = dict[str | None, set[str]]
 
 
@@ -34,8 +34,8 @@ def lengths_around(trained: int) -> list[int]:
 def served_layers(
     name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]
 ) -> Served:
-    """Return for each `layer_type` that the module's forward takes, or None, which layer types'
-    specs give its angles.
+    """Return for each `layer_type` that the module's forward takes, or for None if it takes none,
+    which layer types' specs give its angles.
 
     name, module  the path of a rotary module in the model, and the module
     specs         the spec of each layer type, as the config describes it; angles are compared at
@@ -80,8 +80,8 @@ def _on_a_device(module: nn.Module) -> nn.Module:
 
 
 def _positions(length: int, axes: int = 1) -> Tensor:
-    """Return [1, tokens], or [axes, 1, tokens] with the same position on every axis; the last is
-    that of the last token.
+    """Return the positions 0, 1, 2 and length - 1 as [1, 4], or as [axes, 1, 4] with the same
+    positions on every axis.
 
     A frequency is at most about 1, so the angle at position 1 determines it, however slow the pair
     is.

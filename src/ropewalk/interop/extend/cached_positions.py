@@ -15,7 +15,8 @@ from torch import Tensor
 from ropewalk.caches import cached
 from ropewalk.errors import RopeError
 
-#: what a cache layer may do to the rows and tokens that it holds, besides adding to them
+#: the methods of a cache layer, besides `update`, that change what it holds; the positions of its
+#: keys follow them
 FOLLOWED = (
     "crop",
     "reset",

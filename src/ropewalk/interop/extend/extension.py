@@ -27,10 +27,10 @@ class Extension:
     """What `extend` changed; `undo()` restores it.
 
     changes        {config key: (before, after)}, None for a config key that was absent
-    disagreements  engines that compute something else from the same config keys, and why
+    disagreements  a line if no config can express the change, so that other engines do not have it
     notes          other remarks for the user
-    saved          whether `save_pretrained` writes the change; dynamic_yarn and remappings cannot
-                   be written to a config
+    saved          whether `save_pretrained` writes the change; dynamic_yarn, clipped and remappings
+                   cannot be written to a config
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Extension:
     _installed: bool = field(repr=False, default=False)
 
     def undo(self) -> None:
-        """Restore the config and the rotary modules.
+        """Restore the config keys, the rotary modules and the attention that `extend` changed.
 
         Does nothing if the extension was undone before, or replaced by a later one of the same
         model. Config keys that `extend` did not set keep their values. If one that it set has

@@ -145,7 +145,7 @@ def _chosen_layers(
     """Return the specs of the layer types to extend.
 
     names  the layer types; None: all of them if they share one rope, otherwise those that the
-           family scales, or those with full attention if it names none
+           family scales, or those with full attention if it names none, or all if there are none
     """
     rotated = {name: spec for name, spec in specs.items() if spec is not None}
     # not empty for families whose layer types have different thetas
@@ -356,7 +356,7 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
              rope_type in a config: it is written as "default" with the theta of `spec`
     spec     the new spec; that of NTK is unscaled, with the larger theta
     """
-    # Ministral 3 scales its queries by it
+    # the trained length is kept beside such keys: Ministral 3 scales its queries by both
     kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):

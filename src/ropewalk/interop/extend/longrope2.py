@@ -1,9 +1,9 @@
-"""LongRoPE2's search: find the critical pair and the factors from it on; the pairs before it follow
-from its factor.
+"""LongRoPE2's search: find the critical pair and the factors from it on; the factors of the pairs
+before it follow from its factor.
 
-A pair is critical if it is the first that does not complete a turn in training. In theory that
-follows from its frequency; the slow pairs are trained less well than the theory assumes, so the
-real one lies a little earlier and is searched too.
+The critical pair is the first that does not complete a turn in training. In theory the base and the
+trained length determine it; but slow pairs are trained less well than the theory assumes, so the
+best choice lies a little earlier and is searched too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def critical_dimension(dim: int, theta: float, length: float, turns: float = 1.0
 
 
 def rescale_factors(critical: int, slow: Factors) -> Factors:
-    """Return the factors of all pairs from those of pair `critical` on, `slow`; pair i before it
-    has slow[0]^(i/critical).
+    """Return the factors of all pairs: `slow` from pair `critical` on, and slow[0]^(i/critical) for
+    each pair i before it.
     """
     return (*(slow[0] ** (pair / critical) for pair in range(critical)), *slow)
 
@@ -46,9 +46,8 @@ def search_longrope2(
     """Return the factors with the smallest loss that an evolutionary search finds; the same for the
     same seed.
 
-    loss      takes one factor per pair, fastest pair first. LongRoPE2 uses the loss of the answer
-              to a question about the start of a long text alone, since most tokens do not need a
-              long context
+    loss      takes one factor per pair, fastest pair first. LongRoPE2 counts only the answer to a
+              question about the start of a long text, since most tokens do not need a long context
     factor    how many times longer the context becomes; factors from the critical pair on are
               between this and twice this, and never decrease
     theta, length  the base and the trained length, which determine the candidates for the critical

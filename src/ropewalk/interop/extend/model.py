@@ -51,7 +51,8 @@ def extend(
                      for clipped; a remapping needs it or options
     original_length  the trained length; None reads it from the config
     layer_types      the layer types to extend, if they have separate ropes; None: those that the
-                     model's family scales, mostly the ones with full attention
+                     model's family scales, mostly the ones with full attention; with a remapping,
+                     those without a window
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by
                      `search_factors` with `search_options`; while it runs, the model uses the
@@ -59,12 +60,13 @@ def extend(
                      LongRoPE2 does (`search_longrope2`)
     options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor,
                      low_freq_factor, ...; of the remapping: window, log_n_length, slowdown, group,
-                     chunk, local, and backend="flex" for a GPU
+                     chunk, local, length, and for a transformers model on a GPU backend="flex"
 
-    The model uses the new frequencies at once, and `save_pretrained` writes them with the config
-    keys of its version. The angles of its rotary modules are compared with the new spec at several
-    lengths; if they differ, everything is restored and an error raised. Warns if other engines
-    compute something else from these config keys. A second call on a model replaces the first
+    Returns a report of what was changed, or None if an extension was undone. A model uses the new
+    frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
+    angles of its rotary modules are compared with the new spec at several lengths; if they differ,
+    everything is restored and an error raised. Warns if no config can express the change, so that
+    it is not saved and other engines do not have it. A second call on a model replaces the first
     extension; on a config it needs `overwrite`. Attention keys in a cache filled earlier keep the
     old rotation.
     """
@@ -150,17 +152,14 @@ def _longrope_options(
     search_options: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the options of longrope with both lists of factors; the long ones are given or found
-    by a search. Raise an error if both or neither are given.
+    by `search`. Raise an error if long_factor and `search` are both given, or neither is.
 
     arguments  of `config_change`: factor, original_length, layer_types, overwrite
     search     the user's loss as a function of the long factors, or None
     """
     is_given = "long_factor" in options
     if (search is not None) == is_given:
-        rule = (
-            "must be given for longrope (CLI: --set long_factor=[...]), or else search=, but not "
-            "both"
-        )
+        rule = "must be given for longrope (CLI: --set long_factor=[...]), or search= instead, not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
     # an NTK change needs no factor per pair, so it can be computed without them: it has the specs,
     # and so the number of pairs

@@ -1,5 +1,5 @@
 """Remapped distances on a loaded model: ReRoPE, Leaky ReRoPE, Self-Extend and DCA, without a change
-of config or weights.
+of weights.
 
 A transformers model gets a registered attention function. It receives q and k as the model has
 rotated them, and re-rotates them for each piece of the remapping. The positions travel with each
@@ -48,8 +48,8 @@ UNSAVED = (
 def make_remapping(
     kind: str, trained: int, factor: float | None, options: Mapping[str, Any]
 ) -> Remapping:
-    """Return the remapping `kind`: with the given options, and all others chosen for `factor` times
-    the trained length.
+    """Return the remapping `kind` with the given options; the others are chosen for `factor` times
+    the trained length, or have their defaults if `factor` is None.
     """
     remapping_class = REMAPPINGS[choice("kind", kind, REMAPPINGS)]
     # all remappings are dataclasses
@@ -58,7 +58,7 @@ def make_remapping(
         if name not in names:
             raise RopeError(name, f"must be an option of {kind}: {', '.join(names)}", value)
     if factor is None and not options:
-        rule = f"must be given for {kind}, or else its options ({', '.join(names)})"
+        rule = f"must be given for {kind}, or options instead ({', '.join(names)})"
         raise RopeError("factor", rule, None)
     if factor is None:
         return remapping_class(**options)
@@ -112,7 +112,8 @@ def mark_positions(module: nn.Module, args: tuple, kwargs: dict[str, Any], outpu
 
 
 def attention_modules(model: nn.Module, layers: Container[int]) -> dict[nn.Module, PassPositions]:
-    """Return the modules of the given layers that may be attention modules, each with its hook.
+    """Return the innermost modules of the given layers that may be attention modules, each with a
+    hook for it.
 
     They have one of the `layers` as layer_idx, and take a mask and further keyword arguments, which
     attention modules pass on to the attention function.
@@ -219,14 +220,14 @@ def remapped_attention_forward(
                 type(module).__name__,
             )
     if dropout:
-        raise RopeError("dropout", "must be 0 with a remapping, or the model in eval mode", dropout)
+        raise RopeError("dropout", "must be 0 with a remapping; call model.eval()", dropout)
     is_causal = kwargs.get("is_causal")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise RopeError("model", "must have causal attention to be remapped", type(module).__name__)
     tokens: TokenPositions | None = kwargs.get(POSITIONS_ARGUMENT)
     if tokens is None:
         rule = (
-            "must give position_ids to its attention modules, and these pass keyword arguments on "
+            "must give position_ids to its attention modules, which must pass keyword arguments on "
             "to the attention function, to be remapped"
         )
         raise RopeError("model", rule, type(module).__name__)
@@ -255,7 +256,8 @@ class AttentionSwap:
         self.model, self.layers, self.rotary, self.mark = model, layers, rotary, extension_mark
         config = model.config
         parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", ())}
-        #: of the whole model, under "", and of each part, such as a vision tower
+        #: the attention implementation of the whole model, under "", and of each part, such as a
+        #: vision tower
         self.before = {"": config._attn_implementation} | {
             name: part._attn_implementation for name, part in parts.items() if part is not None
         }
@@ -339,7 +341,8 @@ def remappable(model: nn.Module) -> list[SoftmaxAttention]:
 
 def check_effect(model: Any, layers: RemappedLayers, rotary: list[nn.Module]) -> None:
     """Run three tokens through the model and raise an error unless every layer to be remapped
-    called our function, with the positions that it rotates at.
+    called our function, with the positions that it rotates at. A model on the meta device is not
+    run.
     """
     device = next(model.parameters()).device
     if device.type == "meta":

@@ -38,8 +38,8 @@ def extend_decoder(
     length: int | None,
     options: Mapping[str, Any],
 ) -> Extension | None:
-    """Give a model of this package the remapping `kind`, for `factor` times the trained `length`;
-    None undoes the last one.
+    """Give a model of this package the remapping `kind`, for `factor` times the trained `length`,
+    and return the report; kind None undoes the model's remapping.
     """
     previous: Extension | None = vars(model).get(EXTENSION)
     if kind is None and previous is None:
@@ -173,8 +173,11 @@ def _dual_chunk_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers_to_remap(config: Mapping[str, Any], names: Sequence[str] | None) -> dict[int, RopeSpec]:
-    """Return {layer: spec} of the layers to remap: those that rotate, of the types `names` or, by
-    default, without a window; raise an error if there are none.
+    """Return {layer: spec} of the layers to remap: those that rotate and are of the types `names`;
+    raise an error if there are none.
+
+    names  None: the types without a window, or all types if no layer of these rotates; a config
+           without layer_types has all its rotated layers remapped
     """
     declared = layer_types_of(config)
     for name in names or ():
@@ -196,7 +199,8 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
         raise RopeError("model", "must have positions on one axis to be remapped", spec.axes)
     if spec.needs_length:
         rule = (
-            "must not depend on the length to be remapped, because cached keys keep their rotation"
+            "must not have a length-dependent scaling to be remapped, because cached keys keep "
+            "their rotation"
         )
         raise RopeError("rope", rule, spec.scaling)
     if spec.layout != spec.output_layout or spec.learned:

@@ -98,8 +98,8 @@ def search_factors(
                 distinct candidate, at most population * (rounds + 1) times
     factor      how many times longer the context becomes; factors stay between 1 and 1.25 times
                 this
-    population  candidates per round, half of them mutants and half of them children of the best
-                half so far
+    population  candidates per round: half of them are children of the best population / 2 so far,
+                and half are mutants of the best quarter of those (of 4 at least)
     step        factors are multiples of this
 
     The result is never worse than interpolation, NTK or no scaling with factors rounded to `step`,
@@ -115,7 +115,7 @@ def search_factors(
         candidates.evaluate(candidates.valid(factors))
     for index in range(rounds):
         parents = candidates.best(population // 2)
-        # large mutations first, about one step at the end
+        # large mutations first, about two steps at the end
         spread = max(2 * step, 0.25 * (factor - 1) * 0.85**index)
         best_parents = parents[: max(4, len(parents) // 4)]
         for _ in range(population // 2):

@@ -142,8 +142,9 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec]) -> None:
                 or not math.isclose(float(theirs.magnitude), float(ours.magnitude), rel_tol=SAME)
             ):
                 rule = (
-                    f"must be possible in {layer_type} layers alone: llama.cpp computes another "
-                    f"rope there for {changed.architecture}; give each layer type with --layer-type"
+                    f"must give {layer_type} layers the rope that llama.cpp computes for "
+                    f"{changed.architecture}, which is another one; extend all layer types "
+                    "(layer_types=, CLI: --layer-type)"
                 )
                 raise RopeError("kind", rule, spec.scaling.name)
 

@@ -1,9 +1,9 @@
 """Dequantise tensors of a GGUF file with the gguf package.
 
 `GgufFile` has checked the whole header before: shapes, types, offsets and sizes against the file.
-So the package gets the bytes of one tensor, whose number follows from its shape and type. Its
-reader does not parse the header a second time: that takes 17 s and 600 MB for the vocabulary of
-Llama 3, which `GgufFile` reads in 0.2 s.
+So the package gets only the bytes of one tensor, whose number follows from its shape and type. The
+package's own reader would parse the header a second time: that takes 17 s and 600 MB for the
+vocabulary of Llama 3, which `GgufFile` reads in 0.2 s.
 """
 
 from __future__ import annotations

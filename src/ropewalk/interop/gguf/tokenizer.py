@@ -26,13 +26,15 @@ SAME_PATTERN = {
     **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2"), "qwen2"),
     **dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum"), "gpt-2"),
 }
-#: digits are words of their own
+#: values of tokenizer.ggml.pre with which every digit is a word of its own
 SINGLE_DIGITS = ("smollm",)
-#: patterns with which llama.cpp adds the BOS token, and takes a word that is a token as it is
+#: patterns with which llama.cpp adds the BOS token by itself, and does not split a word that is a
+#: token
 LIKE_LLAMA_3 = ("llama-bpe",)
 #: token types that text is searched for before it is split
 CONTROL, USER_DEFINED = 3, 4
-#: letters of all tokens whose merges are found by splitting each at every place
+#: the most letters of all tokens together, and of one, since merges are found by splitting each
+#: token at every place
 MAX_LETTERS = 8_000_000
 MAX_TOKEN_LETTERS = 256
 
@@ -96,7 +98,8 @@ def _bytes_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -> tuple[
 
 
 def _sentencepiece_bpe(file: GgufFile, tokens: list[str], ids: dict[str, int]) -> tuple[Any, bool]:
-    """Return a BPE whose letters are characters, or bytes where a character is no token; as above.
+    """Return a BPE whose letters are characters, or bytes where a character is no token, and True:
+    llama.cpp adds the BOS token by itself.
 
     Two neighbours that join to a token are merged, those with the highest score first.
     """

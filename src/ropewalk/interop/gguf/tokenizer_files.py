@@ -103,15 +103,16 @@ class GgufTokenizerFiles:
         }
 
     def gguf_keys(self, vocab_size: int) -> dict[str, Any] | None:
-        """Return the metadata of the tokenizer as the file has it, for a new file of a model with
-        so many tokens; None if the file has no tokenizer. An array is (entries, GGUF's number of
-        their type).
+        """Return the metadata of the tokenizer as the file has it, for a new file; None if the file
+        has no tokenizer. An array is (entries, GGUF's number of their type).
+
+        vocab_size  the number of tokens of the model; raise an error if the file has another
         """
         metadata = self.file.metadata
         if metadata.get("tokenizer.ggml.model", "none") == "none":
             return None
         if (tokens := len(self.file.array(TOKENS))) != vocab_size:
-            raise RopeError(TOKENS, f"must be {vocab_size}, as many as in the model", tokens)
+            raise RopeError(TOKENS, f"must be {vocab_size} tokens, as many as in the model", tokens)
         return {
             key: (self.file.array(key), value.type_id) if isinstance(value, Array) else value
             for key, value in metadata.items()

@@ -57,7 +57,7 @@ class GgufWeights:
         specs, explanation = read_ropes(file)
         for text in explanation.warnings:
             warnings.warn(text, UserWarning, stacklevel=3)
-        # the layers of these architectures are all full ones, and all rotate
+        # all layers of these architectures have full attention and rotate
         spec = specs[FULL]
         assert spec is not None
         self.stored_layout = architecture_of(self.architecture).layout
@@ -85,7 +85,7 @@ class GgufWeights:
         return self.file.tensors[self.files[name]].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype that `read` returns."""
+        """Return the dtype of the weights that `read` returns."""
         return torch.float32
 
     def read(self, name: str) -> Tensor:
@@ -108,7 +108,7 @@ def config_of(source: GgufSource, rope: RopeSpec) -> dict[str, Any]:
     """Return the keys of a config.json that describe the model in a GGUF file, without the scaling
     of its rope.
 
-    source  its tensors have a shape
+    source  a GGUF file, or its contents in memory with a shape for each tensor
     """
     name, metadata = source.architecture, source.metadata
     if metadata.get(f"{name}.expert_count"):

@@ -61,7 +61,7 @@ class RotationFunction:
 
     def add_spec(self, spec: RopeSpec) -> None:
         """Build the ropes for a spec: one for whole heads, one for the rotated slice alone; none if
-        tables are needed.
+        the convention needs tables.
         """
         convention = self.convention
         if convention.needs_tables:
@@ -112,8 +112,8 @@ class RotationFunction:
     def _by_positions(
         self, xs: tuple[Tensor, ...], tables: Sequence, arguments: dict[str, Any]
     ) -> tuple[Tensor, ...] | None:
-        """Return the tensors rotated by exact angles; None if the tables are not lazy or their spec
-        is not known.
+        """Return the tensors rotated by exact angles; None if the tables are not lazy, or if no rope
+        was built for their spec, this width of x and these sections.
         """
         for index, table in enumerate(tables):  # cos has index 0, sin 1
             if type(table) is not LazyTable or table.index != index:
@@ -141,7 +141,7 @@ class RotationFunction:
     ) -> tuple[Tensor, ...]:
         """Return the tensors rotated by the cos and sin that the call gives."""
         convention = self.convention
-        # one for each axis of the positions
+        # one block of dimensions for each axis of the positions
         blocks = arguments[POSITIONS].shape[-1] if convention.blocks else 1
         tensors = [table.tensor() if isinstance(table, LazyTable) else table for table in tables]
         if convention.reads_both and tensors[0] is tables[0]:
@@ -246,8 +246,8 @@ class RotationFunction:
         return xs
 
     def _seq_dim(self, arguments: dict[str, Any], table_ndim: int) -> int:
-        """Return the token axis: the one that the unsqueezed table of transformers broadcasts
-        along.
+        """Return the token axis of x: that of the convention, or if the function has
+        `unsqueeze_dim`, the one with which the unsqueezed table's tokens are aligned.
         """
         if self.unsqueeze is None:
             return self.convention.tokens or -3  # 0 stands for [tokens, heads, dimensions]
@@ -269,8 +269,8 @@ def check_doubled(tables: list[Tensor], members: list[tuple[Tensor, Tensor]]) ->
     gap = torch.stack([(first - second).abs().amax() for first, second in members]).amax()
     is_near = gap <= max(torch.finfo(gap.dtype).eps, 2.0**-20)
     rule = (
-        "must have the same entry for both members of a pair; with two it is no rotation, so "
-        "unpatch this model"
+        "must have the same entry for both members of a pair; with different entries it is no "
+        "rotation, so unpatch this model"
     )
     traced = is_traced(tuple(tables))
     if traced or tables[0].device.type != "cpu":

@@ -35,9 +35,9 @@ def patch(model: Model, *, backend: str | None = None) -> Model:
 
     Modules are recognised by behaviour, not by name: rotation functions are run and compared with
     the reference, rotary modules with the spec of their config. A model with a rotation that is not
-    recognised raises an error and stays unchanged. Only this instance changes: its weights, its
-    class and other models do not. Patching a patched model reads its config again. Returns the
-    model.
+    recognised raises an error and stays unchanged. Methods of this instance are replaced; its
+    weights, its class and other models stay the same. Patching a patched model reads its config
+    again. Returns the model.
     """
     if backend is not None:
         choice("backend", backend, BACKENDS)

@@ -26,7 +26,7 @@ from ropewalk.spec import RopeSpec
 #: positions below any trained length, and positions above it, since some ropes change with the
 #: length
 PROBES = ((0, 1, 2, 5, 17, 63), (0, 1, 2, 5, 17, 63, 4095, 131071))
-#: how many axes positions may have
+#: the numbers of position axes that are tried
 AXES = (2, 3, 4)
 
 

@@ -31,8 +31,8 @@ from ropewalk.spec import LAYOUTS
 #: sizes of trial tensors, all different, so that no axis passes for another
 ROWS, HEADS, KEY_HEADS, TOKENS, PAIRS, BLOCKS = 2, 5, 7, 3, 4, 2
 TRIAL_SECTIONS = [2, 1, 1]
-#: the axes of a trial tensor before its last one, the token axis, and whether each row has a table
-#: of its own
+#: the axes of a trial tensor before its last one; its token axis (0: the first of three axes); and
+#: whether each row has a table of its own
 SHAPES = (
     ("row head token", -2, True), ("row token head", -3, True), ("token head", 0, False),
     ("row head token", -2, False), ("row token head", -3, False), ("row token", -2, True),
@@ -124,8 +124,8 @@ class _Trials:
         """Return random arguments for the function: tables, and tensors with the axes that `axes`
         names.
 
-        extra    how many dimensions heads are wider than the tables
-        more     how many tokens q, and the other tensors, are longer than the tables
+        extra    by how many dimensions the heads are wider than the tables
+        more     by how many tokens q, and the other tensors, are longer than the tables
         without  the name of a tensor that is None; `options` are further arguments
         """
         generator = torch.Generator().manual_seed(0)
