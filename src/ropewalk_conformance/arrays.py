@@ -18,7 +18,9 @@ ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 def library_of(function: Callable[..., Any]) -> str:
-    """Return the name of the array library that a function's module uses; "list" if it uses none."""
+    """Return the name of the array library that a function's module imports, the first in LIBRARIES
+    if there are several; "list" if it imports none.
+    """
     inside = inspect.unwrap(getattr(function, "__func__", function))
     inside = getattr(inside, "func", inside)  # functools.partial
     if not hasattr(inside, "__globals__"):

@@ -20,7 +20,8 @@ Make = Callable[[Any, str], Any]
 Wrong = definition.Wrong
 
 
-#: switches of `definition` that change frequencies or the magnitude, tables, and rotated vectors
+#: switches of `definition`: OF_ROPE change frequencies or the magnitude, OF_TABLE also cos and sin,
+#: and OF_VECTOR also rotated vectors
 OF_ROPE = frozenset(
     [
         "rope",
@@ -95,7 +96,9 @@ class Kind:
         raise NotImplementedError
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
-        """Return the first of the predicted numbers, where that is much quicker than all."""
+        """Return the first of the predicted numbers if they are much quicker to compute than all of
+        them, else an empty list.
+        """
         return []
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
