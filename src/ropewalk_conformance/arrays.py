@@ -36,7 +36,7 @@ def maker(library: str) -> Callable[[Any, str], Any]:
         return lambda values, dtype: values
     name = {"jax": "jax.numpy", "mlx": "mlx.core"}.get(library, library)
     if library not in LIBRARIES or importlib.util.find_spec(library) is None:
-        rule = f"must be an installed one of {', '.join(LIBRARIES)}"
+        rule = f"must be one of {', '.join(LIBRARIES)}, and installed here"
         raise RopeError("arrays", rule, library)
     module = importlib.import_module(name)
     make = module.tensor if library == "torch" else module.array

@@ -194,7 +194,8 @@ class CosSin(Kind):
             cos = [[complex(z).real for z in row] for row in both]
             sin = [[complex(z).imag for z in row] for row in both]
         if len(cos) != len(sin):
-            raise RopeError("cos_sin", "must return cos and sin of one shape", (len(cos), len(sin)))
+            rule = "must return cos and sin of the same shape"
+            raise RopeError("cos_sin", rule, f"{len(cos)} rows of cos and {len(sin)} of sin")
         count = len(flat(case["cos"])) // len(case["cos"][0][0])
         if len(cos) < count and count % len(cos) == 0:
             cos, sin = cos * (count // len(cos)), sin * (count // len(sin))

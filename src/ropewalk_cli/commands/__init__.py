@@ -105,7 +105,9 @@ def output_path(path: Path, option: str = "--out") -> Path:
     """Return the path of a file to write; refuse a folder, and a path below a file."""
     nearest_existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if path.is_dir() or (nearest_existing is not None and not nearest_existing.is_dir()):
-        raise RopeError(option, "must be the path of a file in a folder", str(path))
+        raise RopeError(
+            option, "must be the path of a file, not a folder or below a file", str(path)
+        )
     return path
 
 
