@@ -70,7 +70,9 @@ def copy_rate() -> float:
 
 
 def read_rate() -> float:
-    """Return the bytes per second of a sum over 512 MiB, which reads and writes nothing back."""
+    """Return the bytes per second of a sum over 512 MiB, which reads all of them and writes one
+    number.
+    """
     source = torch.zeros(1 << 27, dtype=torch.float32, device="cuda")
     return 4 * source.numel() / replay_us([source.sum]) * 1e6
 
@@ -103,8 +105,9 @@ def step_row(
     """Return the row of one way to generate: the time of a step, from a generation of NEW tokens
     and one of two.
 
-    The first new token comes from the prompt. The second also takes what is done once before the
-    steps, `opening_ms`.
+    The time of the first new token is that of the prompt. The second one also takes the time of
+    what is done once before the steps, `opening_ms`.
+
     generate  number of new tokens -> the generation; `limit` is the least time of a step, in
               seconds; `row` are further keys
     """
@@ -142,7 +145,9 @@ def theirs(model: Any, prompt: Tensor, cache: str | None, new: int) -> Tensor:
 
 
 def generate_rows(peers: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of our decoder for every batch size, and of transformers for one prompt."""
+    """Yield the rows of our decoder for every batch size; for one sequence also without a graph, and
+    those of transformers.
+    """
     rate = copy_rate()
     for name, sizes in MODELS.items():
         model = _on_gpu(lambda sizes=sizes: Decoder(DecoderConfig(**sizes)))
@@ -179,8 +184,8 @@ def other_rows() -> Iterator[dict[str, Any]]:
 
 
 def context_rows() -> Iterator[dict[str, Any]]:
-    """Yield the rows of one row of our decoder after prompts of CONTEXTS tokens, with the shares of
-    three limits.
+    """Yield the rows of our decoder for one sequence, after prompts of CONTEXTS tokens, with the
+    shares of three limits.
     """
     copy, others = copy_rate(), {"read": read_rate(), "nominal": nominal_rate()}
     configs = {name: DecoderConfig(**sizes) for name, sizes in MODELS.items()}

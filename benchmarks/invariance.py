@@ -2,9 +2,9 @@
 draws.
 
 A draw picks a spec, sizes, memory orders and positions. Its tokens are rotated together, some of
-them alone, as one sequence of the batch, from other memory orders, in place, in a replayed CUDA
-graph, and by the fused kernel without a norm. The bits must be the same. The draws are split over
-processes, because most of the time is compiling kernels.
+them alone, as one sequence of the batch, from other memory orders, in place, by the fused kernel
+without a norm, and in every eighth draw in a replayed CUDA graph. The bits must be the same. The
+draws are split over processes, because most of the time is compiling kernels.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Random texts run through models of random weights. The reference of a text is the forward over it
 alone. Its logits must have the same bits in batches of other texts, at any place, padded on the
-left, in chunks with a cache, and in captured decode steps. The log-probabilities of a forward with
-gradients, as a trainer computes them, are compared with those of the decode steps. Then greedy
-generation is timed with and without invariance, in turn.
+left, in chunks with a cache, and in captured decode steps. For all but the largest model, the
+log-probabilities of a forward with gradients, as a trainer computes them, are compared with those
+of the decode steps. Then greedy generation is timed with and without invariance, in turn.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def stepped_logits(model: Decoder, tokens: Tensor, prompt: int) -> Tensor:
 
 @torch.no_grad()
 def differences(model: Decoder) -> dict[str, Any]:
-    """Return how many rows were compared in how many ways, and how many had other bits."""
+    """Return how many sequences were compared in batches (`rows`) and in captured decode steps
+    (`stepped_rows`), and how many of both had other bits than alone.
+    """
     pick = random.Random(7)
     vocabulary = model.config.vocab_size
     texts = [

@@ -1,5 +1,5 @@
-"""Time a Llama with `rw.patch`, unpatched, and with Liger's patch: whole forward passes, and on a
-CPU also the rotary part.
+"""Time a Llama with `rw.patch`, unpatched, and on a GPU with Liger's patch: whole forward passes, and
+on a CPU also the rotary part.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def measure(seq: int = 8192, batch: int = 64, rounds: int = ROUNDS) -> Iterator[
 
 
 def prefill(model: nn.Module, ids: Tensor) -> Tensor:
-    """Return the last logits of a forward pass without a cache."""
+    """Return the logits of the last 64 tokens of a forward pass without a cache."""
     return model(ids, use_cache=False, logits_to_keep=64).logits
 
 

@@ -18,7 +18,8 @@ import tarfile
 import time
 from pathlib import Path
 
-#: part -> seconds on one H200; with --together the others share what is left after the fit
+#: part -> seconds on one H200; with --together only the fit has its limit, and the other parts may
+#: take what is left of --seconds
 LIMITS = {
     "fit": 240,
     "real_extend": 150,

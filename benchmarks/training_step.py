@@ -104,7 +104,7 @@ def _pair(config: DecoderConfig, device: str) -> tuple[nn.Module, Any]:
 
 @torch.no_grad()
 def _loss_error(theirs: nn.Module, ours: Any, tokens: Tensor) -> float:
-    """Return the difference of the two losses; raises an error if it is larger than rounding."""
+    """Return the difference of the two losses; raise an error if it is larger than rounding."""
     expected = theirs(input_ids=tokens, labels=tokens).loss
     error = float((ours.loss(tokens) - expected).abs())
     if error > 1e-4:

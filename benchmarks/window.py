@@ -1,5 +1,5 @@
 """Times of causal attention with a window, and with packed documents: one mask tensor, blocks of
-queries, and FlexAttention.
+queries, and on a GPU FlexAttention.
 
 The mask tensor is made in every call, as in a layer of a model. FlexAttention keeps the block mask
 of a window between calls, and makes that of documents in every call. A way must agree with the mask

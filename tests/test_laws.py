@@ -185,8 +185,8 @@ def test_linear(name, backend, scale, start):
 @every_layout
 @every_scaling
 def test_backward_is_the_transpose(name, layout, layout_out):
-    """<Rx, y> = <x, R^T y>, and R^T rotates back with the same magnitude: it is the inverse times
-    its square.
+    """<Rx, y> = <x, R^T y>, and R^T rotates back and multiplies by the same magnitude m: it is the
+    inverse times m^2.
     """
     spec = sample_spec(name, layout=layout, layout_out=layout_out)
     x = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64, requires_grad=True)

@@ -114,7 +114,9 @@ def _row(random: Random, name: str) -> ServedConfig:
 
 
 def _head(random: Random, model_type: str) -> Config:
-    """Return another size of the head, sometimes, if the family's config has a key for it."""
+    """Return a key with another size of the head, in 3 of 10 cases, if the family's config has such a
+    key; else {}.
+    """
     family_keys = FAMILIES[model_type][1]
     if "qk_rope_head_dim" in family_keys and random.random() < 0.3:
         return {"qk_rope_head_dim": 64}

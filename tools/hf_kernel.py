@@ -30,7 +30,7 @@ PUBLIC = {
     "RopeSpec": "spec",
 }
 NAME, VERSION = "ropewalk-rotary", 1
-#: the backends of `kernels` for which the package is listed: they differ in nothing
+#: the backends of `kernels` for which the package is listed; all have the same code
 BACKENDS = ("cpu", "cuda", "rocm")
 
 
@@ -69,8 +69,8 @@ def closure() -> list[str]:
 
 
 def rewritten(module: str) -> str:
-    """Return the source of a module with relative imports, its own op namespace, and without the
-    names of shapes, which only annotations use.
+    """Return the source of a module with relative imports, the op namespace of the package, and
+    without the import of jaxtyping, whose names only annotations use.
     """
     text = path_of(module).read_text(encoding="utf-8")
     is_package = path_of(module).name == "__init__.py"

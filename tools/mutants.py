@@ -1,4 +1,6 @@
-"""Mutants of a module: every change of one operator, constant, call or statement."""
+"""Mutants of a module: copies with one small change of an operator, constant, name, call or
+statement.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ TWINS = [
     ("first", "second"),
 ]
 TWIN = {a: b for pair in TWINS for a, b in (pair, pair[::-1])}
-#: texts alone: as names of variables, the other one rarely exists, and an error at once is no test
-#: of anything
+#: twins that are exchanged only as texts: a variable of the other name rarely exists, and a mutant
+#: that raises a NameError shows nothing about the tests
 ONLY_TEXTS = ("qk", "q")
-#: functions whose first two arguments may change places, or must not: `isinstance` and `getattr`
-#: would only raise
+#: functions whose first two arguments are not exchanged: the result would be the same, or the call
+#: would only raise an error (`isinstance`, `getattr`)
 NOT_EXCHANGED = (
     "transpose",
     "promote_types",
@@ -122,7 +124,9 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.stmt, Change]]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield all statements, also those in blocks, except docstrings, imports and `__all__`."""
+    """Yield the statements, also those in blocks, except docstrings, imports, `__all__`, and the
+    blocks of `except` and `case`.
+    """
     for statement in body:
         docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
         if (
@@ -142,8 +146,8 @@ def _assigns_all(statement: ast.stmt) -> bool:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yield the expressions of a statement, without its block, annotations, decorators and error
-    messages.
+    """Yield the expressions of a statement, without its block, annotations, decorators, base classes
+    and what it raises.
     """
     skipped = {
         "body",

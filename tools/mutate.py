@@ -37,7 +37,7 @@ from mutant_tests import TESTS
 from mutants import Mutant, mutants
 from mutation_bench import BASICS, ROOT, Bench, Outcome, is_interpreted, preload
 from mutation_rows import (
-    ServedConfig,
+    Row,
     append_row,
     equivalents,
     not_in,
@@ -295,7 +295,7 @@ def wanted(options: argparse.Namespace) -> dict[str, int | None]:
 def run(
     options: argparse.Namespace,
     picked: list[Mutant],
-    write: Callable[[Mutant, ServedConfig], object],
+    write: Callable[[Mutant, Row], object],
 ) -> int:
     """Run the mutants, print their verdicts, call `write` with each and its row, and return the
     number of survivors.
@@ -360,7 +360,7 @@ def main() -> int:
         return 0
     preload()
 
-    def write(_: Mutant, row: ServedConfig) -> None:
+    def write(_: Mutant, row: Row) -> None:
         if options.out:
             append_row(options.out, row)
 

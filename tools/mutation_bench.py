@@ -64,7 +64,9 @@ class Outcome:
 
     @property
     def caught_by(self) -> str | None:
-        """The first test that failed; "import" if none was reached."""
+        """The first test that failed; "import" if none was reached, "time" if the limit ended the
+        tests, None if the mutant survived.
+        """
         if self.verdict != "killed":
             return None if self.verdict == "survived" else "time"
         return self.failed[0] if self.failed else "import"

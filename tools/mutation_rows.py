@@ -14,7 +14,7 @@ from mutants import Mutant, mutants
 from mutation_bench import ROOT
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-ServedConfig = dict[str, object]
+Row = dict[str, object]
 
 
 def equivalents() -> set[tuple[str, str, str]]:
@@ -27,7 +27,7 @@ def equivalents() -> set[tuple[str, str, str]]:
     return {(entry["module"], entry["before"], entry["after"]) for entry in listed}
 
 
-def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> ServedConfig:
+def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> Row:
     """Return the row of a mutant; `caught_by` is the first test that failed."""
     where = {
         "file": f"{mutant.module}.py",
@@ -38,13 +38,13 @@ def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> Served
     return {**where, "verdict": verdict, "caught_by": caught_by}
 
 
-def append_row(path: Path, row: ServedConfig) -> None:
+def append_row(path: Path, row: Row) -> None:
     """Write a row at the end of a file."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
 
 
-def replace_rows(path: Path, rows: dict[int, ServedConfig]) -> None:
+def replace_rows(path: Path, rows: dict[int, Row]) -> None:
     """Replace lines of a file, given by their numbers from 0."""
     lines = path.read_text(encoding="utf-8").splitlines()
     for number, row in rows.items():

@@ -1,4 +1,4 @@
-"""Builds what a release publishes in dist/ and proves each file in an environment of its own.
+"""Build what a release publishes in dist/, and test each file in environments of its own.
 
 dist/ gets the sdist and, built from it, a manylinux wheel with the native library and a wheel for
 every other machine. Each of the three is installed twice: without any other package, where
@@ -33,7 +33,9 @@ WITHOUT_TORCH = [
 
 
 def run(command: list, folder: Path = WORK, **environment: str) -> str:
-    """Return the output of a command that must succeed; this checkout is not on its path."""
+    """Return the output of a command, run without PYTHONPATH, so that it does not import this
+    checkout; exit if it fails.
+    """
     env = {
         name: os.environ[name] for name in os.environ if name not in ("PYTHONPATH", "PYTHONHOME")
     }

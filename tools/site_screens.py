@@ -1,7 +1,8 @@
 """Print how long each page of the built site is, and what a browser cuts off on it.
 
 `make site && python tools/site_screens.py` opens every page of build/site in Chromium at two widths.
-The exit status is 1 if something is cut off or a page is too long; Chromium is needed.
+The exit status is 1 if something is cut off or a page is too long. Without Chromium nothing is
+measured, and the status is 0.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 def pages_of(site: Path) -> list[str]:
-    """Return the names of all pages of a site, without those that list names."""
+    """Return the names of all pages of a site, without the two indexes and the search."""
     names = [path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")]
     return sorted(set(names) - {"genindex", "py-modindex", "search"})
 

@@ -57,8 +57,8 @@ class _Config(KernelConfig):
         """Do nothing: the mapping has no names of repositories to check."""
 
     def create_compatible_mapping(self, model: Any, compile: bool = False) -> None:
-        """Map the rotations that ropewalk computes as the model does; all others keep transformers'
-        code.
+        """Map the model's rotations to ropewalk if it computes all of them as the model does; other
+        layers keep transformers' code.
         """
         found = [module for module in model.modules() if hasattr(type(module), "kernel_layer_name")]
         functions = [

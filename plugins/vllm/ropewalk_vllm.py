@@ -1,5 +1,6 @@
-"""vLLM plug-in: every rotary module takes its table of cos and sin from ropewalk, exact at every
-position, and models with a scaling that only ropewalk has are served.
+"""vLLM plug-in: rotary modules take their table of cos and sin from ropewalk, exact at every
+position, and models with a scaling that only ropewalk has are served. A table that does not hold
+plain cos and sin stays vLLM's own.
 
 vLLM loads it by its entry point in every process. It does nothing unless ROPEWALK_VLLM=1 is set. In
 a release that it does not know, or if its installation is broken, it logs one line and vLLM runs

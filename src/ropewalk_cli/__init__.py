@@ -102,7 +102,7 @@ COMMANDS: dict[str, Command | str] = {
     "fit": Command(
         "ropewalk_cli.commands.fit:fit",
         CHANGE,
-        "Measure every method of extending a model's context, and recommend one.",
+        "Measure the methods of extending a model's context, and recommend one.",
         "ropewalk fit smollm2 --to 32768 --text moby-dick",
     ),
     "lab": Command(
@@ -183,7 +183,9 @@ def _run(words: list[str]) -> None:
 def _run_group(
     path: str, words: list[str], commands: Mapping[str, Command | str], about: str, example: str
 ) -> None:
-    """Run the command of a group that the first word names; without one print the group's help."""
+    """Run the command of a group that the first word names; print the group's help if there is no
+    word, with exit code 2, or if the first word is --help.
+    """
     if not words or words[0] in HELP:
         from ropewalk_cli.help import of_group
 
@@ -226,7 +228,7 @@ class _Refused(Exception):
 
 
 class _MissingPackage:
-    """Context manager: a package that is not installed is named with the extra that installs it."""
+    """Context manager: if a package is not installed, raise an error that names the extra for it."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -243,9 +245,12 @@ class _MissingPackage:
 def _in_words_of_options(
     error: RopeError, taken: Sequence[Parameter], values: Mapping[str, Any]
 ) -> str:
-    """Return the message of an error with the name of the option that it is about."""
+    """Return the message of an error with the name of the option that it is about, such as
+    --layer-type for layer_types.
+    """
     about = (each.shown for each in taken if _is_about(error, each, values))
     field = next(about, error.field)
+    # a rule may name an argument and its option: "pass overwrite=True (CLI: --overwrite)"
     rule = re.sub(
         r"(\w+=\S* )?\(CLI: ([^)]*)\)",
         lambda found: found[2] if found[1] else f"({found[2]})",
@@ -259,8 +264,8 @@ def _in_words_of_options(
 
 
 def _is_about(error: RopeError, parameter: Parameter, values: Mapping[str, Any]) -> bool:
-    """Return whether an error is about the value of an option; a config may have a key of the same
-    name.
+    """Return whether an error is about an option. The value must agree too, because a config may
+    have a key with the name of the option.
     """
     value = values.get(parameter.name)
     names = {parameter.name, parameter.shown.strip("-").replace("-", "_")}
@@ -271,8 +276,8 @@ def _is_about(error: RopeError, parameter: Parameter, values: Mapping[str, Any])
 
 
 def _refuse_empty(words: list[str]) -> None:
-    """Refuse an empty argument: it comes from a shell variable without a value, and as a path it is
-    the current folder.
+    """Refuse an empty argument: it mostly comes from a shell variable without a value, and as a path
+    it would be the current folder.
     """
     for before, word in zip(["ropewalk", *words], words, strict=False):
         if not word or re.fullmatch("--[^=]+=", word):

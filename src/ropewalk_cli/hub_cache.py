@@ -11,7 +11,9 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def cache() -> Path:
-    """Return the folder of the cache: HF_HUB_CACHE, HF_HOME/hub, or that in the user's cache."""
+    """Return the folder of the cache: HF_HUB_CACHE, else HF_HOME/hub, else huggingface/hub in the
+    user's cache folder.
+    """
     if folder := os.environ.get("HF_HUB_CACHE"):
         return Path(folder).expanduser()
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -20,8 +22,8 @@ def cache() -> Path:
 
 
 def snapshot(name: str) -> Path | None:
-    """Return the folder of a model in the cache: that of its main branch, else the newest; None if
-    it is not there.
+    """Return the folder of a model's files in the cache: the snapshot of its main branch, else the
+    newest one; None if the cache does not have the model.
     """
     model = cache() / f"models--{name.replace('/', '--')}"
     try:

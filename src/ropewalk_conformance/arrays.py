@@ -18,7 +18,9 @@ ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 def library_of(function: Callable[..., Any]) -> str:
-    """Return the name of the array library that a function's module uses; "list" if it uses none."""
+    """Return the name of the array library that a function's module imports, the first in LIBRARIES
+    if there are several; "list" if it imports none.
+    """
     inside = inspect.unwrap(getattr(function, "__func__", function))
     inside = getattr(inside, "func", inside)  # functools.partial
     if not hasattr(inside, "__globals__"):
@@ -34,7 +36,7 @@ def maker(library: str) -> Callable[[Any, str], Any]:
         return lambda values, dtype: values
     name = {"jax": "jax.numpy", "mlx": "mlx.core"}.get(library, library)
     if library not in LIBRARIES or importlib.util.find_spec(library) is None:
-        rule = f"must be an installed one of {', '.join(LIBRARIES)}"
+        rule = f"must be one of {', '.join(LIBRARIES)}, and installed here"
         raise RopeError("arrays", rule, library)
     module = importlib.import_module(name)
     make = module.tensor if library == "torch" else module.array

@@ -1,8 +1,8 @@
 """The definition in plain floats, with a switch for every mistake.
 
-Each function takes `wrong`, a dict such as {"ramp": "inverted"}; an empty one gives the definition.
-A rope is the dict that a case of the vectors has under "rope". The switches are those that
-`mistakes.toml` sets.
+Most functions take `wrong`, a dict of switches such as {"ramp": "inverted"}; an empty one gives the
+definition. A rope is the dict that a case of the vectors has under "rope". The switches are those
+that `mistakes.toml` sets.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROUND: dict[Any, Callable[[float], float]] = {
 
 
 def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
-    """Return a rope with the parameters that a mistake changes."""
+    """Return a copy of a rope in which the parameters have the values of a mistake."""
     out = dict(rope)
     scaling = out["scaling"] = dict(rope["scaling"])
     kind = scaling["type"]
@@ -520,8 +520,8 @@ def attention(
 def _attend(
     q: Any, k: Any, v: Any, documents: list[int], scale: float, wrong: Wrong
 ) -> list[Numbers]:
-    """Return the causal attention of one head within each document, [tokens][head_dim]; `wrong` may
-    name a mistake in which keys a query sees.
+    """Return the causal attention of one head within each document, [tokens][value dims]; `wrong`
+    may change which keys a query sees.
     """
     out, count = [], len(q)
     shard = -(-count // 2)

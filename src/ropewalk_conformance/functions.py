@@ -20,7 +20,8 @@ Make = Callable[[Any, str], Any]
 Wrong = definition.Wrong
 
 
-#: switches of `definition` that change frequencies or the magnitude, tables, and rotated vectors
+#: switches of `definition`: OF_ROPE change frequencies or the magnitude, OF_TABLE also cos and sin,
+#: and OF_VECTOR also rotated vectors
 OF_ROPE = frozenset(
     [
         "rope",
@@ -95,7 +96,9 @@ class Kind:
         raise NotImplementedError
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
-        """Return the first of the predicted numbers, where that is much quicker than all."""
+        """Return the first of the predicted numbers if they are much quicker to compute than all of
+        them, else an empty list.
+        """
         return []
 
     def allowed(self, case: Case, tolerance: Case, dtype: str) -> Numbers:
@@ -191,7 +194,8 @@ class CosSin(Kind):
             cos = [[complex(z).real for z in row] for row in both]
             sin = [[complex(z).imag for z in row] for row in both]
         if len(cos) != len(sin):
-            raise RopeError("cos_sin", "must return cos and sin of one shape", (len(cos), len(sin)))
+            rule = "must return cos and sin of the same shape"
+            raise RopeError("cos_sin", rule, f"{len(cos)} rows of cos and {len(sin)} of sin")
         count = len(flat(case["cos"])) // len(case["cos"][0][0])
         if len(cos) < count and count % len(cos) == 0:
             cos, sin = cos * (count // len(cos)), sin * (count // len(sin))

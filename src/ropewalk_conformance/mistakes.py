@@ -77,7 +77,7 @@ def agree(found: Numbers, wanted: Numbers, allowed: Numbers) -> bool:
 
 @dataclass
 class EntryDifference:
-    """A result that is not as expected: what is needed to look for its mistake."""
+    """A result and its case: what is needed to compare it with the vectors and with mistakes."""
 
     group: str
     case: Case
@@ -176,11 +176,12 @@ class EntryDifference:
 def explain(
     differences: Sequence[EntryDifference], same: Iterable[EntryDifference]
 ) -> tuple[list[tuple[RotationMistake, list[EntryDifference]]], list[EntryDifference]]:
-    """Return the fewest mistakes that explain the differences, and the differences without one.
+    """Return few mistakes that explain the differences, and the differences that none explains.
 
-    A mistake of few groups comes first in them. One that explains more results comes first; among
-    equals the one that contradicts the fewest results that are right, then the earlier row. Where a
-    case shows that results of an earlier config return, others are compared with earlier configs too.
+    In its groups, a mistake that is limited to groups comes before all others. Then the mistake
+    that explains most of the differences comes first; among equals the one that contradicts the
+    fewest results that are right, then the earlier row. Where a case shows that results of an
+    earlier config return, other cases are compared with earlier configs too.
     """
     right = list(same)
     fits = {
@@ -219,7 +220,7 @@ def _after_another(
 ) -> list[RotationMistake]:
     """Return what may explain a result that follows a call with another config.
 
-    A mistake that is there without the other call too explains it better than a stale table.
+    A mistake that also occurs without the other call explains it better than a stale table does.
     """
     always = [
         mistake

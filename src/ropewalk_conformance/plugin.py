@@ -14,7 +14,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def rope_conformance() -> Callable[..., Any]:
-    """Return `ropewalk_conformance.run`, which here fails the test with its report."""
+    """Return a function that calls `ropewalk_conformance.run`, and fails the test with the report if
+    the run did not pass.
+    """
     from ropewalk_conformance.runner import run
 
     def check(module: Any = None, **options: Any) -> Any:

@@ -68,7 +68,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing differs, and something was run."""
+        """Whether there are no failures, and at least one result is the same."""
         return not self.failures and any(each.status == SAME for each in self.results)
 
     def of(self, status: str) -> list[Result]:

@@ -95,13 +95,19 @@ def test_all_names_are_listed(capsys, asked):
         (("--shape", "nope"), "--shape: must be one of 'A', "),
         (("--contender", "nope"), "--contender: must be one of 'ropewalk', 'ropewalk, in place', "),
         (("--device", "tpu"), "--device: must be one of auto, cpu"),
-        (("--out", "."), "--out: must be the path of a file in a folder; got '.'"),
+        (
+            ("--out", "."),
+            "--out: must be the path of a file, not a folder or below a file; got '.'",
+        ),
         (
             ("--out", "file/below"),
-            "--out: must be the path of a file in a folder; got 'file/below'",
+            "--out: must be the path of a file, not a folder or below a file; got 'file/below'",
         ),
         (("--plot", "chart.bmp"), "--plot: must end with .png, .svg, .pdf; got 'chart.bmp'"),
-        (("--plot", "file/chart.png"), "--plot: must be the path of a file in a folder"),
+        (
+            ("--plot", "file/chart.png"),
+            "--plot: must be the path of a file, not a folder or below a file",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused_before_anything_is_timed(

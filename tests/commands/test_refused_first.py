@@ -88,7 +88,8 @@ def test_extend_refuses_a_path_that_is_no_file_in_a_folder(tmp_path, capsys, pla
     )
     assert (code, err) == (
         2,
-        f"ropewalk: --out: must be the path of a file in a folder; got '{tmp_path / place}'\n",
+        f"ropewalk: --out: must be the path of a file, not a folder or below a file; "
+        f"got '{tmp_path / place}'\n",
     )
 
 
@@ -102,7 +103,8 @@ def test_a_folder_for_predictions_is_refused_before_the_evaluation(tmp_path, cap
     )
     assert (code, err) == (
         2,
-        f"ropewalk: --predictions: must be the path of a file in a folder; got '{tmp_path}'\n",
+        f"ropewalk: --predictions: must be the path of a file, not a folder or below a file; "
+        f"got '{tmp_path}'\n",
     )
 
 

@@ -154,7 +154,7 @@ def rotate(rope: Rope, x: Values, position: list[int], length: int | None = None
 
 
 def moved(rope: Rope, x: Values, old: list[int], new: list[int]) -> list[mpf]:
-    """Return a key that was rotated at one position as it would be at another."""
+    """Return a key, rotated at the position `old` with the magnitude, as it is when rotated at `new`."""
     plain = rope | {"scaling": rope["scaling"] | {"attention_factor": 1.0}}
     if rope["scaling"]["type"] not in ("yarn", "longrope"):
         plain = rope
@@ -198,7 +198,7 @@ def attention(
 
 
 def permuted(rows: list[Any], heads: int, rope: Rope) -> list[Any]:
-    """Return the rows of a q or k projection, interleaved pairs first, in the order of halves."""
+    """Return the rows of a q or k projection in the half layout; `rows` are in the interleaved one."""
     head_dim = len(rows) // heads
     start, d = rope["rotary_start"], rope["rotary_dim"]
     order = list(range(head_dim))

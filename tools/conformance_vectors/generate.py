@@ -1,4 +1,4 @@
-"""Write the vectors: `make vectors` makes every file of `conformance/` but the schema.
+"""Write the vectors: `make vectors` makes every JSON file of `conformance/` but the schema.
 
 The numbers come from `definition`, 50 digits each; a float in a file is the double that is nearest
 to the exact value. `--check` writes nothing and fails if a file differs.
@@ -56,7 +56,7 @@ def filled(row: Row, functions: list[str]) -> Row:
         if name in row:
             out[name] = row[name]
     if "rope_freqs" in row:
-        # float32 values, as the file holds them
+        # what each plain frequency is divided by; a GGUF file holds these numbers in float32
         plain = definition.frequencies(means | {"scaling": {"type": "default"}})
         exact = definition.frequencies(means)
         out["tensors"] = {
@@ -218,7 +218,7 @@ def _is_small(value: Row) -> bool:
 
 
 def files() -> dict[str, str]:
-    """Return {name: text} of every file but the schema."""
+    """Return {name: text} of every JSON file but the schema."""
     made = {f"{group['group']}.json": text(document(group)) + "\n" for group in GROUPS}
     index = {
         "$schema": "schema.json",

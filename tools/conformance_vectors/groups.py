@@ -1,7 +1,7 @@
 """The rows of the vectors: which configs, what each means, and why a group exists.
 
 A config is what a project reads; "rope" beside it says what it means, written by hand. The tests
-hold every row against transformers and against the package.
+compare the rows with the package, and with transformers where it has the model.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ DRAFTED = [
 PACKED = [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
 DOCUMENTS = [[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]]
 
-# the first two need functions that were not called before
+# the first two groups come first, because no call may precede theirs: a cache must be empty
 GROUPS: list[Row] = [
     {
         "group": "cached-tables",

@@ -484,8 +484,8 @@ def _easily_misread() -> Iterator[ServedConfig]:
     )
 
 
-#: model_type: the pairs of a small model, for scalings in families whose checkpoints have none of
-#: them
+#: model_type: the pairs of its small model, for families that are run with scalings that their
+#: checkpoints do not have
 UNUSUAL = {
     "deepseek_v3": 16,
     "cohere": 32,
@@ -497,8 +497,8 @@ UNUSUAL = {
 
 
 def _unusual() -> Iterator[ServedConfig]:
-    """Yield rows with a scaling that the checkpoints of their family never have, so engines may
-    expect another one or none.
+    """Yield rows with a scaling that the checkpoints of their family do not have in this form, so
+    engines may expect another one or none.
     """
     yarn = {
         "rope_type": "yarn",
@@ -540,7 +540,7 @@ def _unusual() -> Iterator[ServedConfig]:
         )
 
 
-#: configs that only some engines read, or read as another one: name -> (model_type, keys)
+#: name: the rope of the full layers of a Gemma 3 config
 GEMMA_ROPES: dict[str, Config] = {
     "linear": LINEAR,
     "yarn": {**YARN, "original_max_position_embeddings": 2048},
@@ -558,8 +558,8 @@ GEMMA_ROPES: dict[str, Config] = {
 
 
 def _gemma_3() -> Iterator[ServedConfig]:
-    """Yield Gemma 3 with every scaling, in the spelling of transformers 4 and of 5, and in one rope
-    for all layer types.
+    """Yield Gemma 3 with each of GEMMA_ROPES, in the spelling of transformers 4 and of 5, and some
+    configs with one rope for all layer types.
     """
     local = {"rope_type": "default", "rope_theta": 1e4}
     for name, rope in GEMMA_ROPES.items():

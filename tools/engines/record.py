@@ -89,8 +89,8 @@ def shipped(
 ) -> dict[str, Any]:
     """Return the data file of the package with what an engine was recorded to compute.
 
-    releases    other releases and in how many cells they differ; the oldest of those that are the
-                same is written too
+    releases    other releases and in how many cells they differ; the oldest one that computes the
+                same, like all later ones, is written too
 
     A rope is written once, and not at all if it is what the config describes. Configs without
     weights and those that `from_hf` refuses are left out.
@@ -194,8 +194,8 @@ def read_releases(results: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the configs that the engines run ("rows"), or the verdicts, the ropes and `runs.py`
-    from their outputs ("write").
+    """Write the configs that the engines run ("rows"), or from their outputs the verdicts, the ropes
+    and the data files of the package ("write").
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -55,7 +55,7 @@ def _is_same(
     record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None
 ) -> bool:
     """Return whether two releases do the same; each has a rope (the old one by its index in
-    `record`), None, or an error text.
+    `record`), None, or the text of an error. Two errors are the same, whatever their texts.
     """
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)

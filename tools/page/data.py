@@ -51,7 +51,7 @@ STUDIES = (
     "cpu_three_seeds_encodings",
 )  # fmt: skip
 METRICS = ("loss", "found")
-#: fields of a row that name a series, and those that are averaged over
+#: fields of a row that name its series; the mean is taken over rows that differ in other fields
 NAMED = ("method", "model", "base", "factor", "objective", "tuned", "steps")
 
 

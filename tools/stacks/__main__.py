@@ -2,10 +2,10 @@
 
     python -m stacks [--again] [NAME ...]
 
-Each stack has its packages in a folder of its own, in front of those of a shared environment: this
-one for torch, or build/stacks/jax and build/stacks/mlx. A stack that fails is reported with its
-reason and the others go on. What is installed stays; a stack that has been run is run again if its
-adapter or its row changed, or with --again.
+Each stack has its packages in a folder of its own, in front of those of a shared environment: for
+torch the one of this Python, for the others build/stacks/jax and build/stacks/mlx. A stack that
+fails is reported with its reason and the others go on. What is installed stays; a stack that has
+been run is run again if the harness, the vectors, its adapter or its row changed, or with --again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Failed(Exception):
 
 
 def call(what: str, command: list[str], **options: Any) -> None:
-    """Run a command and raise `Failed` with the last line that it wrote."""
+    """Run a command; if it fails, raise `Failed` with the last line that it wrote to stderr."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMITS[what], check=False, **options
@@ -85,7 +85,9 @@ def state(row: dict[str, Any]) -> str:
 
 
 def run(row: dict[str, Any], again: bool) -> dict[str, Any]:
-    """Return the cells of a stack, from a process of its own."""
+    """Return the cells of a stack: run it in a process of its own, unless nothing has changed since
+    the last run.
+    """
     python = environment(row["arrays"])
     folder = install(row, python)
     out, done = BUILD / f"{row['stack']}.json", BUILD / f"{row['stack']}.state"

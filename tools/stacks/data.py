@@ -32,7 +32,9 @@ def row(name: str) -> dict[str, Any]:
 
 
 def because(name: str, cell: str, result: dict[str, Any]) -> str | None:
-    """Return the sentence that says why a cell differs, written by hand from the stack's source."""
+    """Return the sentence that says why a cell differs, written by hand from the stack's source; None
+    if there is none.
+    """
     for each in [*row(name).get("because", ()), *table()["because"]]:
         fits = any(fnmatch(cell, pattern) for pattern in each.get("cells", ["*"]))
         if fits and each.get("mistake", result["mistake"]) == result["mistake"]:

@@ -86,7 +86,7 @@ def _size(out: Any, places: Any) -> float:
 
 
 def cells(given: dict[str, Callable[..., Any]], report: Report) -> dict[str, dict[str, Any]]:
-    """Return what each case gave: group/case -> result, and of a difference how large it is."""
+    """Return {group/case: its result, and how large a difference is}."""
     mistake_of = {
         id(result): finding.mistake for finding in report.findings for result in finding.results
     }
@@ -110,13 +110,15 @@ def cells(given: dict[str, Callable[..., Any]], report: Report) -> dict[str, dic
 
 
 def frequencies_off(inv_freq: Callable[..., Any], group: str, case_id: str) -> dict[str, Any]:
-    """Return the first pair whose frequency is off, the largest factor, and that of the magnitude."""
+    """Return how many frequencies are off, the first such pair, the factor of the one that is furthest
+    off, and the factor of the magnitude.
+    """
     case = next(each for each in load(group)["cases"] if each["id"] == case_id)
     keywords = {name: case[name] for name in ("part", "length") if name in case}
     wanted = case["inv_freq"]["float"] if "inv_freq" in case else []
     try:
         got, size = inv_freq(case["config"], rope=case["rope"], **keywords)
-    except Exception:  # told apart by the runner already
+    except Exception:  # the runner has recorded how the functions failed
         return {}
     ratios = [a / b if b else 1.0 + abs(a) for a, b in zip(got, wanted, strict=False)]
     off = [i for i, ratio in enumerate(ratios) if abs(ratio - 1) > 1e-5]

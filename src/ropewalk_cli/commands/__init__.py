@@ -1,7 +1,7 @@
-"""The commands of `ropewalk`, one module each: a function with its options in its signature.
+"""The commands of `ropewalk`: each is a function with its options in its signature.
 
-A module imports what takes long, such as torch and the lab, inside the function that needs it: help
-and completion import the module alone.
+A module imports what takes long, such as torch, inside the function that needs it, because help and
+completion import the module and do not run the command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Example = Annotated[
     Option("Instead of CONFIG: the config of a well-known model, such as Llama-3.1-8B."),
 ]
 Json = Annotated[bool, Option("Print one JSON object instead of text.")]
-Details = Annotated[bool, Option("Also print all other tables.")]
+Details = Annotated[bool, Option("Also print the tables with the details.")]
 DEVICES = Literal["auto", "cpu", "cuda"]
 Device = Annotated[DEVICES, Option("Where to compute; auto is cuda if there is a GPU.")]
 
@@ -37,8 +37,10 @@ def device_of(name: str) -> str:
 
 
 def model_path(given: str | Path) -> Path:
-    """Return the path of a config, a model folder or a GGUF file; a name such as Qwen/Qwen3-8B is
-    that of a model in the Hugging Face cache, and smollm2 that of `ropewalk lab fetch`.
+    """Return the path of a config, a model folder or a GGUF file.
+
+    A name such as Qwen/Qwen3-8B stands for a model in the Hugging Face cache, and smollm2 for what
+    `ropewalk lab fetch smollm2` downloaded.
     """
     path, name = Path(given), Path(given).as_posix()
     try:
@@ -103,7 +105,9 @@ def output_path(path: Path, option: str = "--out") -> Path:
     """Return the path of a file to write; refuse a folder, and a path below a file."""
     nearest_existing = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if path.is_dir() or (nearest_existing is not None and not nearest_existing.is_dir()):
-        raise RopeError(option, "must be the path of a file in a folder", str(path))
+        raise RopeError(
+            option, "must be the path of a file, not a folder or below a file", str(path)
+        )
     return path
 
 

@@ -38,8 +38,8 @@ def audit(
     length: Annotated[
         int | None,
         Option(
-            "Tokens of the longest sequence of a batch; by default the trained and the served "
-            "length."
+            "Tokens of the longest sequence of a batch; by default the served length, and also the "
+            "trained one if the frequencies depend on the length."
         ),
     ] = None,
     max_model_len: Annotated[
@@ -144,7 +144,7 @@ def _differs(engine: str, finding: EngineFinding) -> str:
     title, difference = rw.engines.ENGINES[engine].title, finding.difference
     if difference is None:
         return f"{title} refuses the config: {(finding.problem or '').removeprefix('refused: ')}"
-    # these two rules are true of the engine, but do not explain a difference of angles or magnitude
+    # rules about these two subjects do not explain a difference of angles or of the magnitude
     rule = next(
         (rule for rule in finding.rules if rule.about not in ("model code", "K-shift")), None
     )
@@ -186,7 +186,7 @@ def _cells(finding: EngineFinding) -> tuple[str, ...]:
     off, known by.
     """
     difference = finding.difference
-    # release and date belong to it; --details shows more
+    # how the result is known, with the release and the date; --details shows the evidence
     known_by = f"{finding.known}, {finding.version}, {finding.date}"
     if finding.known == "not known":
         known_by = f"{finding.known}, {finding.version}"

@@ -150,9 +150,9 @@ def _show(results: list[Row]) -> None:
 
 
 def verdict(timed: list[Row]) -> str:
-    """Return one sentence: in how many cases ropewalk's default call is the fastest, its time
-    relative to a copy, and which contender is ahead most often elsewhere; empty without rows of
-    both.
+    """Return one sentence: in how many cases no other library is faster than ropewalk's default
+    call, the median of its time relative to a copy, and which library is ahead most often in the
+    other cases. Return "" if no case has a time of ropewalk and of another contender.
     """
     cases: dict[tuple, dict[str, float]] = {}
     for row in timed:

@@ -23,8 +23,8 @@ def conformance(
     module: Annotated[
         str | None,
         Option(
-            "A module or file with inv_freq(config), cos_sin(config, positions) or "
-            "rotate(config, q, k, positions); without it the groups are listed."
+            "A module or file with some of the functions of the groups, such as inv_freq(config) "
+            "or rotate(config, q, k, positions); without it the groups are listed."
         ),
     ] = None,
     group: Annotated[list[str] | None, Option("A group to run; by default all.")] = None,
@@ -37,7 +37,8 @@ def conformance(
 ) -> None:
     """Test a project's rope with vectors of exact numbers, and say in words what differs.
 
-    Exit status: 0 nothing differs, 1 something does, 2 refused.
+    Exit status: 0 nothing differs, 1 a result differs, a function raised an error or no result was
+    the same, 2 refused. Groups of the level "optional" count only if --group names them.
     """
     from ropewalk_conformance import run
 
@@ -75,7 +76,9 @@ def _list_groups(json: bool) -> None:
 
 
 def _imported(name: str) -> Any:
-    """Return a module by its name, as Python started in this folder finds it, or by its path."""
+    """Return a module, given by the path of its .py file or by a name that Python finds, also in the
+    current folder.
+    """
     path = Path(name)
     try:
         if path.suffix == ".py":

@@ -28,7 +28,7 @@ def convert(
         ),
     ],
     target: Annotated[
-        Path | None, Argument("The folder to write; it must not exist or be empty.")
+        Path | None, Argument("The folder to write, which must be new or empty.")
     ] = None,
     from_layout: Annotated[
         LAYOUT | None, Option("Current layout of the checkpoint.", "--from")
@@ -41,7 +41,9 @@ def convert(
     dry_run: Annotated[bool, Option("Print what would change; write nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Convert the q and k rows of a checkpoint between the half and the interleaved pair layout."""
+    """Convert a checkpoint between the half and the interleaved pair layout: reorder the rows of its
+    q and k projections.
+    """
     from ropewalk.interop.checkpoint import convert_checkpoint, which_layout
 
     source = model_path(source)
@@ -72,7 +74,7 @@ def convert(
 
 
 def _run(source: Path, target: Path, conversion: Conversion, config: Path | None) -> None:
-    """Convert the checkpoint and show progress on stderr; stdout has only the result."""
+    """Convert the checkpoint, with progress on stderr, because stdout has only the result."""
     from ropewalk.interop.checkpoint import convert_checkpoint
     from ropewalk_lab.progress import Progress
 

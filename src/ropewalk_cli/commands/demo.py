@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DemoSize:
-    """How much a demo trains: the changed settings of each study, the steps of each training, the
-    rounds of the benchmark.
+    """How much a demo trains and times.
+
+    studies  {study: its changed settings}
+    steps    steps of each training with the preset "cpu"; other presets keep theirs
+    rounds   rounds of the benchmark
     """
 
     studies: dict[str, list[str]]
@@ -44,8 +47,8 @@ SHORT = DemoSize(
     steps=220,
     rounds=2,
 )
-#: enough for the first table of each study; a tenth fewer steps than the preset has, for four
-#: models within eight minutes
+#: enough for the first table of each study; a tenth fewer steps than the preset "cpu" has, so that
+#: the demo takes eight minutes
 FULL = DemoSize(
     {
         "encodings": ['encodings=["rope", "alibi", "sinusoidal", "none"]', "multiples=[1, 2, 4]"],
@@ -77,15 +80,15 @@ def demo(
         bool, Option("Run only the self-check, which takes seconds; train nothing.")
     ] = False,
     full: Annotated[
-        bool, Option("Train more and longer models: eight minutes on two cores.")
+        bool, Option("Train more models, for more steps: eight minutes on two cores.")
     ] = False,
     json: Json = False,
 ) -> None:
     """Check this machine, time the kernels, train and extend small models, and write one page with
     the results.
 
-    An interrupted demo continues where it stopped. The exit code is 1 if any error is beyond its
-    bound.
+    The studies of an interrupted demo continue where they stopped. The exit code is 1 if any error
+    is beyond its bound.
     """
     from ropewalk_lab.machine import machine
 
@@ -129,8 +132,8 @@ def demo(
 
 
 def _benchmark(rounds: int) -> Table:
-    """Return a table with the times of the rotation and of other installed libraries, on one core,
-    fastest first.
+    """Return a table with the times of the rotation and of other installed libraries, on one core:
+    by dtype, then the fastest first.
     """
     from ropewalk_lab.bench import cpu
     from ropewalk_lab.studies.findings import Table
@@ -167,7 +170,7 @@ def _run_studies(
     report.
 
     out       the folder of the studies and of the report
-    size      which studies run, with which changes and for how many steps
+    size      which studies run, and with which changes; its steps count only with the preset "cpu"
     preset    the preset of every study
     device    where models are trained
     checked   the self-check, for the verdicts that the report begins with
@@ -232,7 +235,7 @@ def _exactness(checked: SelfCheckReport) -> Verdict:
 
 
 def _speed_up(checked: SelfCheckReport, device: str) -> Verdict:
-    """Return the verdict on the fastest backend beside rotate_half, in float32."""
+    """Return the verdict on the time of the fastest backend beside that of rotate_half, in float32."""
     from ropewalk_lab.report_html import Verdict
 
     times = {
@@ -252,7 +255,9 @@ def _speed_up(checked: SelfCheckReport, device: str) -> Verdict:
 
 
 def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
-    """Return the verdict on a model that reads more than it was trained on, before and after."""
+    """Return the verdict on a model that reads longer texts than it was trained on: its loss without
+    a scaling and with the best method.
+    """
     from ropewalk_lab.report_html import Verdict
 
     factor = max(factor for _, factor in losses)
@@ -262,8 +267,9 @@ def _extension(trained: int, losses: dict[tuple[str, int], float]) -> Verdict:
     )
     return Verdict(
         f"Loss {before:.2f} before, {losses[method, factor]:.2f} after",
-        f"A model trained on {trained} bytes reads {factor * trained}, without training: unchanged, "
-        f"and with {method}. Within {trained} it is {losses['none', 1]:.2f}.",
+        f"A model trained on texts of {trained} bytes reads texts of {factor * trained}: unchanged, "
+        f"and with {method}, without further training. Its loss on {trained} bytes is "
+        f"{losses['none', 1]:.2f}.",
         losses[method, factor] < before,
     )
 
@@ -317,8 +323,8 @@ def _laws(report: SelfCheckReport) -> Table:
     ]
     difference = selfcheck.order_difference(rw.Rope(rw.RopeSpec(selfcheck.HEAD_DIM)))
     note = (
-        "Measured on the default backend. With RoPE the outputs of the two sentences differ by up "
-        f"to {difference:.1e}."
+        "Measured on the default backend. With RoPE the outputs of the two sentences of the first "
+        f"law, put in the same order, differ by up to {difference:.1e}."
     )
     return Table("Laws", ("law", "error", "bound", "verdict"), rows, note)
 

@@ -1,5 +1,5 @@
-"""`ropewalk doctor config.json`: print what is wrong with a config, what it does, and the corrected
-config.
+"""`ropewalk doctor config.json`: print what is wrong with a config, what each mistake changes in
+the rotation, and the corrected config.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def doctor(
     config: OptionalConfig = None,
     example: Example = None,
     engine: Annotated[
-        Engine | None, Option("Also compare what this engine computes, and print its flags alone.")
+        Engine | None,
+        Option("Also compare what this engine computes, and print only its flags, if it has any."),
     ] = None,
     length: Annotated[
         int | None, Option("Tokens of the longest sequence that the model will be used with.")

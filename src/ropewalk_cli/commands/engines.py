@@ -72,7 +72,9 @@ def engines(
 
 
 def verdicts(results: list[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each engine: how many configs it computes as their spec says."""
+    """Return a sentence for each engine: how many of its results, one for each config, length and
+    layer type, are as the spec of the config says.
+    """
     lines = []
     for engine in dict.fromkeys(row["engine"] for row in results):
         of_engine = [row for row in results if row["engine"] == engine]

@@ -24,7 +24,8 @@ def explore(
     share: Annotated[
         str | None,
         Option(
-            "The address of the static page, which copied links open; without it they open this one."
+            "The address of the static page, for the links that the page copies; by default they "
+            "open the local page."
         ),
     ] = None,
 ) -> None:

@@ -107,7 +107,8 @@ def _engines(config: dict[str, Any], report: Any) -> tuple[str, ...]:
     text = config_file.text_part(config)
     served = text.get("max_position_embeddings")
     if served is not None and "max_position_embeddings" not in report.changes:
-        served = round(served * (report.factor or 1.0))  # it stays the trained length
+        # max_position_embeddings is still the trained length
+        served = round(served * (report.factor or 1.0))
     notes = () if served is None else length_notes(text, served)
     lines = disagreements(text, layer_types=report.specs, max_model_len=served)
     return (*lines, *notes)

@@ -36,7 +36,9 @@ def sample(
         Option("cail: triplets of Chinese cases. glue: pairs of English sentences.", "--format"),
     ] = "cail",
     count: Annotated[int, Option("Lines of the train, valid and test files together.")] = 200,
-    characters: Annotated[int, Option("The least number of characters of a text.")] = 60,
+    characters: Annotated[
+        int, Option("The least number of characters of a text; with glue, of the first of a pair.")
+    ] = 60,
     seed: Annotated[int, Option("Another seed gives other texts.")] = 0,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`ropewalk fit`: measure every method of extending a model's context, and recommend one."""
+"""`ropewalk fit`: measure the methods of extending a model's context, and recommend one."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def fit(
     to: Annotated[int, Option("The context length that is wanted, in tokens.")],
     text: Annotated[
         list[str] | None,
-        Option("Text file, folder of .txt files, or a fetched text; else Python's documentation."),
+        Option(
+            "Text file, folder of .txt files, or a fetched text; by default Python's documentation."
+        ),
     ] = None,
     method: Annotated[
-        list[str] | None, Option("Measure only these methods; by default all.")
+        list[str] | None,
+        Option("Measure only this method; by default all that the model can take."),
     ] = None,
     windows: Annotated[int, Option("Number of windows of text that every method reads.")] = 6,
     passkeys: Annotated[int, Option("Number of pass keys for each length; 0 asks for none.")] = 10,
@@ -52,10 +55,11 @@ def fit(
     device: Device = "auto",
     json: Json = False,
 ) -> None:
-    """Measure every method of extending a model's context on a text, and recommend one.
+    """Measure the methods of extending a model's context on a text, and recommend one.
 
     It measures the loss by band of positions, and how many pass keys (numbers hidden in a long
-    text) the model finds, both also within the trained length. Nothing is trained.
+    text) the model finds, both also within the trained length. Methods that the model cannot take
+    are listed with the reason. Nothing is trained.
     """
     from ropewalk_lab.fit import fit as fit_model
     from ropewalk_lab.fit.session import CONFIG

@@ -1,5 +1,5 @@
-"""`ropewalk info`: print installed versions, the machine, and the available backends, extras and
-caches.
+"""`ropewalk info`: print installed versions, the machine, caches, the memory of tables, extras,
+plug-ins and backends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ MEMORY_LENGTH = 131_072
 
 
 def info(json: Json = False) -> None:
-    """Print versions, the machine, caches, backends and extras, with the reason if one is missing."""
+    """Print versions, the machine, caches, the memory of tables, extras, plug-ins and backends, with
+    the reason if one is missing.
+    """
     report = gather()
     if json:
         print(json_format.dumps(report, indent=2))
@@ -67,7 +69,9 @@ def info(json: Json = False) -> None:
 
 
 def gather() -> dict[str, Any]:
-    """Return everything that `info` prints, as plain data; without torch what needs none."""
+    """Return everything that `info` prints, as plain data; if torch is not installed, only what does
+    not need it.
+    """
     found = {
         "versions": {"ropewalk": rw.__version__, "python": platform.python_version()}
         | {name: version(name) for name in PACKAGES},

@@ -1,5 +1,5 @@
-"""`ropewalk inspect config.json`: print a checkpoint's rope settings, usable length, precision,
-memory, and advice.
+"""`ropewalk inspect config.json`: print a checkpoint's rope settings, trained and served length,
+precision, memory, and advice.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def inspect(
     details: Details = False,
     json: Json = False,
 ) -> None:
-    """Print the trained and the served length of a checkpoint's rope, and the most important
-    advice.
+    """Print the main numbers of a checkpoint's rope, such as its trained and served length, and the
+    most important advice.
 
-    With --details also every value and its source, wavelengths, coverage, precision, memory, and
-    advice.
+    With --details also every value with its source, wavelengths and coverage of some pairs, the
+    precision and the memory of each way to compute cos and sin, and all advice.
     """
     if plot is not None:
         picture_path(plot)  # raise an error for a wrong suffix before the analysis
@@ -96,8 +96,8 @@ def inspect(
 
 
 def gather(checkpoint: Checkpoint, whole: bool = True) -> dict[str, Any]:
-    """Return everything that `inspect` prints, as plain data; not `whole`: without what takes half
-    of the time and only --details and --json show.
+    """Return everything that `inspect` prints, as plain data. If not `whole`, leave out the numbers
+    that take half of the time and that only --details and --json show.
     """
     explanation = checkpoint.explanation
     values = explanation.as_dict()

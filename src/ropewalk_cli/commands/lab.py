@@ -100,7 +100,8 @@ def run(
         Option("Folder for rows, figures and the report; existing rows are not measured again."),
     ] = Path("lab"),
     change: Annotated[
-        list[str] | None, Option('Change one setting of the study, as in "windows=8".', "--set")
+        list[str] | None,
+        Option('Change one setting of each of the studies, as in "windows=8".', "--set"),
     ] = None,
     device: Device = "auto",
     models: Annotated[

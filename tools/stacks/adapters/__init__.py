@@ -3,7 +3,7 @@
 rope       what the config means: see the vectors' schema
 x          [batch, heads, tokens, head_dim], positions [batch, tokens]
 part       an adapter takes this keyword if the stack has models whose layers differ
-AXES       True in a module whose stack has positions on several axes
+AXES       True in a module whose stack has positions on several axes: [axes, batch, tokens]
 
 An adapter raises `NotExpressible` where the stack has no argument for what the config says. Every
 other error is the stack's own refusal.
@@ -29,7 +29,7 @@ class NotExpressible(NotImplementedError):
 
 
 def only(rope: Rope, *kinds: str) -> dict[str, Any]:
-    """Return the scaling if it is of one of these kinds."""
+    """Return the scaling; raise `NotExpressible` if it is of none of these kinds."""
     scaling = rope["scaling"]
     if scaling["type"] not in kinds:
         raise NotExpressible(f"no argument for {scaling['type']} scaling")
@@ -87,7 +87,7 @@ def rows(positions: Any) -> int:
 
 
 def in_layout(own: str, rope: Rope, apply: Apply) -> Apply:
-    """Return a rotation for q and k in the config's layout by one of the stack's own layout.
+    """Return a rotation of q and k in the config's layout, made from one in the stack's own layout.
 
     A stack with one layout permutes the rows of the weights when it loads a checkpoint.
     """

@@ -16,7 +16,7 @@ ROTATE = {
     RopeStyle.GPTJ: source._apply_rope_embed_q_gptj,
 }
 AXES = True
-#: model types that it has and that have more than one rope: the arguments of each layer type
+#: model types that it has and whose layers have two ropes
 LAYER_TYPES = ("gemma3_text", "gemma4_text")
 
 

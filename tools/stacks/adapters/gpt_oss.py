@@ -1,4 +1,4 @@
-"""gpt-oss: `RotaryEmbedding` of its torch model; rows of its table are taken instead of all."""
+"""gpt-oss: `RotaryEmbedding` of its torch model; of its table, the rows of the positions are used."""
 
 import torch
 from gpt_oss.torch.model import RotaryEmbedding, _apply_rotary_emb

@@ -1,4 +1,6 @@
-"""What the adapters of MLX stacks share: x at positions by a module that takes an offset."""
+"""What the adapters of MLX stacks share: a rotation of x at any positions by a module that takes an
+offset.
+"""
 
 from collections.abc import Callable
 from typing import Any
