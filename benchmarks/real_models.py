@@ -61,12 +61,13 @@ def run_here(part: str, args: argparse.Namespace) -> None:
     texts, device = texts_of(args.texts), "cuda" if torch.cuda.is_available() else "cpu"
     if part == "fit":
         from ropewalk_lab.fit import fit
+        from ropewalk_lab.fit.measure import Step
         from ropewalk_lab.fit_page import write_page
 
         began = time.perf_counter()
 
-        def report(text: str) -> None:
-            print(f"{time.perf_counter() - began:.1f} s {text}", flush=True)
+        def report(step: Step) -> None:
+            print(f"{time.perf_counter() - began:.1f} s {step}", flush=True)
 
         result = fit(
             args.model,

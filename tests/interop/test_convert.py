@@ -112,6 +112,16 @@ def test_latent_attention_follows_its_flag(tmp_path):
     torch.testing.assert_close(logits(other), logits(model))
 
 
+def test_a_norm_beside_latent_attention_is_refused(tmp_path):
+    build("deepseek_v3", **LATENT).save_pretrained(tmp_path / "a")
+    file = tmp_path / "a" / "model.safetensors"
+    head_dim = LATENT["qk_nope_head_dim"] + LATENT["qk_rope_head_dim"]
+    extra = {"model.layers.0.self_attn.q_norm.weight": torch.ones(head_dim)}
+    save_file(load_file(file) | extra, file, {"format": "pt"})
+    with pytest.raises(RopeError, match=r"q_norm.weight: must not exist beside latent attention"):
+        convert_checkpoint(tmp_path / "a", tmp_path / "b", "interleaved", "half")
+
+
 def test_a_family_that_pairs_neighbours_is_converted_to_halves(tmp_path):
     """Cohere pairs neighbours; the same numbers in halves are what `x[..., 0::2], x[..., 1::2]`
     makes of each head.

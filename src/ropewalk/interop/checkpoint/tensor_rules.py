@@ -246,7 +246,13 @@ def _rule(
     )
     q_rows, k_rows = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     if part in NORMS:
-        if sizes.latent is not None or shape[-1] not in (sizes.head_dim, q_rows, k_rows):
+        if sizes.latent is not None:
+            raise RopeError(
+                name,
+                "must not exist beside latent attention: which pairs it scales is not known",
+                list(shape),
+            )
+        if shape[-1] not in (sizes.head_dim, q_rows, k_rows):
             raise RopeError(
                 name,
                 f"must have head_dim = {sizes.head_dim} entries, or as many for each head",
