@@ -29,6 +29,7 @@ VERSIONS = (2, 3)
 #: the header is everything before the data; a vocabulary of 256,000 tokens with its merges takes
 #: 15 MB
 MAX_HEADER_BYTES = 64 << 20
+#: key-value pairs of the metadata, and tensors
 MAX_PAIRS = MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 65535
 MAX_DIMENSIONS = 4
