@@ -1,9 +1,9 @@
 """ropewalk: rotary position embedding, exact at any position.
 
-Names are imported when they are first used. What defines a rope (`RopeSpec`, `frequencies`, `axes`,
-`from_hf`, `to_hf`, `explain`, `audit`, `doctor`) needs the standard library alone; `Rope` and all
-that works on tensors imports torch. A submodule is reached as an attribute too:
-`rw.kernels.BACKENDS`.
+Names are imported when they are first used. What describes a rope or reads and checks a config
+(`RopeSpec`, `frequencies`, `axes`, `from_hf`, `to_hf`, `explain`, `audit`, `doctor`) needs the
+standard library alone; `Rope` and all that works on tensors imports torch. A submodule is reached
+as an attribute too: `rw.kernels.BACKENDS`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
     "unpatch",
 ]
 
-#: public name -> the module that defines it; `axes` and `frequencies` are modules themselves
+#: public name -> the module it is imported from; `axes` and `frequencies` are modules themselves
 _MODULE_OF = {
     "Attention": "ropewalk.attention",
     "Decoder": "ropewalk.models",
@@ -104,7 +104,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-# torch loads an exported program only where its operators are registered; a program that imports
-# torch after ropewalk registers them by `import ropewalk.ops`
+# torch.export.load needs the operators of a program registered. They are registered here if torch
+# is imported already; code that imports torch after ropewalk has to `import ropewalk.ops`
 if sys.modules.get("torch") is not None:
     importlib.import_module("ropewalk.ops")

@@ -1,5 +1,9 @@
-"""Axes: which coordinate of a position each pair rotates by. A multi-dimensional RoPE is a vector
-with the axis of each pair.
+"""Axes: which coordinates of a position each pair rotates by.
+
+Most multi-dimensional RoPEs are a vector with the axis of each pair (`AxisMap`). In the others,
+axes or directions differ from head to head (`HeadAxes`, `GoldenAxes`), or each pair has a learned
+frequency on every axis (`MixedAxes`). A ladder is a geometric series of frequencies, theta^(-2i/d)
+for i = 0, 1, 2, ...: that of all pairs, or that of the pairs of one axis.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from statistics import NormalDist
 
 from ropewalk.errors import RopeError, choice, flag, integer, number
 
-#: a vector of one float for each axis, for every pair of every head
+#: [heads][pairs][axes]: for every pair of every head, a vector with one float for each axis
 Directions = tuple[tuple[tuple[float, ...], ...], ...]
 
 
@@ -62,8 +66,8 @@ class AxisMap:
         return len(self.axis_of_pair)
 
     def ladders(self) -> list[tuple[list[int], int]]:
-        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents
-        -2i/d.
+        """Return (pairs, dim) of every ladder: the indices of the pairs that use it, and the d of
+        its exponents -2i/d.
         """
         if self.ladder == "shared":
             return [(list(range(self.pairs)), 2 * self.pairs)]
@@ -117,13 +121,13 @@ class MixedAxes:
 
 @dataclass(frozen=True)
 class HeadAxes:
-    """The axis of every head: all pairs of a head rotate by one coordinate, and each head has the
-    whole ladder (MHRoPE).
+    """The axis of every key head: all pairs of a head rotate by one coordinate, and each head has
+    the whole ladder of frequencies (MHRoPE).
 
-    Queries may have a multiple of these heads (grouped-query attention): each uses the axis of its
-    key head.
+    There may be a multiple of these heads in queries (grouped-query attention): each query head
+    uses the axis of its key head.
 
-    axis_of_head  the axis of each head; -1 for a head that does not rotate
+    axis_of_head  the axis of each key head; -1 for a head that does not rotate
     """
 
     axis_of_head: tuple[int, ...]
@@ -145,12 +149,12 @@ class HeadAxes:
 
     @property
     def num_heads(self) -> int:
-        """How many heads have an axis of their own."""
+        """How many key heads there are, those that do not rotate included."""
         return len(self.axis_of_head)
 
     def directions(self) -> Directions:
-        """Return floats [heads][pairs][axes], which multiply the ladder: 1 on the head's axis, 0
-        elsewhere.
+        """Return floats [heads][pairs][axes], by which the frequencies of the ladder are
+        multiplied: 1 on the head's axis, 0 elsewhere.
         """
         axes = range(self.num_axes)
         units = [tuple(float(axis == own) for axis in axes) for own in self.axis_of_head]
@@ -178,7 +182,9 @@ class GoldenAxes:
         flag("fractional", self.fractional)
 
     def directions(self) -> Directions:
-        """Return unit vectors, floats [heads][pairs][axes], which multiply the ladder."""
+        """Return unit vectors, floats [heads][pairs][axes], by which the frequencies of the ladder
+        are multiplied.
+        """
         ratio = 2.0
         # fixed-point iteration for the generalised golden ratio: x^(axes + 1) = x + 1
         for _ in range(10):
@@ -199,7 +205,7 @@ class GoldenAxes:
         )
 
 
-#: axis maps that differ from head to head, with fixed frequencies
+#: the classes of axes that differ from head to head, with fixed frequencies
 PER_HEAD = (HeadAxes, GoldenAxes)
 
 
@@ -230,8 +236,8 @@ def chunked(sections: Sequence[int]) -> AxisMap:
 
 
 def interleaved(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE interleaved (Qwen3-VL): pair i uses axis i mod 3 while that axis has pairs left, then
-    time.
+    """M-RoPE interleaved (Qwen3-VL), sections (time, height, width): pair i uses axis i mod 3 while
+    that axis has pairs left, then time.
     """
     time, height, width = _checked_sections(sections, exactly=3)
     # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
@@ -290,7 +296,7 @@ def normalised(*sections: int) -> AxisMap:
     )
 
 
-#: the orders of axes that a config can name
+#: the orders of axes along the pairs, by the names in families.toml and gguf/architectures.toml
 AXIS_ORDERS = {
     "chunked": chunked,
     "interleaved": interleaved,
@@ -311,7 +317,8 @@ def _checked_sections(sections: Sequence[int], exactly: int | None = None) -> tu
         integer(f"sections[{a}]", count, low=0, high=32768) for a, count in enumerate(sections)
     )
     if exactly is not None and len(counts) != exactly:
-        raise RopeError("sections", f"must name {exactly} axes", list(sections))
+        rule = f"must have {exactly} numbers, how many pairs each axis has"
+        raise RopeError("sections", rule, list(sections))
     if not sum(counts):
         raise RopeError("sections", "must give at least one pair to an axis", list(sections))
     return counts

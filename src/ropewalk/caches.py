@@ -1,9 +1,9 @@
-"""Everything the package remembers between calls. Every cache is created here, so that all can be
-listed and emptied.
+"""Everything the package remembers between calls. Every cache is a `Cache` or made by `cached`, so
+that all can be listed and emptied.
 
 A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose
-entries point into the memory of another cache's entries names it in `points_into`, and is emptied
-whenever the other one drops something.
+entries point into the memory of another cache's entries names that one in `points_into`; it is
+emptied when that one is cleared, or drops entries because it is full.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Cache(dict):
     where it is full.
 
     entries      how many entries it holds at most
-    bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; None = no
-                 such bound
+    bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; a single
+                 larger entry is kept too. None = no such bound
     points_into  another cache, into whose memory these entries point: this cache is emptied when
-                 that one drops an entry
+                 that one is cleared, or drops entries because it is full
 
     The attribute `bytes` is the sum of the sizes now.
     """
@@ -56,15 +56,15 @@ class Cache(dict):
         self.name, self.most_entries, self.most_bytes = name, entries, bytes
         self.bytes = 0  # the sum of `_sizes`
         self._sizes: dict[Hashable, int] = {}
-        self._dependents: list[Cache] = []  # caches to empty when this one drops an entry
+        self._dependents: list[Cache] = []  # caches whose `points_into` is this one
         self._lock = threading.Lock()
         if points_into is not None:
             points_into._dependents.append(self)
         _CACHES[name] = self  # for `cache_infos` and `clear_caches`
 
     def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
-        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest until
-        the rest is in bounds.
+        """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest
+        entries until the others are within the bounds.
         """
         dropped = False
         with self._lock:

@@ -30,10 +30,12 @@ def make_request(
     tables: str = "auto",
     name: str = "x",
 ) -> Request:
-    """Return a call as a Request, all of its arguments checked.
+    """Return a call as a Request after checking its arguments; `length` is checked only if the
+    frequencies depend on it.
 
-    xs is (q, k) or one tensor, `tables` the table strategy, and `name` what an error calls one
-    tensor.
+    xs      (q, k), or a tuple of one tensor
+    tables  the table strategy
+    name    what an error calls the tensor if there is only one
     """
     x = xs[0]
     # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
@@ -122,7 +124,10 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
     choice("tables", tables, STRATEGIES)
     possible = strategies(spec)
     if tables not in possible:
-        reason = "only fixed frequencies on one axis of integer positions have tables"
+        reason = (
+            "only frequencies that are fixed, on one axis of integer positions and the same in all "
+            "heads have tables"
+        )
         if "full" in possible:
             reason = "precision 'hf' rounds angles, which then cannot be added from two levels"
         raise RopeError(
@@ -143,11 +148,11 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
         kind = "nested" if x.is_nested else x.layout
         raise RopeError(
             name,
-            "must be a dense tensor; pad or pack rows of other lengths, see ropewalk.positions",
+            "must be a dense tensor; pad or pack rows of different lengths, see ropewalk.positions",
             kind,
         )
     if x.ndim < 2:
-        raise RopeError(name, "must have at least [tokens, dimensions]", list(x.shape))
+        raise RopeError(name, "must have at least the axes [tokens, dimensions]", list(x.shape))
     if (
         isinstance(seq_dim, bool)
         or not isinstance(seq_dim, int)
@@ -165,7 +170,9 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
 
 
 def check_tokens(tokens: Tensor, axes: tuple[str, ...] = ("batch", "tokens")) -> None:
-    """Raise an error unless these are tokens that a model can embed, with the axes named."""
+    """Raise an error unless `tokens` is an int32 or int64 tensor with as many axes as `axes`
+    names.
+    """
     if not isinstance(tokens, Tensor) or tokens.ndim != len(axes):
         got = list(tokens.shape) if isinstance(tokens, Tensor) else type(tokens)
         raise RopeError("tokens", f"must be [{', '.join(axes)}]", got)
@@ -307,7 +314,8 @@ def _check_multiple_of_heads(name: str, x: Tensor, seq_dim: int, num_heads: int)
     _, _, head_axis = token_axes(x.ndim, seq_dim)
     if head_axis is None or x.shape[head_axis] % num_heads:
         rule = (
-            f"must have {num_heads} heads or a multiple of them: its axes differ from head to head"
+            f"must have {num_heads} heads or a multiple of them: the axes of the spec differ from "
+            "head to head"
         )
         raise RopeError(name, rule, list(x.shape))
 
@@ -401,8 +409,8 @@ def _length_per_row(
     device: torch.device,
     length: Length,
 ) -> Length:
-    """Return the length that each row's frequencies depend on: as given, or its last position + 1,
-    computed on the device.
+    """Return the length that each row's frequencies depend on: as given, or the row's largest
+    position + 1, computed on the device. None if frequencies do not depend on a length.
     """
     if not spec.needs_length:
         return None

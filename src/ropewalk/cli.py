@@ -1,7 +1,7 @@
 """The command line from Python: `main(["info"])` runs a command, and `COMMANDS` takes commands of
 your own.
 
-It is defined in the package `ropewalk_cli`, which needs the standard library alone.
+It is defined in the package `ropewalk_cli`, whose import needs the standard library alone.
 """
 
 from ropewalk_cli import COMMANDS, Argument, Command, Option, main

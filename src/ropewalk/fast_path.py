@@ -4,7 +4,8 @@ plan are made once.
 The first call of a kind runs every check. If its kernel has a `prepare`, later calls of the same
 kind go directly to the prepared kernel. torch's own guard, the one behind torch.compile, decides
 whether a call is of the same kind: in one step it compares type, dtype, device, sizes, strides,
-requires_grad and all dispatch keys, which also reveals modes, transforms and tracers.
+requires_grad and all dispatch keys. The dispatch keys also reveal modes, transforms and tracers,
+all but forward-mode derivatives.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class PreparedCall(NamedTuple):
     # q or k requires a gradient, so the fast path is valid only while gradients are disabled
     needs_no_grad: bool
     distance: int  # bytes from the start of k to the start of q in the checked call
-    q_span: int  # bytes from the first to the last element
+    q_span: int  # bytes from the first element of q to the end of its last
     k_span: int
-    new_q: Callable[[], Tensor]  # allocate the outputs
+    new_q: Callable[[], Tensor]  # allocates the rotated q
     new_k: Callable[[], Tensor]
 
 
@@ -72,10 +73,11 @@ def rotate_prepared(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rotated q and k if this kind of call was prepared and the module has no hooks,
-    else None.
+    """Return the rotated q and k, or None if the full call is needed: if this kind of call was not
+    prepared, hooks have to run, or torch.compile or forward-mode derivatives observe the call.
 
-    It runs in every call with q and k, so it reads attributes directly and calls few functions.
+    It runs in nearly every call with q and k, so it reads attributes directly and calls few
+    functions.
     """
     state, has_positions = module.__dict__, positions is not None
     # hooks of this module
@@ -115,7 +117,8 @@ def rotate_prepared(
         return None
     if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()):
         return None
-    # the full call raises an error for an offset beside positions and for an offset of 2^62 or more
+    # the full call raises an error for an offset beside positions, and for one of 2^62 or more or of
+    # -2^62 or less
     if (has_positions and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
@@ -183,8 +186,9 @@ def prepare(
 
 
 def _allocator(out: Tensor) -> Callable[[], Tensor]:
-    """Return a function that allocates a tensor like `out`; torch.compile's allocator takes half
-    the time of empty_like.
+    """Return a function that allocates a tensor with the shape, strides, dtype and device of `out`.
+
+    torch.compile's allocator takes half the time of empty_like.
     """
     fast_allocator = getattr(_compiled, f"_empty_strided_{out.device.type}", None)
     if fast_allocator is None:
@@ -195,7 +199,9 @@ def _allocator(out: Tensor) -> Callable[[], Tensor]:
 
 
 def _is_plain(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether nothing traces the call and these are plain tensors, no subclass or parameter."""
+    """Return whether nothing traces the call and each of these is a plain tensor: no subclass, no
+    parameter and no lazy negative view.
+    """
     if is_traced(tensors) or in_forward_mode():
         return False
     # a lazy negative view holds the values before the change of sign, and a kernel would read those

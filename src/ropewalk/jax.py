@@ -1,8 +1,9 @@
-"""RoPE for JAX: `rotate(q, k, positions, spec)`, a pure function for jit, vmap and grad, exact
-without 64-bit numbers.
+"""RoPE for JAX: `rotate(q, k, positions, spec)`, a pure function for jit, vmap and grad, as exact
+without JAX's 64-bit numbers as with them.
 
-Needs the extra `jax`. Positions are integers of up to 64 bits; cos and sin come from tables of
-their digits (see `levels`), so they are as exact at token 10,000,000 as at token 10.
+Needs the extra `jax`. Positions are integers of 32 bits, or of 64 bits with `jax_enable_x64`; cos
+and sin come from tables of their digits (see `levels`), so they are as exact at token 10,000,000 as
+at token 10.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Pair layouts: convert half <-> interleaved for activations, weights, biases, norms, LoRA and
-fused QKV; and a probe.
+"""Pair layouts: convert activations, weights, biases, norms, LoRA and fused QKV from half to
+interleaved and back, and probe which layout a model has.
 
-The two layouts differ by a permutation of the rotated dimensions of each head, nothing else:
+The two layouts differ by a permutation of the r rotated dimensions of each head, nothing else:
 
     half         a0 a1 a2 b0 b1 b2      pair i = (x_i, x_{i + r/2})
     interleaved  a0 b0 a1 b1 a2 b2      pair i = (x_{2i}, x_{2i+1})
 
-Only what produces q and k is permuted (the rows of their projections), never values, outputs or
-inputs. Converting there and back gives the same bits in any dtype.
+In a model's weights only the rows of the q and k projections, their biases and the QK-norms are
+permuted, never what produces values or outputs, and never the inputs of a projection. Converting
+there and back gives the same bits in any dtype.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def _axis(name: str, x: Tensor, dim: int) -> int:
     if not isinstance(x, Tensor):
         raise RopeError(name, "must be a tensor", type(x))
     if not -x.ndim <= dim < x.ndim:
-        raise RopeError("dim", f"must be an axis of a tensor with {x.ndim}", dim)
+        raise RopeError("dim", f"must be an axis of a tensor that has {x.ndim} axes", dim)
     return dim % x.ndim
 
 
@@ -188,8 +189,11 @@ def _permute(x: Tensor, source: str, target: str, spec: RopeSpec, axis: int) -> 
 
 @dataclass(frozen=True)
 class LayoutProbe:
-    """The result of a probe: the layout with the lower loss, or None where the difference is at
-    most the threshold.
+    """The result of a probe.
+
+    layout  the layout with the lower loss; None if the losses differ by at most the threshold
+    losses  the loss of each layout
+    margin  the difference between the two losses
     """
 
     layout: str | None
@@ -202,9 +206,9 @@ def probe_layout(loss: Callable[[str], float], *, threshold: float = 0.1) -> Lay
 
     loss       a function that runs the model with a layout, "half" or "interleaved", and returns
                its mean loss on ordinary data
-    threshold  the difference up to which `layout` is None. The wrong layout raises the loss of a
-               trained model by several nats per token, that of a model with a single attention head
-               by tenths; on very short input it may not change
+    threshold  the difference of the losses up to which `layout` is None. The wrong layout raises
+               the loss of a trained model by several nats per token, that of a model with a single
+               attention head by tenths of a nat; on very short input it may not change the loss
     """
     number("threshold", threshold, low=0)
     losses = {layout: float(loss(layout)) for layout in LAYOUTS}

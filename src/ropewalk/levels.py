@@ -3,8 +3,8 @@
 A position of 32 or 64 bits is a sum of digits, each times a power of two. A table holds cos and sin
 of every value of one digit, computed from its exact phase, and angle addition combines the digits:
 a few float32 products, whatever the position is. The functions take the library's module as `xp`:
-`rotate` and `rotated` take `jax.numpy` or `mlx.core`, the others also `torch`. NumPy computes the
-tables; torch is not needed.
+`jax.numpy` or `mlx.core`; `array` and `rows_at` also take `torch`. NumPy computes the tables; torch
+is not needed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ropewalk.spec import RopeSpec
 
 @dataclass(frozen=True)
 class Digits:
-    """The digits of a position: the bits of each, the lowest first, and whether the highest one has
-    the sign.
+    """The digits of a position: how many bits each has, the lowest digit first, and whether the
+    highest digit is signed.
     """
 
     bits: tuple[int, ...]
     signed: bool = True
 
 
-#: the digits of positions by their number of bits
+#: the bits of each digit of a 32-bit and of a 64-bit position
 DIGITS_32, DIGITS_64 = (11, 11, 10), (11, 11, 11, 11, 10, 10)
 
 #: cos and sin of the values of one digit, [2^bits, 2, pairs]
@@ -182,8 +182,8 @@ def cos_sin(
 
 
 def integers(xp: Any, positions: Any) -> Any:
-    """Return positions as an array of integers with 32 or 64 bits; refuse others, and numbers that
-    the library would wrap.
+    """Return positions as an array of integers with 32 or 64 bits; refuse values that are no
+    integers, and integers that the library would wrap.
     """
     given = np.asarray(positions) if isinstance(positions, list | tuple | range) else positions
     converted = array(xp, given)
@@ -295,7 +295,9 @@ def rotate(
 
 
 def check_shapes(q: Any, k: Any, positions: Any, spec: RopeSpec) -> None:
-    """Refuse tensors that are not [..., S, H, D], and positions that are not one for each token."""
+    """Refuse tensors that are not [..., S, H, D], and positions that do not have the shape [S] or
+    [..., S] of the tokens, after a first dimension for the axes if the spec has several.
+    """
     for name, x in {"q": q, "k": k}.items():
         if x is None:
             continue

@@ -1,5 +1,5 @@
 """RoPE for MLX: `rotate(q, k, positions, spec)`, a pure function for compile, vmap and grad, exact
-without 64-bit numbers.
+without float64.
 
 Needs the extra `mlx`. Positions are integers of up to 64 bits; cos and sin come from tables of
 their digits (see `levels`), so they are as exact at token 10,000,000 as at token 10.

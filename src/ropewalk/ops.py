@@ -1,7 +1,8 @@
 """The registered ops: what torch.compile, functorch and tensor subclasses see of a rotation.
 
-A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. Autograd is
-registered at import: an op without it would silently return tensors without gradients.
+A compiled graph holds strings and tensors, so a spec is passed as its fingerprint. The autograd
+rules of `rotate`, `rotate_qk` and `rotate_by_table` are registered at import: without one, an op
+would silently return tensors without gradients.
 """
 
 from __future__ import annotations
@@ -216,7 +217,8 @@ def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=5):
     """Return x rotated under vmap, and the mapped dimension of the result.
 
     If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the
-    angles. If the angles are mapped too, `op` is called once for each entry.
+    angles. If the angles are mapped too, or x is packed [T, H, D], `op` is called once for each
+    entry.
 
     in_dims  the mapped dimension of each argument, or None
     seq_at   the index of `seq_dim` in `others`, the arguments after x

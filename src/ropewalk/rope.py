@@ -1,5 +1,5 @@
-"""Rope: the module to put into a model. It holds a spec and no tensors, so casts, copies and
-sharding cannot change it.
+"""Rope: the module to put into a model. It holds a spec and, unless frequencies are learned, no
+tensors, so casts, copies and sharding cannot change it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Rope(nn.Module):
 
     backend  a name in BACKENDS; None = the fastest that supports the tensors
     tables   which cos and sin are kept between calls: "auto" a two-level table and the first rows,
-             "two-level" that table alone, "full" a float32 row for every position used, "none"
-             nothing. `table_bytes` says how much each takes
+             "two-level" that table alone, "full" a float32 row for every position up to the largest
+             one used (below 2^20), "none" no table. `table_bytes` says how many bytes they take
     """
 
     def __new__(cls, spec: RopeSpec | None = None, *args: Any, **options: Any) -> Rope:
@@ -125,7 +125,7 @@ class Rope(nn.Module):
         q, k       [B, H, S, D]; seq_dim=-3 for [B, S, H, D]; k may have fewer heads
         positions  integers [S] or [B, S], or [axes, B, S] if the spec has several axes; floats only
                    if its axes have real coordinates; None counts from `offset`, an int or [B]
-        length     int or [B], read only by length-dependent scalings; None = each row's own last
+        length     int or [B], read only by length-dependent scalings; None = each row's largest
                    position + 1
         """
         xs = (q,) if k is None else (q, k)
@@ -206,11 +206,11 @@ class Rope(nn.Module):
         return self._tables(request, seq, device, dtype, key)
 
     def table_bytes(self, length: int) -> int:
-        """Return at most how many bytes of cos and sin are kept on each device once positions 0 ...
-        length - 1 were rotated.
+        """Return how many bytes of tables and phase steps are kept at most on each device once
+        queries at positions 0 ... length - 1 were rotated.
 
-        Ropes with equal specs share them. Keys have rows of their own where their magnitude differs
-        from that of queries.
+        Ropes with equal specs share them. The rows that keys have of their own, where their
+        magnitude differs from that of queries, come on top.
         """
         return memory(self.spec, integer("length", length, low=1))[self.tables]
 
@@ -247,8 +247,8 @@ class Rope(nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ):
-        """Load parameters as any module does, but accept and ignore the tables that other
-        implementations save.
+        """Load parameters as any module does, but accept and ignore the names in LEGACY_STATE,
+        under which other implementations save frequencies or tables.
         """
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs

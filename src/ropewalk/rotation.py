@@ -95,11 +95,11 @@ def rerotate(
     """Move keys rotated at `from_positions` under `spec` to `to_positions` under `to` (default: the
     same spec).
 
-    Both rotations are combined before anything is rounded; only if `to` rotates other dimensions,
-    float32 keys are rounded after each. The magnitude on the keys is kept; with `match_magnitude`
-    it becomes that of `to`, as if the keys were rotated anew. `from_length` and `to_length` are the
-    `length` of the two rotations, for scalings that depend on it. If `to` has another layout, pair
-    i of the keys is moved to where `to` has pair i.
+    The two rotations are combined in float64 into one. Only if `to` rotates other dimensions, they
+    run one after the other, in float32 (float64 for float64 keys). The magnitude on the keys is
+    kept; with `match_magnitude` it becomes that of `to`, as if the keys were rotated anew.
+    `from_length` and `to_length` are the `length` of the two rotations, for scalings that depend on
+    it. If `to` has another layout, pair i of the keys is moved to where `to` has pair i.
     """
     to = spec if to is None else to
     same_slice = (spec.rotary_start, spec.pairs) == (to.rotary_start, to.pairs)
@@ -344,8 +344,8 @@ def _one_table(name: str, table: Tensor) -> Tensor:
 
 
 def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
-    """Return the given rows of the table; raise an error if it has too few, or name `source`, which
-    gave a negative row.
+    """Return the given rows of the table called `name`. Raise an error about the table if it has
+    too few rows, and about `source`, the argument that gave `rows`, if one is negative.
     """
     rule = "must have a row for every position; make the table longer"
     in_range = ((rows >= 0) & (rows < len(table))).all()
@@ -364,8 +364,8 @@ def table_rows(name: str, table: Tensor, source: str, rows: Tensor) -> Tensor:
 
 
 def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> None:
-    """Raise an error if two tensors differ; on a GPU or in a graph, the error is raised when the
-    check runs there.
+    """Raise an error if `first` and `second`, the two members of each pair in the table `name`,
+    differ; on a GPU or in a graph, the error is raised when the check runs there.
     """
     rule = (
         f"must repeat each pair's entry as the {layout!r} layout pairs dimensions; pass the "

@@ -107,14 +107,14 @@ class RopeSpec:
             )
         for scaling, dim in self.scaled_ladders():
             scaling.check(dim, self.theta)
-        # of xPos alone the magnitude depends on the position
+        # with a growth (xPos), the magnitude depends on the position
         fixed = not self.scaling.needs_length and not self.scaling.learned and not self.has_growth
         if not fixed and (
             self.per_head or (isinstance(self.axes, AxisMap) and self.axes.scaled is not None)
         ):
             rule = (
-                "must have fixed frequencies and one magnitude if axes differ from head to head or "
-                "only some are scaled"
+                "must have fixed frequencies and the same magnitude at every position if axes "
+                "differ from head to head or only some axes are scaled"
             )
             raise RopeError("scaling", rule, self.scaling)
         put("_fingerprint", repr(_as_tuples(self)))
@@ -130,8 +130,8 @@ class RopeSpec:
         return None if layout_out == self.layout else layout_out
 
     def _checked_rotary_dim(self) -> int | None:
-        """Return the number of dims to rotate; None if they are all up to the end of the head.
-        Raise an error if they are no even number within the head.
+        """Return how many dimensions rotate; None if all from `rotary_start` to the end of the head
+        do. Raise an error if the number is odd, below 2 or more than the head has.
         """
         width = self.head_dim - self.rotary_start
         if self.rotary_dim is None:
@@ -200,17 +200,17 @@ class RopeSpec:
 
     @property
     def axis_of_pair(self) -> tuple[int, ...]:
-        """The axis of each pair's coordinate."""
+        """The axis by which each pair rotates; with axes other than an AxisMap, 0 for each pair."""
         return self.axes.axis_of_pair if isinstance(self.axes, AxisMap) else (0,) * self.pairs
 
     def frequencies(self, length: int | None = None) -> Frequencies:
-        """Return radians per step as plain floats, one for each pair, and the magnitude.
+        """Return the frequency of each pair, a plain float in radians per step, and the magnitude.
 
         An axis map gives a tuple of one float for each axis instead: the angle of a pair is the sum
         over the axes of coordinate times radians. Axes that differ from head to head give
-        [heads][pairs][axes]. With precision "hf" and "hf_frequencies" the exact radians are rounded
-        to float32 once; `Rope` rounds every step as transformers does, so that its last bit may
-        differ.
+        [heads][pairs][axes]. MixedAxes, whose frequencies only a `Rope` has, give the ladder of
+        `theta`. With precision "hf" and "hf_frequencies" the exact radians are rounded to float32
+        once; `Rope` rounds every step as transformers does, so that its last bit may differ.
         """
         ladder = self.ladder_frequencies(length)
         if self.axes is None or self.mixed:
@@ -222,9 +222,11 @@ class RopeSpec:
         )
 
     def ladder_frequencies(self, length: int | None = None) -> Frequencies:
-        """Return radians per step of each pair along its own axis, one float for each pair.
+        """Return the frequency of each pair along its own axis, one float for each pair, and the
+        magnitude.
 
-        With one axis there is one ladder, the series theta^(-2i/dim) of the whole rotated slice.
+        A ladder is a geometric series of frequencies theta^(-2i/dim), which a scaling may change.
+        With one axis there is one ladder, for all pairs of the rotated slice.
         """
         found = [s.frequencies(dim, self.theta, length) for s, dim in self.scaled_ladders()]
         first = found[self._first_scaled()]
@@ -242,11 +244,13 @@ class RopeSpec:
 
     @property
     def has_growth(self) -> bool:
-        """Whether the magnitude depends on the position, as xPos has it."""
+        """Whether the magnitude depends on the position, as with xPos."""
         return self.scaling._growth(dim=2)[0] is not None
 
     def _by_axis(self, ladder: tuple[Any, ...], kind: Callable[[float], Any]) -> tuple[Any, ...]:
-        """Return the values of a ladder along each axis: [pairs][axes], or [heads][pairs][axes]."""
+        """Return the value of each pair as one value for each axis: [pairs][axes], or
+        [heads][pairs][axes] if axes differ from head to head.
+        """
         if isinstance(self.axes, PER_HEAD):
             with exactly():
                 return tuple(
@@ -283,20 +287,24 @@ class RopeSpec:
         return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     def in_pair_order(self, values_of_ladders: list[Any]) -> list[Any]:
-        """Return the value of each pair, given those of each ladder's pairs in their order."""
+        """Return the value of every pair in the order of the pairs, given for each ladder the
+        values of its pairs.
+        """
         value_of_pair = {}
         for (pairs, _), values in zip(self._ladders(), values_of_ladders, strict=True):
             value_of_pair.update(zip(pairs, values, strict=True))
         return [value_of_pair[pair] for pair in range(self.pairs)]
 
     def _first_scaled(self) -> int:
-        """Return the index of the first ladder with the spec's scaling: it gives the magnitude."""
+        """Return the index of the ladder that gives the magnitude: the first with the spec's
+        scaling, or the very first if none has it.
+        """
         ladders = self.scaled_ladders()
         return next((i for i, (s, _) in enumerate(ladders) if s is self.scaling), 0)
 
     def scaled_ladders(self) -> list[tuple[Scaling, int]]:
-        """Return (scaling, dim) of every ladder: a series of frequencies theta^(-2i/dim). Unscaled
-        axes have Default().
+        """Return (scaling, dim) of every ladder, unscaled ones included: the scaling that applies
+        to its frequencies theta^(-2i/dim). It is Default() for axes that are not scaled.
         """
         if not isinstance(self.axes, AxisMap):
             return [(self.scaling, dim) for _, dim in self._ladders()]
@@ -306,8 +314,8 @@ class RopeSpec:
         ]
 
     def _ladders(self) -> list[tuple[list[int], int]]:
-        """Return (pairs, dim) of every ladder: the pairs that use it, and the d of its exponents
-        -2i/d.
+        """Return (pairs, dim) of every ladder: the indices of the pairs that use it, and the d of
+        its exponents -2i/d.
         """
         return (
             self.axes.ladders()
@@ -336,15 +344,15 @@ def _rebuilt(fingerprint: str) -> RopeSpec:
     if not isinstance(spec, RopeSpec) or spec.fingerprint != fingerprint:
         rule = (
             "must be that of a spec with ropewalk's scalings; for a scaling of your own, keep its "
-            "RopeSpec while a graph runs"
+            "RopeSpec alive while a graph uses it"
         )
         raise RopeError("fingerprint", rule, fingerprint)
     return spec
 
 
 def _as_tuples(value: Any) -> Any:
-    """Return dataclasses as nested tuples for `_from_tuples`; the `repr` of two results is equal
-    exactly when they are.
+    """Return dataclasses as nested tuples for `_from_tuples`; two results have the same `repr`
+    exactly when the dataclasses are equal.
     """
     if isinstance(value, RopeSpec):
         # equal specs have equal texts, however they say that all dimensions rotate
@@ -373,8 +381,8 @@ def _from_tuples(value: Any) -> Any:
 
 
 def _name(cls: type) -> str:
-    # a user's own scaling may share its name with one of ours, or be defined twice; an id would be
-    # used again for a new class
+    # a user's own scaling may share its name with one of ours, or be defined twice, so it also gets
+    # a number; Python may use the `id` of a class again for a later one
     own = cls.__module__.startswith("ropewalk.")
     return (
         cls.__name__
@@ -384,7 +392,7 @@ def _name(cls: type) -> str:
 
 
 def _float32(value: Decimal) -> float:
-    """Return a number rounded to float32."""
+    """Return a number rounded to float32; as a float64 if it is too large for a float32."""
     try:
         return unpack("f", pack("f", float(value)))[0]
     except (OverflowError, StructError):

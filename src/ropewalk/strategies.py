@@ -13,16 +13,17 @@ TWO_LEVEL_REACH = LEVEL * LEVEL
 #: bytes of the float32 rows that "auto" keeps for one spec on one device
 FIRST_ROWS_BYTES = 2 << 20
 
-#: what is kept for one spec on one device: the two-level table and the first float32 rows, a
-#: float32 row for every position up to the largest one used, the two-level table alone, or nothing
-#: but the phase steps. Positions of 2^20 and more have no table
+#: what is kept for one spec on one device, beside its phase steps. "auto": the two-level table and
+#: the first float32 rows. "full": a float32 row for every position up to the largest one used.
+#: "two-level": the two-level table alone. "none": nothing. Positions of 2^20 and more have no table
 STRATEGIES = ("auto", "full", "two-level", "none")
 
 
 def strategies(spec: RopeSpec) -> tuple[str, ...]:
     """Return the strategies that can be used with a spec.
 
-    Only fixed frequencies on one axis of integers have tables, and rounded float32 angles cannot be
+    Only frequencies that are fixed, on one axis of integer positions and the same in all heads have
+    tables. With precision "hf" there is no two-level table: its rounded float32 angles cannot be
     added.
     """
     possible = {
@@ -45,13 +46,13 @@ def keeps_rows(spec: RopeSpec) -> bool:
 
 
 def most_rows(spec: RopeSpec, strategy: str) -> int:
-    """Return the largest number of float32 rows that a strategy keeps."""
+    """Return the largest number of float32 rows that "full" or "auto" keeps."""
     return TWO_LEVEL_REACH if strategy == "full" else FIRST_ROWS_BYTES // (8 * spec.pairs)
 
 
 def rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
     """Return how many rows to compute if `count` are needed: the next power of two, at least 256
-    and at most the bound.
+    and at most `most_rows`.
     """
     return min(most_rows(spec, strategy), max(256, 1 << (count - 1).bit_length()))
 

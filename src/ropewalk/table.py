@@ -1,9 +1,10 @@
-"""Tables: cos and sin of a spec's positions, exact at any integer position.
+"""Tables: cos and sin of a spec's positions, exact at any integer position unless precision "hf"
+rounds the angles.
 
 Positions below 2^20 may use a two-level table: cos and sin of the low and the high 10 bits, 1024
 float64 rows each, combined by angle addition. Other positions are computed from their phase. The
 first rows may also be kept in float32. STRATEGIES says which of these are kept. A row depends on
-its position and on the strategy alone, never on earlier calls.
+the spec, its position and the strategy, never on earlier calls.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What is kept for one spec on one device; nothing in it is ever written to."""
+    """The frequencies, phase steps and two-level table of one spec on one device; nothing in them
+    is ever written to.
+    """
 
     frequencies: TensorFrequencies
     steps: Tensor  # int64 [pairs], or [heads, pairs, axes]
@@ -50,7 +53,7 @@ class Tables:
 
     @property
     def num_bytes(self) -> int:
-        """The size of its tensors."""
+        """How many bytes the phase steps and the two-level table take."""
         return sum(t.numel() * t.element_size() for t in (self.steps, *(self.levels or ())))
 
 
@@ -102,7 +105,7 @@ def tables_at(
     """Return the tables of one call: the cached ones, or new ones where the scaling of `spec`
     depends on the length.
 
-    length    of the sequences, one for all or a tensor [B]; None: as the scaling is without one
+    length    of the sequences, one for all or a tensor [B]; None: as long as the trained length
     strategy  which tables are kept, a name of `strategies.STRATEGIES`
     """
     cached = tables(spec, device, strategy)
@@ -285,8 +288,8 @@ def keys_have_own_table(spec: RopeSpec, device: torch.device, strategy: str = "a
 def first_rows(
     spec: RopeSpec, device: torch.device, count: int, key: bool = False, strategy: str = "auto"
 ) -> tuple[Tensor, Tensor] | None:
-    """Return cached float32 cos and sin of positions 0 ... count - 1, or None where the strategy
-    keeps no or fewer rows.
+    """Return cached float32 cos and sin of positions 0 ... count - 1, or None if the strategy keeps
+    fewer rows than that, or none at all.
 
     The number of cached rows grows by doubling. Each row of cos is stored beside its row of sin, so
     that a kernel reads one stream of memory. The caller must not write to them or return them to a
@@ -312,7 +315,7 @@ def rows_at(
     spec: RopeSpec, positions: Tensor, key: bool, strategy: str
 ) -> tuple[Tensor, Tensor] | None:
     """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps;
-    None if it keeps none.
+    None for any other strategy or device than the CPU, and if a position has no row.
     """
     # the largest position says how many rows are needed; on a GPU, reading it would wait for the
     # device
@@ -320,7 +323,7 @@ def rows_at(
         return None
     lowest, highest = (int(bound) for bound in positions.aminmax())
     rows = None if lowest < 0 else first_rows(spec, positions.device, highest + 1, key, strategy)
-    # two
+    # the type checker does not know that `rows` has two entries
     return None if rows is None else tuple(row[positions.to(torch.int64)] for row in rows)  # type: ignore[return-value]
 
 

@@ -1,9 +1,9 @@
 """Temperatures by position: each query is multiplied by a factor s(p) of its position p, so that
-long contexts stay sharp.
+attention stays sharp in long contexts.
 
-Without it, the attention weights flatten as the number of keys grows. The factor multiplies q
-alone; it is not the magnitude of a rotation, which multiplies q and k. Here are the numbers of each
-formula; `ropewalk.attention.temperature` computes the factors.
+Without the factor, attention weights flatten as the number of keys grows. The factor multiplies q
+alone; it is not the magnitude of a rotation, which multiplies cos and sin. Here are the numbers of
+each formula; `ropewalk.attention.temperature` computes the factors.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class LearnedLog(Temperature):
 
 @dataclass(frozen=True)
 class FloorLog(Temperature):
-    """1 + scale log(1 + floor((p + shift) / length)): a step at every multiple of `length`.
+    """1 + scale log(1 + floor((p + shift) / length)), which changes where p + shift is a multiple
+    of `length`.
 
-    Llama 4 has shift 1, length 8192, and it in layers without positions only; Ministral 3 and
-    Mistral 4 have shift 0.
+    Llama 4 has shift 1 and length 8192, and uses it only in layers without positions; Ministral 3
+    and Mistral 4 have shift 0.
     """
 
     name: ClassVar[str] = "floor_log"
@@ -81,7 +82,7 @@ class FloorLog(Temperature):
 
 @dataclass(frozen=True)
 class Power(Temperature):
-    """(1 + (p + 1) / length) ^ power (Beam, in layers without positions)."""
+    """(1 + (p + 1) / length) ^ power (Beam, only in layers without positions)."""
 
     name: ClassVar[str] = "power"
     length: int = 2048
@@ -94,8 +95,8 @@ class Power(Temperature):
 
 @dataclass(frozen=True)
 class LogAbove(Temperature):
-    """1 + scale log(max(1, (p + 1) / length)): 1 up to `length`, without steps after it (Inkling,
-    in full layers).
+    """1 + scale log(max(1, (p + 1) / length)): 1 up to `length`, then rising smoothly (Inkling,
+    only in full-attention layers).
     """
 
     name: ClassVar[str] = "log_above"

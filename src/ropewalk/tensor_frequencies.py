@@ -23,7 +23,8 @@ from ropewalk.phase import phase_steps
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_phase import phase_steps as steps_of_tensor
 
-#: a length of all rows, a tensor with one for each row, or None: as long as the trained length
+#: a length for all rows, a tensor with one for each row, or None, which stands for the trained
+#: length
 Length = int | Tensor | None
 
 # always passed explicitly: under `torch.device("meta")` the default device would give frequencies
@@ -33,8 +34,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class TensorFrequencies:
-    """What `Frequencies` holds, as tensors: `radians` float64 [pairs], or [rows, pairs] where the
-    length is given per row; axes that differ from head to head have [heads, pairs, axes].
+    """What `Frequencies` holds, as tensors, without its `digits`: `radians` float64 [pairs], or
+    [rows, pairs] where the length is given per row; [heads, pairs, axes] if axes differ from head
+    to head.
     """
 
     radians: Tensor
@@ -100,8 +102,8 @@ def _device_copy(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 
 
 def ladder(spec: RopeSpec, length: Length = None) -> TensorFrequencies:
-    """Return radians per step of each pair along its own axis by torch's formulas: [pairs], or
-    [rows, pairs] for a length per row. torch.compile can trace it.
+    """Return the frequency of each pair along its own axis, by the scalings' formulas over torch:
+    [pairs], or [rows, pairs] for a length per row. torch.compile can trace it.
     """
     dtype = torch.float64 if spec.precision == "exact" else torch.float32
     scaled = spec.scaled_ladders()
@@ -143,9 +145,10 @@ def formula(
 
 def fixed_frequencies(spec: RopeSpec, device: torch.device) -> tuple[TensorFrequencies, Tensor]:
     """Return the frequencies of a spec on a device, for the trained length, and their phase steps,
-    int64. With precision "exact" both have all their digits.
+    int64.
 
-    torch.compile cannot trace it.
+    With precision "exact", both are rounded from frequencies with 40 digits, unless the scaling
+    depends on the length. torch.compile cannot trace it.
     """
     if spec.precision == "exact" and not spec.needs_length:
         found = spec.frequencies() if spec.per_head else spec.ladder_frequencies()

@@ -48,8 +48,8 @@ def cos_sin_of_turns(phase: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x / (2 pi) as high + low; both factors are split into halves of 26 bits, so every
-    partial product is exact.
+    """Return x / (2 pi) as high + low. Both factors are split into a top of 26 bits and a rest of
+    27, so every partial product is exact, but for the last bit of rest times rest.
     """
     x_top = _top_half(x)
     x_bottom = x - x_top
@@ -63,7 +63,7 @@ def _product_with_inverse_two_pi(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _top_half(x: Tensor) -> Tensor:
-    """Return float64 x without its last 27 bits."""
+    """Return float64 x with its last 27 bits set to 0."""
     # bit masks instead of Veltkamp's products: a compiler that contracts to fma cannot change the
     # result
     return (x.view(torch.int64) & -(1 << 27)).view(torch.float64)

@@ -43,8 +43,8 @@ def in_forward_mode() -> bool:
 
 
 def transforms() -> list:
-    """Return the types of the functorch transforms around this call; none while compiling, which
-    handles them itself.
+    """Return the types of the functorch transforms around this call; an empty list under
+    torch.compile, which handles them itself.
     """
     if torch.compiler.is_compiling():
         return []

@@ -43,7 +43,7 @@ def added(monkeypatch):
 
 def test_a_config_of_a_family_that_was_added_as_a_row_is_read(added):
     config = {"model_type": "brook", "num_hidden_layers": 4}
-    with pytest.raises(RopeError, match="required for an unknown model_type"):
+    with pytest.raises(RopeError, match="must be given for an unknown model_type"):
         from_hf(config)
     assert added(ROW) == ("brook", "brook_text")
     found = from_hf(config)

@@ -230,7 +230,7 @@ def test_an_error_says_how_many_strings_are_left(tmp_path):
 
 def test_a_folder_and_a_missing_file_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "none.gguf"):
-        with pytest.raises(RopeError, match="must be a GGUF file"):
+        with pytest.raises(RopeError, match="must be the path of a GGUF file"):
             GgufFile(path)
 
 

@@ -259,5 +259,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
 
 def test_a_tensor_that_is_not_in_the_file_is_refused(tmp_path):
     file = file_of(tmp_path / "a.gguf", "Q8_0", random_blocks("Q8_0", 2))
-    with pytest.raises(RopeError, match="none: must be a tensor of the file"):
+    with pytest.raises(
+        RopeError, match="tensor: must be a tensor of the file, such as v, w; got 'none'"
+    ):
         read_tensor(file, "none")

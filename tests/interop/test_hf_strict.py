@@ -195,7 +195,6 @@ def config_classes(full):
 #: rules about the model as a whole, not about a value that is given
 LACKING = (
     "must be given",
-    "required for an unknown model_type",
     "this model does not rotate",
     "must be false: this model",
 )

@@ -202,7 +202,7 @@ def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
         if rotates:
             assert any(rw.from_hf(each, per_layer=True).values())
         else:
-            with pytest.raises(RopeError, match=f"{key}: must be .*: this model does not rotate"):
+            with pytest.raises(RopeError, match=f"{key}: must be .* this model does not rotate"):
                 rw.from_hf(each, per_layer=True)
 
 

@@ -10,7 +10,7 @@ from ropewalk.analysis.exactness import BFLOAT16_ROUNDING
 from ropewalk.analysis.facts import Facts
 from ropewalk.frequencies import Default, Linear, XPos, Yarn
 
-#: full tables larger than this are reported
+#: bytes; the advice "large_table" is given above it
 LARGE_TABLE = 64 << 20
 
 
@@ -42,8 +42,8 @@ class Advice:
 
 
 def _beta_limit(facts: Facts) -> float:
-    """Return how many turns the fastest pair, one radian per step, completes within YaRN's original
-    length.
+    """Return how many turns the fastest pair, which rotates by one radian per step, completes
+    within YaRN's original length.
     """
     return facts.scaling.original_length / (2 * math.pi)  # type: ignore[attr-defined]  # a Yarn
 
@@ -64,7 +64,7 @@ CHECKS: tuple[Check, ...] = (
         "coverage",
         lambda f: f.served_distance <= f.trained_distance and isinstance(f.spec.scaling, Default),
         "Keep it: no scaling is needed at this length.",
-        "every distance up to {f.served_distance:,} occurred in training",
+        "every distance below {f.served_distance:,} occurred in training",
     ),
     Check(
         "unseen_angles",
@@ -98,8 +98,8 @@ CHECKS: tuple[Check, ...] = (
             and getattr(f.scaling, "factor", 1) > 1
             and getattr(f.scaling, "original_length", None) is None
         ),
-        "Give the trained length before the extension, to see its coverage: ropewalk inspect "
-        "--trained.",
+        "Give the length that the model was trained with before the extension, to see which angles "
+        "training covers: ropewalk inspect --trained.",
         "a config with {f.spec.scaling.name} scaling has no trained length, so {f.trained:,} "
         "is used for both lengths",
     ),

@@ -50,8 +50,8 @@ def read_checkpoint(
 
     trained  tokens seen in training; None: the scaling's original length, else the config's longest
              sequence
-    served   tokens to serve; None: the longer of the config's longest sequence and original length
-             times factor
+    served   tokens to serve; None: the longer of the config's longest sequence and the scaling's
+             original length times its factor, or `trained` if there is neither
     """
     specs, explanation, text_config = _read(config)
     length = served_length(text_config)

@@ -3,8 +3,9 @@ engines, in Python's own numbers.
 
 Every method is computed by its definition: which values it rounds, and to how many bits. The
 reference uses the spec's own frequencies (with "exact" those with 40 digits, otherwise the exact
-ones rounded to float32) and reduces position * frequency modulo 2 pi in integers of arbitrary size.
-So the reference does not round, and it shares no step with the methods it is compared to.
+ones rounded to float32). It rounds them and 2 pi down to multiples of 2^-192, held as integers, and
+from there reduces position * frequency modulo 2 pi without rounding; the angle is then rounded to
+float64. It shares no step after the frequencies with the methods it is compared to.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ Rows = Callable[[int], list[tuple[float, float]]]
 
 
 def true_angles(radians: Sequence[float | Decimal], positions: Iterable[int]) -> list[list[float]]:
-    """Return position * radians modulo 2 pi, [positions][pairs], rounded only at the end.
+    """Return position * radians modulo 2 pi as floats, [positions][pairs].
 
-    The frequencies and 2 pi become integers, multiples of 2^-192, so that products are exact.
+    The frequencies and 2 pi are first rounded down to multiples of 2^-192, held as integers.
+    Products and remainders of these are exact; only the result is rounded again, to float64.
     """
     steps = [_fixed_point(value) for value in series("radians", radians)]
     return [
@@ -77,7 +79,7 @@ def bfloat16(value: float) -> float:
 
 
 def _by_phase(spec: RopeSpec, length: int | None, precision: str) -> Rows:
-    """Return exact angles, rounded once to float32."""
+    """Return a function that computes cos and sin of exact angles, each rounded once to float32."""
     found = spec.with_(precision=precision).ladder_frequencies(length)
     steps = phase_steps(found.digits if precision == "exact" else found.radians)
     return lambda position: [
@@ -91,7 +93,11 @@ def _by_float32_angle(
     position_as: Callable[[float], float] = float32,
     kept_as: Callable[[float], float] = float32,
 ) -> Rows:
-    """Return cos and sin of angles that are float32 products, rounded as they are kept."""
+    """Return a function that computes cos and sin of angles that are float32 products.
+
+    position_as  how a position is rounded before the product
+    kept_as      how cos and sin are rounded after it
+    """
     radians = spec.with_(precision="hf").ladder_frequencies(length).radians
 
     def rows(position: int) -> list[tuple[float, float]]:

@@ -22,16 +22,17 @@ class Facts:
     """One spec, its trained length and its served length; all other values are computed on first
     access.
 
-    With a `window` no query attends to a key farther away, so distances are bounded while positions
-    are not.
+    With a `window` each query attends only to that many latest tokens, so distances are bounded
+    while positions are not.
     """
 
     spec: RopeSpec
     trained: int
     served: int
     window: int | None = None
-    #: which entries of COS_SIN_METHODS are measured, and over how many positions below `served`
+    #: which entries of COS_SIN_METHODS `errors` has
     methods: tuple[str, ...] = PRECISIONS
+    #: how many positions, the last ones below `served`, each error is the largest of
     width: int = field(default=8, repr=False)
     #: whether the caller gave the trained length; otherwise it may be a config's served length
     trained_given: bool = field(default=False, repr=False)
@@ -49,7 +50,9 @@ class Facts:
 
     @property
     def scaling(self) -> Scaling:
-        """The spec's scaling, or that which it clips or learns from."""
+        """The scaling that has the trained length and the factor: the spec's own, or the one that
+        it clips or multiplies by learned factors.
+        """
         return self.spec.scaling.innermost
 
     @property
@@ -59,12 +62,16 @@ class Facts:
 
     @property
     def trained_distance(self) -> int:
-        """The longest distance between a query and a key in training."""
+        """The trained length, or the window if that is shorter: in training, distances between a
+        query and a key are below it.
+        """
         return min(self.trained, self.window or self.trained)
 
     @property
     def served_distance(self) -> int:
-        """The longest distance between a query and a key at the served length."""
+        """The served length, or the window if that is shorter: in use, distances between a query
+        and a key are below it.
+        """
         return min(self.served, self.window or self.served)
 
     @cached_property
@@ -99,7 +106,9 @@ class Facts:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """The largest error of cos and sin at the end of the served length, by method."""
+        """The largest error of cos and sin over the last `width` positions of the served length, by
+        method.
+        """
         curves = error_curves(
             self.spec, [self.served - 1], self.methods, length=self.served, width=self.width
         )
@@ -107,8 +116,8 @@ class Facts:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """The bytes of cos and sin that `Rope(spec, tables=...)` keeps for the served length, by
-        the value of `tables`.
+        """The bytes of tables and phase steps that `Rope(spec, tables=...)` keeps for the served
+        length, by the value of `tables`.
         """
         return memory(self.spec, self.served)
 

@@ -34,8 +34,8 @@ class Numbers(Protocol):
 
 
 def radians(spec: RopeSpec, length: int | None = None) -> tuple[float, ...]:
-    """Return the frequency of every pair; `length` is the sequence length, which some scalings
-    depend on.
+    """Return the frequency of every pair as with precision "exact", whatever the spec's precision;
+    `length` is the sequence length, which some scalings depend on.
     """
     require_one_series(spec)
     return spec.with_(precision="exact").ladder_frequencies(length).radians
@@ -146,8 +146,8 @@ class Coverage:
     scaled: Numbers
 
     def new_angles(self, turns: Numbers) -> list[bool]:
-        """Return which pairs reach angles unseen in training: in training they made less than one
-        turn, and `turns` is more.
+        """Return for each pair whether it reaches angles unseen in training: whether it completed
+        less than one turn in training, and `turns` is more than it completed.
         """
         if len(turns) != len(self.trained):
             raise RopeError("turns", f"must have {len(self.trained)} numbers", len(turns))
@@ -160,7 +160,7 @@ def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = Non
     and with scaling.
 
     `length` is the sequence length for scalings that depend on it; None: `served`. With a sliding
-    window the caller passes more: the sequence is longer than the distances within it.
+    window the caller passes more than `served`: the sequence is longer than the distances in it.
     """
     integer("trained", trained, low=1)
     integer("served", served, low=1)
@@ -201,8 +201,8 @@ def _band(ratio: float, slowest: float) -> str:
 def cosine_sum(radians: Numbers, distance: float) -> float:
     """Return sum_i cos(m omega_i) for the distance m; omega_i is the frequency of pair i.
 
-    It is proportional to how far a key similar to the query outscores a random one ("Base of RoPE
-    Bounds Context Length").
+    It is proportional to how far, on average, the score of a key similar to the query is above that
+    of a random key ("Base of RoPE Bounds Context Length").
     """
     return _cosine_sum(_frequencies(radians), number("distance", distance))
 

@@ -60,7 +60,8 @@ def rope_objects(config: Mapping[str, Any]) -> RopeObjects:
             raise RopeError(key, "must be an object or null", config[key])
     v5, v4 = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     layers = {key: value for key, value in v5.items() if is_layer(key, value)}
-    # a null is the rope of a layer type only if other keys are layer types too
+    # nulls alone do not show that the keys are layer types: one entry must be an object, or every
+    # key a layer type that the config declares
     is_nested = any(isinstance(value, Mapping) for value in layers.values()) or (
         bool(v5) and v5.keys() <= set(layer_types(config))
     )
@@ -70,8 +71,8 @@ def rope_objects(config: Mapping[str, Any]) -> RopeObjects:
 
 
 def is_layer(name: str, value: Any) -> bool:
-    """Return whether an entry of nested `rope_parameters` is the rope of a layer type; null: it is
-    not rotated.
+    """Return whether an entry of `rope_parameters` can be the rope of a layer type: its name is no
+    key of a rope, and its value an object or null. A null means that the type is not rotated.
     """
     return name not in keys.inner_keys() and (value is None or isinstance(value, Mapping))
 
@@ -128,7 +129,10 @@ def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
     for key, values in family.rotates_if.items():
         given = config.get(key)
         if given not in values and not (given is None and family.rotates_if_absent):
-            rule = f"must be {' or '.join(map(repr, values))}: this model does not rotate"
+            rule = (
+                f"must be {' or '.join(map(repr, values))}: with another value this model does not "
+                "rotate"
+            )
             raise RopeError(key, rule, given)
     has_rope = bool(config.get("rope_scaling") or config.get("rope_parameters"))
     if config.get("inference_rope_scaling") is True and not has_rope:
@@ -136,7 +140,7 @@ def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
     if not family.known and all(config.get(key) is None for key in keys.ROPE_KEYS):
         raise RopeError(
             "rope_parameters or rope_theta",
-            "required for an unknown model_type, whose code may not rotate",
+            "must be given for an unknown model_type, whose code may not rotate",
             model_type,
         )
     if family.rope_required and not has_rope:
@@ -307,8 +311,9 @@ def _settings() -> dict[str, list[Setting]]:
 
 
 def _check_any(settings: list[Setting], key: str, value: Any) -> None:
-    """Raise the last error if none of `settings`, those of all scalings that read this key, accepts
-    the value.
+    """Raise an error if none of `settings`, those of all scalings that read this key, accepts the
+    value. It is the error of the last one, so it names the bounds of whichever of these scalings
+    comes last in SCALINGS.
     """
     for index, setting in enumerate(settings, start=1):
         try:

@@ -29,10 +29,13 @@ HEAD_KEY = "attention_head_dim"
 class DiffusionModel:
     """How one class of diffusers rotates.
 
-    dims       dimensions per axis if the config has no `dims_key`
-    theta      if the config has no `theta_key`
-    from_head  the dimensions follow from the width of a head; dims[0] is its default
-    float64    whether its frequencies are computed in float64
+    dims       the dimensions of each axis if the config has no `dims_key`
+    theta      the theta if the config has no `theta_key`
+    dims_key   the config key of the dimensions of each axis
+    from_head  the dimensions of each axis follow from the width of a head, which is dims[0] if the
+               config does not give it; `dims_key` is then not read
+    theta_key  the config key of theta; None: no key is read
+    float64    whether its code computes frequencies in float64
     """
 
     dims: tuple[int, ...]
@@ -55,7 +58,8 @@ def models() -> dict[str, DiffusionModel]:
 def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Entry, ...]]:
     """Return the spec of a diffusers config, and where each of its values came from.
 
-    A model whose code computes in float64 is always "exact".
+    The spec of a model whose code computes in float64 has the precision "exact", whatever
+    `precision` is.
     """
     choice("precision", precision, PRECISIONS)
     name = config[CLASS_KEY]
@@ -84,7 +88,7 @@ def read(config: Mapping[str, Any], precision: str) -> tuple[RopeSpec, tuple[Ent
         dims = read_value(DIMS, key, model.dims)
         if not isinstance(dims, list | tuple) or len(dims) != len(model.dims):
             raise RopeError(
-                key, f"must list {len(model.dims)} numbers, the dims of each axis", dims
+                key, f"must list {len(model.dims)} numbers, the dimensions of each axis", dims
             )
     if any(type(dim) is not int or dim % 2 or not 2 <= dim <= MAX_HEAD_DIM for dim in dims):
         rule = f"must be even numbers from 2 to {MAX_HEAD_DIM}: dimensions rotate in pairs"

@@ -17,7 +17,7 @@ from ropewalk.caches import cached
 from ropewalk.errors import RopeError, choice, flag, integer, number
 
 TABLE = Path(__file__).with_name("families.toml")
-#: theta and rotated fraction of code that says nothing else
+#: theta and rotated fraction of a family whose row gives no others
 COMMON_DEFAULTS: dict[str, Any] = {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0}
 #: config keys that `reads` may list
 READABLE = (
@@ -38,7 +38,8 @@ UNROTATED_RULES = (
     "zero_layer_rope_theta",
     "null_rope_theta",
 )
-#: "within_pairs": the sections give the two members of a pair different axes, which is no rotation
+#: the orders of axes along the pairs that `axis_order` may name; "within_pairs": the two members of
+#: a pair have different axes, which is no rotation
 ORDERS = ("chunked", "interleaved", "ernie", "within_pairs")
 
 
@@ -46,7 +47,7 @@ ORDERS = ("chunked", "interleaved", "ernie", "within_pairs")
 class LayerTheta:
     """The theta of one layer type, in a family whose layer types have different thetas.
 
-    key      the config key of the theta before v5; None: no key is read
+    key      the config key of the theta outside `rope_parameters`; None: no key is read
     default  the theta if the config does not give it
     scaled   whether `rope_scaling` applies to this layer type
     """
@@ -165,7 +166,8 @@ def add_families(text: str) -> tuple[str, ...]:
     known = families()
     for name in rows:
         if name in known:
-            raise RopeError("model_types", "must not be known already", name)
+            rule = "must name only model types without a row; this one has one already"
+            raise RopeError("model_types", rule, name)
     known.update(rows)
     return tuple(rows)
 
@@ -201,7 +203,7 @@ def _by_model_type(rows: list[dict[str, Any]]) -> dict[str, Family]:
         family = _family({key: value for key, value in row.items() if key != "model_types"})
         for name in names:
             if name in known:
-                raise RopeError("model_types", "must be in one row only", name)
+                raise RopeError("model_types", "must not name a model_type of another row", name)
             known[name] = family
     return known
 
@@ -219,7 +221,7 @@ def _family(row: Mapping[str, Any]) -> Family:
 def _table(key: str, value: object) -> dict[str, Any]:
     """Return a TOML table that is not empty; raise a RopeError about `key` for any other value."""
     if not isinstance(value, dict) or not value:
-        raise RopeError(key, "must be a table", value)
+        raise RopeError(key, "must be a table with at least one key", value)
     return value
 
 
@@ -245,7 +247,7 @@ def _positive(key: str, value: object) -> float:
 
 
 def _names(known: tuple[str, ...]) -> Any:
-    """Return a check (key, value) -> tuple of a list whose entries must be in `known`."""
+    """Return a check: (key, value) -> the entries of a list, all of which must be in `known`."""
 
     def check(key: str, value: object) -> tuple[str, ...]:
         """Return the names of a list, each of them in `known`."""
@@ -257,7 +259,7 @@ def _names(known: tuple[str, ...]) -> Any:
 
 
 def _name_of(known: tuple[str, ...]) -> Any:
-    """Return a check (key, value) -> name of a name that must be in `known`."""
+    """Return a check: (key, value) -> the value, a name that must be in `known`."""
     return lambda key, value: choice(key, value, known)
 
 
@@ -271,7 +273,7 @@ def _sections(key: str, value: object) -> tuple[int, ...]:
 def _text(key: str, value: object) -> str:
     """Return a text that is not empty; raise a RopeError about `key` for any other value."""
     if not isinstance(value, str) or not value:
-        raise RopeError(key, "must be a text", value)
+        raise RopeError(key, "must be a text that is not empty", value)
     return value
 
 

@@ -29,12 +29,14 @@ from ropewalk.temperatures import Temperature
 
 @dataclass(frozen=True)
 class Explanation:
-    """Each value that was read from a config and where it came from; print it, or call `as_dict()`."""
+    """Each value that was read from a config, and where it came from; print the object, or call
+    `as_dict()`.
+    """
 
     model_type: str | None
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
-    #: whether the facts of this model_type are known; if not, usual ones were assumed
+    #: whether families.toml has the model_type; if not, the usual facts were assumed
     known: bool = True
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -68,8 +70,8 @@ def from_hf(
     video model in diffusers. A spec holds settings; reading it computes no frequencies.
 
     config     a transformers config, a dict, or the path of a config.json or of its folder
-    per_layer  return {layer type: spec} instead; None for layers that are not rotated (NoPE). If
-               only some layers of a type are rotated, "no_rope" is the name of the others
+    per_layer  return {layer type: spec} instead; None for a layer type that is not rotated (NoPE).
+               If only some layers of a type are rotated, the others are the layer type "no_rope"
     precision  see RopeSpec; "hf" repeats every float32 step of transformers, "exact" none
 
     Models with latent attention (DeepSeek) rotate a part of the head that their code splits off;
@@ -85,7 +87,10 @@ def from_hf(
     if not distinct:
         raise RopeError("rope_parameters", "must be given for at least one layer type", list(specs))
     if len(distinct) > 1:
-        rule = f"differ between {', '.join(specs)}; call from_hf(config, per_layer=True)"
+        rule = (
+            f"must be the same in all layer types, but differ between {', '.join(specs)}; call "
+            "from_hf(config, per_layer=True)"
+        )
         raise RopeError("rope_parameters", rule, reading.model_type)
     return distinct.pop()
 
@@ -125,9 +130,9 @@ def to_hf(spec: RopeSpec, *, version: int = 5, model_type: str | None = None) ->
     `rope_scaling`.
 
     A config has no key for the pair layout, which follows from the model's code, so a spec with a
-    layout other than "half" needs a `model_type` whose code uses that layout. A RopeError names
-    each field that would not read back as the same value; `precision` is not written, because only
-    ropewalk has it.
+    layout other than "half" needs a `model_type` whose code uses that layout. What was written is
+    read back: a RopeError names the first field that has another value then. `precision` is not
+    written, because only ropewalk has it.
     """
     if not isinstance(spec, RopeSpec):
         raise RopeError(
@@ -169,8 +174,9 @@ class _Reading:
     entries     each value of each spec with its source
     warnings    keys that are ignored and values that were assumed
     known       whether families.toml has the model_type
-    outside     the config's own keys, outside any rope object; a temperature is read from them
-    rope        the rope of the first rotated layer type; a temperature is read from it
+    outside     the values of the config's own keys, those outside any rope object
+    rope        the values of the rope of the first rotated layer type; a temperature is read from
+                these and from `outside`
     """
 
     model_type: str | None

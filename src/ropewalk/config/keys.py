@@ -1,4 +1,6 @@
-"""Names in configs: of the same value, the standard name first, and of the scalings and their keys."""
+"""Names in configs: all names of each value, the standard one first, and the names of scalings and
+of their keys.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ SECTION_KEYS = ("mrope_section", "xdrope_section")
 #: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset((*SECTION_KEYS, "mrope_interleaved", "interleaved"))
-#: keys of a rope object that the rotation does not depend on: Ministral 3 scales its queries by
-#: them
+#: keys of a rope object that the rotation does not depend on: the temperature of Ministral 3 is
+#: read from them
 TEMPERATURE_KEY = "llama_4_scaling_beta"
 OTHER_KEYS = frozenset((TEMPERATURE_KEY, SERVED_LENGTH_KEY))
 #: keys of a rope object that checkpoints have for other engines or for their own code; transformers
@@ -71,7 +73,7 @@ def rope_types() -> dict[str, type[Scaling]]:
 
 
 def keys_of(scaling: Scaling | type[Scaling]) -> dict[str, str]:
-    """Return {config key: field} of a scaling."""
+    """Return {config key: name of the field that is read from it} of a scaling."""
     return {setting.key or name: name for name, setting in settings_of(scaling).items()}
 
 

@@ -13,20 +13,22 @@ from ropewalk.config.keys import LAYER_COUNT_KEYS, LAYER_THETA_KEY
 from ropewalk.config.values import Value
 from ropewalk.errors import RopeError
 
-#: {key: value} of one layer type's rope object; None if layers of this type are not rotated
+#: {config key: its Value} of one layer type's rope; None if layers of this type are not rotated
 RopeValues = dict[str, Value] | None
-#: layer types without attention, which have nothing to rotate
+#: layer types without softmax attention, which have nothing to rotate
 WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "mamba2", "recurrent", "moe", "mlp")
 #: the name of the layers that are not rotated, where layers of one type differ
 NO_ROPE = "no_rope"
-#: where neither `no_rope_layer_interval` nor a list says it, every fourth layer is not rotated
+#: in a family that skips layers: the interval of unrotated layers if the config gives neither
+#: `no_rope_layer_interval` nor a list
 INTERVAL = 4
 
 
 def layer_ropes(
     config: Mapping[str, Any], objects: RopeObjects, family: Family
 ) -> dict[str, RopeValues]:
-    """Return {layer type: the keys of its rope, or None if it is not rotated} of a checked config.
+    """Return {layer type: the values of its rope by config key, or None if it is not rotated} of a
+    checked config.
 
     config   the text part of the config, after `checked_rope_objects`
     objects  its rope objects, as `checked_rope_objects` returned them
@@ -38,7 +40,7 @@ def layer_ropes(
         if v4:
             raise RopeError(
                 "rope_scaling",
-                "must be absent where rope_parameters differ per layer type",
+                "must be absent where rope_parameters holds one rope for each layer type",
                 dict(v4),
             )
         ropes = {
@@ -71,8 +73,8 @@ def layer_ropes(
 
 
 def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str]) -> list[str]:
-    """Return for each layer which of `names`, the layer types that `from_hf(per_layer=True)`
-    returns, it belongs to.
+    """Return the layer type of each layer: one of `names`, those that `from_hf(per_layer=True)`
+    returns.
     """
     thetas = _thetas(config, family)
     rotates = _rotates(config, family, thetas)
@@ -99,7 +101,9 @@ def layer_names(config: Mapping[str, Any], family: Family, names: Sequence[str])
 
 
 def declared_or_full(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the layer types that a config declares; those of full attention if it declares none."""
+    """Return the layer types that a config declares, or "full_attention" alone if it declares
+    none.
+    """
     return layer_types(config) or ("full_attention",)
 
 
@@ -123,8 +127,8 @@ def _merged(v5: Mapping[str, Any], v4: Mapping[str, Any]) -> dict[str, Value]:
     for key in new:
         if key in old and new[key].value != old[key].value:
             rule = (
-                f"is {new[key].value!r} in rope_parameters and different in rope_scaling; remove "
-                "one"
+                f"must be the same in rope_parameters, where it is {new[key].value!r}, and in "
+                "rope_scaling; remove one"
             )
             raise RopeError(key, rule, old[key].value)
     return {**old, **new}
@@ -230,7 +234,7 @@ def _layer_count(config: Mapping[str, Any]) -> int | None:
 
 def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str, list[int]]:
     """Return {layer type: indices of its layers}; if `layer_types` and `rotates` differ in length,
-    the shorter one counts.
+    layers beyond the shorter one are left out.
     """
     declared, layers = config.get("layer_types") or ["full_attention"] * len(rotates), {}
     for index, (name, _) in enumerate(zip(declared, rotates, strict=False)):
@@ -239,8 +243,8 @@ def _layers_by_type(config: Mapping[str, Any], rotates: list[bool]) -> dict[str,
 
 
 def _with_theta(name: str, rope: RopeValues, layers: list[int], thetas: list[float]) -> RopeValues:
-    """Return the rope of the layer type `name` with the theta of its `layers` (indices); those with
-    theta 0 are not rotated.
+    """Return the rope of the layer type `name` with the theta of its `layers` (indices into
+    `thetas`), of which those with theta 0 are left out. Raise an error if the others differ.
     """
     distinct = sorted({thetas[layer] for layer in layers if thetas[layer]})
     if rope is None or not distinct:

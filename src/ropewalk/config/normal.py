@@ -10,7 +10,8 @@ Words of this module:
                 rope, with key and place, and `_given_value(key)` the bare value
   default       what the code of the family uses for a key that is not given
   from code     what follows from the code of the family and has no config key, such as the layout
-  first given   the first of two places that give a key, with a warning if the two differ
+  first given   the value from the first of two places that gives a key; a warning says if the two
+                differ, unless one is the rope of a single layer type
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAMES = {
         keys.HEAD_COUNT_KEYS,
     )
 }
-#: keys that HunYuan's checkpoints have beside `alpha` and that their code does not read
+#: keys of a rope object that HunYuan's checkpoints have beside `alpha` and their code does not read
 UNREAD_WITH_ALPHA = {"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
 #: values of one layer type by standard key
 Values = dict[str, Value]
@@ -89,8 +90,8 @@ def normal_form(
 def _standard_names(
     config: Mapping[str, Any], family: Family, model: str, warnings: list[str]
 ) -> Values:
-    """Return every value of a config by its own key and, if it has another name, by the standard
-    one.
+    """Return every value of a config by its own key and, where that is another name of a value in
+    NAMES, also by the standard name.
 
     Where the code of `family` reads only one name of a key, a value under another name is ignored;
     `warnings` then gets a message, in which `model` names the model.
@@ -98,8 +99,8 @@ def _standard_names(
     own = {key: Value(value, key) for key, value in config.items()}
     standard: Values = {}
     for name, names in NAMES.items():
-        # the other names of the fraction belong to the families that say so; of the rest, any name
-        # is read
+        # a known family reads the fraction under one name only; of any other value, every name is
+        # read unless the family renames it
         only = family.renamed.get(name, name if name == FRACTION_KEY and family.known else None)
         read = names if only is None else (only,)
         given = next((own[key] for key in read if config.get(key) is not None), None)
@@ -204,7 +205,7 @@ class _NormalLayer:
         return self.family.default(key, *self._conditions()) is not None
 
     def _conditions(self) -> list[str]:
-        """Return the conditions of `Family.defaults_if` that hold."""
+        """Return those conditions of `Family.defaults_if` that this layer type meets."""
         conditions = [self.rope_type] if self.rope_type == "default" else [self.rope_type, "scaled"]
         if all(self._given_value(key) is None for key in ("rope_parameters", "rope_scaling")):
             conditions.append("no_rope_object")
@@ -216,11 +217,11 @@ class _NormalLayer:
         return Value(value, key, where, derived=True)
 
     def _first_given(self, first: Value | None, second: Value | None) -> Value | None:
-        """Return `first` if it is given, else `second`; warn if they differ and one is in a rope
-        object for all layer types.
+        """Return `first` if it is given, else `second`; warn if they differ and one of them is in a
+        rope object for all layer types.
 
-        A rope object of a single layer type may differ from the config's own key: the latter is for
-        the other types.
+        A rope object of a single layer type may differ from the config's own key, which is then for
+        the other layer types.
         """
         if first is None or second is None:
             return first or second

@@ -75,7 +75,7 @@ READERS: dict[str, Reader] = {
     "inkling_text": _inkling,
     "qwen": _qwen,
 }
-#: models whose positions are no rotation
+#: models that do not rotate and may have a temperature
 WITHOUT_ROPE = ("inkling_text",)
 
 

@@ -25,8 +25,8 @@ FRACTION_KEY = FRACTION_KEYS[0]
 
 
 def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[str, Any]:
-    """Return the keys that describe `spec`, not yet checked: `to_hf` reads them back before it
-    returns them.
+    """Return the config keys that describe `spec`, not yet checked: `to_hf` reads them back before
+    it returns them.
     """
     family = family_of(model_type)
     # keys of the rope object, and keys of the config itself
@@ -40,7 +40,7 @@ def config_keys(spec: RopeSpec, version: int, model_type: str | None) -> dict[st
         written[TRAINED_LENGTH_KEY] = rope[TRAINED_LENGTH_KEY]
     if version == 5:
         rope = {"rope_type": rope.pop("rope_type"), "rope_theta": spec.theta, **rope}
-        # some families have one rope for each layer type
+        # families with a theta for each layer type have one rope for each
         by_type = {layer_type: dict(rope) for layer_type in family.layer_thetas}
         return {**written, "rope_parameters": by_type or rope}
     fraction = {}
@@ -90,13 +90,15 @@ def write_scaling(scaling: Scaling, family: Family) -> tuple[dict[str, Any], dic
 
 
 def extended_length(length: int, scaling: Scaling) -> int:
-    """Return the served length: the trained length times the scaling's factor."""
+    """Return the served length: the trained length times the scaling's factor, rounded, at least
+    1.
+    """
     return max(1, round(length * getattr(scaling, "factor", 1.0)))
 
 
 def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Return `rope_scaling` as transformers 4 reads it; for longrope also the trained length, which
-    is read outside it.
+    """Return {"rope_scaling": ...} as transformers 4 reads it; for longrope also the trained
+    length, which transformers reads outside `rope_scaling`.
     """
     if rope["rope_type"] != "longrope":
         return {"rope_scaling": rope}
@@ -112,7 +114,9 @@ def v4_keys(rope: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _head_keys(spec: RopeSpec, family: Family) -> dict[str, Any]:
-    """Return the config keys for head width, pair layout and layers without rotation."""
+    """Return the config keys of the head's width, of the pair layout, and those without which the
+    family would not rotate.
+    """
     # the extra factor of the softmax belongs to latent attention, whatever the family
     latent = family.latent or spec.extra_softmax_factor != 1
     keys: dict[str, Any] = {LATENT_KEY if latent else "head_dim": spec.head_dim}

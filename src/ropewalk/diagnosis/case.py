@@ -28,10 +28,11 @@ class Examination:
     root        the whole config, a copy
     length      tokens of the longest sequence that it will be used with; None: not said
     draft       the config of a draft model that serves beside it, a copy
-    metadata    the metadata of a GGUF file, and its architecture's name; None for other configs
-    duplicates  {key that the file gives more than once: its values}
-    language    of the words
-    examine     returns the diagnosis of another config; None: there is no draft
+    metadata    the metadata of a GGUF file, whose general.architecture is `architecture`; None for
+                other configs
+    duplicates  {key that the file gives more than once in one object: its values}
+    language    the language of findings, "en" or "zh"
+    examine     returns the diagnosis of another config, the draft; None: the draft is not examined
     """
 
     root: dict[str, Any]
@@ -89,25 +90,29 @@ class Examination:
 
     @property
     def rope_type(self) -> str:
-        """The first scaling of a rope by its name in transformers; "default" if there is none."""
+        """The rope_type of the first scaled rope, by its name in transformers; "default" if no rope
+        is scaled.
+        """
         renamed = {**keys.ROPE_TYPE_ALIASES, **self.family.renamed}
         names = [name for _, rope in self.ropes() if isinstance(name := type_of(rope), str)]
         return next((n for name in names if (n := renamed.get(name, name)) != "default"), "default")
 
     @property
     def served(self) -> int | None:
-        """The longest sequence by the config."""
+        """The served length that the config gives; None if it gives none."""
         return next((n for k in keys.LENGTH_KEYS if (n := whole(self.text.get(k)))), None)
 
     @property
     def trained(self) -> int | None:
-        """The trained length that a scaling reads: the config's own key comes first."""
+        """The trained length: that of the config's own key, else that inside a rope; None if
+        neither gives one.
+        """
         outside = whole(self.text.get(TRAINED_LENGTH_KEY))
         return outside or whole(self.get(TRAINED_LENGTH_KEY))
 
     @property
     def factor(self) -> float | None:
-        """The factor of the scaling; None if it is missing or larger than any scaling takes."""
+        """The factor of the scaling; None if it is missing, not above 0, or 1e18 and more."""
         factor = positive(self.get("factor"))
         return factor if factor is not None and factor < 1e18 else None
 

@@ -1,5 +1,5 @@
-"""What a mistake does, in numbers: the pairs that rotate otherwise, from which token, and the
-factor on attention logits.
+"""What a mistake does, in numbers: how many pairs have another frequency, from which distance that
+shows, and the factor on attention logits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ropewalk.diagnosis.case import Specs
 from ropewalk.spec import RopeSpec
 
-#: frequencies within this part of each other are one: float32 rounds them to the same
+#: frequencies with at most this relative difference count as equal: float32 hardly tells them apart
 SAME = 1e-6
 #: the angle, in radians, from which a pair counts as off
 OFF = 0.1
@@ -21,9 +21,10 @@ OFF = 0.1
 class Effect:
     """How a rope differs from the one that was meant, in one layer type.
 
-    pairs, of    pairs with another frequency, of how many
-    first_pair   the first of them; None if there is none
-    from_token   the first distance at which one of them is off by 0.1 rad; None: never
+    length       the length of the sequence, for scalings that depend on it; None: not given
+    pairs        how many pairs have another frequency; `of`: how many pairs there are
+    first_pair   the first pair with another frequency; None if there is none
+    from_token   the first distance at which some pair is off by more than 0.1 rad; None: never
     logits       the factor on every attention logit
     """
 
@@ -36,7 +37,7 @@ class Effect:
     logits: float
 
     def in_words(self, words: Mapping[str, str]) -> str:
-        """Return it in the words of a language, as report.toml has them."""
+        """Return the effect as text; `words` are those of a language in report.toml."""
         parts = []
         if self.pairs:
             numbers = {"pairs": self.pairs, "of": self.of, "first": self.first_pair}

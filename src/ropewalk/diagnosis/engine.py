@@ -14,7 +14,7 @@ from ropewalk.diagnosis.report import Evidence, Finding
 from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
-#: engines by the names that `audit` has, with other names of theirs
+#: {name of an engine that a caller may give: its name in `audit`}
 NAMES = {
     "transformers": "hf",
     "hf": "hf",
@@ -33,9 +33,11 @@ def name_of(engine: str) -> str:
 
 
 def findings(case: Examination, engine: str) -> list[Finding]:
-    """Return what an engine computes otherwise than transformers from the examined config.
+    """Return a finding for each layer type and length at which an engine refuses the examined
+    config, computes another rope than transformers, or at which it is not known what it computes.
 
-    Where another form of the same config makes it agree, the config is changed to that form.
+    If the engine agrees with another form of the same config, the config is changed to that form
+    and no further finding is added.
     """
     kinds = ("engine_refuses", "engine_differs", "engine_not_known")
     rows = {row.id: in_language(row, case.language) for row in mistakes() if row.id in kinds}
@@ -72,7 +74,9 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
 
 
 def _rewritten(case: Examination, engine: str) -> bool:
-    """Write the config in the first form that reads the same and that the engine agrees with."""
+    """Write the config in the first form that reads the same and that the engine agrees with;
+    return whether there is one.
+    """
     meant = case.specs()
     forms = list(FORMS)
     if case.length is not None and all(
@@ -95,14 +99,14 @@ def _rewritten(case: Examination, engine: str) -> bool:
 
 
 def _covers(spec: Any, length: int) -> bool:
-    """Return whether a scaling was made for sequences of this length."""
+    """Return whether the scaling of a spec was made for sequences of this length; True for None."""
     scaling = None if spec is None else spec.scaling.innermost
     trained = getattr(scaling, "original_length", None)
     return spec is None or (trained or 0) * getattr(scaling, "factor", 1.0) >= length
 
 
 def _serve(text: dict[str, Any], length: int) -> None:
-    """Raise the served length, beyond which an engine does not start."""
+    """Raise the served length to `length`: some engines do not start for more than the config's."""
     text[SERVED_LENGTH_KEY] = max(length, int(text.get(SERVED_LENGTH_KEY) or 0))
 
 

@@ -33,13 +33,13 @@ from ropewalk.errors import RopeError, choice, integer
 if TYPE_CHECKING:
     from ropewalk.gguf import GgufSource
 
-#: times that one row may be found and repaired, and that all rows are looked for
+#: how often, at most, one row is found and repaired in a pass, and all rows are looked for
 MOST = 64
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A row that was found, its facts, the config before its repair, and whether there was one."""
+    """A row that was found, its facts, the config before the repair, and whether it was repaired."""
 
     row: Mistake
     facts: Facts
@@ -62,7 +62,7 @@ def doctor(
     engine  also compare what this engine computes: "vllm", "sglang", "mlx-lm" or "llama.cpp"
     length  the longest sequence that the model will be used with
     draft   the config of a draft model for speculative decoding, which needs the same rope
-    language  of the words: "en" or "zh"
+    language  the language of the findings: "en" or "zh"
 
     The repair is exact: it is made only where the config itself, its family or its published form
     says what was meant. Otherwise the finding says what to decide.
@@ -140,8 +140,9 @@ def _pass(case: Examination) -> list[_Found]:
 
 
 def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
-    """Return one finding with its numbers: the rope before its repair, or, where that cannot be
-    read, one without the rope object.
+    """Return one finding. If it was repaired, it has numbers of how the rope before the repair
+    differs from the rope that was `meant`; where the former cannot be read, a config without the
+    rope object takes its place.
     """
     row, facts, repaired = in_language(found.row, case.language), found.facts, found.repaired
     words = _Words(facts)
@@ -203,7 +204,7 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
 
 
 def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:
-    """Return the flags of llama.cpp for a file that cannot be changed by a patch."""
+    """Return the flags of llama.cpp that correct a GGUF file, which no patch can change."""
     for row in mistakes():
         if row.gguf and any(finding.id == row.id for finding in findings):
             facts = FINDERS[row.find](case, row)
@@ -243,7 +244,7 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
         except RopeError:  # a row may say why
             root = {"model_type": name}
         tokens = getattr(file.metadata.get("tokenizer.ggml.tokens"), "length", None)
-        # a published model is recognised by it
+        # one of the sizes by which a published model is recognised
         root["vocab_size"] = file.metadata.get(f"{name}.vocab_size", tokens)
         return Examination(root, length, other, file.metadata, name), None
     if not isinstance(config, str | Path):

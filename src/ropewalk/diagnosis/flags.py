@@ -34,7 +34,7 @@ def _json(value: Any) -> str:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a config that are to be written over: null for those that were removed."""
+    """Return {key: new value} of the keys in which two configs differ; None for removed keys."""
     changed = {k: value for k, value in new.items() if k not in old or not same(old[k], value)}
     return changed | {key: None for key in old if key not in new}
 

@@ -34,7 +34,9 @@ def length_key(case: Examination) -> str:
 
 @finder
 def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find YaRN without the trained length, for which the served one is then taken."""
+    """Find a scaling without the trained length, for which the served one is then taken; `keys` has
+    the scalings.
+    """
     if case.trained is not None or TRAINED_LENGTH_KEY in case.family.defaults:
         return None
     for place, rope in case.ropes():
@@ -56,11 +58,13 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find a trained length above the served one."""
+    """Find a trained length above the served one or, with llama3, equal to it; `keys` has the
+    scalings.
+    """
     trained, served, factor = case.trained, case.served, case.factor
     if not trained or not served or trained < served or case.rope_type not in row.keys:
         return None
-    # engines multiply the length of YaRN themselves, so equal lengths may be meant there
+    # engines multiply the served length by YaRN's factor themselves, so equal lengths may be meant
     if trained == served and case.rope_type != "llama3":
         return None
     is_swap = (
@@ -82,7 +86,7 @@ def swap_lengths(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that is the trained one times the square of the factor."""
+    """Find a served length that is the trained one times the square of YaRN's factor."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor or factor <= 1:
         return None
@@ -101,7 +105,7 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that the factor does not reach."""
+    """Find a served length that YaRN's factor does not reach."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
         return None
@@ -127,7 +131,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor that reaches farther than the served length."""
+    """Find a factor of YaRN that reaches farther than the served length."""
     trained, served, factor = case.trained, case.served, case.factor
     if case.rope_type != "yarn" or not trained or not served or not factor:
         return None
@@ -145,8 +149,8 @@ def factor_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def trained_length_is_served(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling whose trained length is the served one, of a model whose trained length is not
-    known; `keys` has the scalings.
+    """Find a scaling whose trained length is the served one, unless the model was published with
+    that trained length; `keys` has the scalings.
     """
     trained, factor = case.trained, case.factor or 1.0
     if case.rope_type not in row.keys or not trained or trained != case.served:
@@ -196,8 +200,8 @@ def _magnitude(factor: float) -> float:
 
 @repair
 def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write the factor for the length in use, and the length itself where the config had the
-    multiplied one.
+    """Write the factor for the length in use. That length becomes the served one too, unless the
+    config's served length is the trained one, which engines multiply by the factor.
     """
     rope = facts["holder"]
     given = positive(rope.get("attention_factor"))
@@ -263,7 +267,7 @@ def short_under_yarn(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
-    """Find dynamic NTK without the length from which it grows."""
+    """Find dynamic NTK without max_position_embeddings, the length from which its theta grows."""
     if case.rope_type != "dynamic" or case.get("alpha") is not None:
         return None
     if case.text.get(SERVED_LENGTH_KEY) is not None:
@@ -281,7 +285,7 @@ def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_missing(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling without its factor."""
+    """Find a scaling without its factor; `keys` has the scalings."""
     for place, rope in case.ropes():
         if type_of(rope) not in row.keys or rope.get("factor") is not None:
             continue

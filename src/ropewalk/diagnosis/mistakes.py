@@ -32,13 +32,15 @@ class Mistake:
     find                  the name of the function that finds the mistake; it returns the facts
     repair                the name of the function that repairs the config; None: the mistake is
                           only reported, because the config does not say what was meant
-    keys                  config keys that the two functions look at
+    keys                  what the two functions look at: config keys, or rope types, layer types or
+                          a release where the docstring of the finder says so
     names                 {name that the finder looks for: name that is meant}, of keys, values or
                           cases; "" where the finder needs no second name
     cause, effect, fix    texts with the facts of the finder in braces
     evidence              how the effect is known: "formula", or "recorded" or "rule" with `engine`
                           and `version`
-    gguf                  whether the row is for GGUF files only; other rows are not for them
+    gguf                  whether the row is for GGUF files; other rows are for other configs, but
+                          the one with the finder `unreadable` is for all
     """
 
     id: str

@@ -26,7 +26,7 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
 #: the scaling types that llama.cpp knows
 GGUF_TYPES = ("none", "linear", "yarn", "longrope")
-#: keys that a draft takes over with the rope
+#: the config keys of a model that its draft takes over
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
@@ -171,7 +171,7 @@ def gguf_trained_length_missing(case: Examination, row: Mistake) -> Facts | None
 
 @finder
 def gguf_theta_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find a GGUF file of a published model whose theta is the default."""
+    """Find a GGUF file of a published model with the default theta in place of the published one."""
     facts = FINDERS["theta_lost"](case, row)
     return facts and {**facts, "key": "rope.freq_base", "type": "theta"}
 

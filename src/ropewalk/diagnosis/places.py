@@ -25,7 +25,7 @@ from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
-#: a length that few models reach with the default theta
+#: tokens; few models serve as many with the default theta
 LONG = 16_384
 FRACTION = "partial_rotary_factor"
 
@@ -74,7 +74,9 @@ def _is_default(rope: dict[str, Any]) -> bool:
 
 
 def _without(case: Examination, key: str) -> dict[str, Any]:
-    """Return the config without one of its two rope objects, whose theta stays."""
+    """Return the config without one of its two rope objects; its theta becomes the config's own
+    unless there is one.
+    """
 
     def change(text: dict[str, Any]) -> None:
         gone = text.pop(key)
@@ -86,7 +88,9 @@ def _without(case: Examination, key: str) -> dict[str, Any]:
 
 @finder
 def both_objects(case: Examination, row: Mistake) -> Facts | None:
-    """Find `rope_scaling` beside `rope_parameters`; `names` says whether they agree."""
+    """Find `rope_scaling` beside `rope_parameters`; a row with "agree" in `names` is for objects
+    that agree, any other row for objects that do not.
+    """
     v5, v4 = _objects(case)
     if v5 is None or v4 is None:
         return None
@@ -103,7 +107,9 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def keep_one_object(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Remove the object that is not read; a theta that only it has stays."""
+    """Remove the object that the facts do not keep; a theta that only it has becomes the config's
+    own.
+    """
     gone = next(key for key in OBJECT_KEYS if key != facts["keep"])
     root = _without(case, gone)
     case.root.clear()
@@ -292,7 +298,7 @@ def beside_layers(case: Examination, row: Mistake) -> Facts | None:
         return None
     for key in (key for key in v5 if key in keys.inner_keys()):
         lack = [name for name, rope in layers.items() if rope.get(key) is None]
-        # every layer type has its own: what is beside them is not missed
+        # fixable if every layer type has its own value: the one beside them is then not needed
         return {
             "key": f"rope_parameters.{key}",
             "value": v5[key],
@@ -379,7 +385,9 @@ def move_into_object(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 def _layer_types(case: Examination) -> tuple[str, ...]:
-    """Return the layer types that have ropes of their own; () if that is not known."""
+    """Return the layer types that the config declares, else those with a theta in its family; () if
+    neither says any.
+    """
     declared = case.text.get("layer_types")
     if isinstance(declared, list) and all(isinstance(each, str) for each in declared):
         return tuple(dict.fromkeys(declared))
@@ -419,7 +427,9 @@ def layer_type_absent(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling at the layer type that has none in this family, and not where it belongs."""
+    """Find a scaling at the layer type that is unscaled in this family, and none at the layer type
+    that is scaled.
+    """
     layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
     scaled = [name for name in layers if name in thetas and thetas[name].scaled]
     plain = [name for name in layers if name in thetas and not thetas[name].scaled]

@@ -1,7 +1,7 @@
 """The ropes of well-known models, recognised by their sizes, and what a config has otherwise.
 
-Fine-tuned models keep their sizes and may have another theta or scaling, so a row is compared only
-where a difference cannot be meant.
+Fine-tuned models keep their sizes and may have another theta or scaling, so a difference that may
+be meant is a note or a warning, and no error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IDENTITY = {
 WIDTH = "intermediate_size"
 #: keys whose default is what most models have: without them the formula of the scaling is used
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
-#: theta of a class that lost its own
+#: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
 
 
@@ -68,8 +68,9 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
 
 
 def rows_of(case: Examination) -> list[dict[str, Any]]:
-    """Return the published models with the sizes of a config; of them those with its lengths, with
-    its length or with its trained length, whichever are found first.
+    """Return the published models with the sizes of a config. Of several, those with its served and
+    its trained length are returned; if none has both, those with its served length; else those
+    that serve its trained length; else all.
     """
     found = rows_of_any_length(case)
     served = [row for row in found if case.served in row["lengths"]]
@@ -103,11 +104,12 @@ def _theta(case: Examination) -> float | None:
 
 @finder
 def theta_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find the theta of an unnamed class in a model that was published with another one."""
+    """Find the default theta, 10,000, in a model that was published with another one."""
     known, theta = published_theta(case), _theta(case)
     if not known or theta != LOST_THETA or theta in known:
         return None
-    # a release of other lengths has it, so that only both lengths tell which one this is
+    # another release of the same sizes was published with this theta, so the served length alone
+    # does not tell which release this is: the trained length must be known too
     other = any(theta in each["theta"] for each in rows_of_any_length(case))
     if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
         return None
@@ -139,7 +141,9 @@ def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another theta than the published one, which a fine-tuned model may have."""
+    """Find another theta than the published one, which a fine-tuned model may have; a row with
+    "other_release" in `names` is for the theta of another release of the same sizes.
+    """
     known, theta = published_theta(case), _theta(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
     if not known or theta is None or theta in known or (theta == LOST_THETA and not others):
@@ -187,7 +191,9 @@ def put_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another number in the scaling of a published model at its published length."""
+    """Find another rope_type, or another number in the scaling, than a published model has at its
+    published length.
+    """
     rows = [each for each in rows_of(case) if case.served in each["lengths"]]
     rope = case.flat()
     if not rows or rope is None or len(rows) != 1:
@@ -219,7 +225,7 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _changes(case: Examination, key: str, value: Any) -> bool:
-    """Return whether the rope is another with a value in its only rope object."""
+    """Return whether the specs change if `value` is written at `key` of the rope object."""
 
     def change(text: dict[str, Any]) -> None:
         next(text[name] for name in OBJECT_KEYS if isinstance(text.get(name), dict))[key] = value
@@ -275,7 +281,7 @@ def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def head_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another head_dim than the published one, which fits the same weights never."""
+    """Find another head_dim than the published one, which cannot fit the same weights."""
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]

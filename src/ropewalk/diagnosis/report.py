@@ -43,7 +43,7 @@ class Evidence:
         return self.in_words(report_words("en"))
 
     def in_words(self, words: Mapping[str, Any]) -> str:
-        """Return it in the words of a language, as `report_words` has them."""
+        """Return the evidence as text; `words` are those of `report_words` in a language."""
         release = f"{self.engine} {self.version}".strip()
         return words["comma"].join(filter(None, (words["evidence"][self.known], release)))
 
@@ -57,9 +57,9 @@ class Finding:
                         engines or releases may differ; "note": worth knowing, nothing to change
     key, value          the config key that it is about, and its value
     cause, effect, fix  in words
-    effects             the effect in numbers, for each layer type
-    compared            the rope that differs by them: "before the repair", or, if that cannot be
-                        read, "without the rope object"
+    effects             the effect in numbers, for each layer type that it changes
+    compared            which rope `effects` compare with the repaired one: that "before the
+                        repair", or, if it cannot be read, that "without the rope object"
     repaired            whether the corrected config has the repair
     """
 
@@ -95,10 +95,12 @@ class Finding:
 class Diagnosis:
     """The findings about a config, and the corrected config with its other forms.
 
-    corrected   the config with all repairs; None if there is nothing to repair
-    patch       the same as a unified diff
+    known       whether the model_type is known
+    findings    the mistakes, the heaviest first
+    corrected   the config with all repairs; None if nothing was repaired
+    patch       the difference between the config and the corrected one, as a unified diff
     flags       {engine: what to paste instead of changing the file}
-    draft       the corrected config of the draft model; None if there is nothing to repair
+    draft       the corrected config of the draft model; None if nothing in it was repaired
     """
 
     model_type: str | None
@@ -124,7 +126,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One line: how many findings there are, and whether all are repaired."""
+        """One line: how many findings there are, and how many errors and warnings are repaired."""
         words = report_words(self.language)
         about = self.model_type or words["no_type"]
         counts = {s: sum(f.severity == s for f in self.findings) for s in SEVERITIES}

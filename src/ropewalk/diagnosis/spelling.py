@@ -40,10 +40,11 @@ ALIASES = (
     keys.HEAD_COUNT_KEYS,
     keys.LAYER_COUNT_KEYS,
 )
-#: the least likeness of a misspelled word and the one that was meant, by difflib: of a key of a
-#: rope, of a key of the config, which has many others, and of a scaling, whose names are short
+#: the least likeness, by difflib, of a misspelled word and the one that was meant: for a key of a
+#: rope; for a key of the config itself, which has many other keys; for a scaling, whose names are
+#: short
 LIKENESS, LIKENESS_OUTSIDE, LIKENESS_OF_TYPES = 0.8, 0.83, 0.75
-#: what a letter after a number multiplies it by: a length by powers of 2, other values by 10
+#: a letter after a number multiplies it by this power of 1024 in an integer key, of 1000 in others
 LETTERS = {"k": 1, "m": 2}
 
 
@@ -68,7 +69,7 @@ def given_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @repair
 def keep_last(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Keep the last value, which every JSON reader keeps."""
+    """Keep the last value, as JSON readers do that accept the file."""
     del case.duplicates[facts["key"]]
 
 
@@ -78,7 +79,7 @@ def null_as_text(case: Examination, row: Mistake) -> Facts | None:
     for place, holder in case.places():
         for key in sorted(rotary_keys(case, place) & holder.keys()):
             value = holder[key]
-            nulls = ("",) if key in TYPE_KEYS else NULLS  # the type "none" is the plain rope
+            nulls = ("",) if key in TYPE_KEYS else NULLS  # "none" as a type means an unscaled rope
             if isinstance(value, str) and value.strip().lower() in nulls:
                 return {"key": at(place, key), "name": key, "value": value, "holder": holder}
     return None
@@ -240,7 +241,7 @@ def nearest(word: str, known: Iterable[str], likeness: float) -> str | None:
 
 @finder
 def type_misspelled(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope_type that is nearly a known one."""
+    """Find a rope_type that is nearly a known one; `names` has {its plain spelling: rope_type}."""
     known = {*keys.rope_types(), *keys.ROPE_TYPE_ALIASES}
     for place, rope in case.ropes():
         for key in TYPE_KEYS:
@@ -469,7 +470,7 @@ def number_in_list(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
-    """Find the plain rope with the keys of one scaling, which `names` has by its keys."""
+    """Find rope_type default beside keys of a scaling; `names` has {such a key: the scaling}."""
     for place, rope in case.ropes():
         given = [key for key in row.names if rope.get(key) is not None]
         if type_of(rope) != "default" or not given:

@@ -11,7 +11,8 @@ from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: the least theta that a language model is known to have is 1,000
+#: a theta below this is taken for a mistake; the least that a language model is known to have is
+#: 1,000
 LEAST_THETA = 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
@@ -46,7 +47,9 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta that no language model has: its slowest pair turns within a sentence."""
+    """Find a theta that no language model has: even its slowest pair completes a turn within a few
+    hundred tokens.
+    """
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = positive(holder[key])
@@ -56,7 +59,9 @@ def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
 
 
 def _impossible(case: Examination, place: str, holder: dict, key: str) -> Facts:
-    """Return the facts about a number that cannot be; where the config says it, with another."""
+    """Return the facts about an impossible number, with the number that was meant where the
+    lengths, a default or the published config say it.
+    """
     facts = {"key": at(place, key), "value": holder[key], "holder": holder, "name": key}
     meant = ratio(case)
     if key == "factor" and meant is not None and meant > 1:
@@ -81,7 +86,7 @@ def replace_or_remove(case: Examination, row: Mistake, facts: Facts) -> None:
 
 @finder
 def factor_inverted(case: Examination, row: Mistake) -> Facts | None:
-    """Find a factor below 1, which is a factor on frequencies and not on lengths."""
+    """Find a factor below 1, which must be meant as a factor on frequencies, not on lengths."""
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
         if value is None or value >= 1 or type_of(rope) in ("longrope", "su", None):
@@ -297,7 +302,9 @@ def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
-    """Find mrope_section whose sum is not the number of pairs."""
+    """Find mrope_section whose sum is not the number of pairs that rotate, or that has another
+    number of axes than the family.
+    """
     pairs = rotated_pairs(case)
     for place, rope in case.ropes():
         for key in (key for key in keys.SECTION_KEYS if isinstance(rope.get(key), list)):
@@ -418,8 +425,8 @@ def fraction_too_large(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
-def head_is_hidden(case: Examination, row: Mistake) -> Facts | None:
-    """Find a head_dim that is odd, or as wide as the whole model."""
+def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
+    """Find a head_dim that is odd, or equal to the hidden size of a model with several heads."""
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)
@@ -444,7 +451,7 @@ def head_is_hidden(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def head_not_whole(case: Examination, row: Mistake) -> Facts | None:
-    """Find a hidden size that the heads do not divide, where no head_dim is given."""
+    """Find a hidden size that is no multiple of the number of heads, where no head_dim is given."""
     size, heads, head = (
         next((n for k in names if (n := whole(case.text.get(k)))), None)
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS, keys.HEAD_DIM_KEYS)

@@ -1,5 +1,5 @@
-"""Compare what each engine computes from one config with transformers: where they first differ, and
-by how much.
+"""Compare what each engine computes from one config with what transformers computes: where the two
+first differ, and by how much.
 
 There are three ways of knowing what an engine computes: it was *run* here, this very config was
 *recorded*, or a *rule* was read in its sources. Anything else is "not known".
@@ -32,8 +32,8 @@ ENGINES: dict[str, Release] = newest()
 REFERENCE = "hf"
 #: how a finding is known
 RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
-#: keys that every family has another use for if they are null: an error, the whole head, or a
-#: default
+#: keys whose null each family reads in its own way, as an error, the whole head or a default; the
+#: rules do not say which
 NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
 #: the key that names the class of a model of diffusers
 DIFFUSERS_KEY = "_class_name"
@@ -63,7 +63,7 @@ class EngineFinding:
     known          how this is known: "run" (here), "recorded" (this very config was run), "rule"
                    (read in the sources of the release), or "not known"
     version, date  the release of the engine, and when it was run or read
-    evidence       the same in words
+    evidence       how, from which release and from when, in words
     """
 
     engine: str
@@ -161,7 +161,8 @@ def _in_words(finding: EngineFinding) -> str:
         parts.append(f"logits x {difference.temperature:.4g}")
     if difference.first_pair is not None:
         parts.append(f"{difference.pairs} pairs differ, the first is pair {difference.first_pair}")
-        # text tokens have one position on all axes, so with other axes no angle of theirs is off
+        # pairs that differ only in their axis never turn a text token wrongly: its position is the
+        # same on all axes
         tenth = difference.until_tenth
         parts.append(
             "never 0.1 rad off" if tenth is None else f"0.1 rad off from distance {tenth:,}"
@@ -184,8 +185,8 @@ def audit(
 
     config         a transformers config, a dict, or the path of a config.json, of its folder or of
                    a GGUF file
-    length         tokens of the longest sequence of a batch; None: the trained and the served
-                   length if the frequencies depend on it
+    length         tokens of the longest sequence of a batch; None: max_model_len, and the trained
+                   length too if the frequencies depend on the length
     max_model_len  the longest sequence that an engine is started for; None: each engine's own
                    limit, mostly the config's
     engines        the release of each engine whose rules are used, from `ropewalk.engines.rules`;
@@ -368,8 +369,8 @@ def _default_limit(spec: RopeSpec, max_position: int | None) -> int | None:
 
 
 def _lengths(case: ServedLayer, length: int | None) -> tuple[int, ...]:
-    """Return the lengths to compare at: the given one, or the trained and the served length if the
-    scaling depends on it.
+    """Return the lengths to compare at: the given one; else the longest sequence that engines are
+    started for, and the trained length too if the scaling depends on the length.
     """
     if length is not None:
         return (integer("length", length, low=1),)
@@ -415,7 +416,7 @@ def _findings(
     if all(_rotation(finding) is None for finding in found):
         return found
     reference = next(finding for finding in found if finding.engine == REFERENCE)
-    # where transformers cannot compute it, engines are compared with what the config describes
+    # where transformers computes no rope, engines are compared with what the config describes
     described = EngineReading(replace(asked.cases[layer_type], length=length))
     ours = _rotation(reference) or Rotation(*described.frequencies(), spec.axis_of_pair)  # type: ignore[arg-type]
     return [_compared(finding, ours, length) for finding in found]

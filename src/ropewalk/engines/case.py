@@ -97,7 +97,7 @@ class ServedLayer:
 
     @property
     def by_layer_type(self) -> bool:
-        """Whether the rope is given in `rope_parameters` by layer type."""
+        """Whether `rope_parameters` has a rope for this layer type."""
         return self.layer_type in ropes_by_layer_type(self.config)
 
     @property
@@ -122,7 +122,7 @@ class ServedLayer:
 
     @property
     def interleaved_axes(self) -> bool:
-        """Whether neighbouring pairs rotate by different axes."""
+        """Whether pairs 0, 1 and 2 rotate by axes 0, 1 and 2, as in interleaved M-RoPE."""
         return self.mrope and self.spec.axis_of_pair[:3] == (0, 1, 2)
 
     @property

@@ -72,7 +72,9 @@ def _scaled_outside(case: ServedLayer) -> bool:
 
 
 def _gives_theta(case: ServedLayer) -> bool:
-    """Return whether the config has a `rope_theta`, anywhere; else a default is used."""
+    """Return whether the config has a `rope_theta` that this layer type may read: its own, that of
+    a rope object or that outside; without one a default is used.
+    """
     nested = case.value(f"v5.{case.layer_type}")
     places = ("config.rope_theta", "v4.rope_theta", "v5.rope_theta")
     return any(case.value(place) is not None for place in places) or (

@@ -19,7 +19,9 @@ SAME = 1e-6
 
 @dataclass(frozen=True)
 class Rotation:
-    """What is compared: radians per step and axis of each pair, and the magnitude."""
+    """What is compared: the frequency of each pair in radians per step, the axis of each pair, and
+    the magnitude.
+    """
 
     radians: tuple[float, ...]
     magnitude: float
@@ -30,16 +32,19 @@ class Rotation:
 class Difference:
     """How far one engine differs from the reference.
 
-    first_pair      the first pair with another frequency or axis; None if only the magnitude
-                    differs
-    pairs           the number of such pairs
-    temperature     the factor on every logit: the square of the ratio of magnitudes, or exactly 1
-                    if they differ by rounding alone
-    score_worst     the largest change of q . k over unit vectors and distances up to the length;
-                    `score_mean` is the mean
-    until_tenth     positions until some pair is off by more than 0.1 rad, `until_half_turn` by more
-                    than pi; None: never
-    tokens          which tokens are affected: "all", or "image" if only the other axes differ
+    first_pair         the first pair with another frequency or axis; None if only the magnitude
+                       differs
+    pairs              the number of such pairs
+    reference_radians  the frequency of `first_pair` in the reference; `engine_radians`: in the
+                       engine
+    temperature        the factor on every logit: the square of the ratio of magnitudes, or exactly
+                       1 if they differ by rounding alone
+    score_worst        the largest change of q . k for unit vectors in one pair, over all pairs and
+                       DISTANCES distances up to the length; `score_mean`: the mean
+    until_tenth        the first distance at which some pair is off by more than 0.1 rad;
+                       `until_half_turn`: by more than pi; None: never
+    tokens             which tokens are affected: "all", or "image" (images and videos) if only axes
+                       differ
     """
 
     first_pair: int | None
@@ -126,8 +131,8 @@ def _score_changes(gaps: list[float], temperature: float, max_distance: int) -> 
 
 
 def _until(gaps: list[float], angle: float) -> int | None:
-    """Return the first position at which some pair is off by more than `angle`; a gap is the error
-    of a pair per step.
+    """Return the first distance at which some pair is off by more than `angle` radians, or None; a
+    gap is the radians by which a pair is off after one step.
     """
     largest = max(map(abs, gaps))
     return math.floor(angle / largest) + 1 if largest > 0 else None

@@ -13,8 +13,8 @@ from ropewalk.engines.audit import ENGINES, EngineFinding, audit, in_one_line
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.operations import exceeds_served_length
 
-#: engines that refuse to start for more tokens than the config serves, and the environment variable
-#: that allows it
+#: {engine that refuses to start for more tokens than the config serves: the environment variable
+#: that allows it}
 LENGTH_LIMITED = {
     "vllm": "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
     "sglang": "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -25,7 +25,7 @@ def disagreements(
     config: Any, *, layer_types: Collection[str] | None = None, max_model_len: int | None = None
 ) -> tuple[str, ...]:
     """Return one line for each engine that computes another rope from a config than transformers,
-    at the shortest such length.
+    about the first layer type and length where it does.
 
     layer_types    the layer types to look at; None: all
     max_model_len  the longest sequence that engines are started for

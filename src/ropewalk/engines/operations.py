@@ -188,8 +188,8 @@ def _both(case: ServedLayer, factor: float, nonzero: bool = False) -> float | No
 
 
 def _log_multiplier(case: ServedLayer, factor: float) -> float:
-    """Return llama.cpp's magnitude: mscale is taken for 1, or for mscale_all_dim in DeepSeek's
-    architecture unless that is 1.
+    """Return llama.cpp's magnitude: mscale is taken to be 1, or in DeepSeek's architecture to be
+    mscale_all_dim, unless that is 0 or 1.
     """
     weight = case.rope.get("mscale_all_dim") or 0.0
     if case.latent and weight not in (0.0, 1.0):
@@ -198,11 +198,12 @@ def _log_multiplier(case: ServedLayer, factor: float) -> float:
 
 
 def _of_all_dim(case: ServedLayer, factor: float) -> float:
-    """Return the magnitude of `mscale_all_dim` where mscale is taken for 1."""
+    """Return the magnitude that `mscale_all_dim` gives where mscale is taken to be 1."""
     return mscale(factor) / mscale(factor, case.rope.get("mscale_all_dim") or 0.0)
 
 
-#: the magnitudes of YaRN that a row may name: the first that is not None is used
+#: the formulas of YaRN's magnitude that `by` of a row may name: the first that does not give None
+#: is used
 MAGNITUDES: dict[str, Callable[[ServedLayer, float], float | None]] = {
     "attention_factor": lambda case, factor: case.rope.get("attention_factor"),
     "mscales": _mscales,
@@ -462,7 +463,7 @@ def _mlx_scaling(
     if "factor" not in keys and "factor" not in row.get("defaults", {}):
         return "refused: factor must be given"
     nulls = [key for key in row["keys"] if key in keys and keys[key] is None]
-    # with a factor of at most 1 no mscale is computed with
+    # with a factor of at most 1 mlx-lm uses no mscale
     if nulls and not (nulls[0].startswith("mscale") and keys["factor"] <= 1):
         return f"refused: {nulls[0]} must be a number or absent, not null"
     defaults = row.get("defaults", {})
@@ -533,7 +534,7 @@ def _is_read(release: Release, case: ServedLayer) -> bool:
 
 
 def length_problem(release: Release, case: ServedLayer) -> str | None:
-    """Return why the engine cannot compute the length that it serves, None if it can."""
+    """Return why the engine cannot compute its served length from the config; None if it can."""
     factor = _factor_of_length(release, case)
     if isinstance(factor, int | float):
         return None
@@ -541,7 +542,9 @@ def length_problem(release: Release, case: ServedLayer) -> str | None:
 
 
 def exceeds_served_length(release: Release, case: ServedLayer) -> bool:
-    """Return whether the engine is asked to start for more than it takes from the config."""
+    """Return whether the engine is asked to start for more tokens than the served length that it
+    takes from the config.
+    """
     return (
         case.limit_is_given
         and case.max_position is not None

@@ -60,7 +60,7 @@ class EngineReading:
         self.problem: str | None = None
         #: indices of the pairs that the engine does not rotate
         self.unrotated_pairs: frozenset[int] = frozenset()
-        #: the rope object that the engine's model reads, where that is another than the config's
+        #: the rope object that mlx-lm's model class reads, set by "model arguments"; None: none
         self.keys: Mapping[str, Any] | None = None
         #: no further rule applies
         self.done = False
@@ -75,7 +75,9 @@ class EngineReading:
         return self
 
     def frequencies(self) -> tuple[tuple[float, ...], float | None]:
-        """Return radians per step and the magnitude; () and None if there is a problem."""
+        """Return the frequency of each pair in radians per step and the magnitude; () and None if
+        there is a problem.
+        """
         if self.problem is not None:
             return (), None
         radians, magnitude = frequencies_of(self.spec, self.length)
@@ -83,12 +85,12 @@ class EngineReading:
         return tuple(0.0 if i in still else value for i, value in enumerate(radians)), magnitude
 
     def add_rule(self, about: str, does: str, source: str) -> None:
-        """Add a rule."""
+        """Add a rule: its topic, what the engine does, and where that was read."""
         self.rules.append(EngineRule(about, does, source, self.read))
 
     def set_fields(self, about: str, does: str, source: str, **fields: Any) -> None:
-        """Change fields of the spec; if that changes what is computed, add the rule (its topic,
-        what the engine does, where).
+        """Change fields of the spec; if that changes what is computed, add a rule, as `add_rule`
+        does.
         """
         before, self.spec = self.spec, self.spec.with_(**fields)
         same_axes = self.spec.axis_of_pair == before.axis_of_pair

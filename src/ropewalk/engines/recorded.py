@@ -26,7 +26,7 @@ AS_DESCRIBED = "as described"
 class Record:
     """The runs of one release of an engine.
 
-    since     the oldest release that computes the same from every config, of those that were run
+    since     the oldest of the releases run that computed the same from every config
     families  {model type: the scalings that it was run with}
     ropes     every rope that is not what the config describes, once: [radians, magnitude, axes]
     cells     {config: {layer type: AS_DESCRIBED, the index of a rope, None for no rotation, or the
@@ -95,7 +95,7 @@ def digest(
     config: Mapping[str, Any], specs: Mapping[str, RopeSpec | None], length: int, limit: int | None
 ) -> str:
     """Return the name of a text config in a record, for sequences of `length` tokens in an engine
-    that is started for `limit`, or for its own choice.
+    that is started for `limit` tokens, or for its own default if `limit` is None.
 
     Keys that no rope depends on are left out; of hidden_size and num_attention_heads the quotient
     is kept, and of the layers their types. The length is kept if a scaling depends on it.

@@ -67,7 +67,7 @@ def with_ropes(config: Config, change: Callable[[Config], Config]) -> Config:
 
 
 def without(*keys: str) -> Callable[[Config], Config]:
-    """Return what leaves keys of an object out."""
+    """Return a function that copies an object without these keys."""
     return lambda config: {key: value for key, value in config.items() if key not in keys}
 
 
@@ -85,14 +85,16 @@ def is_numeric_text(value: Any) -> bool:
 
 
 def number_in(value: Any) -> Any:
-    """Return the number that a text holds, an int if it is whole and written so."""
+    """Return the number that a text holds, an int if it is written as one; any other value as it
+    is.
+    """
     if not is_numeric_text(value):
         return value
     return int(value) if value.isdigit() and len(value) < 19 else float(value)
 
 
 def with_numbers(config: Config) -> Config:
-    """Return the config with numbers instead of texts."""
+    """Return the config with numbers in place of texts that hold one, in the keys of NUMBERS."""
     theta = {"rope_theta": number_in(config["rope_theta"])} if "rope_theta" in config else {}
     return with_ropes(
         {**config, **theta},
@@ -179,7 +181,9 @@ def pairs_of(config: Config) -> int:
 
 
 def has_wrong_lists(config: Config) -> bool:
-    """Return whether LongRoPE has factors for another number of pairs."""
+    """Return whether some LongRoPE has factors for another number of pairs than those that
+    rotate.
+    """
     lengths = {
         len(rope[key])
         for rope in all_ropes(config)
@@ -236,7 +240,9 @@ def contradicts(rope: Config) -> bool:
 
 
 def lacks_factors(config: Config, key: str) -> bool:
-    """Return whether a Phi has a rope that is LongRoPE to its config class and has no factors."""
+    """Return whether a Phi-3 or PhiMoE has a rope under `key` that its config class takes for
+    LongRoPE and that has no factors.
+    """
     rope = config.get(key) or {}
     names = ("yarn", "longrope", "su")
     return (

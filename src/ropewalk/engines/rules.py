@@ -3,8 +3,8 @@
 A file names its engine, the families whose code was read, and rows. A row says when it applies
 (families, scalings, config keys, named conditions), what the engine then does (`then`, one of
 OPERATIONS) and where that is written. Rows apply in order; of rows with the same `chain` only the
-first that matches does. A release may extend another one's file with `extends`: a row with the `id`
-of one of its rows replaces that row, other rows come after them.
+first that matches does. The file of a release may name another release with `extends`: a row
+with the `id` of a row of that release replaces it, and other rows come after those of that release.
 """
 
 from __future__ import annotations
@@ -151,15 +151,16 @@ class Release:
         why: Iterable[str],
         same: Callable[[Mapping[str, Any], Mapping[str, Any]], bool],
     ) -> tuple[Mapping[str, Any] | str, list[EngineRule]]:
-        """Return the config that the engine takes a config for, or the problem, and the rules.
+        """Return the config that the engine takes this one for, or its problem with it, and the rules
+        that say so.
 
-        why   the REASONS for which `from_hf` refuses the config; a row `unread` says what the
-              engine does with one
-        same  whether the engine computes the same from two configs
+            why   the REASONS for which `from_hf` refuses the config; a row `unread` says what the
+                  engine does with one
+            same  whether the engine computes the same from two configs
         """
         notes: list[EngineRule] = []
         for reason in why:
-            if not REASONS[reason](config):  # what it was taken for has it no longer
+            if not REASONS[reason](config):  # gone with an earlier reason
                 continue
             rows = (row for row in self.unread if row["reason"] == reason)
             model_type = config.get("model_type")
@@ -305,7 +306,9 @@ def _base(
 
 
 def _merged(old: Iterable[Rule], new: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Return the rows of a release with those of a later one: a row with the same id replaces one."""
+    """Return the rows `old` of a release and the rows `new` of one that extends it; a new row
+    replaces the old one with the same id.
+    """
     by_id = {rule.id: rule for rule in new if rule.id}
     kept = [by_id.pop(rule.id, rule) for rule in old]
     return (*kept, *(rule for rule in new if not rule.id or rule.id in by_id))
@@ -332,7 +335,9 @@ def _rule(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> Rule:
 
 
 def _with_families(row: Mapping[str, Any], lists: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Return a row with the model types of its lists."""
+    """Return a row in which each "@name" in `family` and `not_family` is replaced by the model
+    types of that list.
+    """
     keys = {key: _names(row[key], lists) for key in ("family", "not_family") if key in row}
     return {**row, **keys}
 

@@ -1,4 +1,6 @@
-"""What an engine may take a config for that `from_hf` refuses: another config, which it reads."""
+"""What an engine may take a config for that `from_hf` refuses: another config, which `from_hf`
+reads.
+"""
 
 from __future__ import annotations
 
@@ -59,19 +61,20 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
     },
 }
 
-#: values that no scaling accepts are replaced by these to apply the rules, and put back after them
+#: while the rules are applied, values that no scaling accepts are replaced by these; `put_back` of
+#: unread.py writes the values themselves into the result
 PLACEHOLDERS = {"factor": 1.0, "beta_fast": 33.5, "beta_slow": 1.5}
 
 
 def _if(
     wrong: Callable[[Config], Any], change: Callable[[Config], Config]
 ) -> Callable[[Config], Config]:
-    """Return what changes the ropes of a config for which `wrong` holds."""
+    """Return a function that changes those ropes of a config for which `wrong` holds."""
     return lambda config: with_ropes(config, lambda rope: change(rope) if wrong(rope) else rope)
 
 
 def _scaled(factor: float) -> Callable[[Config], Config]:
-    """Return what replaces the scaling of a rope by linear interpolation, where it has one."""
+    """Return a function that replaces the scaling of a rope by linear interpolation by `factor`."""
     kept = {*keys.COMMON_KEYS, *keys.AXIS_KEYS} - {"rope_type", "type"}
 
     def change(rope: Config) -> Config:
@@ -83,14 +86,16 @@ def _scaled(factor: float) -> Callable[[Config], Config]:
 
 
 def _named(name: str) -> Callable[[Config], Config]:
-    """Return what gives the scaling of a rope another name."""
+    """Return a function that gives the scaling of a rope this name."""
     return lambda rope: {
         key: name if key in ("rope_type", "type") else value for key, value in rope.items()
     }
 
 
 def _magnitude(value: float) -> Callable[[Config], Config]:
-    """Return what sets the magnitudes of a rope that are texts or below 0."""
+    """Return a function that sets those magnitudes of a rope to `value` that are texts or below
+    0.
+    """
 
     def change(rope: Config) -> Config:
         wrong = [key for key in MAGNITUDES if is_numeric_text(rope.get(key))] + below_zero(rope)
@@ -145,7 +150,9 @@ def _fitting_lists(config: Config) -> Config:
 
 
 def _with_sections(config: Config, fit: Callable[[list[int], int], list[int]] | None) -> Config:
-    """Return the config with sections that add up to the pairs: those of `fit`, or a third each."""
+    """Return the config with sections that add up to the pairs that rotate: those of `fit`, or a
+    third of the pairs for each axis.
+    """
     pairs = pairs_of(config)
     third = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
 
@@ -199,7 +206,9 @@ def with_placeholders(rope: Config) -> Config:
 
 
 def _scaling_of_rope_scaling(config: Config) -> Config:
-    """Return the config with the scaling of `rope_scaling` in both, and the theta of each."""
+    """Return the config with the scaling of `rope_scaling` in both rope objects, each of which
+    keeps its own theta.
+    """
     new = config["rope_parameters"]
     theta = {key: new[key] for key in ("rope_theta",) if key in new}
     return {**config, "rope_parameters": {**config["rope_scaling"], **theta}}

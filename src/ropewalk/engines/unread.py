@@ -1,9 +1,9 @@
 """Configs that `from_hf` refuses and that some engine reads: what each engine takes them for.
 
-A row `unread` of a rules file names one of REASONS, and one of TAKEN_AS if the engine reads the
-config as another one. Without it the engine raises an error: with `always = true` in any case,
-otherwise if it reads the value. It does not if it computes the same from two configs with different
-values in that place, those of USUAL and of OTHER.
+A row `unread` of a rules file names one of REASONS, and with `as` one of TAKEN_AS if the engine
+reads the config as another one. Without `as` the engine raises an error: with `always = true` in
+any case, otherwise only if it reads the faulty value. An engine counts as not reading the value if
+it computes the same from two configs with different values in its place, those of USUAL and OTHER.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ REASONS: dict[str, Callable[[Config], bool]] = {
     "unknown key in the rope": lambda config: any(map(unknown_keys, all_ropes(config))),
 }
 
-#: how the config is read to find its layer types and lengths, whatever engines do
+#: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
+#: whatever engines do}
 USUAL = {
     "float length in the rope": "integers",
     "float length beside the rope": "integers",
@@ -185,7 +186,8 @@ USUAL = {
     "unknown key in the rope": "known keys",
 }
 
-#: the same with another value in that place: an engine that computes the same does not read it
+#: {reason: the same with another value in the place of the faulty one}; an engine that computes the
+#: same from both does not read the value
 OTHER = {
     "text instead of a trained length": "linear by 7",
     "text instead of a theta": "ten times the theta",

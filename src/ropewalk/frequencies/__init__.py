@@ -19,8 +19,8 @@ from ropewalk.frequencies.per_pair import Given, Learnable, LongRope, XPos, geom
 from ropewalk.frequencies.scaling import Frequencies, Scaling
 from ropewalk.frequencies.wrapping import Clipped, Learned
 
-#: every scaling by name. Add a class here, and configs, `extend` and the tests use
-#: it.
+#: every scaling by name. Add a class here, and the tests use it; configs and `extend` use it if its
+#: `in_configs` and `in_extend` are True
 SCALINGS: dict[str, type[Scaling]] = {
     scaling.name: scaling
     for scaling in (

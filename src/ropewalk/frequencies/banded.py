@@ -73,8 +73,8 @@ class _YarnBands(Scaling):
     between are blended linearly.
 
     Fast pairs complete at least `beta_fast` turns within `original_length`, slow pairs at most
-    `beta_slow`; `truncate` rounds the ends of the blend to whole pairs. `attention_factor`, or
-    `mscale` and `mscale_all_dim`, override YaRN's own magnitude.
+    `beta_slow`; `truncate` rounds the ends of the blend outwards to whole pairs.
+    `attention_factor`, or `mscale` and `mscale_all_dim` together, override YaRN's own magnitude.
     """
 
     original_length: int = setting(2048, low=1, key=TRAINED_LENGTH_KEY, required=True)

@@ -1,5 +1,5 @@
-"""Scalings with one formula for all pairs: unscaled, interpolation, a larger theta, some pairs
-fixed, or no geometric series.
+"""Scalings with one formula for all pairs: unscaled, interpolated, with a larger theta, with some
+pairs stopped or one pair slowed, or without a geometric series.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import ClassVar
 from ropewalk.frequencies.formulas import ntk_theta, periods
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
-#: the largest factor: a pair slowed by more does not rotate at all, and NTK's power of a larger
-#: factor would overflow a float
+#: the largest factor: a pair slowed by it stays within 1e-11 radians at any position, and NTK's
+#: power of a larger factor would overflow a float
 MAX_FACTOR = 1e30
 
 
@@ -118,7 +118,9 @@ class Dynamic(Scaling):
 
 @dataclass(frozen=True)
 class Proportional(Scaling):
-    """p-RoPE: only the fastest `fraction` of the pairs rotate; pairs still span the whole head."""
+    """p-RoPE: only the fastest `fraction` of the pairs rotate, slowed by `factor`; pairs still span
+    the whole head.
+    """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
     fraction: float = setting(1.0, low=0, high=1, key="partial_rotary_factor")

@@ -134,7 +134,7 @@ class DecimalNumbers:
         return Vector([Decimal(step * i) for i in range(count)])
 
     def where(self, condition: Any, a: Any, b: Any) -> Vector:
-        """Return the pairs of a where `condition` is true, those of b elsewhere."""
+        """Return for each pair the value of `a` if `condition` is true for it, else that of `b`."""
         count = max(len(x) for x in (condition, a, b) if isinstance(x, Vector | tuple))
         chosen = condition if len(condition) == count else condition * count
         pairs = zip(chosen, _operands(a, count), _operands(b, count), strict=True)
@@ -170,7 +170,9 @@ class DecimalNumbers:
         return (length > limit,)
 
     def per_row(self, value: Any) -> Any:
-        """Return a number that was computed from a length, ready to be combined with the pairs."""
+        """Return a number that was computed from a length, in a form that can be combined with one
+        number for each pair; over torch, a number for each row becomes [rows, 1].
+        """
         return value
 
     def as_float(self, value: Any) -> float:

@@ -1,10 +1,10 @@
-"""The mathematics that scalings share: the ladder of frequencies, ramps over its pairs, and YaRN's
-magnitude.
+"""The mathematics that scalings share: the ladder of frequencies (their geometric series), ramps
+over its pairs, and YaRN's magnitude.
 
 Every formula is written once, over a set of operations `ops`. Over Decimals (`decimals.DECIMAL`) it
 is the definition, with 40 digits. Over torch in float32 its operations run in the order in which
-transformers runs them, so the same line reproduces a checkpoint's own table bit for bit. Over torch
-in float64 it follows lengths that are on a GPU.
+transformers runs them, so the same line reproduces a checkpoint's own frequencies bit for bit. Over
+torch in float64 it follows lengths that are on a GPU.
 Notation: d = `dim` rotated dimensions, pair i = 0 ... d/2 - 1, omega_i = theta^(-2i/d), s =
 `factor`.
 """
@@ -18,7 +18,9 @@ from ropewalk.errors import RopeError
 
 
 class FloatNumbers:
-    """The operations of formulas over floats, for formulas with a single result."""
+    """The operations of formulas over floats, for formulas with a single result. Classes for
+    float32 arrays and for tensors inherit them and add the others.
+    """
 
     pi = math.pi
 
@@ -75,8 +77,8 @@ def ramp(
     """Return a ramp over the pairs: 0 up to the pair of `fast` turns in `length` steps, 1 from the
     pair of `slow` turns on.
 
-    It is linear between. Both ends are fractions of a pair; `truncate` moves them outwards to whole
-    pairs.
+    It is linear between. Both ends are pair indices that may be fractional; `truncate` moves them
+    outwards to whole pairs.
     """
     low, high = (turns_to_pair(turns, dim, theta, length, ops) for turns in (fast, slow))
     if truncate:

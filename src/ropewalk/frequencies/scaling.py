@@ -51,9 +51,10 @@ class Setting:
     low, above, high  bounds of a number, or of each entry of a list: low <= value <= high and
                       above < value; of an integer, only `low` is checked
     key               the config key, if it is not the name of the field
-    required          a config that names this scaling must have the key
-    from_lengths      if the key is absent, it is the served length over the trained length, if the
-                      config has both
+    required          a config that names this scaling must give the key, unless its value follows
+                      from other keys or from the model's family
+    from_lengths      if the key is absent, its value is the served length over the trained length,
+                      if the config has both
     """
 
     default: Any
@@ -128,8 +129,8 @@ class Scaling:
 
     @property
     def innermost(self) -> Scaling:
-        """The scaling itself, or that which it clips or learns from, where the trained length and
-        the factor are.
+        """The scaling that has the trained length and the factor: this one, or the one whose
+        frequencies this one clips or multiplies by learned factors.
         """
         return self
 
@@ -147,8 +148,8 @@ class Scaling:
         """Return `rope_type` and all fields, as a dict."""
         return {"rope_type": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
-    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch; length:
-    # None, an int, or over torch a tensor with one length for each row
+    # ops: the operations of formulas, `decimals.DecimalNumbers` or the same over torch or NumPy;
+    # length: None, an int, or over torch a tensor, also with one length for each row
     def _radians(self, dim: int, theta: float, length: Any, ops: Any) -> Any:
         """Return the frequencies in radians per step, one for each pair, or over torch [rows,
         pairs] if `length` has one entry per batch row.

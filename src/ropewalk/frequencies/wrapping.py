@@ -1,5 +1,5 @@
-"""Scalings that change the frequencies of another scaling: its slowest pairs clipped, or every pair
-times a learned factor.
+"""Scalings that change the frequencies of another scaling: the slowest pairs are clipped, or every
+frequency is multiplied by a learned factor.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class _Wrapping(Scaling):
 
 @dataclass(frozen=True)
 class Clipped(_Wrapping):
-    """CoPE: the slowest `pairs` pairs of `inner` taper off to frequency 0; with soft=False they do
-    not rotate at all.
+    """CoPE: the frequencies of the slowest `pairs` pairs of `inner` taper off to 0; with soft=False
+    these pairs do not rotate at all.
 
-    Pair m of the clipped n is multiplied by (1 + cos(pi m / (n - 1))) / 2: the first keeps its
-    frequency, the last has none. A head with fewer pairs than that is clipped from its first pair
-    on. If n = 1, that pair keeps its frequency.
+    With soft=True, the frequency of pair m = 0 ... n - 1 of the n clipped pairs is multiplied by (1
+    + cos(pi m / (n - 1))) / 2: the first keeps its frequency, the last has frequency 0. If n = 1,
+    the pair keeps its frequency. In a head with fewer than `pairs` pairs, n is the number of its
+    pairs.
     """
 
     pairs: int = setting(20, low=0)

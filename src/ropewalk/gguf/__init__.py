@@ -35,12 +35,12 @@ def from_gguf(
 ) -> RopeSpec | dict[str, RopeSpec | None]:
     """Return the spec that llama.cpp computes from a GGUF file.
 
-    per_layer  return {layer type: spec} instead; None for layers that are not rotated
+    per_layer  return {layer type: spec} instead; None for a layer type that is not rotated
     precision  see RopeSpec
 
     `layout` is that of q and k in the file: interleaved for Llama, whose converter permutes them.
-    Keys that llama.cpp ignores give a warning. With rope_freqs the scaling is Llama3 if that is
-    what the tensor holds, else Given.
+    A key or tensor of the rope that llama.cpp does not read gives a warning. If the file has the
+    tensor rope_freqs, the scaling is Llama3 if its divisors are those of Llama 3, else Given.
     """
     specs, explanation = read_ropes(GgufFile(path), precision)
     for text in explanation.warnings:
@@ -51,11 +51,14 @@ def from_gguf(
     if len(distinct) > 1:
         raise RopeError(
             "path",
-            f"has different ropes for {' and '.join(specs)}; call from_gguf(path, per_layer=True)",
+            "must be a file with one rope for all layers, but this one has different ropes for "
+            f"{' and '.join(specs)}; call from_gguf(path, per_layer=True)",
             str(path),
         )
     if not distinct:
         raise RopeError(
-            "path", "has no layer that rotates; call from_gguf(path, per_layer=True)", str(path)
+            "path",
+            "must be a file with layers that rotate; call from_gguf(path, per_layer=True)",
+            str(path),
         )
     return distinct.pop()

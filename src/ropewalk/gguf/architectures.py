@@ -15,33 +15,37 @@ from ropewalk.errors import RopeError
 class GgufArchitecture:
     """How llama.cpp rotates one architecture.
 
-    layout               pairs as q and k are stored in the file
+    Sliding layers are those with a sliding window, full layers the others.
+
+    layout               the pair layout in which q and k are stored in the file
     model_type           the Hugging Face `model_type` of the same model; None if there is not
                          exactly one
-    sliding_model_type   the same of a file with sliding layers; None: model_type
-    axis_order           order of rope.dimension_sections along the pairs; None: not read
-    has_freqs            reads rope_freqs, has_long_factors: reads rope_factors_long and
-                         rope_factors_short
-    has_betas            reads the betas of YaRN, has_yarn_factors: also its extrapolation and
-                         attention factors
+    sliding_model_type   the `model_type` for a file with sliding layers, if it is another one
+    axis_order           the order of the axes of rope.dimension_sections along the pairs; None: the
+                         key is not read
+    has_freqs            whether the tensor rope_freqs is read
+    has_long_factors     whether the tensors rope_factors_long and rope_factors_short are read
+    has_betas            whether YaRN's beta_fast and beta_slow are read
+    has_yarn_factors     whether YaRN's extrapolation and attention factors are read
     beta_fast            YaRN's beta_fast if the file has none
-    log_multiplier       what yarn_log_multiplier is multiplied by to give mscale_all_dim; 0: not
-                         read
-    has_alpha            reads rope.scaling.alpha
-    latent               rotates a part of the head that latent attention splits off; it has
-                         dimension_count dimensions
-    full_rotary_share    the share of dimension_count that full layers rotate
-    sliding_theta        theta of sliding layers, which a file with attention.sliding_window has:
-                         "full": that of full layers; "key": rope.freq_base_swa, else that of full
-                         layers; "own": rope.freq_base_swa, else 10,000; None: no sliding layers
+    log_multiplier       yarn_log_multiplier times this is mscale_all_dim; 0: the key is not read
+    has_alpha            whether rope.scaling.alpha is read
+    latent               whether the part of the head that latent attention splits off rotates; it
+                         has rope.dimension_count dimensions
+    full_rotary_share    the share of rope.dimension_count that full layers rotate
+    sliding_theta        theta of sliding layers: "full": that of full layers; "key":
+                         rope.freq_base_swa, else that of full layers; "own": rope.freq_base_swa,
+                         else 10,000; None: the architecture has no sliding layers
     sliding_scaling      scaling of sliding layers; "full": that of full layers; "magnitude": none,
                          but rope.scaling.attn_factor; "none": none, and no magnitude
-    sliding_block_count  sliding layers are only in a file of so many layers; 0: any number
+    sliding_block_count  a file has sliding layers if it has this many layers in all; 0: if its
+                         attention.sliding_window is not 0
     full_unrotated       full layers do not rotate if there are sliding ones
-    unrotated_every      every such layer does not rotate, where full_unrotated does not say it and
-                         sliding_window is not 0; 0: all rotate
-    has_pattern          reads attention.rope_pattern, which says it for each layer
-    has_switch           does not rotate at all if rope.scaling.finetuned is false
+    unrotated_every      n: every n-th layer does not rotate, unless full_unrotated applies or
+                         attention.sliding_window is 0; 0: there is no such rule
+    has_pattern          whether attention.rope_pattern is read, which says for each layer whether
+                         it rotates
+    has_switch           whether no layer rotates if rope.scaling.finetuned is false
     """
 
     layout: str

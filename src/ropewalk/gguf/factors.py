@@ -1,5 +1,5 @@
-"""The tensor rope_freqs: one divisor for each frequency, and the Llama 3 scaling that most of these
-tensors were made by.
+"""The tensor rope_freqs, which has one divisor for each frequency, and the Llama 3 scaling from
+which most of these tensors were computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ STANDS_STILL = 1e30
 
 
 def all_close(a: Sequence[float], b: Sequence[float], rtol: float, atol: float = 0.0) -> bool:
-    """Return whether all pairs of numbers differ by at most `rtol` times the second, plus `atol`."""
+    """Return whether each x of `a` differs from the y beside it in `b` by at most `rtol` |y| +
+    `atol`.
+    """
     return all(abs(x - y) <= atol + rtol * abs(y) for x, y in zip(a, b, strict=True))
 
 
@@ -45,7 +47,7 @@ def divisors_for(radians: Sequence[float], unscaled: Sequence[float]) -> list[fl
 
 
 def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
-    """Return the Llama 3 scaling that divides frequencies by these values; None if there is none.
+    """Return the Llama 3 scaling that divides frequencies by these values; None if none is found.
 
     Its frequencies do not change if `original_length` and both frequency factors are multiplied by
     one number, so low_freq_factor is taken to be 1. The factor is the largest divisor. The other

@@ -26,17 +26,19 @@ from ropewalk.gguf.tensor_types import TensorType, type_of
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-#: everything before the data; a vocabulary of 256,000 tokens with its merges takes 15 MB
+#: the header is everything before the data; a vocabulary of 256,000 tokens with its merges takes
+#: 15 MB
 MAX_HEADER_BYTES = 64 << 20
+#: key-value pairs of the metadata, and tensors
 MAX_PAIRS = MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 65535
 MAX_DIMENSIONS = 4
 #: strings in all arrays together; they can only be skipped one by one
 MAX_STRINGS = 1_500_000
 MAX_ALIGNMENT = 1 << 16
-#: of an array of numbers that is read, such as the type of each token
+#: entries of an array that is read, such as the type of each token
 MAX_ENTRIES = 1 << 22
-#: of a tensor that is read as floats: the factors of a rope, at most one for each pair
+#: numbers of a tensor that is read as floats: the factors of a rope, at most one for each pair
 MAX_FLOATS = 1 << 16
 
 #: type id -> struct code of a number
@@ -67,8 +69,8 @@ class GgufTensorEntry:
 
 
 class GgufFile:
-    """The metadata and the list of tensors of a GGUF file; `array`, `floats` and `data` read
-    entries and tensors.
+    """The metadata and the list of tensors of a GGUF file; `array` reads the entries of an array,
+    `floats` the numbers of a tensor and `data` its bytes.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -80,7 +82,7 @@ class GgufFile:
         try:
             # a pipe or a device may never end
             if not self.path.is_file():
-                raise RopeError("path", "must be a GGUF file", str(path))
+                raise RopeError("path", "must be the path of a GGUF file", str(path))
             with self.path.open("rb") as file:
                 self.size = os.fstat(file.fileno()).st_size
                 data = file.read(MAX_HEADER_BYTES)
@@ -134,7 +136,8 @@ class GgufFile:
         """Return where a tensor is in the file, its shape and its type."""
         entry = self.tensors.get(name)
         if entry is None:
-            raise RopeError(name, "must be a tensor of the file", list(self.tensors)[:8])
+            some = f", such as {', '.join(list(self.tensors)[:3])}" if self.tensors else ""
+            raise RopeError("tensor", f"must be a tensor of the file{some}", name)
         return entry
 
     def _bytes(self, name: str, begin: int, end: int) -> bytearray:
@@ -146,7 +149,7 @@ class GgufFile:
             file.seek(begin)
             view = memoryview(data)
             while view:
-                # an unbuffered file has it
+                # an unbuffered file has `readinto`
                 count = file.readinto(view)  # type: ignore[attr-defined]
                 if not count:
                     raise RopeError(
@@ -317,7 +320,11 @@ class _HeaderReader:
         """Return the next `count` bytes of the header and move on."""
         end = self.at + count
         if end > len(self.data):
-            limit = "" if len(self.data) < MAX_HEADER_BYTES else f", {MAX_HEADER_BYTES} at most"
+            limit = (
+                ""
+                if len(self.data) < MAX_HEADER_BYTES
+                else f", which may take {MAX_HEADER_BYTES} bytes at most"
+            )
             raise RopeError(
                 self.file.path.name,
                 f"must not end within its header{limit}",

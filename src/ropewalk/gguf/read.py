@@ -21,7 +21,7 @@ from ropewalk.spec import MAX_HEAD_DIM, RopeSpec
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 FULL, SLIDING = "full_attention", "sliding_attention"
-#: the key with true for every layer that rotates
+#: the key of an array with true for each layer that rotates and false for each other layer
 PATTERN = "attention.rope_pattern"
 #: llama.cpp's own limit, LLAMA_MAX_LAYERS, is 512
 MAX_LAYERS = 1 << 16
@@ -66,9 +66,7 @@ class GgufSource(Protocol):
 def read_ropes(
     source: GgufSource, precision: str = "hf_frequencies"
 ) -> tuple[dict[str, RopeSpec | None], Explanation]:
-    """Return {layer type: spec}, None for layers that do not rotate, and where each value came
-    from.
-    """
+    """Return {layer type: spec, or None if it does not rotate}, and where each value came from."""
     name = source.architecture
     facts = architecture_of(name)
     full = _GgufLayer(source, name, facts, FULL)
@@ -101,12 +99,14 @@ def has_sliding(source: GgufSource, name: str) -> bool:
 
 
 def rotated_layers(source: GgufSource, name: str) -> list[bool]:
-    """Return for each layer whether it rotates; empty if all layers of a type do the same."""
+    """Return for each layer whether it rotates; empty if that depends on its layer type alone."""
     return _rotated(source, name)[0]
 
 
 def _rotated(source: GgufSource, name: str) -> tuple[list[bool], str]:
-    """Return for each layer whether it rotates, and the words for where that comes from."""
+    """Return what `rotated_layers` does, and what an explanation says before the indices of the
+    layers that do not rotate.
+    """
     facts, metadata = architecture_of(name), source.metadata
     key, switch = f"{name}.{PATTERN}", f"{name}.rope.scaling.finetuned"
     layers = metadata.get(f"{name}.block_count")
@@ -236,7 +236,9 @@ class _GgufLayer:
         return self._has(key) and (fact is None or bool(getattr(self.facts, fact)))
 
     def _theta(self) -> float:
-        """Return theta; layers with a sliding window may have one of their own."""
+        """Return the theta of this layer type, and record which key gives it; layers with a sliding
+        window may have a theta of their own.
+        """
         theta = self.number("rope.freq_base", 10_000.0, above=0)
         if self.layer_type == FULL or self.facts.sliding_theta == "full":
             return self._record_key("theta", "rope.freq_base", theta)
@@ -331,7 +333,7 @@ class _GgufLayer:
         return Given(frequencies.radians, magnitude)
 
     def _attention_factor(self) -> float:
-        """Return the factor of the file on the magnitude; 1 if it has none."""
+        """Return the factor that the file gives for the magnitude; 1 if it gives none."""
         return self.number("rope.scaling.attn_factor", 1.0, above=0)
 
     def _type(self) -> str:
@@ -340,7 +342,9 @@ class _GgufLayer:
         return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
 
     def _factor(self) -> float:
-        """Return the number that frequencies are divided by; 1 if the type is none."""
+        """Return the number that frequencies are divided by; 1 if the scaling type is "none" or the
+        file gives no factor, or 0.
+        """
         factor = self.number(
             "rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0
         )  # new and old key
@@ -439,7 +443,9 @@ class _GgufLayer:
         return make_axis_map(sections)
 
     def _softmax_factor(self) -> float:
-        """Return the factor that latent attention applies to its softmax scale."""
+        """Return the factor that latent attention applies to its softmax scale; 1 for any other
+        attention, without YaRN and without yarn_log_multiplier.
+        """
         mscale_all_dim = self._mscale_all_dim()
         if not self.facts.latent or not mscale_all_dim or self._extrapolation() == 0:
             return 1.0

@@ -47,8 +47,8 @@ SIZE_KEYS = {
 class GgufMetadata:
     """The part of a GGUF file that describes a rope.
 
-    keys     key -> int, float or list; write floats as float32, integers as uint32, lists as arrays
-             of int32
+    keys     key -> int, float, text or list; write integers as uint32, floats as float32, texts as
+             strings, lists as arrays of int32
     tensors  name -> float32 [pairs], an array of the standard library; numpy.asarray takes it
     layout   the pair layout in which this architecture stores q and k: convert the weights if the
              spec has the other one
@@ -83,9 +83,10 @@ def to_gguf_metadata(
                     qwen2, qwen3, phi3, ...
     context_length  the longest sequence; None: written only if the scaling gives it
 
-    Default, linear, YaRN and LongRoPE have keys of their own; every other scaling whose frequencies
-    are fixed becomes the tensor rope_freqs, one divisor for each pair. What was written is read
-    back and compared. A RopeError names what llama.cpp cannot compute for this architecture.
+    Default, linear and LongRoPE have keys of their own, and so has YaRN if llama.cpp reads its
+    settings for this architecture. Every other scaling whose frequencies are fixed becomes the
+    tensor rope_freqs, one divisor for each pair. What was written is read back and compared. A
+    RopeError names what llama.cpp cannot compute for this architecture.
     """
     facts = architecture_of(architecture)
     _refuse_unwritable(spec, architecture, facts)
@@ -165,7 +166,7 @@ def _scaling_keys(
         }
         if facts.has_betas:
             keys |= {"yarn_beta_fast": scaling.beta_fast, "yarn_beta_slow": scaling.beta_slow}
-        # llama.cpp multiplies YaRN's usual magnitude by it
+        # llama.cpp multiplies YaRN's usual magnitude by attn_factor
         extra_magnitude = magnitude / mscale(scaling.factor)
         if abs(extra_magnitude - 1) > SAME:
             keys["attn_factor"] = extra_magnitude
@@ -240,8 +241,7 @@ def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
 
 
 def hf_config(source: GgufSource) -> dict[str, Any]:
-    """Return a Hugging Face config of the same model: its rope and the sizes that a rope depends
-    on.
+    """Return a Hugging Face config of the same model: its rope and the sizes in SIZE_KEYS.
 
     One rope for all layers is written as the v4 keys `rope_theta` and `rope_scaling`, which every
     engine reads; a rope for each layer type needs the v5 key `rope_parameters`.
