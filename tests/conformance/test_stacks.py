@@ -4,6 +4,7 @@ stacks that are installed here give the recorded cells.
 
 import importlib.metadata
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,3 +65,22 @@ def test_adapter_gives_the_recorded_cells(name):
     for cell, result in found.items():
         assert result["result"] == row["cells"][cell]["result"], cell
     assert "agrees" in [result["result"] for result in found.values()]
+
+
+def test_the_current_directory_is_not_searched_for_packages(tmp_path, monkeypatch):
+    """It is the folder that has a folder for each stack, often with the name of its package."""
+    main = importlib.import_module("stacks.__main__")
+    monkeypatch.setattr(main, "BUILD", tmp_path)
+    monkeypatch.setattr(main, "install", lambda row, python: tmp_path / row["stack"])
+    commands = []
+
+    def call(what, command, env, cwd):
+        commands.append(command[: command.index("-m")])
+        (tmp_path / "litgpt.json").write_text("{}", encoding="utf-8")
+
+    monkeypatch.setattr(main, "call", call)
+    assert main.run(data.row("litgpt"), again=True) == {}
+    (tmp_path / "litgpt").mkdir()
+    show = [*commands[0], "-c", "import sys; print(*sys.path, sep='\\n')"]
+    done = subprocess.run(show, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert not {"", str(tmp_path)} & set(done.stdout.split("\n")[:-1])
