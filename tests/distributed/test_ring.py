@@ -109,8 +109,8 @@ def test_ranks_that_do_not_agree_are_told_so_on_every_rank(found, rank):
         "another dtype, linear": "dtype",
         "striped, linear": "order",
     }
-    expected |= {f"{name} on one rank": name for name in ("padding", "documents")} | {
-        "other positions": "positions axes"
+    expected |= {f"{name} on one rank": f"{name} given" for name in ("padding", "documents")} | {
+        "other positions": "leading axes of k_positions"
     }
     expected |= {"unshard of another width": "axis 1 of x", "unshard of another dtype": "dtype"}
     assert found[rank]["refusals"] == expected | {"unshard of head_tail shards": "order"}
@@ -351,7 +351,7 @@ def test_the_engine_is_chosen_with_a_reason(alone):
     [
         ("must divide", {"k": torch.randn(1, 2, 4, 6)}),
         ("must divide", dict.fromkeys("kv", torch.randn(1, 0, 4, 6))),
-        ("q's batch, S and D", {"k": torch.randn(1, 3, 5, 6)}),
+        ("k must have q's batch, S and D", {"k": torch.randn(1, 3, 5, 6)}),
         ("the bias depends on them", {"encoding": lambda q, a, b: None}),
         (r"must be integer \[1, 4\]", {"documents": torch.zeros(1, 8, dtype=torch.int64)}),
         (r"must be boolean \[1, 4\]", {"padding": torch.ones(4, dtype=torch.bool)}),
