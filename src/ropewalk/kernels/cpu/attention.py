@@ -44,7 +44,7 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     ):
         return (
             "q, k and v must have the same batch size, length and head dimension, k and v the same "
-            "number of heads, and q a multiple of that number"
+            "number of heads, and q's number of heads must be a multiple of k's"
         )
     if not q.numel():
         return "q is empty"
