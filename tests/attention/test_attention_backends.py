@@ -39,7 +39,7 @@ def by_loops(given, sees):
 
 @pytest.mark.parametrize("name", ["sdpa", "math"])
 @pytest.mark.parametrize("q_len", [1, 3, KEYS])
-def test_causality_at_any_offset(name, q_len):
+def test_causality_hides_later_keys_at_any_offset(name, q_len):
     """One query is not always the last token: later keys stay hidden from it."""
     for offset in range(KEYS):
         given = call(q_len, causal=True, offset=offset)
@@ -68,7 +68,7 @@ def test_queries_without_keys_give_zero_whatever_the_kernel_returns(monkeypatch,
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
 
 
-def test_the_weights_of_each_query_are_those_of_its_keys():
+def test_returned_weights_are_zero_for_hidden_keys_sum_to_one_and_give_the_output():
     given = call(causal=True, offset=2)
     out, weights = backends.run_math(given)
     hidden = torch.arange(KEYS) > torch.arange(3)[:, None] + 2
@@ -86,7 +86,7 @@ def test_the_fused_kernel_is_the_default_and_weights_need_the_definition():
     assert attend(wanting)[1] is not None
 
 
-def test_flex_attention_is_for_windows_and_documents_where_it_can_run(monkeypatch):
+def test_flex_attention_is_picked_for_windows_and_documents_with_many_queries(monkeypatch):
     documents = torch.zeros(BATCH, KEYS, dtype=torch.int64)
     sparse = [call(window=2), call(KEYS, q_documents=documents, k_documents=documents)]
     assert [pick(each)[0] for each in sparse] == ["sdpa", "sdpa"]  # on a CPU
@@ -105,7 +105,7 @@ def test_flex_attention_is_for_windows_and_documents_where_it_can_run(monkeypatc
 @pytest.mark.parametrize(
     ("start", "stop", "first", "last"), [(0, 3, 0, 6), (1, 3, 2, 5), (2, 3, 5, 6)]
 )
-def test_a_part_of_a_mask_is_that_part_of_the_mask_of_every_query_and_key(
+def test_part_of_scores_of_a_broadcast_mask_is_that_part_of_the_full_mask(
     shape, start, stop, first, last
 ):
     """Axes of size 1 and absent axes are for all queries, keys, heads or rows."""
@@ -192,7 +192,7 @@ def test_a_block_mask_is_kept_for_training_too_but_not_out_of_a_captured_graph(m
 @pytest.mark.parametrize("window", [1, 2, 3, 8])
 @pytest.mark.parametrize("q_len", [1, 3, KEYS])
 @pytest.mark.parametrize("block", [1, 2, 100])
-def test_a_window_in_blocks_and_without_the_keys_that_it_hides(
+def test_a_window_in_blocks_and_without_hidden_keys_equals_a_loop(
     monkeypatch, causal, window, q_len, block
 ):
     monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", block)
@@ -219,7 +219,7 @@ def test_a_window_in_blocks_and_without_the_keys_that_it_hides(
             assert (part.visible.window is not None) == hidden
 
 
-def test_a_part_of_a_window_has_its_part_of_every_mask(monkeypatch):
+def test_a_windowed_block_has_its_part_of_every_mask_and_bias(monkeypatch):
     monkeypatch.setattr(backends, "FEWEST_IN_BLOCK", 2)
     real, bias = REAL.clone(), torch.randn(HEADS, KEYS, KEYS).double()
     given = call(
@@ -240,7 +240,7 @@ def test_a_part_of_a_window_has_its_part_of_every_mask(monkeypatch):
     )
 
 
-def test_a_call_that_wants_weights_keeps_every_key():
+def test_trimmed_keeps_every_key_if_the_weights_are_wanted():
     given = call(1, causal=True, window=2, offset=5)
     assert trimmed(given).k.shape[2] == 2
     wanting = replace(given, wants_weights=True)
@@ -248,7 +248,7 @@ def test_a_call_that_wants_weights_keeps_every_key():
 
 
 @pytest.mark.parametrize("run", [backends.run_math, lse.run_math])
-def test_a_bias_keeps_its_float32_next_to_bfloat16(run):
+def test_a_float32_bias_is_not_rounded_to_bfloat16(run):
     """A difference of 1/4 next to 100, where bfloat16 has steps of 1/2."""
     q, v = (
         torch.zeros(1, 1, 1, 2, dtype=torch.bfloat16),

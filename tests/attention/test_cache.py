@@ -312,7 +312,7 @@ def test_bad_caches_are_refused(options, field):
     assert caught.value.field == field
 
 
-def test_a_full_static_cache_and_an_empty_one_say_so():
+def test_appending_to_a_full_static_cache_and_reading_an_empty_one_are_errors():
     encoding, (k, v) = rotary(), draw()
     with pytest.raises(RopeError, match="at most 5"):
         filled(encoding, counted(), k, v, kind="static", capacity=5)
@@ -323,7 +323,7 @@ def test_a_full_static_cache_and_an_empty_one_say_so():
 @pytest.mark.parametrize(
     "kind", [{}, {"kind": "static", "capacity": 9}, {"kind": "sliding", "capacity": 4}], ids=str
 )
-def test_no_tokens_in_an_empty_cache_are_none(kind):
+def test_appending_no_tokens_leaves_a_cache_empty(kind):
     (k, v), cache = draw(), KVCache(**kind)
     cache.append(k[:, :, :0], v[:, :, :0], counted()[..., :0])
     assert (len(cache), cache.next_positions) == (0, 0)
@@ -386,7 +386,7 @@ def test_a_target_that_does_not_rotate_is_refused(target):
     torch.testing.assert_close(cache.seen.k, encoding.rotate(k, counted(3), key=True))
 
 
-def test_keys_without_a_rotation_get_none():
+def test_rescale_does_not_rotate_keys_that_had_no_rotation():
     encoding, (k, v) = Alibi(SIZES), draw()
     cache = filled(encoding, counted(3), k, v)
     assert_refused("to", lambda: cache.rescale(encoding, rotary()))

@@ -11,7 +11,7 @@ CACHES = {"growing": {}, "static": {"capacity": 12}, "sliding": {"capacity": 12,
 @pytest.mark.parametrize("kind", CACHES)
 @pytest.mark.parametrize("then", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad])
-def test_a_cache_continues_in_another_mode(kind, first, then):
+def test_a_cache_filled_in_one_autograd_mode_continues_in_another(kind, first, then):
     torch.manual_seed(0)
     layer, x, cache = (
         Attention(16, 2).double(),

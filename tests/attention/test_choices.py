@@ -50,23 +50,23 @@ DIM, HEADS = 16, 2
         ({"encoding": RotaryPlus(Sizes(HEADS, 8, DIM, 64)), "sinks": LearnedSinks()}, "sinks"),
     ],
 )
-def test_a_choice_that_the_layer_cannot_have_is_named(options, field):
+def test_the_error_for_a_bad_choice_names_it(options, field):
     assert_refused(field, lambda: Attention(DIM, HEADS, **options))
 
 
-def test_the_further_choices_are_those_that_attention_does_not_name():
+def test_further_choices_lists_every_choice_without_its_own_argument():
     named = {"causal", "window", "dropout"}
     names = {field.name for field in dataclasses.fields(Choices)}
     assert set(FurtherChoices.__annotations__) == names - named
 
 
-def test_every_choice_is_a_value():
+def test_equal_choices_compare_and_hash_equal():
     for make in (HeadNorm, LearnedSinks, ProjectionBias, RotatedValues, Choices):
         assert make() == make()
         assert hash(make()) == hash(make())
 
 
-def test_biases_of_the_projections():
+def test_bias_adds_biases_to_the_named_projections_only():
     layer = Attention(DIM, HEADS, bias=ProjectionBias(qkv=False, out=True))
     assert layer.q_proj.bias is layer.k_proj.bias is layer.v_proj.bias is None
     assert layer.o_proj.bias is not None
@@ -77,7 +77,7 @@ def test_biases_of_the_projections():
     )
 
 
-def test_a_layer_of_ones_own_needs_only_projections():
+def test_a_subclass_that_defines_only_projections_attends_as_attention():
     class OneMatrix(SoftmaxAttention):
         """q, k and v are one tensor."""
 

@@ -34,7 +34,7 @@ def test_positions_of_another_shape_are_refused(name, shape):
 
 
 @pytest.mark.parametrize("name", ONE_AXIS)
-def test_positions_must_be_integers_on_one_axis(name):
+def test_a_one_axis_encoding_refuses_real_positions_and_several_axes(name):
     x, made = torch.randn(BATCH, SEQ, 12).double(), layer(name)
     for dtype in (torch.float32, torch.float64, torch.bool):
         assert_refused("positions", lambda dtype=dtype: made(x, torch.zeros(SEQ, dtype=dtype)))
@@ -43,7 +43,7 @@ def test_positions_must_be_integers_on_one_axis(name):
 
 
 @pytest.mark.parametrize("name", ONE_AXIS)
-def test_every_integer_dtype_and_shape_gives_the_same(name):
+def test_positions_of_every_integer_dtype_and_shape_give_the_same_output(name):
     x, made, at = (
         torch.randn(BATCH, SEQ, 12).double(),
         layer(name, causal=ENCODINGS[name].causal_only),
@@ -54,12 +54,12 @@ def test_every_integer_dtype_and_shape_gives_the_same(name):
         torch.testing.assert_close(made(x, given).out, expected, atol=1e-12, rtol=1e-9)
 
 
-def test_a_temperature_refuses_the_same_positions():
+def test_a_layer_with_a_temperature_refuses_positions_of_another_length():
     x = torch.randn(BATCH, SEQ, 12).double()
     assert_refused("positions", lambda: layer("rope", temperature=LogN(16))(x, torch.arange(4)))
 
 
-def test_real_coordinates_stay_for_the_encodings_that_rotate():
+def test_fractional_rope_and_no_encoding_accept_real_coordinates():
     x, at = torch.randn(BATCH, SEQ, 16).double(), torch.rand(2, BATCH, SEQ, dtype=torch.float64)
     for encoding in (RopeSpec(8, axes=replace(axes.axial(2, 2), fractional=True)), "none"):
         assert Attention(16, 2, encoding=encoding).double()(x, at).out.shape == x.shape

@@ -95,7 +95,7 @@ values = pytest.mark.parametrize(
 
 
 @values
-def test_rotated_values_give_the_definition(spec, options):
+def test_rotated_values_equal_the_definition(spec, options):
     layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, **options))
     x, positions = torch.randn(2, SEQ, DIM, dtype=torch.float64), torch.randint(0, 400, (2, SEQ))
     expected = derotated_by_definition(layer, x, positions)
@@ -106,7 +106,7 @@ def test_rotated_values_give_the_definition(spec, options):
 
 @values
 @pytest.mark.parametrize("rotated", [True, False])
-def test_decoding_and_moving_a_cache_of_rotated_values(spec, options, rotated):
+def test_rotated_values_decode_from_a_moved_cache_as_in_one_pass(spec, options, rotated):
     layer = drawn(Attention(DIM, HEADS, head_dim=10, encoding=spec, **options))
     x, cache = torch.randn(2, SEQ, DIM, dtype=torch.float64), KVCache(rotated=rotated)
     whole = layer(x).out
@@ -118,7 +118,7 @@ def test_decoding_and_moving_a_cache_of_rotated_values(spec, options, rotated):
     assert (cache.seen.v.shape[-1] == 0) is layer.shares_values
 
 
-def test_padding_packing_and_gradients_of_rotated_values():
+def test_rotated_values_with_padding_documents_and_gradients_are_right():
     layer = drawn(Attention(DIM, HEADS, 2, 10, values=RotatedValues()))
     x = torch.randn(1, 5, DIM, dtype=torch.float64, requires_grad=True)
     padded = torch.cat([torch.zeros(1, 2, DIM, dtype=torch.float64), x], dim=1)
@@ -134,7 +134,7 @@ def test_padding_packing_and_gradients_of_rotated_values():
     assert_close(ours, theirs, rtol=0, atol=1e-9)
 
 
-def test_the_published_number_of_deepseek_v4():
+def test_rotated_values_give_the_published_number_of_deepseek_v4():
     """K = V, the last 4 of 8 dims rotate, frequencies 1 and 0.01, query 3."""
     p, c = torch.arange(4, dtype=torch.float64)[:, None], torch.arange(8, dtype=torch.float64)
     q, k = torch.cos(0.5 * p + c), torch.sin(0.3 * p + 0.7 * c)
@@ -172,7 +172,7 @@ class GroupedOutput(nn.Module):
         return self.b(self.a(out.unflatten(-1, (self.groups, -1))).flatten(2))
 
 
-def test_equals_deepseek_v4_of_transformers():
+def test_rotated_values_equal_deepseek_v4_of_transformers():
     modeling = pytest.importorskip("transformers.models.deepseek_v4.modeling_deepseek_v4")
     config = modeling.DeepseekV4Config(
         hidden_size=DIM,
@@ -253,7 +253,7 @@ def latent_by_definition(layer, x, positions):
 
 @pytest.mark.parametrize("absorbed", [None, True, False])
 @pytest.mark.parametrize("q_rank", [8, None])
-def test_latent_attention_is_its_definition(absorbed, q_rank):
+def test_latent_attention_equals_the_definition(absorbed, q_rank):
     spec = rw.RopeSpec(4, layout="interleaved")
     layer = latent(absorbed=absorbed, encoding=spec, q_rank=q_rank)
     x, positions = torch.randn(2, SEQ, DIM, dtype=torch.float64), torch.randint(0, 400, (2, SEQ))
@@ -287,7 +287,7 @@ def flops(layer, x, cache=None):
     return counter.get_total_flops()
 
 
-def test_the_up_projection_moves_to_the_queries_where_there_are_more_keys():
+def test_queries_are_multiplied_by_the_up_projection_if_there_are_more_keys():
     x = torch.randn(1, 3 * SEQ, DIM, dtype=torch.float64)
     layers = {
         absorbed: latent(absorbed=absorbed, backend="math") for absorbed in (None, True, False)
@@ -307,7 +307,7 @@ def test_the_up_projection_moves_to_the_queries_where_there_are_more_keys():
 @pytest.mark.parametrize(
     "rope", [{}, {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7}]
 )
-def test_equals_deepseek_v3_of_transformers(interleaved, rope):
+def test_latent_attention_equals_deepseek_v3_of_transformers(interleaved, rope):
     modeling = pytest.importorskip("transformers.models.deepseek_v3.modeling_deepseek_v3")
     if rope:
         rope = rope | {"original_max_position_embeddings": 64}
@@ -366,11 +366,11 @@ def scaled(scaling):
         (lambda: latent(q_rank=0), "q_rank"),
     ],
 )
-def test_names_the_bad_field(make, field):
+def test_an_error_names_the_bad_option(make, field):
     assert_refused(field, make)
 
 
-def test_a_magnitude_may_be_in_the_softmax_scale():
+def test_rotated_values_allow_a_magnitude_in_the_softmax_scale():
     spec = rw.RopeSpec(6, scaling=Yarn(factor=4.0, original_length=64), magnitude_on="scale")
     layer = drawn(Attention(DIM, HEADS, encoding=spec, values=RotatedValues()))
     x, positions = torch.randn(1, SEQ, DIM, dtype=torch.float64), torch.arange(SEQ)[None]

@@ -83,7 +83,9 @@ def test_a_sum_of_weights_up_to_eps_counts_as_no_keys(rope, eps):
     ("form", "phi"),
     [("numerator", "elu"), ("numerator", "relu"), ("cosine", "elu"), ("rotated", "elu")],
 )
-def test_equals_the_quadratic_definition_with_gradients(rope, form, phi, causal, chunk):
+def test_linear_attention_and_its_gradients_equal_the_quadratic_definition(
+    rope, form, phi, causal, chunk
+):
     q, k, v = draw(requires_grad=True)
     options = {
         "form": form,
@@ -126,7 +128,7 @@ def test_packed_documents_and_padding_equal_the_definition(rope, form, causal):
 
 
 @pytest.mark.parametrize("form", ["numerator", "cosine", "rotated"])
-def test_going_on_from_the_state_equals_the_whole_pass(rope, form):
+def test_continuing_from_the_state_equals_the_whole_pass(rope, form):
     q, k, v = draw()
     whole, last = linear_attention(q, k, v, rope, form=form)
     pieces, state = [], None
@@ -217,7 +219,7 @@ def test_float32_stays_accurate_over_a_long_sequence(rope, full):
     assert (got - exact).abs().max() < 1e-4
 
 
-def test_work_grows_linearly():
+def test_twice_the_tokens_take_twice_the_operations():
     """Counted, not timed: doubling the tokens doubles the floating-point operations."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -245,7 +247,7 @@ def test_the_layer_trains_and_decodes(form, causal):
         torch.testing.assert_close(torch.cat((first, second), dim=1), out, atol=1e-5, rtol=1e-4)
 
 
-def test_refusals(rope):
+def test_bad_forms_documents_with_a_state_and_shared_heads_are_refused(rope):
     q, k, v = draw()
     with pytest.raises(RopeError, match="numerator, cosine"):
         linear_attention(q, k, v, rope, form="cos")
@@ -338,7 +340,7 @@ def test_bad_options_are_refused_by_name(options, field):
 @pytest.mark.parametrize(
     "needed", [(True, False, True), (True, False, False), (False, True, False)], ids=str
 )
-def test_gradients_behind_the_kernels_are_those_of_the_definition(rope, monkeypatch, needed):
+def test_gradients_of_a_call_by_kernels_equal_the_definition(rope, monkeypatch, needed):
     """The kernels are replaced by plain torch; LoRA on q and v leaves k without a gradient."""
 
     def run(q, k, v, kv_sum, k_sum, scale, call):
@@ -357,7 +359,7 @@ def test_gradients_behind_the_kernels_are_those_of_the_definition(rope, monkeypa
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_rotated_denominator_is_no_feature_of_the_kernels(rope):
+def test_the_kernels_refuse_the_form_rotated(rope):
     q, k, v = draw(torch.float32)
     with pytest.raises(RopeError, match="backend"):
         linear_attention(q, k, v, rope, form="rotated", backend="triton")
@@ -412,7 +414,7 @@ def test_decaying_attention_stays_finite_over_a_long_sequence():
 @pytest.mark.parametrize(
     ("rate", "field"), [(-0.1, "rate"), (float("nan"), "rate"), (torch.ones(HEADS + 1), "rate")]
 )
-def test_a_rate_that_means_nothing_is_refused(rate, field):
+def test_a_bad_decay_rate_is_refused(rate, field):
     with pytest.raises(RopeError, match=f"^{field}: "):
         decaying_linear_attention(*draw(), rate)
 

@@ -122,7 +122,7 @@ def close(got, expected):
 
 @methods
 @pytest.mark.parametrize("kind", ["causal", "window", "mask", "padding", "documents"])
-def test_attention_equals_the_definition(name, kind, monkeypatch):
+def test_remapped_attention_equals_the_definition(name, kind, monkeypatch):
     layer, x = (
         make(name, **({"window": 6} if kind == "window" else {})),
         torch.randn(BATCH, SEQ, MODEL_DIM).double(),
@@ -178,7 +178,7 @@ def test_flex_attention_gives_the_same_output_and_log_sum_exp(monkeypatch):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-5)
 
 
-def test_memory_stays_bounded(monkeypatch):
+def test_remapped_attention_holds_a_bounded_part_of_the_scores(monkeypatch):
     """No tensor of all scores is formed: the largest has MOST_SCORES entries."""
     monkeypatch.setattr(lse, "MOST_SCORES", 4096)
     sizes, block = [], lse._block
@@ -220,7 +220,7 @@ def test_decoding_left_padded_rows_equals_each_row_alone(name):
 
 
 @pytest.mark.parametrize("name", ["rerope", "leaky_rerope"])
-def test_log_n_multiplies_the_queries(name):
+def test_log_n_length_multiplies_the_queries(name):
     layer, x = make(name, of_remapping={"log_n_length": 4}), torch.randn(1, SEQ, MODEL_DIM).double()
     positions = torch.arange(SEQ)[None]
     close(
@@ -231,7 +231,7 @@ def test_log_n_multiplies_the_queries(name):
 
 
 @methods
-def test_short_contexts_are_plain_rope(name):
+def test_within_the_window_or_first_chunk_distances_are_the_true_ones(name):
     """Within the window, or the first chunk, the distances are the true ones."""
     options = {"chunk": 21, "local": 5} if name == "dca" else {"window": 16}
     positions = torch.arange(16)
@@ -253,7 +253,7 @@ def test_no_distance_exceeds_the_trained_length(name, trained, served):
 
 
 @pytest.mark.parametrize("remapping", [ReRope(3, 4), DualChunk(6, 2, length=4)], ids=str)
-def test_rows_at_other_positions_are_those_rows_alone(remapping):
+def test_rows_with_different_positions_equal_each_row_alone(remapping):
     """Also the factor of the queries, which grows with the position."""
     torch.manual_seed(1)
     layer = Attention(
@@ -297,7 +297,7 @@ def test_gradients_equal_those_of_the_scores_by_definition():
         torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-10)
 
 
-def test_bfloat16_stays_within_rounding():
+def test_remapped_attention_in_bfloat16_stays_within_rounding():
     layer, x = make("self_extend"), torch.randn(1, SEQ, MODEL_DIM).double()
     expected = layer(x).out
     got = layer.bfloat16()(x.bfloat16()).out
@@ -307,7 +307,7 @@ def test_bfloat16_stays_within_rounding():
     )
 
 
-def test_what_cannot_be_remapped_is_refused():
+def test_encodings_calls_and_sizes_that_cannot_be_remapped_are_refused():
     with pytest.raises(RopeError, match="only rotates q and k"):
         Attention(12, 2, encoding="alibi", remapping=ReRope())
     with pytest.raises(RopeError, match="only rotates q and k"):

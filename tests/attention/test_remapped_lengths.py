@@ -17,7 +17,7 @@ SEQ = 40
     "remapping", [ReRope(8), SelfExtend(2, 8), DualChunk(12, 4)], ids=lambda each: each.name
 )
 @pytest.mark.parametrize("kind", ["default", "shared", "uint8", "padding"])
-def test_frequencies_are_those_of_the_true_length(remapping, kind):
+def test_remapped_pieces_use_the_frequencies_of_the_true_length(remapping, kind):
     """The scores by definition: each row's frequencies at its last position + 1, times the remapped
     distances.
     """
@@ -53,7 +53,7 @@ def test_frequencies_are_those_of_the_true_length(remapping, kind):
         torch.testing.assert_close(found[real], torch.cat(expected), atol=1e-10, rtol=1e-8)
 
 
-def test_no_tokens_have_no_length():
+def test_remapped_attention_of_no_tokens_gives_no_output():
     assert Attention(32, 4, encoding=SPEC, remapping=SelfExtend(2, 8))(
         torch.zeros(2, 0, 32)
     ).out.shape == (2, 0, 32)

@@ -45,7 +45,7 @@ def written(
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_sink_is_a_column_of_the_softmax(window):
+def test_a_learned_sink_is_one_more_column_of_the_softmax(window):
     made, x = layer(window=window), torch.randn(2, 9, 24, dtype=torch.float64, requires_grad=True)
     i = torch.arange(9)
     hidden = (i[:, None] < i) | ((i[:, None] - i >= window) if window else False)
@@ -66,7 +66,7 @@ def test_a_sink_is_a_column_of_the_softmax(window):
     assert made.sinks.grad.abs().min() > 0
 
 
-def test_sinks_with_padding_and_a_cache():
+def test_sinks_with_padding_or_a_cache_equal_the_plain_pass():
     made, x, cache = layer(), torch.randn(2, 7, 24, dtype=torch.float64), KVCache()
     whole = made(x).out
     pieces = [made(x[:, a:b], cache=cache).out for a, b in ((0, 4), (4, 5), (5, 7))]
@@ -91,7 +91,7 @@ def test_blocks_of_queries_have_their_own_part_of_the_bias(encoding, cached, mon
         assert_close(made(x[:, 3 if cached else 0 :], **call).out, expected, rtol=0, atol=1e-12)
 
 
-def test_what_sinks_refuse():
+def test_sinks_refuse_a_remapping_and_dropout_in_training():
     with pytest.raises(RopeError, match="sinks: must be None with a remapping"):
         Attention(24, 4, sinks=LearnedSinks(), remapping=DualChunk(8, 2))
     made = Attention(24, 4, sinks=LearnedSinks(), dropout=0.1)
@@ -100,7 +100,7 @@ def test_what_sinks_refuse():
     made.eval()(torch.randn(1, 4, 24))
 
 
-def test_dual_chunks_sharpen_beyond_their_length():
+def test_dual_chunks_multiply_scores_beyond_their_length():
     """m^2 on the scores, m = max(1, 1 + 0.1 log(n / length)), n the tokens up to the query."""
     factor = DualChunk(6, 2, length=4).query_factor(torch.arange(12))
     assert factor is not None

@@ -60,7 +60,7 @@ def rules(kind):
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_every_encoding_and_mask_equals_the_definition(name, kind):
+def test_attention_with_every_encoding_and_mask_equals_the_definition(name, kind):
     options, call = rules(kind)
     if not options.get("causal", True) and ENCODINGS[name].causal_only:
         with pytest.raises(RopeError, match="causal"):
@@ -106,7 +106,7 @@ def test_a_subclass_of_rotary_rotates_by_its_own_function():
 # torch tells that this CPU lacks the instructions, then goes on
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lower_precision_stays_within_rounding(dtype):
+def test_attention_in_float32_and_bfloat16_stays_within_rounding(dtype):
     layer, x = make(qk_norm=HeadNorm()), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
     expected, _ = attention_by_definition(layer, x, positions_for(layer))
     got = layer.to(dtype)(x.to(dtype)).out
@@ -134,7 +134,7 @@ def test_decoding_token_by_token_equals_the_whole_pass(name, cache_options):
     assert len(cache) == SEQ
 
 
-def test_a_padded_chunk_goes_on_after_the_cached_tokens():
+def test_a_padded_chunk_continues_after_the_cached_tokens():
     layer, x = make(), torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64)
     real, cache = torch.tensor([[False, False, True, True], [True] * 4]), KVCache()
     layer(x[:, :3], cache=cache)
@@ -158,7 +158,7 @@ DYNAMIC = [
 
 
 @pytest.mark.parametrize("scaling", DYNAMIC, ids=lambda s: s.name)
-def test_scalings_that_follow_the_length_decode_as_an_uncached_run(scaling):
+def test_length_dependent_scalings_decode_as_without_a_cache(scaling):
     layer = make(rw.RopeSpec(head_dim=HEAD_DIM, scaling=scaling))
     x, cache = torch.randn(BATCH, SEQ, MODEL_DIM, dtype=torch.float64), KVCache()
     for i in range(SEQ):
@@ -194,7 +194,7 @@ def test_the_causal_mask_behind_a_cache_is_aligned_to_the_end():
     )
 
 
-def test_the_softmax_scale_follows_the_spec():
+def test_a_magnitude_on_q_k_or_the_softmax_scale_gives_the_same_output():
     spec = rw.RopeSpec(head_dim=HEAD_DIM, scaling=frequencies.Yarn(factor=4.0, original_length=8))
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
     outs = [
@@ -209,7 +209,7 @@ def test_the_softmax_scale_follows_the_spec():
     assert (plain - outs[0]).abs().max() > 1e-4
 
 
-def test_backends_are_chosen_with_a_reason_and_refused_with_one():
+def test_a_backend_is_chosen_with_a_reason_and_refused_with_a_reason():
     layer, x = make(), torch.randn(1, SEQ, MODEL_DIM)
     assert layer.backend_for(x) == ("sdpa", "torch's fused kernel is the default")
     layer.backend = "flex"
@@ -297,20 +297,20 @@ def test_a_layer_refuses_the_name_of_a_backend_that_it_cannot_have(options, name
             assert_refused("backend", lambda name=name: make(backend=name, **options))
 
 
-def test_every_kind_of_layer_says_its_backend():
+def test_backend_for_works_for_latent_and_decoder_attention():
     latent = LatentAttention(32, 4, kv_rank=8, nope_dim=8, rope_dim=4, value_dim=8, q_rank=6)
     for layer, width in ((latent, 32), (build("tiny").layers[0].self_attn, 64)):
         assert layer.backend_for(torch.randn(1, 3, width))[0] == "sdpa"
 
 
-def test_the_backend_of_a_call_that_is_refused():
+def test_backend_for_refuses_what_forward_refuses():
     layer, x = make(remapping=ReRope(4)), torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
     for ask in (layer, layer.backend_for):
         with pytest.raises(RopeError, match="return_weights"):
             ask(x, return_weights=True)
 
 
-def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
+def test_a_length_dependent_magnitude_on_the_softmax_scale_is_refused():
     spec = rw.RopeSpec(
         head_dim=HEAD_DIM, scaling=frequencies.DynamicYarn(original_length=4), magnitude_on="scale"
     )
@@ -320,7 +320,7 @@ def test_a_magnitude_that_follows_the_length_is_refused_on_the_scale():
     make(spec.with_(scaling=frequencies.Dynamic(factor=2.0, original_length=4)), scale=None)
 
 
-def test_documents_must_number_every_token():
+def test_documents_without_a_batch_axis_are_refused():
     with pytest.raises(RopeError, match="document index of every token"):
         make()(
             torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64),
@@ -369,7 +369,7 @@ def test_a_token_before_the_latest_is_rotated_for_the_length_of_the_cache():
     )
 
 
-def test_an_encoding_of_ones_own_gets_key_true_for_the_key(monkeypatch):
+def test_rotate_of_an_encoding_gets_key_true_for_keys_only(monkeypatch):
     layer, twice = make("none"), make("none", scale=0.8)
     monkeypatch.setattr(
         layer.encoding, "rotate", lambda x, positions, key, length=None: 2 * x if key else x

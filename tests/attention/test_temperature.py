@@ -32,7 +32,7 @@ def test_factors_are_the_published_ones(temperature, factors):
     assert got.tolist() == pytest.approx([*factors.values()], abs=1e-6)
 
 
-def test_learned_factors_start_from_the_published_ones():
+def test_learned_temperatures_start_with_the_published_factors():
     ssmax = QueryTemperature(LearnedLog(), 3)
     q = torch.ones(1, 3, 8, 2, dtype=torch.float64)
     got = ssmax.double()(q, torch.arange(8))
@@ -57,7 +57,7 @@ def test_ssmax_equals_that_of_tabicl():
     torch.testing.assert_close(ours(q, torch.arange(9)), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_equal_to_the_functions_of_transformers():
+def test_factors_equal_the_functions_of_transformers():
     pytest.importorskip("transformers", minversion="5.22")
     from transformers.models.beam.modeling_beam import compute_attention_scaling
     from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
@@ -86,7 +86,7 @@ def test_equal_to_the_functions_of_transformers():
 
 
 @pytest.mark.parametrize("name", TEMPERATURES)
-def test_attention_multiplies_its_queries(name):
+def test_attention_multiplies_its_queries_by_the_temperature(name):
     torch.manual_seed(1)
     layer = Attention(
         12, 3, temperature=TEMPERATURES[name](**({} if name == "learned_log" else {"length": 3}))
@@ -115,7 +115,7 @@ def test_attention_multiplies_its_queries(name):
     )
 
 
-def test_padding_and_documents_count_from_their_own_first_token():
+def test_a_temperature_counts_from_the_first_real_token_of_each_document():
     """transformers' Llama 4 counts from the cache, which gives padded rows other factors than the
     same row alone.
     """
@@ -142,17 +142,17 @@ def test_padding_and_documents_count_from_their_own_first_token():
         (LogAbove, "length", 1, 0, None),
     ],
 )
-def test_wrong_values_are_refused(kind, field, lowest, below, above):
+def test_bad_options_of_a_temperature_are_refused(kind, field, lowest, below, above):
     assert getattr(kind(**{field: lowest}), field) == lowest
     for value in (below, "1", float("nan"), *(() if above is None else (above,))):
         assert_refused(field, lambda value=value: kind(**{field: value}))
 
 
-def test_a_temperature_is_an_object_and_not_a_name():
+def test_the_name_of_a_temperature_is_refused():
     assert_refused("temperature", lambda: Attention(12, 3, temperature="log_n"))
 
 
-def test_positions_on_several_axes_are_refused():
+def test_a_temperature_refuses_positions_on_several_axes():
     layer, x = Attention(16, 2, encoding="rope_2d", temperature=LogN(2)), torch.randn(3, 7, 16)
     error = assert_refused("positions", lambda: layer(x, torch.zeros(2, 3, 7, dtype=torch.int64)))
     assert "with a temperature" in error.rule

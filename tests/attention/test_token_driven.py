@@ -64,14 +64,14 @@ def written(layer, x):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("name", MAKERS)
-def test_shared_keys_as_written_out(name, kv_heads):
+def test_every_layer_with_shared_keys_equals_the_definition(name, kv_heads):
     layer = made(name, num_kv_heads=kv_heads)
     x = torch.randn(2, 9, 24, dtype=torch.float64)
     assert_close(layer(x)[0], written(layer, x), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_padded_row_is_the_row_alone_and_continues_as_alone(name):
+def test_a_padded_row_equals_the_row_alone_also_when_continued(name):
     layer = made(name, num_kv_heads=2)
     real = torch.tensor(
         [
@@ -96,7 +96,7 @@ def test_a_padded_row_is_the_row_alone_and_continues_as_alone(name):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_packed_documents_are_documents_alone(name):
+def test_packed_documents_equal_each_document_alone(name):
     layer = made(name, num_kv_heads=2)
     # neighbours or not
     documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2], [5, 3, 5, 5, 3, 3, 0, 5]])
@@ -135,7 +135,7 @@ def test_no_tokens_give_no_output_and_keep_the_state(name):
     assert layer(x[:, :0], documents=torch.zeros(2, 0, dtype=torch.int64))[0].shape == (2, 0, 24)
 
 
-def test_what_they_refuse():
+def test_documents_with_a_state_and_bad_sizes_are_refused():
     layer, x = made("path"), torch.randn(1, 4, 24, dtype=torch.float64)
     state = layer(x)[1]
     with pytest.raises(RopeError, match="give each document its own row"):

@@ -102,7 +102,7 @@ def assert_rules_hold(op, rules, arguments, axes_of_x):
 
 @pytest.mark.parametrize("order", SHAPES)
 @pytest.mark.parametrize("angles", ANGLES)
-def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
+def test_the_rules_of_rotate_give_parts_of_the_rotated_tensor(angles, order):
     """Tokens may be sharded only if positions are given: counted ones would start at 0 on every
     rank.
     """
@@ -128,7 +128,7 @@ def test_rotated_parts_are_parts_of_the_rotated_tensor(angles, order):
     [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), (1, HEADS, SEQ)],
     ids=str,
 )
-def test_tensors_rotated_by_tables_in_parts(table, order):
+def test_the_rules_of_rotate_by_table_give_parts_of_the_rotated_tensor(table, order):
     shape, seq_dim, numbers = SHAPES[order]
     angles = torch.randn(*table, HEAD_DIM // 2)
     arguments = (torch.randn(shape), angles.cos(), angles.sin(), "half", "half", 0, seq_dim)
@@ -146,7 +146,7 @@ def test_tensors_rotated_by_tables_in_parts(table, order):
         ("two axes", {1, 2}),
     ],
 )
-def test_tables_of_parts_are_parts_of_the_table(angles, dims):
+def test_the_rules_of_cos_sin_give_parts_of_the_tables(angles, dims):
     """One length for all rows has no rows to shard."""
     spec, positions, length = ANGLES[angles]
     arguments = (positions, length, 1, spec.fingerprint, "auto", torch.float32, False)
@@ -158,7 +158,7 @@ def test_tables_of_parts_are_parts_of_the_table(angles, dims):
 @pytest.mark.parametrize(
     "map_of_heads", [axes.by_head([1, 1], 4), axes.GoldenAxes(2, 4)], ids=["by head", "golden"]
 )
-def test_tables_of_each_head_in_parts(map_of_heads):
+def test_the_rules_of_cos_sin_hold_for_tables_of_each_head(map_of_heads):
     spec, positions = rw.RopeSpec(HEAD_DIM, axes=map_of_heads), some_positions(2, BATCH, SEQ)
     positions = positions / 50 if spec.fractional else positions
     arguments = (positions, None, 1, spec.fingerprint, "auto", torch.float32, False)
@@ -179,7 +179,7 @@ def test_tiles_end_at_jumps_of_up_to_eight_runs():
     assert [(span.first, span.last) for span in spans(in_runs(9), 64)] == [(0, 17)]
 
 
-def test_linear_attention_takes_eight_runs_of_tokens(alone):
+def test_ring_linear_attention_takes_eight_runs_of_tokens_and_refuses_nine(alone):
     rope, order = rw.Rope(PLAIN), in_runs(8)
     q, k, v = torch.randn(3, 2, HEADS, 16, HEAD_DIM, dtype=torch.float64)
     expected, state = linear_attention(q, k, v, rope)
@@ -192,7 +192,7 @@ def test_linear_attention_takes_eight_runs_of_tokens(alone):
         ring_linear_attention(longer, longer, longer, rope, order=in_runs(9))
 
 
-def test_linear_attention_counts_sums_of_weights_beyond_a_millionth(alone):
+def test_ring_linear_attention_gives_0_where_the_denominator_is_below_a_millionth(alone):
     """relu features of 1 and 1.5e-6 in the first channel: their product is the only weight of the
     first token.
     """
@@ -285,7 +285,7 @@ def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_he
     assert entered == [(dist.group.WORLD, "cuda")] * (2 if with_grad else 1)
 
 
-def test_torchs_context_can_shard_the_buffer_that_it_is_given(alone):
+def test_torchs_context_parallel_accepts_our_placeholder_buffer(alone):
     """Entered on a CPU, where it has no attention kernels, and left again."""
     pytest.importorskip(
         "torch.distributed.tensor.experimental", reason="this torch has no context parallel"

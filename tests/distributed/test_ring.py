@@ -72,7 +72,7 @@ def failures(results, holds):
 
 @pytest.mark.parametrize("comparing", [0, 2])
 @pytest.mark.parametrize("kind", ["encoding", "linear", "softmax"])
-def test_many_ranks_equal_one_process_forth_and_back(found, kind, comparing):
+def test_many_ranks_equal_one_process_forward_and_backward(found, kind, comparing):
     """Ranks 0 and 2 are the first of their groups, which compare."""
     of_kind = lambda name: (
         next((k for k in ("encoding", "linear") if f"ranks, {k}" in name), "softmax") == kind
@@ -93,7 +93,7 @@ def test_random_shards_equal_the_definition_on_the_whole_sequence(found, kind, r
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_ranks_that_do_not_agree_are_told_so_on_every_rank(found, rank):
+def test_arguments_that_differ_between_ranks_raise_the_same_error_on_every_rank(found, rank):
     """Each of these once aborted the process, hung, or went unnoticed."""
     fields = {
         "head_tail of other sizes": "order",
@@ -109,25 +109,25 @@ def test_ranks_that_do_not_agree_are_told_so_on_every_rank(found, rank):
         "another dtype, linear": "dtype",
         "striped, linear": "order",
     }
-    expected |= {f"{name} on one rank": name for name in ("padding", "documents")} | {
-        "other positions": "positions axes"
+    expected |= {f"{name} on one rank": f"{name} given" for name in ("padding", "documents")} | {
+        "other positions": "leading axes of k_positions"
     }
     expected |= {"unshard of another width": "axis 1 of x", "unshard of another dtype": "dtype"}
     assert found[rank]["refusals"] == expected | {"unshard of head_tail shards": "order"}
 
 
-def test_every_encoding_goes_round(found):
+def test_every_encoding_is_among_the_ring_cases(found):
     assert {f"2 ranks, encoding {name}" for name in ENCODINGS} <= set(found[0]["ring"])
 
 
 @needs_torch_2_7("a DTensor cannot be rotated in place; the other cases pass")
-def test_a_rotation_on_a_mesh_is_the_rotation_of_the_whole(found):
+def test_a_rotated_dtensor_equals_the_rotated_whole_tensor(found):
     results = {name: result for name, result in found[0]["mesh"].items() if name != "fsdp"}
     assert failures(results, lambda _, result: result[0] < 1e-6) == {}
 
 
 @needs_torch_2_7("a DTensor cannot be rotated in place; the other cases pass")
-def test_a_mesh_gathers_or_refuses_only_what_cannot_stay_cut(found):
+def test_a_dtensor_is_gathered_or_refused_only_if_it_cannot_stay_sharded(found):
     """Pairs cannot be torn apart, and tokens without positions cannot be counted from the middle."""
     gathered = {name for name, (_, stayed) in found[0]["mesh"].items() if not stayed}
     cuts = (
@@ -160,7 +160,7 @@ def test_a_silent_or_a_lost_rank_is_an_error_not_a_hang(tmp_path, how):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("engine", "world"), [("torch", 2), ("ring", 1)])
-def test_both_engines_on_a_gpu(tmp_path, engine, world):
+def test_both_engines_on_a_gpu_equal_the_definition(tmp_path, engine, world):
     (results, *_) = ranks.measured(
         world, tmp_path, cuda_cases.of_torch if engine == "torch" else cuda_cases.of_ring
     )
@@ -351,7 +351,7 @@ def test_the_engine_is_chosen_with_a_reason(alone):
     [
         ("must divide", {"k": torch.randn(1, 2, 4, 6)}),
         ("must divide", dict.fromkeys("kv", torch.randn(1, 0, 4, 6))),
-        ("q's batch, S and D", {"k": torch.randn(1, 3, 5, 6)}),
+        ("k must have q's batch, S and D", {"k": torch.randn(1, 3, 5, 6)}),
         ("the bias depends on them", {"encoding": lambda q, a, b: None}),
         (r"must be integer \[1, 4\]", {"documents": torch.zeros(1, 8, dtype=torch.int64)}),
         (r"must be boolean \[1, 4\]", {"padding": torch.ones(4, dtype=torch.bool)}),
@@ -398,7 +398,7 @@ def test_one_rank_is_plain_attention(alone):
     assert {name: error for name, error in wrong.items() if error > 1e-10} == {}
 
 
-def test_a_quiet_encoding_has_no_bias():
+def test_bias_of_is_none_for_encodings_that_add_nothing_to_scores():
     assert {
         name
         for name, kind in ENCODINGS.items()

@@ -33,7 +33,7 @@ def alone():
 
 
 @pytest.mark.parametrize("factor", [temperature.LogN(3), temperature.LearnedLog(2)], ids=str)
-def test_the_queries_of_a_ring_have_their_temperature(alone, factor):
+def test_ring_attention_multiplies_queries_by_their_temperature(alone, factor):
     layer, x, positions = (
         Attention(32, 4, temperature=factor).double(),
         torch.randn(2, 9, 32).double(),
@@ -59,13 +59,13 @@ def test_the_queries_of_a_ring_have_their_temperature(alone, factor):
     ],
     ids=str,
 )
-def test_a_ring_refuses_what_it_does_not_compute(alone, field, options):
+def test_ring_attention_refuses_options_that_it_does_not_compute(alone, field, options):
     layer = Attention(32, 4, **options)
     with pytest.raises(RopeError, match=f"^{field}: .*ring attention"):
         ring_forward(layer, torch.randn(2, 9, 32), torch.arange(9))
 
 
-def test_a_context_run_refuses_linear_attention(alone):
+def test_context_parallel_training_refuses_linear_attention(alone):
     """Its layers would attend to the tokens of their own rank only."""
     sizes = {
         "vocab_size": 17,
@@ -109,6 +109,6 @@ def test_linear_attention_in_a_ring_refuses_frequencies_that_depend_on_the_lengt
     ],
     ids=["rotary_value", "latent", "linear"],
 )
-def test_a_ring_refuses_other_layers_by_name(alone, field, make):
+def test_ring_attention_refuses_layers_that_attend_in_another_way(alone, field, make):
     with pytest.raises(RopeError, match=f"^{field}: .*ring attention"):
         ring_forward(make(), torch.randn(2, 9, 32), torch.arange(9))

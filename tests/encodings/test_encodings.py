@@ -59,7 +59,7 @@ def test_relative_means_that_a_shift_of_all_positions_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
+def test_the_declared_entry_point_is_the_one_used_and_none_ignores_order(name):
     encoding = make(name)
     first, second = torch.tensor([0, 1, 2, 3, 4, 5, 6]), torch.tensor([0, 2, 1, 3, 4, 6, 5])
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_the_declared_door_is_the_one_used_and_none_knows_no_order(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_linear_means_that_scores_are_an_inner_product(name):
+def test_linear_is_declared_for_encodings_without_a_bias_except_pope_and_fope(name):
     """Linear attention needs scores of rank head_dim; a bias on the scores is no inner product of q
     and k.
     """
@@ -93,7 +93,7 @@ def test_linear_means_that_scores_are_an_inner_product(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_bounded_means_that_positions_end(name):
+def test_bounded_encodings_refuse_positions_beyond_the_trained_length(name):
     encoding, x = make(name), torch.randn(1, 1, MODEL_DIM, dtype=torch.float64)
     far = at(encoding, torch.tensor([LENGTH]))
     if not encoding.bounded:
@@ -104,7 +104,7 @@ def test_bounded_means_that_positions_end(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_causal_only_means_that_later_keys_are_not_told_apart_from_nothing(name):
+def test_causal_only_encodings_do_not_tell_later_keys_apart_or_grow_ahead(name):
     """An encoding declared for both directions must tell a key d ahead from one d behind, or treat
     them alike on purpose.
     """
@@ -139,7 +139,7 @@ def test_positions_of_each_row_give_the_bias_of_that_row(name, rows):
         )
 
 
-def test_alibi_slopes_by_hand():
+def test_alibi_slopes_and_bias_equal_the_published_numbers():
     assert alibi_slopes(8).tolist() == [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(4).tolist() == [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]
     torch.testing.assert_close(
@@ -164,7 +164,7 @@ def test_t5_buckets_equal_transformers(bidirectional):
     assert torch.equal(t5_bucket(distance, 32, 128, bidirectional), theirs)
 
 
-def test_kerple_by_formula():
+def test_kerple_equals_its_formula():
     log, power = make("kerple_log"), make("kerple_power")
     where, key = torch.tensor([9]), torch.tensor([9, 7, 4])
     softplus, sigmoid = (lambda t: math.log1p(math.exp(t))), (lambda t: 1 / (1 + math.exp(-t)))
@@ -183,7 +183,7 @@ def test_kerple_by_formula():
     assert all(torch.isfinite(p.grad).all() for p in power.parameters())
 
 
-def test_fire_by_formula():
+def test_fire_equals_its_formula():
     fire = make("fire")
     rate = math.log1p(math.exp(fire.raw_rate.item()))
     threshold = LENGTH / (1 + math.exp(-fire.raw_threshold.item()))
@@ -226,7 +226,7 @@ def test_nezha_vectors_are_sinusoids_of_key_minus_query(query, key):
     torch.testing.assert_close(torch.stack(rotated, -1).flatten(), vector)
 
 
-def test_sinusoidal_by_hand_and_learned_is_a_lookup():
+def test_sinusoidal_equals_its_formula_and_learned_looks_up_its_table():
     zero = torch.zeros(1, 1, MODEL_DIM, dtype=torch.float64)
     found = make("sinusoidal").embed(zero, torch.tensor([3]))[0, 0]
     assert found[:2].tolist() == pytest.approx([math.sin(3), math.cos(3)])
@@ -235,7 +235,7 @@ def test_sinusoidal_by_hand_and_learned_is_a_lookup():
     assert torch.equal(learned.embed(zero, torch.tensor([3]))[0, 0], learned.table.weight[3])
 
 
-def test_rows_at_other_positions_have_their_own_sinusoids_and_vectors():
+def test_rows_with_different_positions_get_their_own_input_vectors():
     positions = torch.tensor([[0, 5, 11], [7, 2, 3]])
     zero = torch.zeros(2, 3, MODEL_DIM, dtype=torch.float64)
     found = make("sinusoidal").embed(zero, positions)
@@ -254,7 +254,7 @@ def test_rows_at_other_positions_have_their_own_sinusoids_and_vectors():
     assert torch.equal(learned.embed(zero, positions)[1, 0], learned.table.weight[7])
 
 
-def test_learned_vectors_begin_as_narrow_as_word_embeddings():
+def test_learned_vectors_start_with_the_deviation_of_word_embeddings():
     table = make_encoding(
         "learned", num_heads=2, head_dim=32, model_dim=64, length=1000
     ).table.weight
@@ -268,12 +268,12 @@ def test_relative_bias_reads_the_distance_and_clips_it():
     assert torch.equal(found[:, 1, 1], encoding.table[:, -1])
 
 
-def test_unknown_names_are_refused():
+def test_an_unknown_encoding_name_is_refused_with_the_known_ones():
     with pytest.raises(RopeError, match="rope_alibi"):
         make_encoding("rotary", num_heads=1, head_dim=2)
 
 
-def test_every_encoding_says_what_it_is():
+def test_every_encoding_has_an_entry_point_and_a_docstring():
     for encoding in ENCODINGS.values():
         assert encoding.entry in ("none", "input", "qk", "scores")
         assert encoding.__doc__
@@ -327,13 +327,13 @@ def test_t5_refuses_buckets_that_hold_no_distance(name, few, near):
         ("fope", "gain", math.nan),
     ],
 )
-def test_a_value_that_means_nothing_is_refused(name, field, value):
+def test_bad_options_of_an_encoding_are_refused(name, field, value):
     sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=16)
     assert_refused(field, lambda: ENCODINGS[name](sizes, **{field: value}))
 
 
 @pytest.mark.parametrize("field", ["num_heads", "head_dim", "model_dim", "length"])
-def test_sizes_are_at_least_one(field):
+def test_sizes_below_one_are_refused(field):
     sizes = {"num_heads": 2, "head_dim": 4, "model_dim": 8, "length": 16}
     assert_refused(field, lambda: Sizes(**sizes | {field: 0}))
     assert_refused(field, lambda: Sizes(**sizes | {field: -3}))

@@ -22,7 +22,7 @@ def configured():
         yield
 
 
-def test_fope():
+def test_fope_equals_vllm():
     from vllm.model_executor.layers.rotary_embedding.fope import FourierRotaryEmbedding
 
     ours = Fourier(Sizes(3, 8, 24, 64), gain=0.6, per_head=True)
@@ -40,7 +40,7 @@ def test_fope():
         )
 
 
-def test_dual_chunk_attention(monkeypatch):
+def test_the_positions_of_dual_chunk_attention_equal_vllm(monkeypatch):
     from vllm.model_executor.layers.rotary_embedding.dual_chunk_rope import DualChunkRotaryEmbedding
 
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)

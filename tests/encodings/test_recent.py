@@ -61,7 +61,7 @@ def test_pope_gives_the_published_numbers():
 @pytest.mark.parametrize(
     "spec", [rw.RopeSpec(D), rw.RopeSpec(2 * D, rotary_dim=D), rw.RopeSpec(2 * D, rotary_start=2)]
 )
-def test_pope_rotates_all_of_twice_the_head(spec):
+def test_pope_refuses_a_spec_that_does_not_rotate_twice_the_head(spec):
     assert_refused("spec", lambda: Polar(sizes(), spec))
     near(
         scores(Polar(sizes(), rw.RopeSpec(2 * D, layout="interleaved")).double())[0, 0, 3, [1, 3]],
@@ -69,7 +69,7 @@ def test_pope_rotates_all_of_twice_the_head(spec):
     )
 
 
-def test_pope_is_its_definition_with_shared_keys_and_far_positions():
+def test_pope_equals_its_definition_with_shared_keys_and_far_positions():
     pope = Polar(sizes(4)).double()
     torch.nn.init.uniform_(pope.delta, -6.0, -0.1)
     q, k = (
@@ -94,7 +94,7 @@ def test_pope_is_its_definition_with_shared_keys_and_far_positions():
 
 
 @pytest.mark.parametrize("package", ["PoPE_pytorch", "x_transformers"])
-def test_pope_equals_the_packages(package):
+def test_pope_equals_two_other_packages(package):
     peer = pytest.importorskip(package)
     q, k = torch.randn(1, 3, 9, D), torch.randn(1, 3, 9, D)
     pope = Polar(sizes(3))
@@ -134,7 +134,7 @@ def test_fope_gives_the_published_number_and_is_not_relative():
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_fope_is_its_definition_for_rows_and_heads(per_head):
+def test_fope_equals_its_definition_for_each_row_and_head(per_head):
     fope = Fourier(sizes(3), gain=0.5, per_head=per_head).double()
     x, at = (
         torch.randn(2, 3, 5, D, dtype=torch.float64),
@@ -164,7 +164,7 @@ def test_fope_is_its_definition_for_rows_and_heads(per_head):
     )
 
 
-def test_keys_of_fope_stay_where_they_are_and_those_of_pope_move():
+def test_a_cache_refuses_to_move_keys_of_fope_and_moves_those_of_pope():
     at = torch.arange(5)[None]
     for name, moves in (("fope", False), ("pope", True)):
         layer = rw.Attention(16, 2, encoding=name, length=64).double()
@@ -214,7 +214,7 @@ def test_rope_plus_gives_the_published_number_and_runs_in_attention():
     assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-12)
 
 
-def test_a_phase_has_its_gradient():
+def test_the_gradient_of_a_phase_is_the_derivative_of_the_rotation():
     x, phase = (
         torch.randn(2, 3, 5, D, dtype=torch.float64),
         torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True),
@@ -232,7 +232,7 @@ def test_selective_phases_give_the_published_number():
     near((q @ k.mT)[0, 0, 3, 1], -2.386078)
 
 
-def test_the_rotating_state_equals_the_sum_of_angles():
+def test_linear_by_steps_equals_linear_by_sums():
     q, k, v = (torch.randn(2, 3, 7, D, dtype=torch.float64) for _ in range(3))
     steps, log_decay = (
         torch.randn(2, 3, 7, 4, dtype=torch.float64),
@@ -256,7 +256,7 @@ def test_the_rotating_state_equals_the_sum_of_angles():
         lambda: PathAttention(24, 3, chunk=4),
     ],
 )
-def test_a_sequence_in_pieces_is_the_whole_sequence_and_every_weight_learns(make):
+def test_a_sequence_in_pieces_equals_the_whole_and_every_weight_gets_a_gradient(make):
     layer = make().double()
     x = torch.randn(2, 11, 24, dtype=torch.float64)
     whole, state, pieces = layer(x)[0], None, []
@@ -293,7 +293,7 @@ def test_path_gives_the_published_numbers():
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 64])
-def test_path_in_chunks_is_the_definition(chunk):
+def test_path_in_chunks_equals_the_definition(chunk):
     q, k = torch.randn(2, 2, 3, 11, 6, dtype=torch.float64)
     w = torch.nn.functional.normalize(torch.randn(2, 3, 11, 6, dtype=torch.float64), dim=-1)
     beta = 2 * torch.rand(2, 3, 11, dtype=torch.float64)

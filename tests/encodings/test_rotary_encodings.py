@@ -146,7 +146,7 @@ def test_nezha_adds_the_vectors_of_the_distances_to_the_values():
         ("pope", False),
     ],
 )
-def test_an_encoding_only_rotates_without_a_bias_and_with_heads_of_their_own_width(name, only):
+def test_only_rotates_is_false_for_encodings_with_a_bias_or_another_rotate(name, only):
     assert make_encoding(name, num_heads=2, head_dim=8).only_rotates is only
 
 
@@ -161,11 +161,11 @@ def test_a_head_with_fewer_pairs_than_axes_leaves_out_the_last_axes(name, head_d
 
 
 @pytest.mark.parametrize("kind", [RotaryAlibi, RotaryRelativeBias])
-def test_a_bias_of_one_distance_needs_one_axis(kind):
+def test_a_rotation_with_a_bias_refuses_several_axes(kind):
     assert_refused("spec", lambda: kind(Sizes(2, 16, 32, 64), RopeSpec(16, axes=axes.axial(4, 4))))
 
 
-def test_small_unsigned_positions_have_negative_distances():
+def test_distances_of_unsigned_positions_do_not_wrap():
     alibi, at = make_encoding("alibi", num_heads=2, head_dim=16), torch.arange(4)
     q = torch.zeros(1, 2, 4, 16)
     assert torch.equal(alibi.bias(q, at.to(torch.uint8), at.to(torch.uint8)), alibi.bias(q, at, at))

@@ -15,7 +15,7 @@ def made(head_dim):
     return VJepa2(Sizes(2, head_dim, 2 * head_dim, 64))
 
 
-def test_the_published_number():
+def test_vjepa2_gives_the_published_number():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64).repeat(3)[None, None, None]
     found = made(12).rotate(x, torch.tensor([3]), key=False).view(3, 4)
     expected = torch.tensor([-1.272233, 2.029096, -3.534458, 4.088187], dtype=torch.float64)
@@ -23,7 +23,7 @@ def test_the_published_number():
 
 
 @pytest.mark.parametrize(("head_dim", "slice_dim"), [(64, 20), (12, 4), (7, 2), (20, 6)])
-def test_equals_transformers(head_dim, slice_dim):
+def test_vjepa2_equals_transformers(head_dim, slice_dim):
     modeling = pytest.importorskip("transformers.models.vjepa2.modeling_vjepa2")
     config = modeling.VJEPA2Config(crop_size=12, patch_size=4, frames_per_clip=4, tubelet_size=2)
     theirs = modeling.VJEPA2RopeAttention(config, 2 * head_dim, 2)
@@ -34,7 +34,7 @@ def test_equals_transformers(head_dim, slice_dim):
     assert_close(encoding.rotate(x, positions, key=False), expected, rtol=0, atol=2e-6)
 
 
-def test_rows_at_other_positions_are_those_rows_alone():
+def test_rows_with_different_positions_equal_each_row_alone():
     encoding, x, positions = (
         made(14),
         torch.randn(2, 3, 5, 14, dtype=torch.float64),
@@ -51,7 +51,7 @@ def test_rows_at_other_positions_are_those_rows_alone():
     assert_close(same, encoding.rotate(x, positions[0, 0].expand(3, 2, 5), key=True))
 
 
-def test_it_is_no_rotation_and_not_relative():
+def test_vjepa2_is_no_rotation_and_not_relative():
     encoding, x = made(12), torch.randn(1, 2, 5, 12, dtype=torch.float64)
     positions = torch.randint(1, 40, (3, 1, 5))
     rotated_x = encoding.rotate(x, positions, key=False)
@@ -61,7 +61,7 @@ def test_it_is_no_rotation_and_not_relative():
     assert (shifted @ shifted.mT - rotated_x @ rotated_x.mT).abs().max() > 0.01
 
 
-def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():
+def test_attention_takes_vjepa2_and_a_cache_refuses_to_move_its_keys():
     layer = rw.Attention(24, 2, encoding=made(12), causal=False)
     x, cache = torch.randn(1, 6, 24), KVCache()
     assert layer(x, rw.positions.grid(1, 2, 3), cache=cache).out.shape == x.shape
@@ -79,5 +79,5 @@ def test_attention_takes_it_and_a_cache_refuses_to_move_its_keys():
     assert torch.equal(unrotated.seen.positions, cache.seen.positions + 1)
 
 
-def test_names_the_bad_field():
+def test_a_head_too_small_for_three_axes_is_refused():
     assert_refused("head_dim", lambda: made(5))

@@ -16,7 +16,7 @@ from ropewalk.attention.remap import DualChunk, SelfExtend
     ids=lambda remapping: type(remapping).__name__,
 )
 @pytest.mark.parametrize("sizes", [(1, 4, 2, 261, 20, 20), (2, 6, 2, 5, 16, 24)], ids=str)
-def test_it_equals_plain_torch(remapping, sizes):
+def test_banded_attention_equals_plain_torch(remapping, sizes):
     """Odd sizes, grouped heads, values of another width, and queries that see no key of a piece."""
     for call in calls(remapping, *sizes):
         assert lse.triton_why_not(call) is None

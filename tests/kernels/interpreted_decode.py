@@ -63,7 +63,7 @@ def _seed():
 
 @dtypes
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
-def test_products_of_the_library(dtype, finish):
+def test_products_of_the_library_equal_the_definition(dtype, finish):
     """65 rows without a tile use the library's product."""
     for bias in (False, True):
         check_product(dtype, 65, None, finish, bias)
@@ -74,7 +74,7 @@ def test_products_of_the_library(dtype, finish):
 @pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))])
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
-def test_products(dtype, rows, tile, finish, bias):
+def test_products_of_every_tile_equal_the_definition(dtype, rows, tile, finish, bias):
     check_product(dtype, rows, tile, finish, bias)
 
 
@@ -153,7 +153,7 @@ def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate
 
 
 @dtypes
-def test_norm(dtype):
+def test_the_norm_equals_the_definition(dtype):
     x, weight = random(3, K, dtype=dtype), random(K, dtype=dtype)
     out = launch.normed(x, launch.Norm(weight, 0.01), torch.empty_like(x))
     assert relative_error(out, rms_normed(x, weight, 0.01)) < DTYPES[dtype]
@@ -164,7 +164,9 @@ def test_norm(dtype):
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("shared", [1, 3])
 @pytest.mark.parametrize(("early", "num_keys"), [(False, 71), (True, 71), (True, 65), (True, 36)])
-def test_attention_over_a_padded_cache(dtype, splits, window, shared, early, num_keys):
+def test_attention_over_a_padded_cache_equals_the_definition(
+    dtype, splits, window, shared, early, num_keys
+):
     batch, tokens, dim = 2, 90, 20
     q = random(batch, K_HEADS * shared, dim, dtype=dtype)
     k, v = (random(batch, K_HEADS, tokens, dim, dtype=dtype) for _ in range(2))
@@ -216,7 +218,7 @@ def test_the_next_token_is_the_first_highest_logit(dtype, splits):
 
 
 @pytest.mark.parametrize("splits", [1, 4])
-def test_without_a_number_among_the_logits_the_next_token_is_still_one_of_the_vocabulary(splits):
+def test_logits_that_are_all_nan_still_give_a_token_of_the_vocabulary(splits):
     token, counters, x = (
         torch.tensor([-1], device=DEVICE),
         torch.zeros(3, dtype=torch.int64, device=DEVICE),
@@ -261,7 +263,7 @@ def expected(x, weight, bias, norm, spec, positions):
 @rows_and_tiles
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("norm", [False, True])
-def test_qkv_product(dtype, rows, tile, name, norm):
+def test_the_qkv_product_equals_the_definition(dtype, rows, tile, name, norm):
     check_qkv(dtype, rows, tile, SPECS[name], norm)
 
 
@@ -270,7 +272,7 @@ def test_qkv_product(dtype, rows, tile, name, norm):
 @pytest.mark.parametrize(
     "spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str
 )
-def test_qkv_product_of_wide_tiles(dtype, spec, norm):
+def test_the_qkv_product_of_wide_tiles_equals_the_definition(dtype, spec, norm):
     """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two
     parts, one of them narrower.
     """
@@ -365,7 +367,7 @@ def check_qkv(dtype, rows, tile, spec, norm):
 
 @pytest.mark.parametrize("backend", ["triton", "definition", None])
 @pytest.mark.parametrize("tokens", [(1,), (2, 3)])
-def test_the_public_call(backend, tokens):
+def test_qkv_norm_rope_returns_q_and_fills_the_cache(backend, tokens):
     spec = SPECS["part of the head"]
     width = (Q_HEADS + 2 * K_HEADS) * spec.head_dim
     x, weight = random(*tokens, K, dtype=torch.float32), random(width, K, dtype=torch.float32) / 6
@@ -396,7 +398,7 @@ def test_the_public_call(backend, tokens):
 
 
 @pytest.mark.parametrize("strided", ["x", "bias"])
-def test_strided_inputs(strided):
+def test_qkv_norm_rope_takes_strided_inputs(strided):
     """x with its rows as columns in memory, or every second element of a longer bias."""
     spec = SPECS["half"]
     x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32) / 6
@@ -418,7 +420,7 @@ def test_strided_inputs(strided):
         assert relative_error(each, want) < 4e-6
 
 
-def test_a_float8_cache():
+def test_a_float8_cache_equals_that_of_the_definition():
     spec = SPECS["half"]
     x, weight = random(2, K, dtype=torch.float16), random(48, K, dtype=torch.float16) / 6
     make = lambda: KVSlots(
@@ -446,7 +448,7 @@ def test_a_float8_cache():
         assert ((got - want).abs() <= want.abs() / 8 + 2**-9).all()
 
 
-def test_what_the_call_refuses():
+def test_qkv_norm_rope_refuses_bad_arguments():
     spec = SPECS["half"]
     x, weight = random(2, K, dtype=torch.float32), random(48, K, dtype=torch.float32)
     cache = KVSlots(*(torch.zeros(2, K_HEADS, 12, device=DEVICE) for _ in range(2)))
@@ -502,7 +504,7 @@ def test_the_workspace_of_a_stream_is_made_once_and_grows(monkeypatch):
     assert not small.holds(2, 3, 256, small.sums.device)
 
 
-def test_a_norm_without_a_graph_gives_the_same_again(norm_of_two_rows):
+def test_repeated_calls_with_a_head_norm_stay_right(norm_of_two_rows):
     call, want = norm_of_two_rows
     for _ in range(3):  # each call finds the workspace as the one before left it
         assert relative_error(call(), want) < 2e-2

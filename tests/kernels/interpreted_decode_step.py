@@ -42,7 +42,9 @@ def _steps_run_in_python(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "options"), [(1, {}), (2, {"qk_norm": True, "window": 4, "qkv_bias": True})], ids=str
 )
-def test_every_step_gives_the_logits_of_the_whole_text(rows, options, multiprocessors, monkeypatch):
+def test_every_captured_step_gives_the_logits_of_the_whole_text(
+    rows, options, multiprocessors, monkeypatch
+):
     """First after a given token, then after the most likely one; the last row is padded on the
     left.
 
@@ -98,7 +100,7 @@ def test_yielded_tokens_outlive_the_next_generation(monkeypatch):
     )
 
 
-def test_a_step_belongs_to_one_stream(monkeypatch):
+def test_a_captured_step_is_kept_for_one_stream(monkeypatch):
     """A generation on another CUDA stream would overwrite keys that the first has not read yet."""
     model, steps = Decoder(DecoderConfig(**SIZES, head_dim=8)).eval(), []
     for stream in (1, 2, 1):

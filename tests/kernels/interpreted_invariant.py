@@ -45,7 +45,7 @@ def dense(q, k, v, first_keys, scale, window):
 
 
 @pytest.mark.parametrize(("heads", "dims", "window"), [((1, 1), 16, None), ((3, 1), 12, 21)])
-def test_attention(heads, dims, window):
+def test_attention_is_right_and_a_query_alone_has_the_same_bits(heads, dims, window):
     """Queries of which some are padding; alone each has the same bits."""
     torch.manual_seed(1)
     q = torch.randn(2, 9, heads[0], dims)

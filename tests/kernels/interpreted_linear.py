@@ -75,7 +75,7 @@ def by_definition(q, k, v, positions, form, phi, scale, real, layout):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize(("form", "phi"), FORMS)
-def test_equals_the_quadratic_definition(form, phi, dtype, layout):
+def test_linear_attention_equals_the_quadratic_definition(form, phi, dtype, layout):
     q, k, v = draw(dtype)
     rope = rw.Rope(rw.RopeSpec(D, layout=layout))
     positions = torch.randint(0, 90, (B, S), device=DEVICE)
@@ -93,7 +93,7 @@ def test_equals_the_quadratic_definition(form, phi, dtype, layout):
     ("first", "second"), [("torch", "triton"), ("triton", "torch"), ("triton", "triton")]
 )
 @pytest.mark.parametrize(("form", "phi"), FORMS)
-def test_the_state_goes_on_where_the_other_backend_stopped(form, phi, first, second):
+def test_one_backend_continues_from_the_state_of_the_other(form, phi, first, second):
     q, k, v = draw()
     rope, how = rw.Rope(rw.RopeSpec(D)), {"form": form, "phi": phi}
     whole, last = linear_attention(q, k, v, rope, backend="torch", **how)
@@ -106,7 +106,7 @@ def test_the_state_goes_on_where_the_other_backend_stopped(form, phi, first, sec
         assert_close(ours, theirs, atol=2e-4, rtol=1e-4)
 
 
-def test_many_segments_share_one_row(monkeypatch):
+def test_segments_of_several_chunks_equal_plain_torch(monkeypatch):
     """Programs go through several chunks each, and start from what the segments before them left."""
     monkeypatch.setattr(kernels, "NARROW", (16, 2))
     monkeypatch.setattr(kernels, "PROGRAMS", 2 * B * H)
@@ -155,7 +155,7 @@ def test_gradients_are_those_of_the_definition(form, dtype):
         assert_close(ours, theirs, atol=tolerance, rtol=5 * tolerance)
 
 
-def test_views_with_gaps_and_magnitudes():
+def test_strided_views_and_a_magnitude_equal_plain_torch():
     yarn = rw.frequencies.Yarn(factor=4.0, original_length=64)
     rope = rw.Rope(rw.RopeSpec(D, scaling=yarn, magnitude_on="q"))
     wide = torch.randn(B, S, H, 3 * D, device=DEVICE).transpose(1, 2)
@@ -182,7 +182,7 @@ def test_a_layer_takes_the_kernels_by_itself_and_trains():
         (rw.RopeSpec(D, precision="hf"), {}, "exact phases"),
     ],
 )
-def test_what_they_cannot_take_goes_to_torch_unless_insisted(spec, options, reason):
+def test_a_call_that_the_kernels_refuse_runs_in_torch_unless_triton_is_named(spec, options, reason):
     q, k, v = draw(seq=5)
     with pytest.raises(RopeError, match=reason):
         linear_attention(q, k, v, rw.Rope(spec), backend="triton", **options)

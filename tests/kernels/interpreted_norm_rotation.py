@@ -136,34 +136,34 @@ def check(case: Case, make_cache=None, config: NormRotationConfig | None = None)
 
 @pytest.mark.parametrize("norm", ["", "no weight", "w", "1+w"])
 @pytest.mark.parametrize("spec", [WHOLE, PARTIAL], ids=["whole", "partial"])
-def test_every_norm(spec, norm):
+def test_every_norm_equals_the_definition(spec, norm):
     check(Case(spec, norm))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("layout_out", ["half", "interleaved"])
-def test_every_layout(layout, layout_out):
+def test_every_layout_equals_the_definition(layout, layout_out):
     check(Case(PARTIAL.with_(layout=layout, layout_out=layout_out)))
 
 
 @pytest.mark.parametrize("start", [0, 4])
-def test_a_rotated_slice_at_either_end(start):
+def test_a_rotated_slice_at_either_end_equals_the_definition(start):
     check(Case(PARTIAL.with_(rotary_start=start)))
 
 
-def test_a_power_of_two_needs_no_masks():
+def test_sizes_that_are_powers_of_two_equal_the_definition():
     check(Case(rw.RopeSpec(16), tokens=4), config=NormRotationConfig(tokens=2))
 
 
 @pytest.mark.parametrize("warps", [1, 4])
-def test_angles_shared_by_all_heads_or_found_by_each(warps):
+def test_angles_computed_once_or_for_each_head_equal_the_definition(warps):
     check(Case(rw.RopeSpec(128), tokens=3), config=NormRotationConfig(warps=warps))
 
 
 @pytest.mark.parametrize(
     "make_cache", [paged(), paged_heads_first()], ids=["paged", "paged, heads first"]
 )
-def test_pages(make_cache):
+def test_a_paged_cache_equals_the_definition(make_cache):
     check(Case(WHOLE), make_cache)
 
 
@@ -172,7 +172,7 @@ def test_half_precision_is_rounded_once(dtype):
     check(Case(PARTIAL, dtype=dtype))
 
 
-def test_a_cache_of_another_precision():
+def test_a_cache_may_have_another_dtype_than_its_keys():
     case = Case(WHOLE, dtype=torch.bfloat16)
     *_, k, v = case.run(contiguous(torch.float32), NormRotationConfig(tokens=8))
     near(k, case.exact()[3])
@@ -226,19 +226,19 @@ def test_slots_beyond_the_cache_write_nothing():
 
 
 @pytest.mark.parametrize("side", ["qk", "q"])
-def test_magnitudes(side):
+def test_magnitudes_equal_the_definition(side):
     scaling = frequencies.Yarn(factor=4.0, original_length=64)
     check(Case(PARTIAL.with_(scaling=scaling, magnitude_on=side)))
 
 
-def test_several_axes():
+def test_positions_on_several_axes_equal_the_definition():
     case = Case(rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])))
     case.positions = torch.stack([case.positions, case.positions * 3 + 1, case.positions - 40])
     check(case)
 
 
 @pytest.mark.parametrize("expanded", [False, True])
-def test_strided_positions_and_slots(expanded):
+def test_positions_and_slots_may_be_strided(expanded):
     """Those of a decode step, the last column of [B, S]; or one position for all tokens."""
     case = Case(PARTIAL)
     positions, slots = (
@@ -260,7 +260,7 @@ def test_strided_positions_and_slots(expanded):
         near(found, wanted)
 
 
-def test_strided_positions_of_several_axes():
+def test_positions_on_several_axes_may_be_strided():
     """The axes are last in memory, [B, S, axes]."""
     case = Case(rw.RopeSpec(10, axes=axes.chunked([2, 1, 2])))
     axes_last = torch.stack([case.positions, case.positions * 3 + 1, case.positions - 40], dim=-1)
@@ -294,7 +294,7 @@ def test_an_output_that_the_kernel_cannot_write_is_left_to_the_definition():
         )
 
 
-def test_separate_and_strided_inputs_and_an_output_in_place():
+def test_q_k_and_v_may_be_separate_and_strided_and_q_out_may_be_q():
     """q, k, v apart, each head first in memory; q is overwritten by its own result."""
     case, config = Case(PARTIAL), NormRotationConfig(tokens=4, heads=2)
     parts = case.qkv.to(DEVICE).unflatten(-1, (-1, 14)).split([Q, K, K], dim=1)
@@ -308,7 +308,7 @@ def test_separate_and_strided_inputs_and_an_output_in_place():
         near(found, wanted)
 
 
-def test_kinds_of_calls_are_told_apart():
+def test_no_launch_plan_serves_a_call_with_another_spec_or_norm():
     """The same shapes with another spec, norm or cache after one another: no plan serves the wrong
     call.
     """
@@ -326,7 +326,7 @@ def test_kinds_of_calls_are_told_apart():
 @pytest.mark.parametrize(
     ("layout", "norm"), [("half", ""), ("half", "no weight"), ("half", "1+w"), ("interleaved", "w")]
 )
-def test_gradients(layout, norm, monkeypatch):
+def test_gradients_equal_those_of_the_definition(layout, norm, monkeypatch):
     """Two programs share five tokens, so that their shares of the weights' gradients must be added."""
     monkeypatch.setattr(launch, "BACKWARD_PROGRAMS_PER_MULTIPROCESSOR", 2)
     spec = PARTIAL.with_(

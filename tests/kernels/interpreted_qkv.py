@@ -87,7 +87,7 @@ def assert_near(got, want, dtype):
 @dtypes
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("normed", [False, True])
-def test_heads_without_a_cache(dtype, name, normed):
+def test_q_k_and_v_without_a_cache_equal_the_definition(dtype, name, normed):
     spec = SPECS[name]
     x, weight, bias, positions = inputs(spec, dtype, tokens=5)
     weights = (random(spec.head_dim, dtype=dtype) for _ in range(2))
@@ -107,7 +107,7 @@ def caches(spec, dtype):
 @dtypes
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("captured", [False, True], ids=["public call", "decode step"])
-def test_keys_and_values_of_many_tokens_in_their_slots(dtype, normed, captured):
+def test_keys_and_values_of_many_tokens_are_in_their_slots(dtype, normed, captured):
     """By the public call, and as rows of a decode step, into outputs that a graph would have
     captured. A token without a slot is not stored.
     """
@@ -131,7 +131,7 @@ def test_keys_and_values_of_many_tokens_in_their_slots(dtype, normed, captured):
 
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
-def test_gradients(norm, dtype):
+def test_gradients_equal_those_of_the_definition(norm, dtype):
     """In float64 by the definition in plain torch, otherwise by the kernels."""
     spec = SPECS["partial"]
     x, weight, bias, _ = inputs(spec, dtype, tokens=6)

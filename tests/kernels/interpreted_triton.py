@@ -81,7 +81,7 @@ def test_every_memory_order_is_rotated_in_place_or_not(order, inplace):
         assert inplace or torch.equal(BACK[order](given), x)
 
 
-def test_packed_tokens_and_tensors_without_heads():
+def test_packed_tokens_and_tensors_without_heads_equal_the_definition():
     spec = sample_spec()
     q, positions = heads(spec, Q, batch=1, seq=7), sample_positions(spec, 1, 7)
     exact = definition(q, spec, positions)
@@ -106,7 +106,9 @@ def test_views_of_one_buffer_rotate_in_place_and_leave_the_values_alone():
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim", "start"), [(16, 16, 0), (14, 10, 2), (20, 12, 8)]
 )
-def test_layouts_and_slices(layout, layout_out, head_dim, rotary_dim, start, inplace):
+def test_every_layout_and_rotated_slice_equals_the_definition(
+    layout, layout_out, head_dim, rotary_dim, start, inplace
+):
     spec = rw.RopeSpec(
         head_dim, layout=layout, layout_out=layout_out, rotary_dim=rotary_dim, rotary_start=start
     )
@@ -135,7 +137,7 @@ def test_low_precision_is_rounded_once(dtype, ulps, order):
     assert bool(((found.double() - exact).abs() <= 1.01 * allowed + 1e-6).all())
 
 
-def test_query_and_key_of_different_dtypes():
+def test_query_and_key_may_have_different_dtypes():
     spec = sample_spec()
     q, k, positions = heads(spec, Q), heads(spec, K, torch.bfloat16), sample_positions(spec, B, S)
     for x, found in zip((q, k), both(spec, q, k, positions), strict=True):
@@ -145,7 +147,7 @@ def test_query_and_key_of_different_dtypes():
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_every_scaling_on_queries_and_keys(name):
+def test_every_scaling_equals_the_definition_on_queries_and_keys(name):
     spec = sample_spec(name)
     length = torch.tensor([9, 40]) if spec.needs_length else None
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
@@ -175,7 +177,7 @@ def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
     ("axis", "order"),
     [(name, ("bhsd", "bshd")[i % 2]) for i, name in enumerate(AXES) if name != "one"],
 )
-def test_axis_maps(axis, order):
+def test_every_axis_map_equals_the_definition(axis, order):
     spec, (place, seq_dim) = sample_spec(axis=axis), ORDERS[order]
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S)
     rotated = both(spec, place(q), place(k), positions, seq_dim=seq_dim)
@@ -193,7 +195,7 @@ def test_unrotate_undoes_rotate(name, layout, layout_out):
 
 
 @pytest.mark.parametrize("name", ["default", "yarn", "xpos"])
-def test_gradient_is_the_transpose(name):
+def test_the_gradient_is_rotated_by_the_transpose(name):
     """<g, R x> = <R^T g, x>, for a gradient whose memory repeats one number too."""
     spec = sample_spec(name, layout="interleaved", layout_out="half")
     q, k = heads(spec, Q).requires_grad_(), heads(spec, K).requires_grad_()
@@ -230,7 +232,7 @@ def test_positions_of_any_shape_stride_and_integer_type(dtype, view):
 
 @pytest.mark.parametrize("offset", [0, -2, 1 << 21])
 @pytest.mark.parametrize(("order", "seq"), [("bhsd", 3), ("bshd", 2), ("bhsd", 1)])
-def test_counted_positions_start_at_the_offset(offset, order, seq):
+def test_without_positions_tokens_are_counted_from_the_offset(offset, order, seq):
     spec, (place, seq_dim) = sample_spec(), ORDERS[order]
     q, k = heads(spec, Q, seq=seq), heads(spec, K, seq=seq)
     rotated = both(spec, place(q), place(k), offset=offset, seq_dim=seq_dim)
@@ -242,7 +244,7 @@ def test_counted_positions_start_at_the_offset(offset, order, seq):
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
-def test_counted_positions_give_the_length_where_it_matters(name):
+def test_without_a_length_it_is_the_last_counted_position_plus_one(name):
     """No length given: each call's own last position + 1, which differs between calls of one kind."""
     spec = sample_spec(name)
     for offset in (0, 30):
@@ -275,7 +277,7 @@ def test_far_positions_follow_the_published_formulas(rule):
     ("name", "tables"),
     [("yarn", "full"), ("yarn", "two-level"), ("xpos", "full"), ("xpos", "none")],
 )
-def test_every_table_strategy(name, tables):
+def test_every_table_strategy_equals_the_definition(name, tables):
     """The kernel reads rows of the tables that were chosen, and computes phases without them."""
     spec = sample_spec(name, magnitude_on="q")
     rope = rw.Rope(spec, backend="triton", tables=tables)
@@ -296,7 +298,7 @@ def test_every_table_strategy(name, tables):
             near(found, computed.double())
 
 
-def test_a_strategy_keeps_what_it_says_for_the_kernel():
+def test_a_table_strategy_keeps_no_more_bytes_than_it_states():
     spec = rw.RopeSpec(16)
     for tables in STRATEGIES:
         rw.caches.clear_caches()
@@ -335,7 +337,7 @@ def test_far_positions_are_as_exact_as_near_ones(seq):
     assert bool((error.abs() <= 2.5e-7 + 1.1 * drift).all())
 
 
-def test_one_launch_rotates_both(monkeypatch):
+def test_one_launch_rotates_query_and_key(monkeypatch):
     launched = []
     plain = triton_plan.RotationPlan.__call__
     monkeypatch.setattr(
@@ -355,7 +357,7 @@ def test_one_launch_rotates_both(monkeypatch):
     [(torch.float32, (S,)), (torch.float64, (B, S)), (torch.bfloat16, (1, S)), (F32, (B, 1, S))],
 )
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
-def test_tables_of_the_caller(table_dtype, shape, order):
+def test_tables_of_the_caller_are_used(table_dtype, shape, order):
     spec, (place, seq_dim) = rw.RopeSpec(head_dim=12, rotary_dim=10, rotary_start=2), ORDERS[order]
     angles = torch.randn(*shape, 5, dtype=torch.float64)
     cos, sin = angles.cos().to(table_dtype), angles.sin().to(table_dtype)
@@ -385,7 +387,7 @@ def test_tables_may_be_strided():
     near(rotated, definition(q, spec, positions))
 
 
-def test_lazy_negative_views():
+def test_lazy_negative_views_are_rotated_with_their_sign():
     """The imaginary part of conjugated phases is a view with its sign to be changed, and so may x
     be.
     """
@@ -405,7 +407,7 @@ def test_lazy_negative_views():
     )
 
 
-def test_decode_by_tables_takes_each_row_its_own():
+def test_a_decode_step_by_tables_rotates_each_row_by_its_own_table():
     spec = rw.RopeSpec(head_dim=10)
     q, positions = heads(spec, Q, seq=1), sample_positions(spec, B, 1)
     cos, sin = rw.Rope(spec).cos_sin(positions)
@@ -428,7 +430,7 @@ def test_transformers_float32_angles_are_taken_as_they_are(name):
         assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
-def test_real_positions():
+def test_real_positions_equal_the_definition():
     spec = rw.RopeSpec(head_dim=12, axes=axes.normalised(3, 3))
     q, k, positions = heads(spec, Q), heads(spec, K), torch.rand(2, B, S)
     for x, found in zip((q, k), both(spec, q, k, positions), strict=True):
@@ -459,7 +461,7 @@ def test_how_work_is_divided_does_not_change_the_result(config, order, query_hea
 
 
 @pytest.mark.parametrize("order", ["bhsd", "bshd"])
-def test_more_rows_than_one_axis_of_a_grid_holds(order, monkeypatch):
+def test_more_rows_than_one_axis_of_a_grid_holds_are_rotated(order, monkeypatch):
     monkeypatch.setattr(triton_plan, "MOST_ROWS", 2)
     spec, (place, seq_dim) = sample_spec("linear", rotary_start=0, head_dim=11), ORDERS[order]
     q, positions = heads(spec, Q, batch=5, seq=2), sample_positions(spec, 5, 2)
@@ -467,7 +469,7 @@ def test_more_rows_than_one_axis_of_a_grid_holds(order, monkeypatch):
     near(BACK[order](found), definition(q, spec, positions))
 
 
-def test_tensors_beyond_two_to_the_31_elements():
+def test_a_tensor_of_more_than_two_to_the_31_elements_is_rotated():
     """Two tokens and two heads, 2^31 elements apart."""
     spec = rw.RopeSpec(head_dim=10)
     far = 1 << 31
@@ -478,7 +480,7 @@ def test_tensors_beyond_two_to_the_31_elements():
     near(rotation.rotate(x, spec, offset=7, inplace=True, backend="triton"), exact)
 
 
-def test_odd_memory_goes_through_a_copy():
+def test_a_tensor_whose_last_axis_is_strided_is_rotated():
     """The last axis is not contiguous, in and out of place."""
     spec = sample_spec()
     wide, positions = torch.rand(B, Q, S, 2 * spec.head_dim), sample_positions(spec, B, S)
@@ -489,7 +491,7 @@ def test_odd_memory_goes_through_a_copy():
     near(wide[..., ::2], exact)
 
 
-def test_nothing_to_rotate():
+def test_empty_tensors_are_accepted():
     spec = sample_spec()
     for shape in ((0, Q, S), (B, 0, S), (B, Q, 0)):
         q, k = torch.zeros(*shape, spec.head_dim), torch.zeros(shape[0], K, shape[2], spec.head_dim)
@@ -499,7 +501,7 @@ def test_nothing_to_rotate():
     near(both(spec, q, k, positions)[1], definition(k, spec, positions))
 
 
-def test_what_is_refused_is_said():
+def test_why_not_names_what_the_kernel_cannot_rotate():
     spec = sample_spec()
     request = Request(spec, -2)
     refuses = BACKENDS["triton"].why_not
@@ -522,7 +524,7 @@ def test_a_plan_for_rotating_in_place_is_not_one_for_rotating_into_new_memory():
     assert torch.equal(out, first)
 
 
-def test_plans_are_bounded(monkeypatch):
+def test_the_number_of_kept_launch_plans_is_bounded(monkeypatch):
     monkeypatch.setattr(triton_launch._RUNNERS, "most_entries", 3)
     spec = rw.RopeSpec(head_dim=4)
     for seq in range(1, 8):

@@ -22,7 +22,7 @@ from torch_release import needs_triton_3_6
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
 
 
-def test_what_it_cannot_run_goes_to_plain_torch(monkeypatch):
+def test_a_call_that_the_kernel_cannot_run_goes_to_plain_torch(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     call = calls(SelfExtend(4, 8), 1, 2, 2, 17, 16, 16)[0]
     with pytest.raises(RopeError, match="CUDA tensors"):
@@ -54,7 +54,9 @@ def test_the_definition_equals_attention_in_blocks_of_queries(remapping, monkeyp
     os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing"
 )
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
+def test_the_kernel_spills_nothing_and_fits_into_the_shared_memory_of_a_hopper(
+    head_dim, tmp_path, monkeypatch
+):
     built: list = []
     monkeypatch.setattr(api, "untyped", lambda kernel: CompileInstead(kernel, built, TILES=0))
     lse.run_triton(calls(SelfExtend(4, 64), 1, 6, 2, 256, head_dim, head_dim, torch.bfloat16)[1])
@@ -71,7 +73,9 @@ def test_it_fits_a_hopper(head_dim, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("head_dim", "dtype"), [(128, torch.bfloat16), (64, torch.float32), (128, torch.float32)], ids=str
 )  # fmt: skip
-def test_on_a_consumer_gpu_it_takes_what_fits_into_shared_memory(head_dim, dtype, monkeypatch):
+def test_on_a_consumer_gpu_the_kernel_takes_only_what_fits_into_shared_memory(
+    head_dim, dtype, monkeypatch
+):
     built: list = []
     monkeypatch.setattr(
         api, "untyped", lambda kernel: CompileInstead(kernel, built, capability=89, TILES=0)

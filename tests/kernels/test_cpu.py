@@ -104,7 +104,7 @@ def test_every_pair_rotates_by_its_angle_and_the_rest_stays(isa, dtype, layout, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_number_of_pairs_in_place_or_not_and_no_write_outside(isa, dtype, layout):
+def test_any_number_of_pairs_rotates_in_place_or_not_and_writes_nothing_outside(isa, dtype, layout):
     for pairs in range(1, 68):
         spec = RopeSpec(head_dim=2 * pairs, layout=layout)
         x, positions = torch.randn(1, 2, 2, 2 * pairs).to(dtype), torch.tensor([[5, 901]])
@@ -144,7 +144,9 @@ def test_strides_and_batches_do_not_change_a_bit(isa, dtype, pairs):
 @pytest.mark.parametrize(
     ("dtype", "pairs"), [*((dtype, 64) for dtype in DTYPES), (torch.float32, 24)]
 )
-def test_large_results_are_those_of_their_parts(isa, dtype, pairs, layout, layout_out):
+def test_results_of_16_mib_or_more_equal_those_computed_in_parts(
+    isa, dtype, pairs, layout, layout_out
+):
     """From 16 MiB on stores may go past the caches, but not into new memory, and not where y begins
     within a vector.
     """
@@ -166,7 +168,7 @@ def test_large_results_are_those_of_their_parts(isa, dtype, pairs, layout, layou
     assert_rounded_once(out[:, :, -3:], exact(x[:, :, -3:], last, spec), x.abs().max().double())
 
 
-def test_every_place_of_the_axes_finds_its_tokens():
+def test_every_order_and_number_of_axes_gives_the_same_rotation():
     """Packed [T, H, D], [B, S, D], [S, B, H, D] and six axes give what [B, H, S, D] gives."""
     spec = RopeSpec(head_dim=10)
     x, positions = torch.randn(2, 3, 7, 10), torch.randint(0, 5000, (2, 7))
@@ -184,7 +186,7 @@ def test_every_place_of_the_axes_finds_its_tokens():
     )
 
 
-def test_strides_beyond_32_bits():
+def test_a_tensor_with_strides_beyond_32_bits_is_rotated():
     memory = torch.empty(2**31 + 64, dtype=torch.float16)  # only two pages of it are ever touched
     x = memory.as_strided((1, 2, 1, 10), (0, 2**31 + 16, 16, 1))
     x.copy_(torch.randn(1, 2, 1, 10))
@@ -217,7 +219,7 @@ def positions_of(kind):
     "kind", ["rows", "shared", "one row", "int32", "strided", "every other", "negative", "far"]
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_positions_of_every_form(dtype, kind):
+def test_positions_of_every_shape_stride_and_range_equal_the_definition(dtype, kind):
     spec, x = RopeSpec(head_dim=20), torch.randn(2, 3, 7, 20).to(dtype)
     given, full = positions_of(kind)
     assert_rounded_once(
@@ -227,7 +229,7 @@ def test_positions_of_every_form(dtype, kind):
 
 @pytest.mark.parametrize("offset", [0, 37, 5000, 2**20 - 3, 10**7, -4])
 @pytest.mark.parametrize("seq", [7, 300])
-def test_counted_positions(seq, offset):
+def test_without_positions_tokens_are_counted_from_the_offset(seq, offset):
     spec, x = RopeSpec(head_dim=20), torch.randn(1, 2, seq, 20)
     y = rotated(x, Request(spec, -2, offset=offset))
     assert_rounded_once(
@@ -241,7 +243,7 @@ def test_counted_positions(seq, offset):
     [(Yarn(factor=4.0, original_length=64), (2**20, 2**40)), (XPos(), (2000,))],
 )
 @pytest.mark.parametrize("power", [1, -1])
-def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, power):
+def test_cos_and_sin_made_by_the_library_have_the_bits_of_the_table(isa, scaling, reaches, power):
     """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of the table, however they
     were found.
     """
@@ -255,7 +257,7 @@ def test_rows_made_inside_are_the_rows_of_the_table(isa, scaling, reaches, power
         assert same_bits(y[:, 0, :, 1::2], sin)
 
 
-def test_query_and_key_in_one_call_are_the_two_calls():
+def test_query_and_key_in_one_call_equal_two_calls():
     q, k = torch.randn(2, 6, 5, 24), torch.randn(2, 2, 5, 24)
     yarn = Yarn(factor=4.0, original_length=64)
     for scaling, magnitude_on in ((yarn, "q"), (yarn, "qk"), (XPos(), "qk")):
@@ -269,7 +271,9 @@ def test_query_and_key_in_one_call_are_the_two_calls():
 
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, layout_out):
+def test_in_place_has_the_bits_of_out_of_place_and_changes_nothing_else(
+    isa, dtype, layout, layout_out
+):
     spec = RopeSpec(
         head_dim=50, rotary_dim=46, rotary_start=2, layout=layout, layout_out=layout_out
     )
@@ -288,7 +292,7 @@ def test_in_place_is_out_of_place_and_touches_nothing_else(isa, dtype, layout, l
     "shape", [(7, 6), (2, 7, 6), (1, 7, 6), (2, 3, 7, 6), (1, 3, 7, 6), (2, 1, 7, 6)]
 )
 @pytest.mark.parametrize("seq_dim", [-2, -3])
-def test_given_tables_broadcast_over_what_they_leave_out(shape, seq_dim):
+def test_given_tables_broadcast_over_missing_batch_and_head_axes(shape, seq_dim):
     angle = torch.rand(*shape[:-2], shape[-1], shape[-2], dtype=torch.float64).transpose(-1, -2)
     x = torch.randn(2, 3, 7, 12)
     a, b = x.double().chunk(2, dim=-1)
@@ -304,7 +308,7 @@ def test_given_tables_broadcast_over_what_they_leave_out(shape, seq_dim):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_16_bit_value_keeps_its_nan_and_rounds_once(isa, dtype, layout):
+def test_every_16_bit_value_is_rounded_once_and_nan_stays_nan(isa, dtype, layout):
     values = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype)
     angle = torch.tensor([[0.7, 2.0, 4.0]], dtype=torch.float64)
     cos, sin = angle.cos().float(), angle.sin().float()
@@ -341,7 +345,7 @@ def test_a_nan_of_any_payload_in_a_given_table_stays_nan(isa, dtype):
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 7, 10), (2, 0, 7, 10), (2, 3, 0, 10)])
-def test_nothing_to_rotate(isa, shape):
+def test_empty_tensors_are_accepted(isa, shape):
     spec, x, k = RopeSpec(head_dim=10), torch.zeros(shape), torch.zeros(shape[0], 4, shape[2], 10)
     for positions in (None, torch.zeros(shape[0], shape[2], dtype=torch.int64)):
         request = Request(spec, -2, positions)
@@ -354,7 +358,7 @@ def test_nothing_to_rotate(isa, shape):
 @pytest.mark.parametrize(
     "shape", [(1, 4, 601, 64), (3, 1, 701, 96), (1, 257, 1, 640), (5, 13, 3, 1024)]
 )
-def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
+def test_a_call_divided_among_threads_equals_each_head_alone(shape, layout):
     spec = RopeSpec(head_dim=shape[-1], layout=layout)
     q, k = torch.randn(shape), torch.randn(shape).transpose(1, 2).contiguous().transpose(1, 2)
     outs = torch.full_like(q, 7), torch.full_like(k, 7)
@@ -370,7 +374,7 @@ def test_shares_of_threads_meet_without_gap_or_overlap(shape, layout):
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("pool", [*library.POOLS, "serial"])
-def test_every_pool_gives_the_same_bits(pool):
+def test_every_thread_pool_gives_the_same_bits(pool):
     spec, x, positions = (
         RopeSpec(head_dim=64),
         torch.randn(2, 8, 401, 64),
@@ -391,7 +395,7 @@ def test_every_pool_gives_the_same_bits(pool):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_eight_callers_at_once():
+def test_eight_threads_may_call_at_once():
     specs = [RopeSpec(head_dim=64, theta=10_000.0 + caller) for caller in range(8)]
     xs = [torch.randn(1, 4, 300 + 100 * caller, 64) for caller in range(8)]
     expected = [
@@ -444,7 +448,7 @@ def test_tables_dropped_from_the_cache_are_built_again():
     assert same_bits(rotated(x, Request(spec, -2, offset=5)), before)
 
 
-def test_it_is_picked_where_it_runs_and_says_why_elsewhere():
+def test_the_native_backend_is_picked_where_it_runs_and_says_why_elsewhere():
     request = Request(RopeSpec(head_dim=10), -2)
     x = torch.zeros(1, 2, 3, 10)
     assert pick((x,), request).run is cpu.run

@@ -96,7 +96,7 @@ def test_row_loops_store_to_y_alone():
     platform.machine() != "aarch64",
     reason="only NEON needs more than one store for a line of the cache",
 )
-def test_lines_are_written_without_a_break():
+def test_each_cache_line_is_written_by_consecutive_stores():
     store = re.compile(r"(\w+)\s.*\[(x\d+)(?:, #(\d+))?\]$")
     for name, code in functions().items():
         if not name.startswith("neon_FULL_F32_"):
@@ -129,7 +129,7 @@ def test_lines_are_written_without_a_break():
 @pytest.mark.skipif(
     platform.machine() != "x86_64", reason="only x86 has stores past the caches that pay"
 )
-def test_large_results_are_written_past_the_caches():
+def test_only_the_streamed_functions_use_non_temporal_stores():
     streamed = {
         name: any("vmovnt" in text for _, text in code)
         for name, code in functions().items()

@@ -37,7 +37,7 @@ def test_the_kernels_keep_their_laws_on_the_gpu():
     run_tests(laws, full=True, TRITON_INTERPRET="0")
 
 
-def test_the_definitions_are_torchs_own_operators():
+def test_the_definitions_equal_torchs_own_operators():
     torch.manual_seed(1)
     random = partial(torch.randn, dtype=torch.float64)
     x, weight, bias, residual = random(3, 8), random(6, 8), random(6), random(3, 6)
@@ -111,7 +111,7 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
         (64, 80, 32),  # a head of 40 pairs leaves half of its second tile empty
     ],
 )
-def test_many_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy(heads, head_dim, most):
+def test_up_to_64_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy(heads, head_dim, most):
     assert most_in_one_launch(heads, head_dim, available=132) == most
 
 

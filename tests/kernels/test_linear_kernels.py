@@ -58,7 +58,9 @@ def test_the_definition_equals_sums_over_chunks(feature, layout):
     [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float16, 64)],
     ids=str,
 )
-def test_it_fits_a_hopper(dtype, head_dim, feature, tmp_path, monkeypatch):
+def test_the_linear_kernels_fit_into_the_shared_memory_of_a_hopper(
+    dtype, head_dim, feature, tmp_path, monkeypatch
+):
     """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest
     so, others hardly do.
     """

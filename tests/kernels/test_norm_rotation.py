@@ -112,7 +112,7 @@ norms = pytest.mark.parametrize("norm", ["", "no weight", "w", "1+w"])
 
 @norms
 @pytest.mark.parametrize("name", SPECS)
-def test_the_definition_is_the_loop(name, norm):
+def test_the_definition_equals_a_loop_in_python(name, norm):
     (q, k, _), norm = inputs(), normed(norm)
     found = qk_norm_rope(q, k, spec=SPECS[name], positions=POSITIONS, norm=norm)
     for x, y, key in ((q, found[0], False), (k, found[1], True)):
@@ -121,7 +121,7 @@ def test_the_definition_is_the_loop(name, norm):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_one_rounding(dtype):
+def test_low_precision_is_the_float64_result_rounded_once(dtype):
     """Low precision is the float64 result rounded once; a second rounding after the norm would
     double the error.
     """
@@ -183,7 +183,7 @@ def test_a_step_of_padding_alone_stores_nothing():
         assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
-def test_no_tokens_are_no_work():
+def test_no_tokens_give_an_empty_result_and_leave_the_cache_as_it_is():
     cache, none = poisoned(SLOTS, K, D), torch.zeros(0, dtype=torch.int64)
     q, k, v = (x[:0] for x in inputs())
     assert qk_norm_rope(q, k, v, spec=SPEC, positions=none, cache=cache, slots=none).shape == (
@@ -194,7 +194,7 @@ def test_no_tokens_are_no_work():
     assert bool(cache.k.isnan().all())
 
 
-def test_a_prefill_gets_its_keys_and_values_back():
+def test_return_kv_returns_the_keys_and_values_that_were_stored():
     (q, k, v), (wanted_q, wanted_k), (_, given) = cached(poisoned(SLOTS, K, D), return_kv=True)
     for found, wanted in ((q, wanted_q), (k, wanted_k), (v, given)):
         assert_close(found, wanted, rtol=0, atol=0)
@@ -213,7 +213,7 @@ def test_fp8_stores_x_over_scale_and_saturates():
     assert float(cache.k.float()[WHERE[live]].abs().max()) == 448.0
 
 
-def test_packed_rows_are_their_parts():
+def test_packed_qkv_equals_separate_q_and_k():
     (q, k, v), norm = inputs(), normed("w")
     packed = torch.cat((q, k, v), dim=1).flatten(1)
     call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
@@ -223,7 +223,7 @@ def test_packed_rows_are_their_parts():
         assert_close(found, wanted, rtol=0, atol=0)
 
 
-def test_leading_axes_share_positions():
+def test_positions_without_leading_axes_are_for_all_rows():
     q, k = torch.randn(3, T, Q, D, dtype=F64), torch.randn(3, T, K, D, dtype=F64)
     found = qk_norm_rope(q, k, spec=SPEC, positions=POSITIONS)
     for row in range(3):
@@ -233,7 +233,7 @@ def test_leading_axes_share_positions():
         assert_close(found[1][row], by_loop(k[row], SPEC, POSITIONS, None, True), rtol=0, atol=2e-6)
 
 
-def test_q_may_be_overwritten():
+def test_q_out_may_be_q_itself():
     (q, k, v), norm = inputs(), normed("w")
     call = {"spec": SPEC, "positions": POSITIONS, "norm": norm}
     wanted = qk_norm_rope(q, k, **call)[0]
@@ -283,7 +283,7 @@ def test_gradients_are_those_of_a_straightforward_implementation(name, norm):
     assert gradcheck(ours, leaves, fast_mode=True)
 
 
-def test_several_axes_and_lengths():
+def test_several_axes_and_a_given_length_rotate_as_rope_does():
     spec = rw.RopeSpec(D, axes=axes.chunked([3, 2, 2]))
     q, k, _ = inputs()
     positions = torch.randint(0, 100, (3, T))
@@ -300,7 +300,7 @@ def test_several_axes_and_lengths():
     )
 
 
-def test_real_positions_have_the_shapes_of_integers():
+def test_real_positions_on_several_axes_are_axes_by_tokens():
     """[axes, S] is the same in every row, also where there are as many rows as axes."""
     spec = rw.RopeSpec(8, axes=axes.normalised(2, 2))
     q, positions = (
@@ -324,7 +324,7 @@ def test_real_positions_have_the_shapes_of_integers():
             qk_norm_rope(q, q, spec=spec, positions=wrong)
 
 
-def test_a_reason_is_given_where_the_kernel_cannot_run():
+def test_a_cpu_tensor_is_refused_by_the_kernel_with_the_reason():
     q, k, _ = inputs(torch.float32)
     reason = why_not(q, k, spec=SPEC, positions=POSITIONS)
     assert reason == "the kernel takes CUDA tensors, this one is on cpu"
@@ -348,7 +348,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("field", REFUSED)
-def test_bad_calls_are_refused_by_name(field):
+def test_an_error_names_the_bad_argument(field):
     q, k, v = inputs()
     call = {"spec": SPEC, "positions": POSITIONS} | REFUSED[field](q, k, v, poisoned(SLOTS, K, D))
     with pytest.raises(rw.RopeError) as error:
@@ -374,7 +374,7 @@ def test_a_cache_refuses_gradients_and_scales_it_cannot_use():
         KVSlots(torch.zeros(3, K, D), torch.zeros(4, K, D))
 
 
-def test_configurations_cover_every_length_and_refuse_what_cannot_be():
+def test_configurations_fit_every_call_and_refuse_bad_values():
     assert [pick_config(tokens, 32, 128) for tokens in (64, 256, 8192)] == [
         config for _, config in CONFIGS
     ]
@@ -444,7 +444,7 @@ def test_the_forward_needs_no_shared_memory_no_barrier_and_no_narrow_loads(name)
 
 @needs_triton_3_6
 @pytest.mark.parametrize("name", FORWARDS)
-def test_the_kernels_overlap_with_their_neighbours(name):
+def test_the_forward_waits_once_and_signals_once_for_each_of_q_k_and_v(name):
     """One wait for all, and one signal each for programs of q, of k and, with a cache, of v."""
     code = machine_code()[name]
     assert (code["ACQBULK"], code["PREEXIT"]) == (1, 2 if name == "training" else 3)
@@ -455,7 +455,7 @@ def test_the_kernels_overlap_with_their_neighbours(name):
     "name",
     ["decode 64", "backward", "backward, wide heads", "prefill, few heads", "prefill, interleaved"],
 )
-def test_other_shapes_spill_nothing(name):
+def test_the_backward_and_other_shapes_spill_no_registers(name):
     code = machine_code()[name]
     assert code["STACK"] == 0
     assert [op for op in code if op.startswith(("LDL", "STL"))] == []

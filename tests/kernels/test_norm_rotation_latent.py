@@ -42,17 +42,17 @@ def store(dtype=torch.float32):
         ({"cache": KVSlots(store(), store())}, "cache"),
     ],
 )
-def test_names_the_bad_field(change, field):
+def test_an_error_of_a_latent_call_names_the_bad_argument(change, field):
     assert_refused(field, lambda: call(**change))
 
 
-def test_bad_norms_and_caches():
+def test_bad_latent_norms_and_caches_are_refused():
     assert_refused("weight", lambda: LatentNorm(torch.ones(2, 2)))
     assert_refused("eps", lambda: LatentNorm(torch.ones(2), eps=-1.0))
     assert_refused("v_scale", lambda: KVSlots(store(), v_scale=2.0))
 
 
-def test_a_decode_step_by_slots_is_latent_attention():
+def test_a_decode_step_by_slots_equals_latent_attention():
     """q times the up-projection of keys, one fused call, attention over the cached rows, the
     up-projection of values.
     """

@@ -45,7 +45,7 @@ def test_split_then_join_is_the_identity(layout):
 
 
 @both_layouts
-def test_four_forms_are_equal(layout):
+def test_four_forms_of_the_rotation_are_equal(layout):
     """Dense matrix, complex product, interleaved pairs, half-split pairs."""
     x, a = torch.randn(S, 2 * PAIRS, dtype=torch.float64), angles()
     cos, sin = a.cos(), a.sin()
@@ -68,7 +68,7 @@ def test_four_forms_are_equal(layout):
 
 
 @both_layouts
-def test_matrix_is_orthogonal_and_adds_up(layout):
+def test_the_rotation_matrix_is_orthogonal_and_products_add_angles(layout):
     """R_m^T R_n = R_{n-m}: orthogonal, and the score sees only the distance."""
     a = angles()
     r = definition.rotation_matrix(a.cos(), a.sin(), layout)
@@ -119,7 +119,7 @@ def test_rotate_half_equals_transformers():
 
 @pytest.mark.parametrize("unsqueeze_dim", [1, 2, -2])
 @pytest.mark.parametrize("table_rows", [1, 2])
-def test_apply_equals_llama(unsqueeze_dim, table_rows):
+def test_apply_rotary_pos_emb_equals_llama(unsqueeze_dim, table_rows):
     a = angles(table_rows)
     cos, sin = (repeated(t.float(), "half") for t in (a.cos(), a.sin()))
     heads_last = unsqueeze_dim != 1
@@ -133,7 +133,7 @@ def test_apply_equals_llama(unsqueeze_dim, table_rows):
         assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
-def test_apply_to_a_packed_batch():
+def test_apply_rotary_pos_emb_to_a_packed_batch_equals_llama():
     """[T, H, D] with a table [T, R]."""
     a = angles()
     cos, sin = (repeated(t.float(), "half") for t in (a.cos(), a.sin()))
@@ -229,14 +229,14 @@ def test_a_wrong_fifth_argument_is_refused_by_name(places, says):
         rw.apply_rotary_pos_emb(q, q, cos, sin, *places)
 
 
-def test_a_tensor_is_no_axis_of_one_tensor():
+def test_a_tensor_as_unsqueeze_dim_is_refused():
     cos, sin = (repeated(t, "half") for t in (LONG.cos(), LONG.sin()))
     x = torch.randn(2, 3, 5, 10)
     with pytest.raises(rw.RopeError, match="unsqueeze_dim: must be an integer"):
         rw.apply_rotary_pos_emb(x, cos, sin, ROWS, torch.tensor(1))  # type: ignore[call-overload]
 
 
-def test_position_ids_with_the_rows_of_tokens_are_refused():
+def test_position_ids_with_tables_that_have_a_row_for_each_token_are_refused():
     cos, sin = (repeated(t[ROWS], "half") for t in (LONG.cos(), LONG.sin()))
     q = torch.randn(2, 3, 5, 10)
     with pytest.raises(rw.RopeError, match=r"cos: must be .N, R.*leave position_ids out"):
@@ -244,7 +244,7 @@ def test_position_ids_with_the_rows_of_tokens_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (1, 3)])
-def test_position_ids_choose_rows_of_one_table_alone(shape):
+def test_position_ids_with_several_tables_are_refused(shape):
     cos, sin = (repeated(t, "half").expand(*shape, -1, -1) for t in (LONG.cos(), LONG.sin()))
     q = torch.randn(2, 3, 5, 10)
     with pytest.raises(rw.RopeError, match=r"^cos: must be .N, R."):

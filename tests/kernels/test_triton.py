@@ -28,7 +28,7 @@ def test_every_law_of_every_kernel_holds_under_the_interpreter(full):
     run_tests(laws, full, TRITON_INTERPRET="1")
 
 
-def test_import_ropewalk_leaves_triton_alone():
+def test_importing_ropewalk_does_not_import_triton():
     """So does rotating a CPU tensor."""
     code = (
         "import sys, torch, ropewalk as rw; rw.Rope(rw.RopeSpec(8))(torch.zeros(1, 1, 2, 8)); "
@@ -70,7 +70,7 @@ def test_every_call_finds_a_configuration_that_fits(order, angles, pairs):
                 )
 
 
-def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
+def test_few_heads_leave_room_for_more_tokens_and_copied_dims_take_room():
     many, few = (
         pick_config("token", "phase", 64, 0, (1, 4096), (heads, heads), 2) for heads in (32, 1)
     )
@@ -82,7 +82,7 @@ def test_few_heads_take_more_tokens_and_dims_that_pass_take_their_room():
 
 
 @pytest.mark.parametrize("order", ["token", "head"])
-def test_several_axes_and_dims_that_pass_have_lines_of_their_own(order):
+def test_several_axes_and_copied_dims_have_configurations_of_their_own(order):
     plain, axes, part = (
         pick_config(order, "phase", p, c, (1, 4096), (32, 8), 2, a)
         for p, c, a in ((64, 0, 1), (64, 0, 3), (16, 96, 1))
@@ -97,7 +97,7 @@ def test_several_axes_and_dims_that_pass_have_lines_of_their_own(order):
         assert pick_config(*call, 3) == pick_config(*call)
 
 
-def test_a_thin_key_does_not_ride_with_the_query():
+def test_a_key_of_few_heads_is_not_in_the_programs_of_the_query():
     """Its threads would load 2 bytes at a time."""
     assert pick_config("token", "phase", 64, 0, (1, 4096), (32, 8), 2).q_and_k
     assert not pick_config("token", "phase", 64, 0, (1, 4096), (32, 1), 2).q_and_k

@@ -135,7 +135,7 @@ def case(request) -> Case:
     return ALL[request.param]
 
 
-def test_nothing_spills(case, tmp_path):
+def test_the_rotation_kernel_spills_no_registers(case, tmp_path):
     registers, spilled = registers_and_spills(compiled(case), tmp_path)
     assert spilled == 0
     assert registers <= 96  # 20 warps or more on a multiprocessor
@@ -173,7 +173,7 @@ def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
     )
 
 
-def test_the_sine_unit_serves_16_bits_alone(case):
+def test_only_16_bit_tensors_use_the_approximate_sine(case):
     """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with
     their cos and sin.
     """
@@ -181,7 +181,7 @@ def test_the_sine_unit_serves_16_bits_alone(case):
     assert found == (case.dtype.itemsize == 2 and case.angles != "rows")
 
 
-def test_the_approximate_sine_is_that_of_the_sine_unit(tmp_path):
+def test_the_approximate_sine_compiles_to_the_sine_unit(tmp_path):
     assert "MUFU.SIN" in machine_code(compiled(DECODE["64 rows"]), tmp_path, "-sass")
 
 

@@ -18,7 +18,8 @@ from ropewalk.attention import flex
 from ropewalk.attention.masks import Visibility, part_of_scores
 from ropewalk.errors import RopeError, choice
 
-#: the fewest queries of a block of attention with a window
+#: attention with a window is computed in blocks of this many queries, or of `window` queries if
+#: that is more
 FEWEST_IN_BLOCK = 1024
 #: the number of queries from which FlexAttention is taken for windows and documents
 #: (results/h200_window.jsonl)
@@ -117,11 +118,11 @@ def sdpa_why_not(call: Call) -> str | None:
 
 
 def run_sdpa(call: Call) -> tuple[Tensor, None]:
-    """Run torch's scaled_dot_product_attention, with is_causal=True if causality is the only mask,
-    else with a mask tensor.
+    """Run torch's scaled_dot_product_attention: with is_causal=True if causality is the only mask
+    and there are no cached keys, else with the masks and the bias, if any, as one tensor.
 
-    A window is computed in blocks of queries, each over the keys that it sees, so work and memory
-    grow with the window.
+    Attention with a window is computed in blocks of queries, each over the keys that the block
+    sees, so work grows with length times window.
     """
     visible, (q_len, k_len) = call.visible, call.lengths
     block = max(FEWEST_IN_BLOCK, visible.window or 0)
@@ -135,11 +136,10 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     only_causal = call.bias is None and visible.only_causal
     mask, is_causal = None, False
     if only_causal and visible.offset == 0 and q_len == k_len:
-        is_causal = (
-            True  # aligns the mask top-left, which is wrong if cached keys come before the queries
-        )
+        # torch aligns its causal mask top-left, which is wrong behind cached keys
+        is_causal = True
     elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):
-        # a single query after all keys sees every key
+        # the exception above, a single query that is the last token, sees every key
         mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
         call.q,
@@ -198,7 +198,8 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
         why_not, _ = ATTENTION_BACKENDS[choice("backend", name, ATTENTION_BACKENDS)]
         reason = why_not(call)
         if reason:
-            raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
+            rule = f"{name!r} cannot run this attention: {reason}; use another backend, or None"
+            raise RopeError("backend", rule, name)
         return name, "requested"
     if call.wants_weights:
         return "math", "the weights are requested"
@@ -209,6 +210,8 @@ def pick(call: Call, name: str | None = None) -> tuple[str, str]:
 
 
 def attend(call: Call, name: str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Return the output [B, H, Sq, D], and the weights if the backend materialises them, else None."""
+    """Return the output [B, H, Sq, D], and the weights if the backend materialises them, else
+    None.
+    """
     _, run = ATTENTION_BACKENDS[pick(call, name)[0]]
     return run(call)

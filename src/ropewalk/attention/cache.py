@@ -1,8 +1,9 @@
 """KVCache: keys and values with the position of each token, so that they can be shifted, evicted,
 reused and re-scaled exactly.
 
-A token's index is its order of arrival, which causality uses; its position is what the rotation
-uses. Keys are stored rotated, or unrotated if the frequencies depend on the length of the sequence.
+A token's index is its place among the cached tokens, in order of arrival, which causality uses; its
+position is what the rotation uses. By default keys are stored rotated, unless the frequencies
+depend on the length of the sequence.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class KVCache:
     sliding   keeps the first `sinks` real tokens of each row and the latest tokens, `capacity` in
               all
 
-    `rotated` says whether it holds keys after the rotation; None: yes, unless the frequencies
-    depend on the length.
+    `rotated` says whether it stores keys after the rotation; None: yes, unless the frequencies
+    depend on the length or the layer has a remapping.
     """
 
     def __init__(
@@ -78,9 +79,9 @@ class KVCache:
             raise RopeError(
                 "sinks", "must be 0 unless kind='sliding', and then less than capacity", sinks
             )
-        # whether keys are stored after the rotation; None: decided by the first encoding
+        # whether keys are stored after the rotation; None: not decided yet, the first call decides
         self.rotated = rotated
-        #: whether any token may be padding; if not, attention needs no mask
+        #: whether any token may be padding; if not, attention needs no padding mask
         self.padded = False
         self.size = 0
         self._buffers: CachedTokens | None = None
@@ -130,8 +131,8 @@ class KVCache:
 
     @property
     def next_positions(self) -> Tensor | int:
-        """The position of each row's next token, [B]: its last real position + 1; 0 if the row or
-        the cache is empty.
+        """The position of each row's next token, [B]: 1 + the largest position of its real tokens,
+        or 0 if it has none. The number 0 if the cache is empty.
         """
         if not self.size:
             return 0
@@ -143,8 +144,8 @@ class KVCache:
     def append(
         self, k: Tensor, v: Tensor, positions: Tensor, valid: Tensor | None = None
     ) -> CachedTokens:
-        """Add tokens (k, v [B, H, S, D], positions [B, S]) and return all tokens that their queries
-        may attend to.
+        """Add tokens (k, v [B, H, S, D], positions [S], [B, S] or [axes, B, S]) and return all
+        cached tokens, these included. `valid` [B, S] is False for padding; None: all are real.
 
         A sliding cache drops old tokens after this result is built, so the result may exceed its
         capacity.
@@ -317,7 +318,7 @@ class KVCache:
         self.size -= integer("tokens", tokens, low=0, high=self.size)
 
     def reorder(self, rows: Tensor) -> None:
-        """Select rows by index, as beam search does."""
+        """Select batch rows by index, as beam search does."""
         self._buffers = CachedTokens(
             *(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen)
         )
@@ -329,8 +330,8 @@ class KVCache:
         to: Encoding | None = None,
         **lengths: int | Tensor | None,
     ) -> None:
-        """Give every token a new position; keys are re-rotated, by `to` if given. `lengths` as in
-        `rotation.rerotate`.
+        """Give every token a new position; keys that are stored rotated are re-rotated, by `to` if
+        given. `lengths` are `from_length` and `to_length` of `rotation.rerotate`.
         """
         self._refuse_rerotation(encoding)
         to = encoding if to is None else to
@@ -372,19 +373,22 @@ class KVCache:
         self.move(seen.positions + by, encoding)
 
     def compact(self, encoding: Encoding) -> None:
-        """Close the gaps after an eviction: the tokens of each row get positions 0, 1, 2 ... again."""
+        """Close the gaps after an eviction: the real tokens of each row get positions 0, 1, 2 ...
+        again.
+        """
         self.move(left_padded(self.seen.valid), encoding)
 
     def rescale(self, encoding: Encoding, to: Encoding, **lengths: int | Tensor | None) -> None:
-        """Re-rotate the keys with another scaling or base; the positions stay. `lengths` as in
-        `move`.
+        """Re-rotate the keys by the encoding `to`, such as one with another scaling or base; the
+        positions stay. `lengths` as in `move`.
         """
         self.move(self.seen.positions, encoding, to, **lengths)
 
     def extend(self, other: KVCache, positions: Tensor, encoding: Encoding) -> None:
         """Append the tokens of another cache at new positions, without running the model again.
 
-        Either cache may hold its keys rotated or not.
+        One cache may store its keys rotated and the other not, unless the frequencies depend on the
+        length.
         """
         if not isinstance(other, KVCache):
             rule = "must be a KVCache, which knows whether its keys are rotated; pass the cache"
@@ -408,7 +412,10 @@ class KVCache:
             # encodings with rotations have a rope
             return encoding.rope.rerotate(k, before, positions) if wanted else k  # type: ignore
         if isinstance(encoding, Rotary) and encoding.rope.spec.needs_length:
-            rule = "must hold keys that are not rotated for a scaling that depends on the length"
+            rule = (
+                "must hold keys that are not rotated for a scaling that depends on the length; use "
+                "KVCache(rotated=False)"
+            )
             raise RopeError("other" if rotated else "cache", rule, encoding.rope.spec.scaling)
         if wanted:
             return encoding.rotate(k, positions, key=True)

@@ -70,8 +70,9 @@ class RotatedValues:
         pure = spec.magnitude_on == "scale" or spec.magnitude() == 1
         if spec.needs_length or not pure or spec.has_growth:
             rule = (
-                "needs fixed frequencies without a magnitude, which would scale the values; pass "
-                "magnitude_on='scale'"
+                "needs frequencies that do not depend on the length, and no growth or magnitude on "
+                "q and k, which would scale the values; use another scaling, or "
+                "magnitude_on='scale' for a magnitude"
             )
             raise RopeError("values", rule, spec.scaling)
 
@@ -92,12 +93,13 @@ class Choices:
     """What a softmax attention layer does between its projections.
 
     causal       a query attends to itself and to earlier tokens only
-    window       how many keys a query attends to, padding and other documents counted too
-    dropout      on the weights, in training
+    window       how many keys a query attends to, up to and including its own (and as many from its
+                 own on if not causal); padding and tokens of other documents count too
+    dropout      the probability that an attention weight is dropped, in training
     scale        of the softmax; by default 1/sqrt(head_dim), times the spec's softmax factor
     backend      the attention kernel; by default chosen for each call
-    temperature  multiplies queries by a factor of their position
-    remapping    changes the distances that RoPE scores by
+    temperature  multiplies each query by a factor that depends on its position; None: no factor
+    remapping    replaces the distances by which RoPE scores far tokens; None: the true distances
     values       whether values rotate too; None: they do not
     sinks        a learned score of each head that belongs to no token; None: no such score
     """

@@ -56,8 +56,9 @@ def attend_in_documents(
     v          the values [B, H, S, Dv]
     documents  [B, S], the number of each token's document
     causal     whether a query attends only to tokens up to itself
-    chunk      tokens of which all scores are formed at once
-    eps        a query whose denominator is at most this has no keys, and 0 as its result
+    chunk      how many tokens' scores are formed at once
+    eps        the result of a query is 0 if the absolute value of its denominator is at most this,
+               as it is without keys
     """
     # tokens of a document become neighbours and keep their order
     order = documents.argsort(dim=-1, stable=True)

@@ -24,7 +24,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Visibility, **op
     mask, band = visible.mask, visible.band
     if mask is not None:
         visible = replace(visible, mask=mask.expand(batch, heads, q_len, k_len))
-    # whether the mask may differ between batch rows, and differs between heads
+    # by_row: whether the mask may differ between batch rows; by_head: whether it differs between
+    # heads
     by_row = any(t is not None for t in (visible.padding, visible.q_documents, mask))
     by_row = by_row or (band is not None and (band.q_group.ndim > 1 or band.k_group.ndim > 1))
     by_head = mask is not None and mask.ndim > 2 and mask.shape[-3] > 1

@@ -8,8 +8,8 @@ from ropewalk.errors import RopeError, integer
 def head_sizes(
     model_dim: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None
 ) -> tuple[int, int, int]:
-    """Return (heads, heads of keys and values, dimensions of a head), checked; by default the heads
-    share model_dim.
+    """Return (heads, heads of keys and values, dimensions of a head), checked; the default head_dim
+    is model_dim / num_heads.
     """
     integer("num_heads", num_heads, low=1)
     kv_heads = integer(
@@ -18,9 +18,8 @@ def head_sizes(
     if num_heads % kv_heads:
         raise RopeError("num_kv_heads", f"must divide num_heads = {num_heads}", num_kv_heads)
     if head_dim is None and model_dim % num_heads:
-        raise RopeError(
-            "head_dim", f"must be given: {num_heads} heads do not divide model_dim", model_dim
-        )
+        rule = f"must be given: model_dim = {model_dim} is no multiple of num_heads = {num_heads}"
+        raise RopeError("head_dim", rule, head_dim)
     return (
         num_heads,
         kv_heads,

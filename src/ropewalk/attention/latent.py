@@ -20,19 +20,20 @@ from ropewalk.spec import RopeSpec
 
 
 class LatentAttention(SoftmaxAttention):
-    """MLA of DeepSeek-V2 and V3: keys and values are projected up from a latent, positions are in
-    `rope_dim` dims beside it.
+    """MLA of DeepSeek-V2 and V3: keys and values are projected up from a latent; only `rope_dim`
+    further dims of q and k rotate.
 
-    A score is (q_nope . k_nope + R q_rope . R k_rope) * scale, scale = 1 / sqrt(nope_dim +
-    rope_dim); k_rope is one vector for all heads, and the latent is never rotated. Parameters have
-    the names of transformers' DeepseekV3Attention.
+    A score is (q_nope . k_nope + R q_rope . R k_rope) * scale; by default scale is 1 /
+    sqrt(nope_dim + rope_dim), times the spec's softmax factor. k_rope is one vector of a token for
+    all heads, and the latent is never rotated. Parameters have the names of transformers'
+    DeepseekV3Attention.
 
     kv_rank, q_rank  width of the latents; q_rank None = one full matrix for q
     encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or
                      a name that rotates
     absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
-                     values are never formed (fewer operations in a decode step); None = when there
-                     are more cached tokens than queries
+                     values are never formed (fewer operations in a decode step); None: in calls
+                     with more keys than queries
     options          as in `Choices`, without a remapping and rotated values
     """
 
@@ -68,8 +69,8 @@ class LatentAttention(SoftmaxAttention):
             raise RopeError("encoding", f"must rotate heads of rope_dim = {rope_dim}", encoding)
         if rotary.query_copies > 1:
             rule = (
-                "must keep the number of query heads, because only a part of each is rotated; use "
-                "'rope'"
+                "must keep the number of query heads, because LatentAttention rotates only a part "
+                "of each query; use 'rope'"
             )
             raise RopeError("encoding", rule, type(rotary).__name__)
         choices = Choices.given(type(self).__name__, options)
@@ -133,7 +134,8 @@ class LatentAttention(SoftmaxAttention):
         bias: Tensor | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H, Sq, value_dim] and, if the backend has them, the weights.
+        """Return the output [B, H, Sq, value_dim], and the weights if the backend returns them,
+        else None.
 
         k [B, 1, Sk, rope] is the key that all heads share, v [B, 1, Sk, rank] the latents.
         """

@@ -8,8 +8,8 @@
                 phi(k_j)]
                 for comparison: its denominator may be near 0 or negative
 
-All are sums over keys of a feature times a value, so a chunk of queries needs only the sums over
-earlier chunks.
+All are sums over keys of a feature times a value, so a chunk of queries needs only its own scores
+and the sums over earlier chunks.
 """
 
 from __future__ import annotations
@@ -64,18 +64,19 @@ def linear_attention(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> tuple[Tensor, State]:
-    """Attend in time and memory linear in S: q, k [B, H, S, D], v [B, H, S, Dv]; return the output
-    and the new state.
+    """Return the attention of q, k [B, H, S, D] and v [B, H, S, Dv], in time and memory linear in
+    S, and the new state.
 
     positions  by default 0, 1, 2, ... over the real tokens of each row, continuing after those in
-               `state`, or of each document
+               `state`; with `documents`, over the real tokens of each document
     form       "numerator", "cosine" or "rotated": the formulas at the top of this file
     phi        the feature map, except of the form "cosine": "elu" (elu(x) + 1), "relu", or a
                function of q and k
     scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H]
                or [B, H, 1, 1]
-    chunk      how many tokens causal attention computes at a time
-    eps        a denominator up to this counts as no keys
+    chunk      how many tokens' scores plain torch forms at a time
+    eps        the output of a query is 0 if the absolute value of its denominator is at most this,
+               as it is without keys
     padding    [B, S], True for real tokens
     documents  [B, S], the document index of each token; tokens with equal indices are one document,
                neighbours or not. The returned state is that of the document of each row's last real
@@ -154,8 +155,8 @@ def check_linear(
         raise RopeError("k, v", rule, [list(t.shape) for t in (q, k, v)])
     if state is not None and rope.spec.needs_length:
         rule = (
-            "holds keys rotated for an earlier length; with a scaling that depends on the length "
-            "use softmax attention"
+            "must be None with a scaling that depends on the length, as it holds keys rotated for "
+            "an earlier length; use softmax attention"
         )
         raise RopeError("state", rule, rope.spec.scaling)
     if form == "cosine":
@@ -165,13 +166,13 @@ def check_linear(
 
 
 def checked_scale(scale: Tensor | float, q: Tensor, form: str) -> Tensor | float:
-    """Return the scale, a tensor as one that broadcasts to [B, H, 1, 1]; raise an error if it does
-    not, or has no meaning.
+    """Return the scale; a tensor is returned in a shape that broadcasts to [B, H, 1, 1]. Raise an
+    error if it has another shape, or if the form has no scale.
     """
     if form != "cosine" and (isinstance(scale, Tensor) or scale != 1):
         raise RopeError(
             "scale",
-            f"must be 1 for the form {form!r}, which has no scale; use form='cosine'",
+            f"must be the number 1 for the form {form!r}, which has no scale; use form='cosine'",
             scale,
         )
     if not isinstance(scale, Tensor) or not scale.ndim:
@@ -260,10 +261,10 @@ class _KernelAttention(torch.autograd.Function):
 
 
 def identity_rope(head_dim: int) -> Rope:
-    """Return a Rope that rotates by 0 everywhere, for linear attention with positions added
-    elsewhere or none.
+    """Return a Rope that rotates by 0 everywhere, for linear attention whose positions are added
+    elsewhere, or that has none.
     """
-    # frequencies below 2^-64 turns per step are rounded to 0
+    # a frequency far below 2^-64 turns per step is rounded to 0
     return Rope(RopeSpec(head_dim=head_dim, rotary_dim=2, scaling=Linear(factor=1e30)))
 
 
@@ -274,9 +275,9 @@ class LinearAttention(nn.Module):
     form "numerator" rotates the numerator only; "cosine" has weights 1 + a cos >= 0, 0 <= a <= 1;
     "rotated" rotates the denominator too, for comparison.
     `phi`, `chunk`: as in `linear_attention`.
-    scale is a in the "cosine" form: a number, such as 1; None: learned, one for each head.
-    By default each head's output is normed, since the weights of the "numerator" form do not sum to
-    one.
+    `scale` is a in the "cosine" form: a number from 0 to 1; None: learned, one for each head.
+    With `out_norm` each head's output is normed, since the weights of the "numerator" form do not
+    sum to one.
     """
 
     def __init__(

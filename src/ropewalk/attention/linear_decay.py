@@ -1,10 +1,10 @@
-"""Linear attention whose weights decay with distance instead of rotating, in O(n).
+"""Linear attention without rotation whose weights decay with distance, in O(n).
 
     out_i = sum_j w_ij v_j / sum_j w_ij,    w_ij = phi(q_i).phi(k_j) exp(-rate |i - j|)
 
-The weights are not negative, so the denominator is 0 only if all of them are, as relu can make
-them; the output is then 0. An exponential of a distance is a product of
-exponentials, so a chunk of queries needs only the decayed sum over earlier chunks.
+With the features "elu" and "relu" no weight is negative. Where the denominator is at most `eps`, as
+relu can make it, the output is 0. An exponential of a distance is a product of exponentials, so a
+chunk of queries needs only its own scores and the decayed sum over earlier chunks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ def decaying_linear_attention(
     """Return the attention of q, k [B, H, S, D] and v [B, H, S, Dv] with weights that decay by
     exp(-rate) a token.
 
-    rate  at least 0: one number, or a tensor [H] with one for each head, whose values are not
-          checked
-    phi   the feature map: "elu" (elu(x) + 1), "relu", or a function of q and k
+    rate   at least 0: one number, or a tensor [H] with one for each head, whose values are not
+           checked
+    phi    the feature map: "elu" (elu(x) + 1), "relu", or a function that is applied to q and to k
+    chunk  how many tokens' scores are formed at once
+    eps    an output is 0 if the absolute value of its denominator is at most this
     """
     if isinstance(phi, str):
         phi = FEATURE_MAPS[choice("phi", phi, FEATURE_MAPS)]
@@ -45,7 +47,8 @@ def decaying_linear_attention(
     dtype = torch.promote_types(q.dtype, torch.float32)
     if isinstance(rate, Tensor):
         if rate.shape not in ((), (q.shape[1],)):
-            raise RopeError("rate", f"must be one number or [{q.shape[1]}]", list(rate.shape))
+            rule = f"must be one number, or [{q.shape[1]}]: one for each head"
+            raise RopeError("rate", rule, list(rate.shape))
         rate = rate.to(q.device, dtype).expand(q.shape[1])
     else:
         rate = q.new_full((q.shape[1],), number("rate", rate, low=0), dtype=dtype)
@@ -68,7 +71,8 @@ def _decayed_sums(q: Tensor, k: Tensor, v: Tensor, rate: Tensor, chunk: int) -> 
     rate = rate.view(-1, 1, 1)  # [H, 1, 1]
     distance = (place[:, None] - place).clamp(min=0)
     inside = (q @ k.mT).tril() * (-rate * distance).exp().unsqueeze(1)
-    # from each key to the last token of its chunk, and from there to each query of the next
+    # the decay from each key to the last token of its chunk, and from there to each query of the
+    # next chunk
     to_end = (-rate * (chunk - 1 - place[:, None])).exp().unsqueeze(1)
     from_end = (-rate * (1 + place[:, None])).exp().unsqueeze(1)
     added = (k * to_end).mT @ v  # [B, H, N, F, Dv]

@@ -1,7 +1,7 @@
 """The sums of linear attention in plain torch: the reference for the kernels, and their backward.
 
-A weight is a dot product of features, so later queries need only one sum over past keys: key
-feature times value.
+A weight is a dot product of features, so later queries need only two sums over past keys: of key
+feature times value, and of key features.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class State(NamedTuple):
     kv_sum  [B, H, F, Dv], the sum of (key feature) (value)^T for the numerator; the key features
             are rotated to their absolute positions
     k_sum   [B, H, F], the sum of key features for the denominator
-    count   [B], real tokens so far, which is the next position of each row
+    count   [B], the number of real tokens so far: by default the position of each row's next token
     """
 
     kv_sum: Tensor
@@ -80,7 +80,7 @@ def make_features(
              "cosine": unit vectors, rotated, with a constant feature, so that q.k is
              1 + scale cos(q, k); q_plain and k_plain are the same
     phi      the map from vectors to features, or its name in FEATURE_MAPS; "cosine" has none
-    scale    of the form "cosine" alone
+    scale    the factor on the cosine; the other forms do not use it
     """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     if form != "cosine":
@@ -162,13 +162,18 @@ def checked_state(state: State | None, q: Tensor, v: Tensor, form: str) -> State
         kv_sum, k_sum = (q.new_zeros(shape, dtype=dtype) for shape in shapes[:2])
         return State(kv_sum, k_sum, count=q.new_zeros(batch, dtype=torch.int64))
     if [tuple(t.shape) for t in state] != shapes:
-        rule = f"must be of the same batch, heads, sizes and form, with shapes {shapes}"
+        rule = (
+            "must come from a call with the same batch, heads, head sizes and form, so its tensors "
+            f"must have the shapes {shapes}"
+        )
         raise RopeError("state", rule, [tuple(t.shape) for t in state])
     return state
 
 
 def divide(numerator: Tensor, denominator: Tensor, eps: float) -> Tensor:
-    """Return numerator / denominator, or 0 for queries without keys."""
+    """Return numerator / denominator, or 0 where the absolute value of the denominator is at most
+    `eps`, as for queries without keys.
+    """
     has_keys = denominator.abs() > eps
     return torch.where(has_keys, numerator / torch.where(has_keys, denominator, 1.0), 0.0)
 

@@ -1,8 +1,8 @@
 """Attention that also returns the log-sum-exp of its scores, so that the results of several calls
 can be merged.
 
-Memory stays bounded: the plain torch backend runs a block of queries at a time, the others never
-form the scores.
+Memory stays bounded: the plain torch backend forms the scores of a block of queries at a time, the
+other backends those of a tile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ropewalk.attention.masks import part_of_scores
 from ropewalk.errors import RopeError, choice
 from ropewalk.kernels import banded_attention
 
-#: the most scores that the plain torch backend holds at a time; 256 MiB in float32
+#: the most scores that the plain torch backend forms at a time, 256 MiB in float32; it forms at
+#: least those of one query of every head and row
 MOST_SCORES = 1 << 26
 
 
@@ -99,7 +100,7 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             inside = inside & (k_groups <= last_group.unsqueeze(-1) - band.low)
         if band.high is not None:
             inside = inside & (k_groups > first_group.unsqueeze(-1) - band.high)
-    # the first and the last key that some entry of the batch may see; both ends are 0 for a block
+    # the first and the last key that some row of the batch may see; both ends are 0 for a block
     # without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
     has_keys = inside.amax(dim=-1)
@@ -149,8 +150,8 @@ def flex_why_not(call: Call) -> str | None:
         return "FlexAttention is compiled for CUDA only"
     if call.bias is not None or call.visible.added is not None:
         return (
-            "a float mask or a bias has a value for every score, and FlexAttention forms no such "
-            "tensor"
+            "FlexAttention takes no tensor with a value for every score here, so no float mask and "
+            "no bias"
         )
     return None
 
@@ -204,8 +205,8 @@ def run_triton(call: Call) -> Partial:
     )
 
 
-#: name -> (why_not, run); each returns the output and the log-sum-exp. Torch's fused kernel,
-#: "sdpa", does not return it
+#: name -> (why_not, run); each `run` returns the output and the log-sum-exp. Torch's fused kernel,
+#: "sdpa", does not return the log-sum-exp
 LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Partial]]] = {
     "triton": (triton_why_not, run_triton),
     "flex": (flex_why_not, run_flex),
@@ -226,11 +227,12 @@ def pick_with_lse(call: Call, name: str | None = None) -> tuple[str, str]:
         )
     why_not, _ = LSE_BACKENDS[choice("backend", name, LSE_BACKENDS)]
     if reason := why_not(call):
-        raise RopeError("backend", f"{name!r} cannot run this attention: {reason}", name)
+        rule = f"{name!r} cannot run this attention: {reason}; use another backend, or None"
+        raise RopeError("backend", rule, name)
     return name, "requested"
 
 
 def attend_with_lse(call: Call, name: str | None = None) -> Partial:
-    """Return output and log-sum-exp by the backend that `pick_with_lse` returns."""
+    """Return output and log-sum-exp, computed by the backend that `pick_with_lse` picks."""
     _, run = LSE_BACKENDS[pick_with_lse(call, name)[0]]
     return run(call)

@@ -17,7 +17,9 @@ from ropewalk.errors import RopeError, integer
 def check_token_masks(
     batch: int, seq: int, padding: Tensor | None, documents: Tensor | None
 ) -> None:
-    """Raise an error unless padding and documents are [batch, seq], boolean and integer."""
+    """Raise an error unless padding is boolean and documents are integer, both [batch, seq]; each
+    may be None.
+    """
     shape = (batch, seq)
     if padding is not None and (padding.shape != shape or padding.dtype != torch.bool):
         rule = f"must be boolean {list(shape)}, True for real tokens"
@@ -74,7 +76,7 @@ def part_of_scores(t: Tensor, start: int, stop: int, first_key: int, stop_key: i
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The (query, key) pairs with low <= q_group - k_group < high; a bound of None is none.
+    """The (query, key) pairs with low <= q_group - k_group < high; None: no such bound.
 
     q_group, k_group  integers [S] or [B, S]: the group of each query and key, such as its chunk
     """

@@ -89,9 +89,9 @@ def _middle(w: Tensor, beta: Tensor) -> Tensor:
 class PathState(NamedTuple):
     """What later tokens depend on.
 
-    tokens  the last tokens of the convolution [B, 2, Hk D]
-    k, v    the keys as the next token starts from, and the values, [B, Hk, N, D]
-    real    which of them are not padding [B, N]; None: all
+    tokens  the last two inputs of the convolution [B, 2, Hk D]
+    k, v    the keys, reflected by every token so far, and the values, [B, Hk, N, D]
+    real    [B, N], False for the keys of padding; None: no key is
     """
 
     tokens: Tensor

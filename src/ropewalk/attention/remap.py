@@ -1,9 +1,9 @@
-"""Remapped distances: longer contexts without training, because no distance exceeds those that a
-model was trained with.
+"""Remapped distances: longer contexts without training, because far keys are scored at distances
+that a model was trained with.
 
 Plain RoPE scores query i and key j by their distance i - j. A remapping replaces it by a smaller
-distance for far keys. It is built of pieces: in each one, queries and keys are rotated at other
-positions, and the piece holds some of the pairs.
+distance for far keys. It consists of pieces: each piece is attention between some of the (query,
+key) pairs, with queries and keys rotated at positions of its own.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class ReRope(Remapping):
     """ReRoPE: distances stop growing at `window`.
 
     With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
-    log(log_n_length)), as its author does with the trained length. `for_length` takes a quarter of
-    the trained length as the window.
+    log(log_n_length)); its author uses the trained length. `for_length` takes a quarter of the
+    trained length as the window, and the trained length as `log_n_length`.
     """
 
     name: ClassVar[str] = "rerope"
@@ -133,8 +133,9 @@ class LeakyReRope(Remapping):
     (distance - window) / slowdown.
 
     With `log_n_length`, queries are also multiplied by max(1, log(position + 1) /
-    log(log_n_length)). `for_length` takes a quarter of the trained length as the window, and a
-    slowdown with which no distance exceeds two thirds of the trained length.
+    log(log_n_length)). `for_length` takes a quarter of the trained length as the window, the
+    trained length as `log_n_length`, and a slowdown with which no distance exceeds two thirds of
+    the trained length.
     """
 
     name: ClassVar[str] = "leaky_rerope"
@@ -190,9 +191,9 @@ class SelfExtend(Remapping):
         """
         window = max(1, trained // 4)
         group = _slowdown(trained, served, window)
-        # the window is rounded to a multiple of the group, so that dividing it by the group leaves
-        # no remainder; a window less than one group stays as it is, since a larger one would lead
-        # beyond the trained length
+        # the window is rounded down to a multiple of the group, so that dividing it by the group
+        # leaves no remainder; a window smaller than the group stays as it is, since rounding it up
+        # would lead to distances beyond the trained length
         return cls(group, window // group * group or window)
 
 
@@ -201,10 +202,10 @@ class DualChunk(Remapping):
     """Dual chunk attention (DCA): keys are at their positions inside chunks of `chunk` - `local`
     tokens.
 
-    A query is at its own position inside its chunk for the keys of this chunk, up to one chunk
-    further for those of the chunk before, and at the farthest position for all older ones.
-    Distances inside a chunk are exact, and so are all distances up to `local` and `chunk` -
-    `local`; none exceeds `chunk`.
+    For the keys of its own chunk, a query is at its position inside that chunk; for the keys of the
+    chunk before, one chunk further, but at most at `chunk`; for the keys of all older chunks, at
+    the farthest of these positions. Distances inside a chunk are exact, and so are distances up to
+    the smaller of `local` and `chunk` - `local`; none exceeds `chunk`.
 
     With `length`, the trained one, scores are also multiplied by m^2, m = max(1, 1 + 0.1 log(n /
     length)), where n counts the tokens up to the query. vLLM multiplies q and k by m each, with the

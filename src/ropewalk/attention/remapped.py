@@ -23,8 +23,8 @@ from ropewalk.errors import RopeError
 from ropewalk.frequencies import Default, Linear
 from ropewalk.spec import RopeSpec
 
-#: called with (whether it is k, positions, slowdown); returns q or k rotated there, by frequencies
-#: divided by slowdown
+#: called with (True for k or False for q, positions, slowdown); returns k or q rotated at these
+#: positions, by frequencies divided by slowdown
 Rotate = Callable[[bool, Tensor, int], Tensor]
 
 
@@ -69,7 +69,7 @@ def check_remapping(
     ):
         rule = "needs an encoding that only rotates q and k, by one axis"
         raise RopeError(
-            "remapping", f"{rule}; leave it out for {type(encoding).__name__}", remapping
+            "remapping", f"{rule}; remove the remapping for {type(encoding).__name__}", remapping
         )
     if not causal:
         raise RopeError(
@@ -113,9 +113,9 @@ def remapped_attention(
         visible = replace(
             visible, padding=seen.valid if cache.padded else None, offset=k.shape[-2] - seq
         )
-        length = cache.next_positions  # of each row: its tokens so far
+        length = cache.next_positions  # of each row: its largest position + 1
     elif layer.encoding.rope.spec.needs_length and positions.numel():
-        # the true last position of each row + 1; the pieces rotate at smaller positions
+        # the largest true position of each row + 1; the pieces rotate at smaller positions
         length = positions.amax(dim=-1).to(torch.int64) + 1
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:
@@ -153,7 +153,7 @@ def slowed_spec(spec: RopeSpec, slowdown: int) -> RopeSpec:
     """Return the spec with all frequencies divided by `slowdown`."""
     if not isinstance(spec.scaling, Default):
         rule = (
-            "divides the frequencies, so the rope must have no scaling; use self_extend or remove "
+            "divides the frequencies, so the spec must have no scaling; use self_extend or remove "
             "the scaling"
         )
         raise RopeError("leaky_rerope", rule, spec.scaling)

@@ -18,8 +18,11 @@ from ropewalk.errors import RopeError
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The sorted tokens of each row: their indices [B, S], their documents, and whether they are
-    real; None: one, or all.
+    """How the tokens of each row are sorted.
+
+    index      [B, S], the places in the row of the sorted tokens
+    documents  [B, S], the document index of each sorted token; None: the row is one document
+    real       [B, S], False for sorted tokens that are padding; None: all are real
     """
 
     index: Tensor
@@ -39,8 +42,8 @@ class RowOrder:
 def row_order(
     x: Tensor, padding: Tensor | None, documents: Tensor | None, continues: bool
 ) -> RowOrder | None:
-    """Return the order of the tokens of x [B, S, ..]: by document, padding last; None if the rows
-    have neither.
+    """Return the order of the tokens of x [B, S, ..]: by document, padding last; None if neither
+    padding nor documents are given.
 
     padding    boolean [B, S], True for real tokens
     continues  the call continues from a state, which holds earlier tokens
@@ -71,7 +74,8 @@ def real_tokens(
     """Return which of the `earlier` tokens and the S new tokens of x are real, [B, earlier + S];
     None if all are.
 
-    `old` [B, earlier] says it of the earlier tokens, `order` of the new ones; None: all are.
+    `old` [B, earlier] says which of the earlier tokens are real, `order` which of the new ones;
+    None: all of them.
     """
     new = None if order is None else order.real
     if old is None and new is None:

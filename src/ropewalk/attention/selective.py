@@ -27,7 +27,7 @@ from ropewalk.tensor_frequencies import ladder
 
 
 class PhaseState(NamedTuple):
-    """What the phases of later tokens depend on: the last tokens of the convolution, and the angles
+    """What the phases of later tokens depend on: the last inputs of the convolution, and the angles
     so far [B, H, P].
     """
 
@@ -50,7 +50,8 @@ class SelectivePhases(nn.Module):
         if model_dim % num_heads:
             raise RopeError(
                 "model_dim",
-                f"must be a multiple of num_heads = {num_heads}: x is normed by heads",
+                f"must be a multiple of {num_heads}, the number of heads with angles of their own: "
+                "x is divided into as many parts, and each is normed",
                 model_dim,
             )
         self.spec, self.num_heads = RopeSpec(head_dim=head_dim, theta=theta), num_heads
@@ -89,17 +90,18 @@ def linear_by_sums(
     kv_state: Tensor | None = None,
     seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return linear attention with rotated q and k, and its state after the last token.
+    """Return linear attention with rotated q and k, without a denominator, and its state after the
+    last token.
 
     The state is the decayed sum of k v^T, with keys rotated relative to the last token, whose angle
-    is 0. It is computed here from sums of angles, which costs S^2.
+    is 0. Output and state are computed here from sums of angles, which costs S^2.
 
     q, k, v    [B, H, S, D] and [B, H, S, Dv]
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
     log_decay  [B, H, S], the logarithm of the factor by which each token multiplies the state
     kv_state   [B, H, D, Dv], the state after the tokens before this call
-    seen       boolean [B, 1, S, S], the keys that each query sees; the returned state is then of no
-               use
+    seen       boolean [B, 1, S, S], the keys that each query sees; it does not change the state,
+               which is then of no use
     """
     angles, decay = steps.cumsum(dim=-2), log_decay.cumsum(dim=-1)
     rotated_q, rotated_k = (rotate_by_phase(x, angles) for x in (q, k))
@@ -149,8 +151,11 @@ def _rotated_state(kv_state: Tensor, angles: Tensor, log_decay: Tensor) -> Tenso
 
 
 class SelectiveState(NamedTuple):
-    """The phases' state, rotated keys and values (softmax) or the rotating state (linear), and
-    which tokens are real.
+    """What later tokens depend on.
+
+    phases  the state of SelectivePhases
+    memory  (rotated keys, values) of the form "softmax", or (the rotating state,) of "linear"
+    real    [B, N], False for keys that are padding; None: all are real, or the form is "linear"
     """
 
     phases: PhaseState

@@ -12,8 +12,8 @@ from ropewalk.attention.row_order import RowOrder
 
 
 class ShortConv(nn.Module):
-    """A depthwise causal convolution over the last `width` tokens; at first it passes every token
-    on unchanged.
+    """A depthwise causal convolution over the last `width` tokens; before training it passes every
+    token on unchanged.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -24,11 +24,11 @@ class ShortConv(nn.Module):
     def forward(
         self, x: Tensor, before: Tensor | None = None, order: RowOrder | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the result for x [B, S, channels], and the last real tokens, to pass as `before`
-        to the next call.
+        """Return the result for x [B, S, channels], and the last width - 1 real tokens, to pass as
+        `before` to the next call.
 
-        With an `order`, x is sorted by it; tokens of other documents are not seen. With documents,
-        `before` is None.
+        With an `order`, x is sorted by it, and a token does not see tokens of other documents. With
+        documents, `before` is None.
         """
         earlier = self.weight.shape[-1] - 1
         if before is None:

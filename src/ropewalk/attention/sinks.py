@@ -15,7 +15,7 @@ def attend_with_sinks(
     call: Call, sinks: Tensor, backend: str | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return attention whose softmax has one more term, exp(sinks[h]) for head h, with no value;
-    weights if they are wanted.
+    and the weights on the keys if the call wants them, else None.
     """
     if call.dropout:
         raise RopeError(

@@ -90,11 +90,12 @@ class SoftmaxAttention(nn.Module):
         """Attend over x [B, S, model_dim] and the tokens in `cache`.
 
         positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1,
-                    2, ... over the real tokens of each row, continuing after those in the cache
+                    2, ... over the real tokens of each row, continuing after those in the cache, or
+                    of each document
         mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H,
                     Sq, Sk]
-        padding     boolean [B, S], True for real tokens; padded queries attend to nothing, so they
-                    give o_proj(0)
+        padding     boolean [B, S], True for real tokens; a padded query has 0 as the output of
+                    every head, so it gives o_proj(0)
         documents   integer [B, S], the document index of each token of packed rows; tokens with
                     equal indices are one document, neighbours or not; not with a cache
         """
@@ -162,8 +163,8 @@ class SoftmaxAttention(nn.Module):
         mask: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[str, str]:
-        """Return (backend, reason) that `forward` would use for x and these masks; an error if
-        `backend` cannot run the call.
+        """Return (backend, reason): which backend `forward` without a cache would use for x and
+        these masks. Raise an error if the layer's `backend` cannot run the call.
         """
         q = x.new_empty(
             x.shape[0],
@@ -195,7 +196,9 @@ class SoftmaxAttention(nn.Module):
         bias: Tensor | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of every head [B, H, Sq, D] and, if the backend has them, the weights."""
+        """Return the output of every head [B, H, Sq, D], and the weights if the backend returns
+        them, else None.
+        """
         call = self._call(q, k, k if self.shares_values else v, visible, bias, return_weights)
         if self.sinks is None:
             return attend(call, self.backend)
@@ -396,7 +399,9 @@ class Attention(SoftmaxAttention):
 
 
 def head_norm(head_dim: int, norm: HeadNorm | None) -> nn.Module:
-    """Return the norm of the heads of q or of k, or the identity if there is none."""
+    """Return the module that norms the heads of q or of k: an RMSNorm, or the identity if `norm`
+    is None.
+    """
     if norm is None:
         return nn.Identity()
     if not isinstance(norm, HeadNorm):

@@ -21,8 +21,8 @@ from ropewalk.temperatures import (
 
 
 def _log_of_count(positions: Tensor) -> Tensor:
-    """Return log(p + 1), the logarithm of the number of keys that a causal query sees; padding may
-    have negative positions.
+    """Return log(p + 1), the logarithm of the number of keys that a causal query at position p
+    sees; negative positions, which padding may have, count as 0.
     """
     return (positions.clamp(min=0).to(torch.float64) + 1).log()
 
@@ -64,8 +64,8 @@ FACTORS: dict[type[Temperature], Callable[..., Tensor]] = {
 
 
 def factor(temperature: Temperature, positions: Tensor, **learned: Tensor) -> Tensor:
-    """Return s(p) in float64 for integer positions of any shape; learned numbers must broadcast
-    with them.
+    """Return the factors of queries at integer `positions` of any shape, in float64; the learned
+    numbers of the temperature must broadcast with the positions.
     """
     return FACTORS[type(temperature)](temperature, positions, **learned)
 

@@ -41,12 +41,12 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         padding: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> tuple[Tensor, State | None]:
-        """Attend over x [B, S, model_dim]; pass the returned state to the next call to continue the
-        sequence.
+        """Return the output [B, S, model_dim] for x, and the state; pass the state to the next call
+        to continue the sequence.
 
         padding    boolean [B, S], True for real tokens; padded queries give 0
-        documents  integer [B, S], the document index of each token of packed rows; there is no
-                   state then
+        documents  integer [B, S], the document index of each token of packed rows; the call then
+                   takes no state and returns None for it
         """
         # the encoding depends on the tokens before, so each row is sorted: documents one after the
         # other, padding last
@@ -81,6 +81,8 @@ class TokenDrivenAttention(nn.Module, Generic[State]):
         raise NotImplementedError
 
     def _for_every_head(self, shared: Tensor) -> Tensor:
-        """Return what the heads of a group share [B, Hk, ..], repeated for every head [B, H, ..]."""
+        """Return what the heads of a group share [B, Hk, ..], repeated for every head [B, H,
+        ..].
+        """
         groups = self.num_heads // self.num_kv_heads
         return shared if groups == 1 else shared.repeat_interleave(groups, dim=1)

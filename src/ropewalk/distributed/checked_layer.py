@@ -15,14 +15,15 @@ def check_layer(layer: SoftmaxAttention) -> None:
         for name in ("forward", "_attend")
     ):
         rule = (
-            "must attend as `Attention` does in ring attention; attend on one rank with another "
-            "class"
+            "must be a layer that attends as `Attention` does, for ring attention; run a layer of "
+            "this class on one rank"
         )
         raise RopeError("layer", rule, type(layer).__name__)
     if layer.dropout and layer.training:
         raise RopeError(
             "dropout",
-            "differs between ranks; set it to 0, or apply dropout after attention",
+            "must be 0 in training with ring attention, as each rank would drop other weights; "
+            "set it to 0, or apply dropout after attention",
             layer.dropout,
         )
     options = {

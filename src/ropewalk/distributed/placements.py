@@ -1,7 +1,8 @@
 """DTensor sharding rules of the registered ops, for tensor, batch and sequence parallel rotation.
 
 x may be sharded along   positions must be
-rows                     sharded in the same way if [B, S], replicated if [S]
+batch rows               sharded by batch rows too; replicated if one row of positions is for all,
+                         [S] or [1, S]
 heads                    replicated
 tokens                   given and sharded in the same way, since default positions would restart at
                          0 on every rank
@@ -63,8 +64,8 @@ def _shard_rows(x, rows: int):
 
 
 def _angle_rules(x, positions, length, seq_dim: int) -> list:
-    """Return (placement of x, of positions, of length) for every axis that may be sharded, and for
-    none.
+    """Return a list of (placement of x, of positions, of length): one for replicated tensors, and
+    one for each axis along which x may be sharded.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     replicated = _replicate(positions), _replicate(length)
@@ -94,8 +95,8 @@ def _rotate_rules(
 
 
 def _rotate_inplace_rules(*args) -> list:
-    """Return the rules of `rotate` without an output; torch raises an error if x would have to be
-    resharded.
+    """Return the rules of `rotate_`: those of `rotate`, without an output. torch raises an error if
+    x would have to be resharded.
     """
     return [([], inputs) for _, inputs in _rotate_rules(*args)]
 

@@ -80,26 +80,29 @@ def ring_attention(
     engine: str | None = None,
     tile: int = TILE,
 ) -> Tensor:
-    """Attend this rank's q [B, H, S, D] to the keys of all ranks; k, v [B, Hk, S, D]. Every rank
-    must call it.
+    """Return the attention of this rank's q [B, H, S, D] to the keys of all ranks; k, v [B, Hk, S,
+    D]. Every rank must call it.
 
     q and k must be rotated already.
 
     q_positions, k_positions   [S], [B, S] or [axes, B, S], used by a bias only; k_positions default
                                to q_positions
-    encoding                   an Encoding, used for its bias; or a function bias(q, q_positions,
-                               k_positions) -> [.., Sq, Sk]. Its parameters get gradients if it is
-                               an nn.Module; tensors that a plain function uses get none
-    documents, padding         [B, S] for this rank's tokens: the document index of each; True for
-                               real tokens
+    encoding                   an Encoding, used only for the terms that it adds to scores and
+                               outputs; or a function bias(q, q_positions, k_positions) -> [.., Sq,
+                               Sk]. The parameters of an nn.Module get gradients; tensors that a
+                               plain function uses get none
+    documents                  [B, S], the document index of each of this rank's tokens
+    padding                    [B, S], True for those of this rank's tokens that are real
+    scale                      the factor on the scores; by default 1 / sqrt(D)
     order                      "contiguous", "head_tail", or the index [S] in the sequence of each
                                of this rank's tokens, which causality and window use instead of
                                positions
-    engine                     "ring", "torch" (its context parallel), or None to choose as
-                               `pick_engine` does
-    tile                       how many queries and keys "ring" computes scores of at a time
+    engine                     "ring", "torch" (its context parallel), or None: "torch" if it can
+                               run this attention, else "ring"
+    tile                       the most queries, and the most keys, for which "ring" forms scores at
+                               a time
 
-    `causal`, `window` and `scale` are as in `Attention`.
+    `causal` and `window` are as in `Attention`.
     """
     _check_shapes(q, k, v, q_positions, k_positions)
     check_token_masks(q.shape[0], q.shape[-2], padding, documents)
@@ -124,7 +127,7 @@ def ring_attention(
     positions = (None, None) if masking.bias is None else (q_positions, k_positions)
     ring = Ring(group)
     facts = _facts(q, k, v, positions[1], masking) | {
-        name: name in masks for name in ("documents", "padding")
+        f"{name} given": name in masks for name in ("documents", "padding")
     }
     facts |= {"order": order_number(order), "engine": ENGINES.index(picked)}
     lengths = exchange_lengths(q.shape[-2], q.device, group, facts)
@@ -145,8 +148,8 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, *positions: Tensor | None) ->
     )
     if not fit or k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         rule = (
-            "must be [B, heads, S, D] with q's batch, S and D, and k's number of heads must divide "
-            "q's; v must have k's batch, heads and S"
+            "must be [B, heads, S, D]; k must have q's batch, S and D, and its number of heads "
+            "must divide q's; v must have k's batch, heads and S"
         )
         raise RopeError("q, k, v", rule, [list(t.shape) for t in (q, k, v)])
     for name, each in zip(("q_positions", "k_positions"), positions, strict=True):
@@ -175,12 +178,12 @@ def _facts(
     dtypes = {
         "k dtype": k.dtype,
         "v dtype": v.dtype,
-        "positions dtype": torch.bool if k_positions is None else k_positions.dtype,
+        "k_positions dtype": torch.bool if k_positions is None else k_positions.dtype,
     }
     rows = () if k_positions is None else k_positions.shape[:-1]
     axes = {
-        "positions axes": len(rows),
-        "positions rows": math.prod(rows),
+        "leading axes of k_positions": len(rows),
+        "rows of k_positions": math.prod(rows),
         "bias": masking.bias is not None,
     }
     return sizes | dtypes | axes | {"causal": masking.causal, "window": masking.window or 0}
@@ -221,8 +224,8 @@ def ring_forward(
     engine: str | None = None,
     tile: int = TILE,
 ) -> Tensor:
-    """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`,
-    attending to all ranks.
+    """Return the output of `layer` for this rank's tokens x [B, S, model_dim] at `positions`, which
+    attend to the tokens of all ranks.
     """
     check_layer(layer)
     encoding = layer.encoding
@@ -254,8 +257,8 @@ def ring_forward(
 def _whole_length(
     encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None
 ) -> Tensor | None:
-    """Return the last position on any rank + 1, per row; None if the frequencies do not depend on
-    the length.
+    """Return 1 + the largest position on any rank, for each batch row; None if the frequencies do
+    not depend on the length.
     """
     if not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length):
         return None
@@ -270,8 +273,8 @@ def _whole_length(
 def _tiles(
     call: RingCall, q: Tensor, keys: dict[str, Tensor], source: int
 ) -> Iterator[tuple[slice, slice, Tile]]:
-    """Yield (query slice, key slice, tile) for this rank's queries and the keys of `source`; hidden
-    tiles are skipped.
+    """Yield (query slice, key slice, tile) for this rank's queries and the keys of rank `source`;
+    tiles that causality or the window hides completely are skipped.
     """
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     q_indices, k_indices = call.indices[call.ring.rank], call.indices[source]

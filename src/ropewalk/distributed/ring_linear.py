@@ -42,8 +42,8 @@ from ropewalk.rope import Rope
 class TokenRun(NamedTuple):
     """A slice of a rank's tokens that are consecutive in the whole sequence.
 
-    The runs of all ranks are numbered; `number` is that of this run, `earlier` and `others` are
-    those before it and all others.
+    The runs of all ranks are numbered: `number` is the number of this run, `earlier` has the
+    numbers of the runs before it in the sequence, `others` those of all other runs.
     """
 
     local: slice
@@ -114,8 +114,8 @@ def ring_linear_attention(
         if padding is None
         else padding
     )
-    # first exchange: how many real tokens every run has, [ranks * most_runs, B], and so how many
-    # come before each of our runs
+    # first exchange: how many real tokens every run has, [ranks * most_runs, B]; `before` is how
+    # many come before each of this rank's runs
     counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:  # `left_padded` counts the real tokens of a run from 0
@@ -166,7 +166,7 @@ def _runs(indices: Sequence[Tensor], rank: int) -> tuple[list[TokenRun], int]:
     if most > MAX_RUNS:
         rule = (
             f"must give a rank at most {MAX_RUNS} runs of consecutive tokens; use 'contiguous' or "
-            "'head_tail', or softmax"
+            "'head_tail', or ring_attention"
         )
         raise RopeError("order", rule, [len(each) for each in bounds])
     # number of a run (its row in `_of_all_runs`) -> index of its first token in the sequence; an

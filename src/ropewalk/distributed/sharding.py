@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ropewalk.errors import RopeError, choice, integer
 
 SHARD_KINDS = ("contiguous", "head_tail")
-#: ranks compare dtypes by their place in this list
+#: ranks compare dtypes by their index in this list
 DTYPES = [
     torch.float16,
     torch.bfloat16,
@@ -37,8 +37,8 @@ DTYPES = [
 
 
 def shard_positions(seq: int, rank: int, world: int, kind: str = "contiguous") -> Tensor:
-    """Return the indices of the tokens that `rank` of `world` holds, in its order: int64 [seq /
-    world].
+    """Return the indices of the tokens that `rank` of `world` ranks holds, in the order in which it
+    holds them: int64 [seq / world].
     """
     choice("kind", kind, SHARD_KINDS)
     integer("world", world, low=1)
@@ -79,7 +79,8 @@ def unshard(
     choice("kind", kind, SHARD_KINDS)
     dim = dim % x.ndim
     sizes = {f"axis {axis} of x": size for axis, size in enumerate(x.shape) if axis != dim}
-    # an error on every rank if another size or the dtype differs between ranks
+    # an error on every rank if the size of an axis other than `dim`, or the dtype, differs between
+    # ranks
     lengths = exchange_lengths(x.shape[dim], x.device, group, sizes | {"dtype": x.dtype})
     order = torch.cat(token_indices(kind, lengths, Ring(group))).argsort()
     # all_gather needs equal shapes, so shorter shards are filled with zeros and cut off again
@@ -120,8 +121,8 @@ def exchange_lengths(
 
 
 def token_indices(order: str | Tensor, lengths: Sequence[int], ring: Ring) -> tuple[Tensor, ...]:
-    """Return the index in the whole sequence of every rank's tokens, on the CPU; `lengths` is their
-    number on each rank.
+    """Return, for each rank, the indices of its tokens in the whole sequence, on the CPU; `lengths`
+    holds the number of tokens of each rank.
     """
     if isinstance(order, str):
         if choice("order", order, SHARD_KINDS) == "contiguous":
@@ -214,8 +215,9 @@ class Ring:
         """Start sending `tensors` to the next rank; the returned function waits for and returns
         those of the previous rank.
 
-        Those have `tokens` tokens: on the axis before the last if [B, H, S, D], else on the last.
-        Do not write to `tensors` before the function has returned.
+        The received tensors have `tokens` tokens, which are the axis before the last of a tensor
+        [B, H, S, D], and the last axis of any other. Do not write to `tensors` before the function
+        has returned.
         """
         if self.size == 1:
             return lambda: list(tensors)
@@ -236,7 +238,7 @@ class Ring:
             """Wait until everything is sent and received, and return the received tensors."""
             for work in works:
                 work.wait()
-            sent.clear()  # they had to live until they were sent
+            sent.clear()  # the tensors had to stay alive until they were sent
             return received
 
         return wait

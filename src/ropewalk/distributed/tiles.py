@@ -1,4 +1,6 @@
-"""Attention of one tile of queries to one tile of keys, and the exact merge of two partial results."""
+"""Attention of one tile of queries to one tile of keys, and the exact merge of two partial
+results.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from ropewalk.encodings.base import Encoding
 
 #: bias(q, q_positions, k_positions), broadcastable to [B, H, Sq, Sk]
 Bias = Callable[[Tensor, Tensor, Tensor], Tensor | None]
-#: the number of queries, and of keys, in one tile
+#: by default, the most queries in one tile, and the most keys
 TILE = 1024
 #: tiles end at jumps between indices only if a rank's tokens form at most this many runs of
 #: consecutive indices
@@ -39,8 +41,10 @@ def runs_of(indices: Tensor) -> list[tuple[int, int]]:
 
 
 def spans(indices: Tensor, tile: int) -> list[Span]:
-    """Return a rank's tokens divided into tiles; a tile ends early where the indices jump:
-    head_tail shards have two runs.
+    """Return a rank's tokens divided into tiles of at most `tile` tokens.
+
+    If the tokens form at most MAX_RUNS runs of consecutive indices (head_tail shards form two), a
+    tile also ends at the end of a run.
     """
     runs = runs_of(indices)
     # scattered tokens would give tiny tiles
@@ -65,7 +69,9 @@ class Masking:
     window: int | None
 
     def hides(self, q: Span, k: Span) -> bool:
-        """Return whether no query of one tile attends to any key of the other."""
+        """Return True if causality or the window hides every key of tile `k` from every query of
+        tile `q`, judged by the first and the last index of each tile.
+        """
         if self.causal and k.first > q.last:
             return True
         return self.window is not None and (
@@ -75,8 +81,8 @@ class Masking:
     def allowed(
         self, q: Span, k: Span, q_index: Tensor, k_index: Tensor, device: torch.device
     ) -> Tensor | None:
-        """Return the boolean mask [Sq, Sk], True = attend; None if every query attends to every
-        key.
+        """Return the boolean mask [Sq, Sk] of causality and window, True = attend; None if they
+        hide no key of the tile from any query.
         """
         has_later_keys = self.causal and k.last > q.first
         has_far_keys = (
@@ -112,8 +118,10 @@ class Tile(NamedTuple):
 
 
 def attend_tile(masking: Masking, tile: Tile) -> tuple[Tensor, Tensor]:
-    """Return the softmax over this tile's keys [B, H, Sq, D] and its log-sum-exp [B, H, Sq];
-    without keys 0 and -inf.
+    """Return the attention output over this tile's keys [B, H, Sq, D], and the log-sum-exp of the
+    scores [B, H, Sq].
+
+    A query that may attend to no key of the tile has output 0 and log-sum-exp -inf.
     """
     q, k, v, q_positions, k_positions, allowed = tile
     # key heads, and the query heads that share each of them

@@ -1,7 +1,7 @@
 """Positional encodings by name, for use in attention.
 
-A class added to `ENCODINGS` is also used by the models, the tests, the studies and the comparison
-table.
+A class added to `ENCODINGS` can be named in attention and models, and is also in every test, study
+and table that loops over `ENCODINGS`.
 """
 
 from __future__ import annotations

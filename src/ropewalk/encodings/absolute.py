@@ -31,7 +31,7 @@ class LearnedPositions(Encoding):
         if positions.dtype not in INTEGERS:
             raise RopeError(
                 "positions",
-                "must be integers, as the learned vectors are one for each",
+                "must be integers: there is one learned vector for each",
                 positions.dtype,
             )
         # on a GPU the embedding kernel itself fails on a bad index; checking here would synchronize
@@ -46,7 +46,9 @@ class LearnedPositions(Encoding):
 
 
 class Sinusoidal(Encoding):
-    """Adds sin and cos of position * theta^(-2i/d); scores are only approximately relative."""
+    """Adds sin and cos of position * theta^(-2i/d) to the input, d = model_dim; scores are only
+    approximately relative.
+    """
 
     entry: ClassVar[str] = "input"
     relative: ClassVar[bool] = False
@@ -67,6 +69,6 @@ class Sinusoidal(Encoding):
         frequencies = self.theta ** (
             -torch.arange(pairs, device=x.device, dtype=torch.float64) / pairs
         )
-        # float64, so angles stay exact at any trained length
+        # in float64, so angles are accurate at any trained length
         angles = positions.unsqueeze(-1) * frequencies
         return x + torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2).to(x.dtype)

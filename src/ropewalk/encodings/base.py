@@ -39,7 +39,8 @@ class Encoding(nn.Module):
     """Base class of all encodings; used directly, it adds no position information.
 
     Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The
-    class attributes below appear in the comparison table; tests measure each of them.
+    class attributes from `entry` to `bounded` are columns of the comparison table, which measures
+    them.
     """
 
     #: the entry point: "none", "input", "qk" or "scores"
@@ -94,7 +95,9 @@ class Encoding(nn.Module):
 
 
 def distances(q_positions: Tensor, k_positions: Tensor) -> Tensor:
-    """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions differ by row."""
+    """Return query position - key position: [Sq, Sk], or [B, 1, Sq, Sk] if positions are [B,
+    S].
+    """
     # unsigned integers would wrap below 0
     q_positions, k_positions = (
         each.to(torch.promote_types(each.dtype, torch.int64)) for each in (q_positions, k_positions)

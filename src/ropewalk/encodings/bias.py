@@ -1,4 +1,4 @@
-"""Encodings that add a bias for each head and distance to the scores."""
+"""Encodings that add a bias to the scores, which depends on the positions of query and key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class Alibi(ScoreBias):
-    """ALiBi: subtracts slope_h * |distance|, with a fixed slope per head."""
+    """ALiBi: subtracts slope_h * |distance| from the scores of head h; the slopes are fixed."""
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
         """Return minus slope times distance, [H, Sq, Sk] or [B, H, Sq, Sk]."""
@@ -45,8 +45,10 @@ class Alibi(ScoreBias):
 def t5_bucket(distance: Tensor, buckets: int, farthest: int, bidirectional: bool) -> Tensor:
     """Return T5's bucket of the distance query - key.
 
-    Half of the buckets hold one distance each; the rest are logarithmic up to `farthest`.
-    Bidirectional: later keys use their own half of the buckets. Causal: they share bucket 0.
+    Bidirectional: later keys have one half of the buckets, all others the other half. Causal: later
+    keys are in bucket 0, as distance 0 is, and all buckets are for earlier keys. Of the buckets of
+    one direction the first half hold one distance each; the others grow logarithmically up to
+    `farthest`, and the last also holds all larger distances.
     """
     bucket = torch.zeros_like(distance)
     if bidirectional:
@@ -70,7 +72,7 @@ class T5Bias(ScoreBias):
     ) -> None:
         super().__init__(sizes)
         integer("buckets", buckets, low=4 if bidirectional else 2)
-        # beyond the distances that have a bucket of their own
+        # larger than every distance that has a bucket of its own
         integer("farthest", farthest, low=buckets // (4 if bidirectional else 2) + 1)
         self.buckets, self.farthest, self.bidirectional = buckets, farthest, bidirectional
         self.table = nn.Parameter(torch.randn(buckets, sizes.num_heads) * 0.02)
@@ -84,7 +86,9 @@ class T5Bias(ScoreBias):
 
 
 class T5CausalBias(T5Bias):
-    """T5's decoder bias: all buckets are for earlier keys."""
+    """T5's decoder bias: the causal form of `t5_bucket`, in which all buckets are for earlier
+    keys.
+    """
 
     causal_only: ClassVar[bool] = True
 
@@ -93,15 +97,15 @@ class T5CausalBias(T5Bias):
 
 
 class Kerple(ScoreBias):
-    """KERPLE: -r1 log(1 + r2 |distance|) or -r1 |distance|^r2, r2 <= 2; r1 and r2 are positive and
-    learned per head.
+    """KERPLE: -r1 log(1 + r2 |distance|), or in the form "power" -r1 |distance|^r2 with r2 <= 2; r1
+    and r2 are positive and learned for each head.
     """
 
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
         self.form = choice("form", form, ("log", "power"))
-        # r1 and r2 are softplus or sigmoid of these, which keeps the kernels conditionally positive
-        # definite during training
+        # r1 and r2 are the softplus of these, and r2 of the form "power" is twice the sigmoid; this
+        # keeps the kernels conditionally positive definite during training
         self.raw_scale = nn.Parameter(torch.zeros(sizes.num_heads))
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
@@ -130,8 +134,8 @@ class KerplePower(Kerple):
 
 
 class Fire(ScoreBias):
-    """FIRE: an MLP of log(c d + 1) / log(c max(L, i) + 1), the distance d relative to the query
-    position i.
+    """FIRE: the bias is an MLP of log(c d + 1) / log(c max(L, i) + 1), for query position i and
+    distance d; c and the threshold L are learned.
     """
 
     relative: ClassVar[bool] = False  # the ratio depends on the query's own position
@@ -146,8 +150,8 @@ class Fire(ScoreBias):
         self.raw_threshold = nn.Parameter(torch.zeros(()))
 
     def bias(self, q: Tensor, q_positions: Tensor, k_positions: Tensor) -> Tensor:
-        """Return the bias of FIRE: a small network of log distance over the log of the larger of
-        query position and threshold.
+        """Return the bias of each head, [H, Sq, Sk] or [B, H, Sq, Sk]: the MLP of the ratio of the
+        two logarithms.
         """
         distance = distances(q_positions, k_positions).clamp(min=0).float()
         rate = F.softplus(self.raw_rate).float()
@@ -197,8 +201,8 @@ class RelativeVectors(ScoreBias):
         # key - query, the sign of the paper and of its authors' code
         distance = -distances(q_positions, k_positions)
         distance = distance.squeeze(1) if distance.ndim == 4 else distance
-        # the angle is that of the index, as in the authors' code; the paper's has no + farthest,
-        # which rotates every pair alike
+        # the angle is index * frequency, as in the authors' code. The paper adds no `farthest`:
+        # adding it turns each pair by a fixed angle, the same for all distances
         index = distance.clamp(-self.farthest, self.farthest) + self.farthest
         head_dim = self.sizes.head_dim
         frequencies = 10_000.0 ** (

@@ -19,13 +19,13 @@ from ropewalk.spec import RopeSpec
 
 
 class Fourier(Encoding):
-    """FoPE: cos and sin of each pair are mixed over all pairs that complete a turn in training; the
-    others stand still.
+    """FoPE: cos and sin of each pair that completes a turn in training are mixed over all such
+    pairs; the other pairs do not depend on the position.
 
     A pair is kept if its frequency is at least 2 pi / `length`. cos(p omega) is multiplied by
     `cos_mix` and sin(p omega) by `sin_mix`, the identity plus a random matrix of standard deviation
-    `gain` / sqrt(kept pairs), not trained unless `learnable`. Of the other pairs both cos and sin
-    are 1, as in the authors' code. `per_head`: every head has its own two matrices; heads must then
+    `gain` / sqrt(kept pairs), not trained unless `learnable`. The other pairs have cos 1 and sin 1,
+    as in the authors' code. `per_head`: every head has its own two matrices; heads must then
     not share keys.
     """
 
@@ -58,8 +58,8 @@ class Fourier(Encoding):
         """
         if self.per_head and x.shape[1] != self.sizes.num_heads:
             rule = (
-                "must be as many as the queries' heads where each head mixes by itself; use "
-                "per_head=False"
+                f"must be {self.sizes.num_heads}, for keys too, with per_head=True; use "
+                "per_head=False to share keys between heads"
             )
             raise RopeError("heads", rule, x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -47,7 +47,7 @@ class RotaryPlus(Rotary):
 
     def why_not(self, what: str) -> str | None:
         return (
-            "each query head attends twice, which linear attention does not do here"
+            "each query head attends twice, which our linear attention does not support"
             if what == "linear"
             else None
         )

@@ -19,13 +19,13 @@ from ropewalk.spec import RopeSpec
 
 
 class Polar(Rotary):
-    """PoPE: every channel c becomes the pair softplus(x_c) at the angle position * theta^(-c/d), so
-    q and k are 2 d wide.
+    """PoPE: every channel c of a head with d channels becomes a pair of length softplus(x_c) at the
+    angle position * omega_c, omega_c = theta^(-c/d), so q and k are 2 d wide.
 
-    The score is the sum of softplus(q_c) softplus(k_c) cos((j - i) omega_c + delta_c). The learned
-    delta of each head, within
-    -2 pi ... 0, is the authors' phase of the keys; here it is subtracted from the queries, which
-    gives the same score, also for keys that several heads share.
+    The score of query i and key j is the sum of softplus(q_c) softplus(k_c) cos((j - i) omega_c +
+    delta_c). delta is learned for each head and channel, within -2 pi ... 0: the authors' phase of
+    the keys. Here it is subtracted from the angle of the queries, which gives the same score, also
+    for keys that several heads share.
     """
 
     linear: ClassVar[bool] = False

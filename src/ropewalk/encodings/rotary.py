@@ -57,7 +57,7 @@ class LearnableRotary(Rotary):
 
 
 class ImageRotary(Rotary):
-    """RoPE over the rows and columns of an image; positions [2, B, S]."""
+    """RoPE over the row and the column of each patch of an image; positions [2, B, S]."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
         pairs = sizes.head_dim // 2
@@ -67,7 +67,7 @@ class ImageRotary(Rotary):
 
 
 class VideoRotary(Rotary):
-    """RoPE over time, rows and columns; positions [3, B, S]."""
+    """RoPE over the time, row and column of each patch of a video; positions [3, B, S]."""
 
     def default_spec(self, sizes: Sizes) -> RopeSpec:
         third = sizes.head_dim // 2 // 3

@@ -21,7 +21,8 @@ class VJepa2(Encoding):
     Its code pairs dims (2i, 2i + 1) but repeats cos and sin as if the pairs were (i, i + d/2), so
     the two dims of a pair get the cos and sin of different angles. The result changes lengths, has
     no inverse by the opposite angle, and scores are not relative. Use it for V-JEPA-2 checkpoints
-    alone; `rope_3d` is the rotation that was meant. Keys cannot be moved in a cache.
+    alone; `rope_3d` is the rotation that was meant. A cache cannot move keys that it stores
+    encoded.
     """
 
     entry: ClassVar[str] = "qk"
@@ -29,7 +30,7 @@ class VJepa2(Encoding):
 
     def __init__(self, sizes: Sizes, theta: float = 10_000.0) -> None:
         super().__init__(sizes)
-        #: the dims of each axis; dims beyond the three slices are not changed
+        #: how many dims each axis has; dims beyond the three slices are not changed
         self.slice_dim = 2 * (sizes.head_dim // 3 // 2)
         if not self.slice_dim:
             raise RopeError(

@@ -1,5 +1,5 @@
-"""LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly. Importing
-this imports Triton.
+"""LaunchPlan: launches a Triton kernel once, then starts the compiled kernel directly if this
+version of Triton is known. Importing this imports Triton.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ Grid = tuple[int, int, int]
 
 
 def launch_hooks() -> Any:
-    """Return Triton's chain of launch hooks, which profilers use, or None if this Triton has none."""
+    """Return Triton's chain of launch hooks, which profilers use, or None if this Triton has no
+    such chain.
+    """
     return getattr(getattr(knobs, "runtime", None), "launch_enter_hook", None)
 
 

@@ -44,7 +44,8 @@ class Request(_OfTensors):
     positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset
                      + S - 1
     sign             -1 rotates backwards and swaps the layouts
-    magnitude_power  the power of the spec's magnitude: 1 applies it, -1 divides by it
+    magnitude_power  the power of the spec's magnitude: 1 applies it, 0 leaves it out, -1 divides by
+                     it
     key              True if every tensor is an attention key; if False, only the second of two is
     tables           which tables are kept, of `strategies.STRATEGIES`
     """
@@ -93,14 +94,14 @@ class Request(_OfTensors):
         return torch.arange(self.offset, self.offset + seq, device=device)
 
     def keys_have_own_rows(self, device: torch.device) -> bool:
-        """Return whether queries and keys have different `rows`."""
+        """Return whether `rows` of keys differ from `rows` of queries."""
         return keys_have_own_table(self.spec, device, self.tables)
 
     def rows(
         self, seq: int, device: torch.device, dtype: torch.dtype, key: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [S, P] or [B, S, P], which may be cached: do not write to them. sin is
-        negated if sign is -1.
+        """Return cos and sin [S, P] or [B, S, P], or [B, H, S, P] if the spec's axes differ from
+        head to head. sin is negated if sign is -1. Both may be cached: do not write to them.
         """
         rows = None
         if self.magnitude_power == 1 and dtype == torch.float32:

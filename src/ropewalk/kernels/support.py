@@ -50,7 +50,9 @@ def has_pdl(device: torch.device) -> bool:
 
 @cached("GPUs with float8", entries=64)
 def has_fp8(device: torch.device) -> bool:
-    """Return whether the device converts to float8 (compute capability 8.9 and later)."""
+    """Return whether the device converts to float8: a GPU of compute capability 8.9 or later, or no
+    GPU.
+    """
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 

@@ -1,8 +1,8 @@
-"""Positions: functions that build the integer tensors that `Rope` takes: [S], [B, S], or [axes, B,
-S] for images and video.
+"""Positions: functions that build the tensors that `Rope` takes: [S], [B, S], or [axes, B, S] for
+images and video. They are integers, or real numbers for the centres of patches.
 
-Nothing is read back from the device: sizes are Python numbers, and whatever depends on tensor
-values stays on the device.
+Nothing is read back from a GPU: sizes are Python numbers, and whatever depends on tensor values
+stays on the device.
 """
 
 from ropewalk.positions.diffusion import flux, flux2, qwen_image

@@ -49,8 +49,8 @@ def flux2(
 def qwen_image(
     images: Sequence[tuple[int, int, int]], text: int = 0, device: Device = None
 ) -> tuple[Int[Tensor, "3 1 N"], Int[Tensor, "3 1 T"]]:
-    """Return Qwen-Image's positions of the images, given by their (frames, height, width), and of
-    the text after them.
+    """Return Qwen-Image's positions: those of the images, given by their (frames, height, width),
+    and those of the text after them.
 
     Rows and columns count from the centre, -ceil(n / 2) to floor(n / 2) - 1; frame f of image i is
     at time i + f. Text begins at half of the longest side, rounded down, on all axes.
@@ -78,6 +78,6 @@ def _sizes(name: str, sizes: Sequence[int], axes: tuple[str, ...]) -> tuple[int,
 
 
 def _text(tokens: int, steps: tuple[int, ...], device: Device) -> Int[Tensor, "A 1 T"]:
-    """Return positions that grow by steps[a] from token to token on axis a."""
+    """Return positions that begin at 0 and grow by steps[a] from token to token on axis a."""
     index = torch.arange(integer("text", tokens, low=0, high=MOST), device=device)
     return torch.stack([index * step for step in steps]).unsqueeze(1)

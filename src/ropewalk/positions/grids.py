@@ -42,7 +42,8 @@ def grid(
     cells = torch.stack(torch.meshgrid(*lines, indexing="ij"))  # [A, *sizes]
     if integer("merge", merge, low=1, high=MOST) > 1:
         if len(sizes) < 2 or sizes[-1] % merge or sizes[-2] % merge:
-            raise RopeError("merge", "must divide the last two sizes", [merge, *sizes])
+            rule = f"must divide the last two of at least two sizes, {list(sizes)}"
+            raise RopeError("merge", rule, merge)
         # [.., height, merge, width, merge] -> [.., height, width, merge, merge]: one block of
         # patches after another
         height, width = sizes[-2] // merge, sizes[-1] // merge
@@ -59,15 +60,15 @@ def patch_centres(
     *,
     normalise: str = "separate",
 ) -> Float[Tensor, "2 1 N"]:
-    """Return (y, x) centres of the patches of an image whose sides run from -1 to 1, in raster
-    order, times `scale`.
+    """Return (y, x) of the centre of each patch of an image in raster order, times `scale`; by
+    default each side of the image runs from -1 to 1.
 
     For `axes.normalised`. `scale=2 * math.pi` makes a frequency of 1 one turn over half the image:
     DINOv3's rule.
 
-    normalise  "separate": each side runs from -1 to 1; "max" and "min": one unit for both sides, so
-               that the longer or the shorter side does (DINOv3's `normalize_coords`); the other
-               side also begins at -1
+    normalise  "separate": each side runs from -1 to 1; "max": the longer side does, "min": the
+               shorter side does, and the other side begins at -1 and has the same unit (DINOv3's
+               `normalize_coords`)
     """
     number("scale", scale)
     _check_dtype("dtype", dtype)
@@ -94,15 +95,17 @@ def augmented(
     rescale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "2 B N"]:
-    """Return patch centres moved and stretched at random, as DINOv3 does in training; each step is
-    left out if None.
+    """Return patch centres moved and stretched at random, as DINOv3 does in training; `shift`,
+    `jitter` and `rescale` do nothing if None.
 
     Pass centres with scale 1, and multiply by 2 pi afterwards: `shift` is in units of half an image
     side.
 
-    shift    adds a number from -shift to shift to each axis
-    jitter   multiplies each axis by a number from 1 / jitter to jitter, uniform in its logarithm
-    rescale  multiplies both axes by one such number
+    shift    adds to each axis a number of its own from -shift to shift
+    jitter   multiplies each axis by a number of its own from 1 / jitter to jitter, uniform in its
+             logarithm
+    rescale  multiplies both axes by the same number from 1 / rescale to rescale, uniform in its
+             logarithm
     """
 
     _check_dtype("centres", getattr(centres, "dtype", type(centres)))

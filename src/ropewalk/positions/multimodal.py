@@ -42,7 +42,7 @@ class Image:
 @dataclass(frozen=True)
 class Video:
     """frames x height x width patches, counted before merging; `interval` positions from one frame
-    to the next.
+    of tokens to the next.
 
     Qwen2.5-VL: interval = tokens_per_second * seconds a temporal patch lasts. Fractions are rounded
     down frame by frame.
@@ -59,14 +59,17 @@ class Video:
         integer("width", self.width, low=1, high=MOST)
         object.__setattr__(self, "interval", number("interval", self.interval, low=0))
         if self.interval != 1 and self.frames * max(1.0, self.interval) >= FLOAT32_REACH:
-            rule = "times frames must stay below 2^24, the limit of exact integers in float32"
+            rule = (
+                "must stay below 2^24 when multiplied by frames, as float32 holds larger integers "
+                "only in part"
+            )
             raise RopeError("interval", rule, self.interval)
 
 
 Segment = Text | Image | Video
 
 
-#: where rows and columns count from -> where the next token is by default
+#: `origin` of `multimodal` -> the `resume` that belongs to it by default
 ORIGINS = {"start": "space", "zero": "max", "time": "time"}
 
 
@@ -117,13 +120,14 @@ def multimodal(
     """Return M-RoPE positions (time, height, width) of rows of text, images and videos, and the
     delta that decoding adds.
 
-    Text has the same position on all axes; the cells of a grid that begins at c are at (c + frame,
-    c + row, c + column). The delta of a row is its largest position + 1 - its number of tokens; see
-    `decode_positions`. The rows and columns of a grid count from c in this, whatever `origin` is;
-    with resume="time" only time counts. Padding has position 0.
+    Text has the same position on all axes; by default the cells of a grid that begins at c are at
+    (c + frame, c + row, c + column). Padding has position 0. The delta of a row of the batch is its
+    largest position + 1 - its number of tokens; see `decode_positions`. For this largest position
+    the rows and columns of a grid count from c, whatever `origin` is, and with resume="time" only
+    positions on the time axis count.
 
-    merge       m x m patches make one token; `time_merge` the same for the frames of videos
-                (Ernie-4.5-VL)
+    merge       m: m x m patches make one token
+    time_merge  t: the patches of t frames in a row make one token of a video (Ernie-4.5-VL)
     padding     the side on which shorter rows are padded, "right" or "left"
     origin      where rows and columns count from: "start" = c; "zero" = 0, the spatial reset of
                 MRoPE-I; "time" = the time t of their own frame, centred, t + row - (height - 1) //
@@ -131,7 +135,7 @@ def multimodal(
     resume      the position after a grid: "space" = c + its longer side, as transformers 5 does;
                 "max" = one past its largest position (counted from c), time included, as the
                 models' first release did; "time" = one past the time of its last frame. None =
-                "space", "max" or "time" for the three origins
+                "space" for the origin "start", "max" for "zero", "time" for "time"
     """
     choice("padding", padding, ("right", "left"))
     choice("origin", origin, ORIGINS)
@@ -261,7 +265,7 @@ def decode_positions(
     count, or one for each row).
 
     `delta`, which `multimodal` returns, is the next position minus the number of tokens: an image
-    takes fewer positions.
+    takes fewer positions than it has tokens.
     """
     check_integers("delta", delta, "B")
     integer("tokens", tokens, low=0, high=MOST)

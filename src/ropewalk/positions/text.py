@@ -80,15 +80,17 @@ def left_padded(mask: Bool[Tensor, "B S"] | Integer[Tensor, "B S"]) -> Int[Tenso
 
 
 def check_integers(name: str, value: object, axes: str, or_bool: bool = False) -> None:
-    """Check that `value` is an integer tensor with one axis for each letter of `axes`."""
+    """Raise an error unless `value` is an integer tensor (or a boolean one if `or_bool`) with one
+    axis for each letter of `axes`.
+    """
+    kind = "a boolean or integer" if or_bool else "an integer"
+    rule = f"must be {kind} tensor [{', '.join(axes)}]"
     if not isinstance(value, Tensor):
-        raise RopeError(name, f"must be an integer tensor [{', '.join(axes)}]", type(value))
+        raise RopeError(name, rule, type(value))
     is_integer = (
         not value.is_floating_point()
         and not value.is_complex()
         and (or_bool or value.dtype != torch.bool)
     )
     if not is_integer or value.ndim != len(axes):
-        raise RopeError(
-            name, f"must be an integer tensor [{', '.join(axes)}]", [value.dtype, list(value.shape)]
-        )
+        raise RopeError(name, rule, [value.dtype, list(value.shape)])

@@ -43,8 +43,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         or q.shape[1] % k.shape[1]
     ):
         return (
-            "q, k and v must have the same batch size, length and head dimension, and q a multiple "
-            "of k's heads"
+            "q, k and v must have the same batch size, length and head dimension, k and v the same "
+            "number of heads, and q's number of heads must be a multiple of k's"
         )
     if not q.numel():
         return "q is empty"
@@ -69,6 +69,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     )
     if out_of_memory:
         raise RopeError(
-            "q", "must be shorter: there is not enough memory for a copy of k and v", list(q.shape)
+            "q", "must be shorter: there is no memory for copies of q, k and v", list(q.shape)
         )
     return y

@@ -50,7 +50,10 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
             ".clone()"
         )
     if type(request) is TableRequest and not _broadcasts(request.cos, x, request.seq_dim):
-        return "the tables must be on the CPU and have x's batch size and heads, or 1 of either"
+        return (
+            "the tables must be on the CPU, with one row for each token, and with x's batch size "
+            "and number of heads, or 1 of either"
+        )
     return None
 
 
@@ -106,9 +109,10 @@ def prepare(
     """Return a function (q, k, q_out, k_out, positions, offset) -> done, for calls with these
     shapes, dtypes and strides.
 
-    It computes angles from a two-level table: cos and sin of coarse and of fine steps, whose angles
-    are added. The function returns False and writes nothing if a position is beyond that table, or
-    memory is. None if one library call is not enough.
+    The function computes angles from a two-level table: cos and sin of coarse and of fine steps,
+    whose angles are added. It returns False and writes nothing if a position is beyond that table,
+    or if there is not enough memory. Return None if one library call is not enough, or if the
+    library cannot compute these angles or read these positions.
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions
@@ -172,7 +176,8 @@ def _run_from_levels(
     levels: Levels,
     shapes: bytes,
 ) -> bool:
-    """Rotate by the two-level table or by cached rows; return False if a position is beyond them.
+    """Rotate by the two-level table or by cached rows; return False, and write nothing, if a
+    position is beyond them.
 
     shapes  the packed sizes and strides of xs and outs, by `shape_words`
     """

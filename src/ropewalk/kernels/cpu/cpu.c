@@ -3,7 +3,7 @@
  * A call describes one or two tensors by pointers, sizes and strides, and the angles either as rows of cos and sin or as
  * positions with a two-level table. Every tensor is processed in its own memory order, and large calls run in torch's
  * thread pool. The parts are rows.inc (the loops), vectors.inc (instruction sets), threads.inc, tensors.inc and tables.inc.
- * attention.inc is causal attention, which is called by itself. */
+ * attention.inc is causal attention, a function of its own that Python calls. */
 #define _DEFAULT_SOURCE /* madvise */
 #include <stddef.h>
 #include <stdint.h>

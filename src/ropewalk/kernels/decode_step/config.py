@@ -73,7 +73,7 @@ def library_is_faster(rows: int, columns: int, depth: int, element_size: int, ga
     """Return whether the library's product, without a norm, is faster than our kernel; from sweeps
     on an H200.
 
-    It divides long sums among programs, which helps where there are few columns.
+    The library divides long sums among programs, which helps where there are few columns.
     """
     if gate:
         return rows > MOST_TILE_ROWS
@@ -153,7 +153,7 @@ def _programs(heads: int, head_dim: int, pairs: int) -> int:
 
 
 def most_in_one_launch(heads: int, head_dim: int, available: int) -> int:
-    """Return up to how many tokens the QKV product with the rotation inside is faster than the
+    """Return the most tokens for which the QKV product with the rotation inside is faster than the
     library's product and a second launch, from sweeps on an H200; see `pick_qkv_tile`.
 
     More than 32 tokens are slow if heads do not fill their tiles, or if the last programs leave
@@ -166,9 +166,9 @@ def most_in_one_launch(heads: int, head_dim: int, available: int) -> int:
 
 
 def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
-    """Return whether all programs of a product of x run at the same time if a launch requires it:
-    one for each multiprocessor, or two if their tiles are small. The interpreter runs one at a
-    time.
+    """Return whether the GPU can run all programs of a product of x at the same time: it has room
+    for one on each multiprocessor, or for two if their tiles are small. The interpreter runs one at
+    a time.
     """
     small = 2 * tile.shared_bytes(x.element_size()) <= shared_memory(x.device) and tile.warps <= 4
     return programs <= (2 if small else 1) * multiprocessors(x.device) and not interpreting()

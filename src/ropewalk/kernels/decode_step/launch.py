@@ -139,8 +139,8 @@ def attend(
     window      how many of its latest keys a row sees; None: all
     keys        how many keys a program reads at a time
     early       read `num_keys`, `first_keys` and all keys and values but the newest without waiting
-                for the kernels before this one; only for a captured graph, none of whose earlier
-                kernels writes them
+                for the kernels before this one; only for a captured graph in which no earlier
+                kernel writes these tensors
     """
     rows, q_heads, head_dim = q.shape
     k_heads = k.shape[1]

@@ -25,9 +25,10 @@ def next_token(
     to the row's counters.
 
     Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each
-    stores its highest logit and that one's place, and the last to arrive compares them. `counters`
-    is [positions of all rows, slots of all rows, number of keys]; the first row also adds 1 to the
-    last. A slot is also the place of the new token in `tokens`. logits_row and x_row are strides.
+    stores its highest logit and the place of that logit, and the last to arrive compares them.
+    `counters` is [positions of all rows, slots of all rows, number of keys]; the program of row 0
+    also adds 1 to the number of keys. A slot is also the place of the new token in `tokens`.
+    logits_row and x_row are strides.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if PDL:
@@ -64,7 +65,7 @@ def next_token(
             tl.load(places + each, cache_modifier=".cg"),
         )
         first = tl.min(tl.where(every == tl.max(every, axis=0), its_place, VOCABULARY), axis=0)
-    # without a finite logit no place was found, and the first token is as good as any
+    # if every logit is -inf or NaN no place was found, and the first token is as good as any
     chosen = tl.where(first < VOCABULARY, first, 0).to(tl.int64)
     tl.store(tokens + tl.load(counters + rows + row), chosen)
     for counter in tl.static_range(2):

@@ -24,9 +24,9 @@ class DecodeWorkspace:
         self, rows: int, q_heads: int, k_heads: int, head_dim: int, *, splits: int = 1, vocabulary_splits: int = 1,
         device: torch.device | str,
     ) -> None:  # fmt: skip
-        #: `partial` and `statistics` hold the parts of each program, `arrived` counts the programs
-        #: that have stored theirs, and `sums` has the sums of squares for which the programs of a
-        #: head wait
+        # `partial` and `statistics` hold the parts of each program of `attend`, `highest` and
+        # `places` those of `next_token`; `arrived` counts the programs that have stored their
+        # parts, and `sums` has the sums of squares for which the programs of a head wait
         self.splits, self.vocabulary_splits = splits, vocabulary_splits
         heads = q_heads + k_heads
         # the parts of `attend`, or the heads of `qkv_product`
@@ -43,8 +43,8 @@ class DecodeWorkspace:
         )
 
     def holds(self, rows: int, heads: int, head_dim: int, device: torch.device) -> bool:
-        """Return whether it is on the device and large enough for a head norm of `heads` heads of q
-        and k together.
+        """Return whether this workspace is on the device and large enough for a head norm of `rows`
+        rows with `heads` heads of q and k together.
         """
         size = _padded(rows) * heads * head_dim
         return (

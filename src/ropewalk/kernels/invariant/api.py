@@ -38,7 +38,7 @@ def product(
     residual: Tensor | None = None,
     gate: bool = False,
 ) -> Tensor:
-    """Return x @ weight^T + bias [T, N] for x [T, K], plus `residual`; with `gate`, silu(first
+    """Return x @ weight^T + bias [T, N] for x [T, K], plus `residual`; or, with `gate`, silu(first
     half) * second half of the columns.
     """
     if not _by_kernel(x):

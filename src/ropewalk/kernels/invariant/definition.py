@@ -1,8 +1,8 @@
 """The definition of results that do not depend on the batch, in plain torch: every token is
 computed alone.
 
-A library divides its sums by the shape of its arguments. Here the shapes of a token's arguments are
-given by the token and the tokens before it, so its bits are, too.
+How a library divides a sum follows from the shapes of its arguments. Here these shapes follow from
+the token and the tokens before it alone, and so do the bits of the result.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> Tensor:
-    """Return x @ weight^T + bias [T, N], plus `residual`; with `gate`, silu(first half) * second
-    half of the columns.
+    """Return x @ weight^T + bias [T, N], plus `residual`; or, with `gate`, silu(first half) *
+    second half of the columns.
     """
     return finished(each_token(lambda token: F.linear(token, weight, bias), x), residual, gate)
 
 
 def finished(out: Tensor, residual: Tensor | None, gate: bool) -> Tensor:
-    """Return the product `out` gated, or with the residual added."""
+    """Return the product `out` with the gate applied, else with the residual added if there is
+    one.
+    """
     if gate:
         first, second = out.chunk(2, dim=-1)
         return F.silu(first) * second

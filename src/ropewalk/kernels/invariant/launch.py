@@ -17,7 +17,8 @@ from ropewalk.kernels.support import interpreting, multiprocessors, power_of_two
 #: typed Any because type checkers do not see what triton.jit returns
 _ATTEND: Any = kernel.attend
 _JOIN: Any = kernel.join
-#: the keys of a tile and of a segment. The bits of every result depend on these three
+#: the queries of a tile, the keys of a tile and the keys of a segment; the bits of every result
+#: depend on these three numbers
 QUERIES, KEYS, SEGMENT = 64, 64, 512
 #: how many segments `join` loads at once, and its dims
 AT_ONCE, JOIN_DIMS = 8, 64
@@ -31,8 +32,8 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> Tensor:
-    """Return x @ weight^T + bias [T, N], plus `residual`; with `gate`, silu(first half) * second
-    half of the columns.
+    """Return x @ weight^T + bias [T, N], plus `residual`; or, with `gate`, silu(first half) *
+    second half of the columns.
 
     Every sum runs over its terms in order, 16 of them in one matrix instruction. All instructions
     round alike, whatever their tile, so the tile may depend on the number of rows.
@@ -116,7 +117,9 @@ def _options(q: Tensor, k: Tensor, window: int | None) -> dict[str, Any]:
 
 
 def _most_tiles(keys: int) -> int:
-    """Return how many tiles the interpreter computes; 0 compiled, where a program knows its own."""
+    """Return how many tiles a program of the interpreter computes; 0 for a compiled program, which
+    finds the number itself.
+    """
     return -(-keys // (KEYS // 2)) if interpreting() else 0
 
 

@@ -56,7 +56,7 @@ def qk_norm_rope(
     length     of all sequences, needed only by length-dependent scalings; Rope takes one for each
                row
     backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says
-               why not)
+               why not) and torch.compile is not at work, else the definition
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it
@@ -102,8 +102,8 @@ def why_not(*args, **kwargs) -> str | None:
 
 
 def _pick_backend(call: NormRotationCall, backend: str | None) -> str:
-    """Return "triton" or "definition": the given backend if it supports the call, the better one if
-    None is given.
+    """Return "triton" or "definition": the given backend; if None, "triton" where it supports the
+    call and nothing is compiled. Raise an error if the given one does not support the call.
     """
     if backend is None:
         # torch.compile can fuse plain torch operations, but not a Triton launch
@@ -232,8 +232,9 @@ def checked_call(
     if (cache is None) != (slots is None) or (
         cache is not None and (v is None) != (cache.v is None)
     ):
-        rule = "needs slots, and v if it has a v cache: give all of them or none"
-        raise RopeError("cache", rule, [cache is not None, slots is not None, v is not None])
+        rule = "must be given together with slots, and with v if and only if it has a v cache"
+        named = {"cache": cache, "slots": slots, "v": v}
+        raise RopeError("cache", rule, [name for name in named if named[name] is not None])
     if cache is not None:
         _check_cache(cache, k, k if v is None else v)
         slots = _per_token("slots", slots, shape, (), device, INTEGERS)
@@ -289,8 +290,8 @@ def _check_latent_norm(
     if width + 2 * spec.pairs != spec.head_dim or not width:
         raise RopeError(
             "norm",
-            "of a latent needs a spec that rotates the end of the head",
-            [spec.rotary_start, spec.rotated_dims],
+            "must be a QKNorm or None unless the spec rotates the end of the head alone",
+            [type(norm).__name__, spec],
         )
     if norm.weight.shape[0] != width or norm.weight.device != device:
         raise RopeError(
@@ -299,7 +300,8 @@ def _check_latent_norm(
             [list(norm.weight.shape), norm.weight.device],
         )
     if cache is None:
-        raise RopeError("norm", "of a latent has no gradients here, so it needs a cache", None)
+        rule = "must be a QKNorm or None without a cache: LatentNorm has no gradients"
+        raise RopeError("norm", rule, type(norm).__name__)
 
 
 def _check_cache(cache: KVSlots, k: Tensor, v: Tensor) -> None:

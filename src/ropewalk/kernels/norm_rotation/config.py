@@ -22,7 +22,8 @@ class NormRotationConfig:
     """One program processes `heads` heads of q, k or v, of `tokens` tokens, with `warps` warps.
 
     pdl          start before the previous kernel ends, if the GPU supports it
-    load, store  cache hints for data that is not needed again soon: "evict_first" and ".cs"
+    load, store  cache hints of the loads and of the stores; "evict_first" and ".cs" say that data
+                 is not needed again soon, "" is no hint
     """
 
     tokens: int = 1
@@ -71,9 +72,7 @@ def pick_config(tokens: int, heads: int, head_dim: int) -> NormRotationConfig:
 
 
 def why_not_kernel(call: NormRotationCall) -> str | None:
-    """Return why the Triton kernel does not support a call, or None if it does; its weights are
-    those of the head norms.
-    """
+    """Return why the Triton kernel does not support a call, or None if it does."""
     cache = call.cache
     if reason := why_no_triton(call.q) or why_not_spec(call.spec.fingerprint, call.q.device):
         return reason

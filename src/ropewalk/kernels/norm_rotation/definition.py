@@ -238,8 +238,8 @@ def run(call: NormRotationCall) -> None:
 
 
 def norm_and_rotate(call: NormRotationCall, x: Tensor, key: bool) -> Tensor:
-    """Return x / rms(x) * w, rotated, before rounding to x's dtype. A LatentNorm normalises only the
-    latent part of the key.
+    """Return x normed as `call.norm` says (not at all if None) and rotated, before rounding to x's
+    dtype. A QKNorm norms whole heads, a LatentNorm only the latent part of the key.
 
     key  whether x is the attention key
     """
@@ -284,8 +284,8 @@ def _inverse_rms(wide: Tensor, eps: float) -> Tensor:
 
 
 def _factor(call: NormRotationCall, key: bool, dtype: torch.dtype) -> Tensor | float:
-    """Return the factor of the normalised head of q, or of k if `key`: w, 1 + w, or 1 without a
-    weight.
+    """Return by what the normalised heads of q, or of k if `key`, are multiplied: w, 1 + w, or 1
+    without a weight.
     """
     weight = call.weights[1 if key else 0]
     if weight is None:

@@ -104,13 +104,14 @@ def forward(
 
     HEAD, WEIGHT        the sizes of a head and the kind of its weight, as in tiles.py
     BLOCK_Q, BLOCK_K    heads of q, and of k or v, in one program
-    KEEP_K, VALUES      also write k to `k_out`; also store v in its cache
+    KEEP_K              also write k to `k_out`
+    VALUES              also store v in its cache
     LATENT              norm only the dims of k that do not rotate
-    SPREAD, QUICK       compute the angles once for each head, not once for all; use the GPU's
-                        approximate sine instruction
+    SPREAD              compute the angles once for each head, not once for all heads
+    QUICK               use the GPU's approximate sine instruction
     EVICT, STORE        cache hints of the loads and of the stores
-    steps, axis_stride  each pair's angle per position as an integer phase; the stride of the axes
-                        of `positions`
+    steps               the phase step of each pair: its angle per position as an integer phase
+    axis_stride         the stride of the axes of `positions`
     PDL                 start before the previous kernel ends, and wait for it before the first load
     q_token, k_page ... strides: from one token of q, or page of the k cache, to the next
     """

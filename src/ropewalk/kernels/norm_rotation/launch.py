@@ -60,9 +60,7 @@ def run(call: NormRotationCall, config: NormRotationConfig | None = None) -> Non
 
 
 def changing_tensors(call: NormRotationCall) -> tuple[Tensor | None, ...]:
-    """Return the first kernel arguments: the tensors, which change from call to call; `weights` are
-    those of the head norms.
-    """
+    """Return the first kernel arguments: the tensors, which change from call to call."""
     cache = call.cache
     stores, scales = (
         ((None, None), (None, None)) if cache is None else ((cache.k, cache.v), cache.scales)
@@ -145,8 +143,8 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
 
 
 def _angle_values(call: NormRotationCall) -> dict[str, Any]:
-    """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` are
-    angles as integer phases.
+    """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` has
+    the phase step of each pair.
     """
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (

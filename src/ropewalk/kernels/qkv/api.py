@@ -44,7 +44,8 @@ def qkv_norm_rope(
                padding and not stored
     norm       QKNorm of each head of q and k before the rotation, or None
     backend    "triton" (one launch, for few tokens with a cache), "definition" (F.linear, then
-               qk_norm_rope), or None: one launch if it supports the call (`why_not` says why not)
+               qk_norm_rope), or None: "triton" if it supports the call (`why_not` says why not),
+               else "definition"
 
     Without a cache: (q, k, v), [..., heads, head_dim] each, with gradients to x, weight, bias and
     the norm's weights. With a cache: q alone, without gradients.

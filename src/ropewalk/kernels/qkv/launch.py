@@ -41,7 +41,7 @@ def qkv_product(
 
     A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns. `early`
     reads slots and positions without waiting for the kernels before this one; only for a captured
-    graph, none of whose earlier kernels writes them.
+    graph in which no earlier kernel writes them.
     """
     rows, depth = x.shape
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]

@@ -20,7 +20,7 @@ def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -
     """Write each rotated x into its out, which may be x itself."""
     tables: dict[tuple[torch.dtype, bool], tuple[Tensor, Tensor]] = {}
     for index, (x, out) in enumerate(zip(xs, outs, strict=True)):
-        # q and k share a table unless they differ in dtype or in magnitude
+        # q and k share a table unless only one is float64 or keys have rows of their own
         dtype_and_key = (
             table_dtype(x),
             request.is_key(index) and request.keys_have_own_rows(x.device),

@@ -29,7 +29,8 @@ class AngleSource:
     position_strides, angle_strides  (axis, batch, token) of positions; (batch, token, pair) of
                                      phase steps or of cos and sin
     magnitude_stride                 1 if each batch row has a magnitude of its own, else 0
-    axes, num_axes                   the axis of each pair, or None; the number of position axes
+    axes                             the axis of each pair, or None if there is one
+    num_axes                         the number of position axes
     growth, growth_sign, center      xPos: queries are multiplied by
                                      exp(growth_sign (position - center) growth), keys divided by it
     """
@@ -60,8 +61,8 @@ class AngleSource:
         return self.magnitude_stride > 0 or (self.mode != "rows" and self.angle_strides[0] > 0)
 
     def values(self, merged: bool, **others: Any) -> dict[str, Any]:
-        """Return the kernel's arguments by name, and `others`; if `merged`, rows of one token each
-        are one row's tokens.
+        """Return the kernel's arguments by name, and `others`; if `merged`, batch rows of one token
+        each are treated as the tokens of one batch row.
         """
         axis, batch, token = self.position_strides
         angle_batch, angle_token, angle_pair = self.angle_strides

@@ -40,8 +40,8 @@ def why_not(x: Tensor, request: AnyRequest) -> str | None:
 def prepare(
     xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: Request
 ) -> Callable[..., bool] | None:
-    """Return a function that starts the compiled kernel for calls with the same shapes; None if one
-    kernel is not enough.
+    """Return a function that starts the compiled kernel for calls with the same shapes, dtypes and
+    strides; None if there is no single compiled kernel for them.
     """
     from ropewalk.kernels.rotation.triton import launch
 

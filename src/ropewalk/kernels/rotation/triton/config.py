@@ -87,8 +87,8 @@ def pick_config(
 
     order, angles  the memory order and the angle mode of a row of CONFIGS: "phase" computes cos and
                    sin, "rows" loads them
-    copied, axes   the number of dims of a head that are copied, not rotated; the number of position
-                   axes
+    copied         the number of dims of a head that are copied, not rotated
+    axes           the number of position axes
     """
     batch, tokens = sizes
     order = (

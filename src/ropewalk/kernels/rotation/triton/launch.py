@@ -157,8 +157,8 @@ def _runner(
     request: AnyRequest,
     config: RotationConfig | None,
 ) -> Runner:
-    """Return what runs calls like this one: a launch plan, or a function that divides them into
-    simpler calls.
+    """Return the function that runs calls like this one: a launch plan, or a function that divides
+    them into simpler calls.
     """
 
     def nothing(xs, outs, request, pointers) -> None:
@@ -204,7 +204,7 @@ def _runner(
 
 
 def _has_table(request: Request) -> bool:
-    """Return whether the caller chose a table that holds these positions; explicit ones on a GPU
-    are not looked up.
+    """Return whether the angles come from a table that the caller chose: always with "two-level";
+    with "full" only if no positions are given, since those on a GPU are not looked up.
     """
     return request.tables == "two-level" or (request.tables == "full" and request.positions is None)
