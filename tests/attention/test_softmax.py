@@ -336,6 +336,7 @@ def test_documents_without_a_batch_axis_are_refused():
         ("padding", {"padding": torch.ones(BATCH, SEQ + 1, dtype=torch.bool)}),
         ("padding", {"padding": torch.ones(BATCH, SEQ, dtype=torch.int64)}),
         ("documents", {"documents": torch.zeros(BATCH, SEQ)}),
+        ("documents", {"documents": torch.zeros(BATCH, SEQ, dtype=torch.bool)}),
     ],
 )
 @pytest.mark.parametrize("positions", [None, torch.arange(SEQ)])

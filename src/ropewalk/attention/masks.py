@@ -24,9 +24,7 @@ def check_token_masks(
     if padding is not None and (padding.shape != shape or padding.dtype != torch.bool):
         rule = f"must be boolean {list(shape)}, True for real tokens"
         raise RopeError("padding", rule, [padding.dtype, list(padding.shape)])
-    if documents is not None and (
-        documents.shape != shape or documents.is_floating_point() or documents.is_complex()
-    ):
+    if documents is not None and (documents.shape != shape or documents.dtype not in INTEGERS):
         rule = f"must be integer {list(shape)}, the document index of every token"
         raise RopeError("documents", rule, [documents.dtype, list(documents.shape)])
 

@@ -36,14 +36,14 @@ def product(
     gate: bool = False,
 ) -> Tensor:
     """Return norm(x) @ weight^T + bias, plus `residual`; with `gate`, silu(first half) * second
-    half of the columns.
+    half of the columns, to which no residual is added.
     """
     out = (x if norm is None else normed(x, norm)) @ weight.mT
     if bias is not None:
         out = out + bias
     if gate:
         first, second = out.chunk(2, dim=-1)
-        out = F.silu(first) * second
+        return F.silu(first) * second
     return out if residual is None else out + residual
 
 
