@@ -200,7 +200,7 @@ def test_the_divergence_is_told_with_the_error_of_paired_windows():
     (claim,) = found.claims
     # the differences have a mean of -3 and a deviation of 1, which is divided by the root of nine
     # windows
-    assert claim.evidence == "ropewalk - transformers -3.0e-04 ± 3e-05"
+    assert claim.evidence == "ropewalk minus transformers: -3.0e-04 ± 3e-05"
     assert claim.verdict == HOLDS
     assert found.tables[0].rows[0] == ("float16", "48", "ropewalk", "5.00e-04 ± 9.1e-05")
     (ax,) = found.figures["real_precision"]().axes

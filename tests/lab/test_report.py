@@ -299,7 +299,7 @@ def test_fine_tuning_is_advised_from_tuned_rows_alone():
     ]
     assert advice(rows + tuned).advice == "none."
     assert advice(rows + tuned).reason.startswith(
-        "loss at 4x after 40 steps there: none 1.050, yarn 2.050"
+        "loss at 4x after 40 steps at that length: none 1.050, yarn 2.050"
     )
 
 

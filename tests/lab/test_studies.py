@@ -318,7 +318,8 @@ def test_a_broken_file_of_rows_is_named(place):
     lines = (folder / ROWS).read_text().splitlines(keepends=True)
     (folder / ROWS).write_text("".join(lines[:-1]))  # cut at the end of a line
     with pytest.raises(
-        RopeError, match=rf"rows: must be the {len(lines)} of study.json; .*got {len(lines) - 1}"
+        RopeError,
+        match=rf"rows: must be as many as study.json says, {len(lines)}; .*got {len(lines) - 1}",
     ):
         write_report(folder.parent)
     (folder / ROWS).write_text('{"metric": "error"')
