@@ -74,7 +74,7 @@ def test_documents_are_told_apart(tmp_path):
 
 
 def test_too_long_a_row_is_refused(tmp_path):
-    with pytest.raises(RopeError, match="half of the corpus"):
+    with pytest.raises(RopeError, match="less than half of the"):
         tiny_batches(tmp_path).batch(np.arange(2), 10**5)
 
 

@@ -444,7 +444,7 @@ def test_a_stopped_fine_tuning_goes_on_to_the_same_end(cail, capsys):
     whole = run_preset(preset, folder / "whole", Parallel(), progress=False)
     assert make_trainer(preset, folder / "run", progress=False).run(stop=3).stopped
     assert not (folder / "run" / "model").exists()
-    with pytest.raises(RopeError, match="start: is a training that has not finished"):
+    with pytest.raises(RopeError, match="start: must be a training that has finished"):
         find_model(folder / "run")
     code, out, _ = finetune(capsys, folder, "--epochs", 2, "--json")
     found = json.loads(out)
@@ -547,7 +547,7 @@ REFUSED = {
     ),
     "no such field": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.size=3"],
-        "model: has no setting size beside start",
+        "model: must have only start, freeze and fields of the checkpoint's config",
     ),
     "another size": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.hidden_size=12"],

@@ -89,7 +89,7 @@ def test_flags_change_one_value():
         ("train.speed=1", "has no setting speed"),
         ("model.size=1", "has no setting size"),
         ("data.sauce=1", "has no setting sauce"),
-        ("other.x=1", "tables model, data and train"),
+        ("other.x=1", "no tables but model, data and train"),
         ("learning_rate", "table.name=value"),
         ("train.stages=7", "list of tables"),
         ("train.schedule=steep", "constant, linear, cosine"),
