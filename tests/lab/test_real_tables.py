@@ -90,7 +90,7 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
 
 
 @pytest.mark.parametrize("windows", [0, 3])
-def test_a_window_is_spared_only_if_one_is_asked_for(tmp_path, windows):
+def test_without_a_search_no_window_is_spared(tmp_path, windows):
     model, encode = open_real("tiny", CPU)
     meter = make_meter(
         Workspace(tmp_path, CPU),
@@ -128,7 +128,7 @@ def extend_rows(
     ]
 
 
-def test_each_factor_shows_its_own_perplexity():
+def test_the_table_of_each_factor_shows_its_own_long_ppl():
     losses = {"none": ((3.0, 0.1),) * 4, "yarn": ((2.0, 0.1),) * 4}
     rows = extend_rows(4, losses, 10.0) + extend_rows(2, losses, 20.0)
     four, two, *_ = real_extend.findings(rows, FACTS).tables

@@ -67,7 +67,7 @@ def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
     assert STUDIES["mlm_lengths"].presets["cluster"]["preset"] == "roformer-paper"
 
 
-def test_flags_change_one_value():
+def test_each_change_of_a_preset_sets_one_value():
     changes = [
         "train.learning_rate=1e-4",
         "model.encoding=alibi",
