@@ -28,8 +28,8 @@ _LOW_20_BITS = np.uint64(2**20 - 1)
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of a model; `count` is the number of targets, kept as an int so that no
-    device sync is needed.
+    """Inputs and targets of a model; `count` is the number of targets that are not IGNORED, kept as
+    an int so that no device sync is needed.
 
     inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching and
              classes
@@ -153,7 +153,7 @@ class TextBatches:
         if windows < 1:
             raise RopeError(
                 "length",
-                f"must be less than half of the corpus, which has {len(self.split.tokens)} tokens",
+                f"must be less than half of the {len(self.split.tokens)} tokens of this split",
                 length,
             )
         # each pass over the text has another order of its windows, and another offset of the first
@@ -261,10 +261,11 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
 
 @dataclass(frozen=True)
 class MaskedBatches:
-    """Masked language modelling on another source's rows: `share` of the tokens, or of the words,
-    are targets.
+    """Masked language modelling on another source's rows: about `share` of the tokens, or of the
+    words with `whole_words`, are targets.
 
-    Of the targets, 80 % are replaced by the mask, 10 % by a random token, and 10 % are unchanged.
+    In the inputs about 80 % of the targets are replaced by the mask and 10 % by a random token; the
+    others are unchanged.
     """
 
     text: Batches
@@ -310,7 +311,7 @@ def mask_tokens(
     on (seed, index).
 
     rows, index  the tokens of each sample, and its number
-    share        of the tokens, or of the words with `whole_words`, that are targets
+    share        how likely each token, or with `whole_words` each word, is a target
     """
     number("share", share, above=0, high=1)
     length = rows.shape[1]

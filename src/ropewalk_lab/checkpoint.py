@@ -77,8 +77,8 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Return (state, {file: {name: tensor}}) of a checkpoint after checking all checksums; raises
-    DamagedCheckpoint.
+    """Return (state, {file: {name: tensor}}) of a checkpoint; raise DamagedCheckpoint if a checksum
+    differs or a file cannot be read.
     """
     try:
         state = parse_object((path / STATE).read_bytes(), STATE)
@@ -98,8 +98,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Ten
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]] | None:
-    """Return `read_checkpoint` of the newest undamaged checkpoint, and warn of damaged ones; None
-    if there are no checkpoints.
+    """Return `read_checkpoint` of the newest undamaged checkpoint, and warn of newer ones that are
+    damaged; None if there are no checkpoints. Raise an error if all are damaged.
     """
     paths = checkpoints(folder)
     for number, path in enumerate(paths):
@@ -115,8 +115,8 @@ def read_newest(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Tenso
     if paths:
         raise RopeError(
             "checkpoint",
-            f"all checkpoints in {folder} are damaged; remove them to start anew",
-            len(paths),
+            f"must be undamaged, but all in {folder} are damaged; remove them to start anew",
+            [path.name for path in paths],
         )
     return None
 
@@ -220,8 +220,8 @@ def random_states(parallel: Parallel) -> dict[str, Tensor]:
 
 
 def load_random(tensors: Mapping[str, Tensor], parallel: Parallel) -> bool:
-    """Restore torch's random generators on this rank; return False if the ranks or the device type
-    changed.
+    """Restore torch's random generators on this rank and return True; return False, and change
+    nothing, if the number of ranks or the device type is another than in the checkpoint.
     """
     needed = {"cpu", "cuda"} if parallel.device.type == "cuda" else {"cpu"}
     if tensors.keys() != needed or tensors["cpu"].shape[0] != parallel.world:

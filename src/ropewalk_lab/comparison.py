@@ -36,7 +36,7 @@ class MeasuredEncoding:
                   together; 0 means relative
     causal_only   declared by the class, not measured: defined only if no query attends to a later
                   key
-    linear        its scores have rank head_dim at most, so it works with linear attention
+    linear        its class allows linear attention, and its scores have rank head_dim at most
     bounded       positions beyond `length` raise an error
     parameters    number of learned parameters
     flops         floating-point operations of the matrix products that the encoding adds, at
@@ -45,9 +45,9 @@ class MeasuredEncoding:
                   size 1, float32
     order         exponent p if tensor_bytes grows as length^p
     excess        how far scores at distances up to 4 x `length` leave the range of those within
-                  `length`, in widths of that range
+                  `length`, divided by the widest such range; None if bounded
     spread        effective number of keys (exp of the entropy of the weights) at 4 x `length`
-                  tokens, divided by that at `length` tokens; all tokens are equal
+                  tokens, divided by that at `length` tokens, for equal tokens; None if bounded
     """
 
     name: str

@@ -26,14 +26,14 @@ from ropewalk_lab.tokenizer import Bytes, Tokenizer
 SPLITS = ("train", "valid")
 #: the share of documents in the held-out split
 HELD_OUT = 0.1
-#: the version of the stored files; another one builds them again
+#: the version of the stored files; files of another version are not used
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """Tokens of one split with a separator after each document; `starts` are the document starts
-    and the end of the last.
+    """Tokens of one split with a separator after each document; `starts` are the starts of the
+    documents, then the end of the last one.
     """
 
     tokens: np.ndarray
@@ -112,8 +112,8 @@ def open_corpus(
     cache: str | Path | None = None,
     field: str = "text",
 ) -> Corpus:
-    """Return the corpus of a source: a name from SOURCES, a text, JSON lines with the text in
-    `field`, or a folder of them.
+    """Return the corpus of a source: a name from SOURCES, a text file, a file of JSON lines with
+    the text in `field`, a folder of such files, or a dataset that `datasets` saved to disk.
     """
     tokenizer = Bytes() if tokenizer is None else tokenizer
     files = find_source(source, field)

@@ -110,8 +110,8 @@ class Part:
 
 @dataclass(frozen=True)
 class RunData:
-    """Batches to train on, held-out parts by name ("valid", "test"), and the classes that targets
-    are numbers of.
+    """Batches to train on, held-out parts by name ("valid", "test"), and for classes their names: a
+    target is the index of one.
     """
 
     train: Batches
@@ -240,8 +240,8 @@ def _line_batches(
 
 
 def file_objective(path: str | Path) -> str:
-    """Return the objective for a file by its first line: "pairs" for an object with A, B and C,
-    otherwise "classes".
+    """Return the objective for a file by its first line that is not blank: "pairs" for an object
+    with A, B and C, otherwise "classes".
     """
     check_ends(Path(path))
     with Path(path).open("rb") as file:

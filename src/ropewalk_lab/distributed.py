@@ -117,7 +117,9 @@ class Parallel:
         return x
 
     def sum_of_shards(self, x: Tensor) -> Tensor:
-        """Sum a device tensor over all shards of the weights, in place."""
+        """Sum a device tensor over all shards of the weights, in place, and return it; without FSDP
+        weights are not sharded, so it stays as it is.
+        """
         return self.sum_of_ranks(x) if self.kind == "fsdp" else x
 
     def wrap(self, model: nn.Module) -> nn.Module:

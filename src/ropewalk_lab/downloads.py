@@ -147,8 +147,8 @@ def fetched_folder() -> Path:
 
 
 def find_fetched(name: str) -> Path:
-    """Return the path of a fetched file by its name, or the path itself if it is not a name of
-    DOWNLOADS.
+    """Return the path of a fetched file by its name in DOWNLOADS; any other name is returned as a
+    path. Raise an error if a file of DOWNLOADS was not fetched.
     """
     if name not in DOWNLOADS:
         return Path(name)
@@ -161,7 +161,9 @@ def find_fetched(name: str) -> Path:
 
 
 def command_of(wanted: Download, folder: Path) -> list[str]:
-    """Return the command that downloads a package's archive into a folder, and runs nothing of it."""
+    """Return the command that downloads a package's archive into a folder; it runs no code of the
+    package.
+    """
     if wanted.tool == "pip":
         options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder)]
         return [sys.executable, "-m", "pip", "download", *options, wanted.package]
@@ -183,7 +185,6 @@ def _download(wanted: Download, folder: Path) -> None:
         command = command_of(wanted, Path(draft))
         try:
             # no input: a question about a password would wait for an answer that cannot come
-            # for
             options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "timeout": TIME_LIMIT}
             process = subprocess.run(
                 command, capture_output=True, text=True, check=False, **options
@@ -254,8 +255,11 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
-    """Append an archive's member to a file of at most `limit` bytes; texts that are `joined` have
-    an empty line between them. Raise an error if the member is longer.
+    """Append an archive's member to a file of at most `limit` bytes; raise an error if it is
+    longer.
+
+    Texts that are `joined` are stripped, with an empty line between them; of each, `limit` bytes
+    are read.
     """
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())
@@ -268,7 +272,9 @@ def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> N
 
 @contextmanager
 def _members(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
-    """Yield the names of an archive's plain files, and a function that opens one."""
+    """Yield the names of an archive's members, of a tar archive only plain files, and a function
+    that opens one.
+    """
     if path.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(path) as archive:
             yield archive.namelist(), archive.open

@@ -2,8 +2,8 @@
 length and depth.
 
 A model is any function from tokens [B, S] to logits [B, S, V]. A window is a sequence of held-out
-text. Every result has one value per window, so that two models can be compared window by window
-(see `statistics`).
+text. The results have one value per window, or per sample of a task, so that two models can be
+compared on each (see `scores`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ropewalk_lab.batches import BEYOND_TRAINING, IGNORED, TaskBatches
 from ropewalk_lab.objectives import logits_of
 
 Model = Callable[[Tensor], Tensor]
-#: maximum number of tokens in one forward pass
+#: maximum number of tokens in one forward pass, unless a single row has more
 MAX_TOKENS = 16_384
 
 
@@ -106,11 +106,12 @@ def sliding_losses(
     stride: int | None = None,
     device: torch.device | None = None,
 ) -> np.ndarray:
-    """Return the mean loss [N] of the last `tail` tokens of each window, computed on overlapping
+    """Return the mean loss [N] of the last `tail` tokens of each window, which the model reads in
     chunks of `width` tokens.
 
-    Chunks start `stride` tokens apart, by default width / 2, so each token has at least width -
-    stride tokens of context. Positions start at 0 in every chunk.
+    Chunks start `stride` tokens apart, by default width / 2. So each token has at least width -
+    stride tokens of context, or all that precede it in the window. Positions start at 0 in every
+    chunk.
     """
     stride = max(1, width // 2) if stride is None else integer("stride", stride, low=1, high=width)
     integer("width", width, low=1, high=windows.shape[1] - 1)

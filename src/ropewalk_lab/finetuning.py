@@ -36,7 +36,7 @@ TRAIN: dict[str, Any] = {
 PUBLISHED_FOR = {"pairs": "roformer-cail", "triplets": "roformer-cail"}
 
 
-#: tokens in a row, and passes over the training file; more would be a typing error
+#: upper bounds for the tokens of a row and the passes over a file; more would be a typing error
 MOST_TOKENS, MOST_EPOCHS = 1 << 20, 1_000_000
 
 

@@ -78,7 +78,9 @@ def draw_fit(fit: Fit) -> Any:
 
 
 def write_page(fit: Fit, folder: str | Path) -> Path:
-    """Write fit.png and report.html into a folder and return the path of the page."""
+    """Write report.html and, if matplotlib is installed, fit.png into a folder; return the path of
+    the page.
+    """
     folder = Path(folder)
     columns, cells = fit.table()
     body = [f"<h1>{html.escape(fit.facts['model'])} at {fit.facts['to']:,} tokens</h1>"]

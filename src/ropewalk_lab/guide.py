@@ -129,7 +129,9 @@ def _fine_tuned(extend: list[Row]) -> str:
     others = (
         f"{name} {_difference(losses[method], losses['yarn'])}" for method, name in OTHER_METHODS
     )
-    return f"loss at 4x after 40 steps there {losses['yarn'].mean:.3f}; {', '.join(others)}"
+    return (
+        f"loss at 4x after 40 steps at that length {losses['yarn'].mean:.3f}; {', '.join(others)}"
+    )
 
 
 def _retrieval(passkey: list[Row], precision: list[Row], real: list[Row], kinds: list[Row]) -> str:
@@ -203,7 +205,9 @@ def _window(encodings: list[Row]) -> str:
 
 
 def _norms(norms: list[Row]) -> str:
-    """Return a sentence: how norms before and after the rotation change logits and loss."""
+    """Return a sentence: with a LayerNorm of q and k before and after the rotation, how a shift of
+    all positions changes the logits, and the loss.
+    """
     changes = {
         name: largest_change(norms, name) for name in ("LayerNorm before", "LayerNorm after")
     }
@@ -213,9 +217,9 @@ def _norms(norms: list[Row]) -> str:
     }
     return (
         f"a shift of all positions changes logits by {changes['LayerNorm before']:.0e} of their "
-        f"deviation, after the rotation by {changes['LayerNorm after']:.1f}; loss at twice the "
-        f"trained length: before {losses['LayerNorm before']}, after {losses['LayerNorm after']}, "
-        f"no norm {losses['none']}"
+        f"deviation with LayerNorm before the rotation, by {changes['LayerNorm after']:.1f} with "
+        f"it after the rotation; loss at twice the trained length: before "
+        f"{losses['LayerNorm before']}, after {losses['LayerNorm after']}, no norm {losses['none']}"
     )
 
 

@@ -23,7 +23,7 @@ MAX_LOGITS = 1 << 26
 
 @dataclass(frozen=True)
 class Measured:
-    """The mean loss and the accuracy over `count` targets; None if no target is known.
+    """The mean loss and the accuracy over `count` targets; both are None if no target is known.
 
     choices  the predicted class of each sample, for objectives with one target per sample
     """

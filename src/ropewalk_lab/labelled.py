@@ -31,8 +31,8 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("sentence",),
 )
 LABEL_COLUMNS = ("label", "gold_label", "is_duplicate", "Quality")
-#: values of the label column that are no class, and one that is none unless the training file has
-#: it
+#: values of the label column that are no class, and one that is a class only if the training file
+#: has it
 ABSENT, UNKNOWN = (None, "", "-"), "-1"
 #: the most classes of a file; a column with more is probably a score or a text
 MAX_CLASSES = 1000

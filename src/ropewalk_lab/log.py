@@ -1,4 +1,6 @@
-"""The log of a run: one JSON line per step, and TensorBoard files on request."""
+"""The log of a run: a JSON line for each step and each evaluation, and TensorBoard files on
+request.
+"""
 
 from __future__ import annotations
 

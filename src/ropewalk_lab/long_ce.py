@@ -21,10 +21,11 @@ def token_weights(short: Tensor, full: Tensor, context: int) -> Tensor:
     """Return the weight of each token in LongCE, larger if the long context helps: exp(short -
     full), at most MOST.
 
-    short, full  losses [S] with a short context and with all of it, beginning with token 1; the
-                 weights have no gradient
-    context      the size of the short context; the first tokens, up to this number, have weight 1:
-                 both contexts are the same
+    short, full  losses [S] with a short context and with the full one, beginning with token 1
+    context      the size of the short context; the tokens before this number have weight 1, because
+                 for them both contexts are the same
+
+    The weights have no gradient.
     """
     weights = (short - full).detach().exp().clamp(max=MOST)
     weights[: context - 1] = 1.0  # token 0 has no loss

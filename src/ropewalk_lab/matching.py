@@ -1,5 +1,5 @@
 """Text matching in the format of CAIL2019-SCM: JSON lines of texts A, B, C and optionally a label,
-the text closer to A.
+which names the text that is closer to A: B or C.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def find_model(folder: str | Path, name: str = "start") -> Path:
         return path / "model"
     if not (path / "config.json").exists() and checkpoint.checkpoints(path):
         rule = (
-            "is a training that has not finished; run its command again, which writes the folder "
+            "must be a training that has finished; run its command again, which writes the folder "
             "`model` at the end"
         )
         raise RopeError(name, rule, str(path))
@@ -123,7 +123,7 @@ def load_start(
     **changes: Any,
 ) -> nn.Module:
     """Return the model of a checkpoint in float32; its output layer is replaced by a new one if it
-    is not of the kind `head`.
+    is not of the kind `head`, or has another number of outputs.
 
     num_labels  the number of outputs of the head
     freeze      a policy from FREEZES: which weights are not trained
@@ -142,7 +142,9 @@ def load_start(
     unknown = sorted(set(changes) - set(vars(source.config)))
     if unknown:
         raise RopeError(
-            "model", f"has no setting {', '.join(unknown)} beside start and freeze", unknown
+            "model",
+            "must have only start, freeze and fields of the checkpoint's config as settings",
+            unknown,
         )
     model = type(source)(replace(source.config, **changes))  # type: ignore[arg-type]  # a dataclass
     # weights of the checkpoint are used where the model has the same shape, those of the head only

@@ -45,8 +45,8 @@ def recommend(results: Mapping[str, StudyResult]) -> list[Recommendation]:
     """Return a recommendation, or the reason why there is none, for every entry of USE_CASES and
     every run of its study.
 
-    `results` are runs by the name of their folder; it follows the use in brackets if it is not the
-    name of the study.
+    `results` are runs by the name of their folder. A folder whose name is not that of the study is
+    named in brackets after the use.
     """
     recommendations = []
     for use, (study, advise) in USE_CASES.items():
@@ -112,8 +112,8 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
 
 
 def _stream(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encodings whose loss does not rise beyond the trained
-    length.
+    """Return (recommendation, evidence): the encodings whose loss rises by at most 0.05, including
+    two standard errors, from the trained length to the longest.
     """
     lengths = distinct(result.rows, "loss", "length")
     stable = []
@@ -129,7 +129,7 @@ def _stream(result: StudyResult) -> tuple[str, str]:
     if not stable:
         return (
             "None of those measured.",
-            f"every loss rises by more than 0.05 from {lengths[0]} to {lengths[-1]}",
+            f"every loss may rise by more than 0.05 from {lengths[0]} to {lengths[-1]}",
         )
     names = ", ".join(text for _, text in sorted(stable))
     return (
@@ -166,11 +166,13 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
     losses = scores_by(
         rows, "loss", "method", distinct(rows, "loss", "method"), length=factor * trained_length
     )
-    return lowest(losses, f"loss at {factor}x after {rows[0]['tuned']} steps there")
+    return lowest(losses, f"loss at {factor}x after {rows[0]['tuned']} steps at that length")
 
 
 def _retrieval(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the method that misses the fewest pass keys."""
+    """Return (recommendation, evidence): the method that misses the fewest pass keys at the longest
+    length, with the first base.
+    """
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
         return (

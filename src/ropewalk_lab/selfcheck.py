@@ -1,5 +1,5 @@
-"""The self-check measures precision, laws, and the error and speed of every backend; each error has
-a bound.
+"""The self-check measures precision, laws, and the error and speed of every backend that can run;
+each of these errors has a bound.
 
 The expected values share no code with the package: frequencies and angles are decimals of 60
 digits, reduced modulo 2 pi before cos and sin, and pairs are complex numbers in NumPy.
@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: half a unit in the last place of a float32 cos or sin below 1, and a margin for the float64 steps
 #: before it
 ROUNDING = 2.0**-25 + 1e-9
-#: kernels evaluate short float32 polynomials
+#: the error that kernels may add, since they evaluate short float32 polynomials
 KERNEL_ERROR = 1.0e-6
 
 #: digits of the decimal arithmetic that results are compared with
@@ -82,16 +82,17 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """The limit of `error` per step: half of 2^-64 turns, or one rounding unit of float32; "hf"
-        also rounds the angle.
+        """The limit of `error`: ROUNDING, and for each step half of 2^-64 turns with "exact", one
+        rounding unit of float32 with "hf_frequencies", or two with "hf", which also rounds the
+        angle.
         """
         unit = {"exact": np.pi * 2.0**-64, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """The limit of `own_error`: half of 2^-64 turns per step. "hf" rounds as transformers does,
-        so it has no limit.
+        """The limit of `own_error`: ROUNDING, and for each step half of 2^-64 turns. "hf" rounds as
+        transformers does, so its limit is 2, which no error exceeds.
         """
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
 
@@ -130,8 +131,8 @@ class Law:
 
 
 def laws() -> list[Law]:
-    """Measure how far the default backend deviates from norm, relative distance, inverse and
-    equality with transformers.
+    """Return each law with our deviation from it: no order without positions, norm, relative
+    distance, inverse, and equality with transformers' float32 arithmetic.
     """
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 3, 7, HEAD_DIM, generator=generator) for _ in range(2))

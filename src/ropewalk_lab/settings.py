@@ -135,7 +135,7 @@ def make_preset(tables: dict[str, dict[str, Any]], changes: Iterable[str] = ()) 
         tables.setdefault(table, {})[setting] = toml_value(text)
     unknown = sorted(set(tables) - {f.name for f in fields(Preset)})
     if unknown:
-        raise RopeError("preset", "may have the tables model, data and train", unknown)
+        raise RopeError("preset", "must have no tables but model, data and train", unknown)
     return Preset(
         make_settings(tables.get("train", {})), tables.get("model", {}), tables.get("data", {})
     )

@@ -18,7 +18,8 @@ from ropewalk.errors import RopeError, choice
 
 #: a document: its name in the corpus, and its bytes
 Document = tuple[str, bytes]
-#: folders of the standard library with tests, generated tables and old grammars
+#: folders below the standard library that are left out: installed packages, tests, IDLE, generated
+#: tables and old grammars
 SKIPPED = (
     "site-packages",
     "dist-packages",
@@ -57,7 +58,7 @@ def whole(name: str, path: Path) -> Iterator[Document]:
 
 
 def stdlib_files() -> list[tuple[str, Path]]:
-    """Return the files of Python's standard library, without its tests."""
+    """Return the Python files of the standard library, without the folders SKIPPED."""
     return _python_files("python", Path(sysconfig.get_paths()["stdlib"]), SKIPPED)
 
 
@@ -79,7 +80,9 @@ def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tup
 
 
 def prose(name: str, path: Path) -> Iterator[Document]:
-    """Yield the docstrings of a module, or the pages of Python's help topics, as one document."""
+    """Yield the docstrings of a module, or the pages of Python's help topics, as one document;
+    without those shorter than SHORTEST_PROSE.
+    """
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError:  # the standard library has some invalid files, for tests
@@ -135,7 +138,8 @@ def find_source(name: str | Path, field: str = "text") -> TextSource:
         splits = sorted(file.parent.name for file in path.glob("*/dataset_info.json"))
         raise RopeError(
             "source",
-            f"is a saved dataset with splits; use the folder of one of {', '.join(splits)}",
+            "must be the folder of one split of a saved dataset, not of all: one of "
+            f"{', '.join(splits)}",
             str(path),
         )
     if (path / "dataset_info.json").exists():
@@ -238,13 +242,13 @@ def parse_line(source: str, line: bytes, where: str, *names: str, fix: str = "")
 
 
 def _rows_of(folder: Path, field: str) -> Iterator[Document]:
-    """Yield the rows of a dataset that the `datasets` package saved to disk."""
+    """Yield the text of every row of a dataset that the `datasets` package saved to disk."""
     try:
         import datasets  # type: ignore[import-not-found]
     except ImportError:
         raise RopeError(
             "source",
-            "a saved dataset needs the datasets package: pip install datasets",
+            "must be text, or a saved dataset with the datasets package: pip install datasets",
             str(folder),
         ) from None
     rows = datasets.load_from_disk(str(folder))

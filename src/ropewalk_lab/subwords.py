@@ -30,7 +30,7 @@ _VOCAB_SETTINGS: dict[str, Any] = {
 
 
 class Subwords:
-    """Tokens of a vocabulary; a mask token is added if it has none.
+    """Tokens of a vocabulary; a mask token is added if the vocabulary has none.
 
     path  tokenizer.json, or a vocab.txt with one token per line; a tokenizer_config.json beside it
           is read

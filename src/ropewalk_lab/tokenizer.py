@@ -27,8 +27,8 @@ class Tokenizer(Protocol):
     mask_id: int
     start: (
         int | None
-        # [CLS], the first token of a row whose texts each end in a separator; None: texts are
-        # joined by it
+        # [CLS], the first token of a row whose texts each end in a separator; None: a row begins
+        # with its first text, and the separator stands between two texts
     )
     separator: int  # the token between two texts or documents
     dtype: type
@@ -81,7 +81,9 @@ def open_tokenizer(name: str | Path) -> Tokenizer:
     if path.is_dir():
         files = [path / each for each in TOKENIZER_FILES if (path / each).is_file()]
         if not files:
-            rule = f"must be bytes, or a file or folder with one of {', '.join(TOKENIZER_FILES)}"
+            rule = (
+                f'must be "bytes", or one of {", ".join(TOKENIZER_FILES)}, or a folder that has one'
+            )
             raise RopeError("tokenizer", rule, str(name))
         path = files[0]
     return Subwords(path)

@@ -111,8 +111,8 @@ class Trainer:
         self._unlogged: list[_StepResult] = []
 
     def run(self, stop: int | None = None) -> Outcome:
-        """Train to the last step, or to step `stop`; Ctrl-C saves a checkpoint after the current
-        step and ends the run.
+        """Train to the last step, or to step `stop`; Ctrl-C or SIGTERM ends the run after the
+        current step, and a run with a folder saves a checkpoint.
         """
         began, steps = time.perf_counter(), self.settings.steps
         if not self.step:

@@ -230,8 +230,8 @@ def test_the_sentences_say_how_far_the_last_band_is_above_the_trained_length():
     ]
     # 7.0 - 3.0 and 7.4 - 3.2: 4.1 with a standard error of 0.1
     gap = (
-        "Its loss in the last band is 4.100 ± 0.100 above that at the trained length; training at "
-        "the new length lowers it."
+        "Its loss in the last band is 4.100 ± 0.100 above that in the band up to the trained "
+        "length; training at the new length lowers it."
     )
     first = ["Recommended for 4k: yarn.", "Why: it is."]
     assert said(rows, {"dca": "no heads"}) == [*first, gap, "Not measured: dca (no heads)."]
@@ -250,8 +250,8 @@ def test_one_window_is_reported_to_have_no_error_bar():
         Decision(choice, choice, choice), {**FACTS, **facts}, {}, []
     )
     line = (
-        "One window has no error bar: its losses are taken to differ from 0.02 nats on; measure "
-        "two windows or more to know."
+        "One window has no error bar: losses count as different beyond 0.02 nats; measure two "
+        "windows or more to know."
     )
     assert line in said_of(windows=1, passkeys=0)
     assert line in said_of(windows=1, passkeys=8)
@@ -280,7 +280,8 @@ def test_the_sentences_name_the_other_method_its_gain_and_what_serving_it_takes(
     found = decide({**rows, "dca": scores(3.59, 5, 3.5)}, ["by_parts"])
     text = " ".join(sentences(found, FACTS, {}, []))
     assert "Recommended for 4k: by_parts." in text
-    assert "dca is better by measure, but not materially: loss in the last band -0.010" in text
+    lead = "dca measured best, but not by enough to recommend a method that no config expresses"
+    assert f"{lead}: loss in the last band -0.010" in text
     assert "ropewalk.extend(model, 'dca', factor=4)" in text
     found = decide({**rows, "dca": scores(3.5, 5, 3.5)}, ["by_parts"])
     text = " ".join(sentences(found, FACTS, {}, []))

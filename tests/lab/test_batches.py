@@ -19,7 +19,7 @@ from ropewalk_lab.stateless_random import uniform
 from ropewalk_lab.tokenizer import Bytes
 
 
-def test_targets_are_what_follows(tmp_path):
+def test_each_target_is_the_next_input_token(tmp_path):
     batch = tiny_batches(tmp_path).batch(np.arange(9), 7)
     assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
     assert batch.count == 63
@@ -39,7 +39,7 @@ def test_every_tensor_of_a_batch_moves_to_the_device():
     }
 
 
-def test_every_window_once_before_any_comes_again(tmp_path):
+def test_each_pass_uses_every_window_once_in_another_order(tmp_path):
     batches = tiny_batches(tmp_path)
     windows = (len(batches.split.tokens) - 1) // 7 - 1
     first, second = (batches.starts(np.arange(windows) + windows * n, 7) for n in (0, 1))
@@ -53,14 +53,14 @@ def test_every_window_once_before_any_comes_again(tmp_path):
     assert not np.array_equal(first, tiny_batches(tmp_path, seed=1).starts(np.arange(windows), 7))
 
 
-def test_rows_are_the_corpus(tmp_path):
+def test_inputs_are_the_tokens_of_the_split_from_their_starts(tmp_path):
     batches = tiny_batches(tmp_path)
     batch = batches.batch(np.array([3, 5]), 7)
     for row, start in zip(batch.inputs, batches.starts(np.array([3, 5]), 7), strict=True):
         assert row.tolist() == batches.split.tokens[start : start + 7].tolist()
 
 
-def test_documents_are_told_apart(tmp_path):
+def test_the_document_index_rises_after_each_separator(tmp_path):
     corpus = tiny_corpus(tmp_path)
     batches = TextBatches(corpus.train, 264, "", documents=True)
     batch = batches.batch(np.arange(40), 50)
@@ -73,12 +73,12 @@ def test_documents_are_told_apart(tmp_path):
     assert (batch.documents[:, 0] != batch.documents[:, -1]).any()
 
 
-def test_too_long_a_row_is_refused(tmp_path):
-    with pytest.raises(RopeError, match="half of the corpus"):
+def test_a_length_of_half_the_split_or_more_is_refused(tmp_path):
+    with pytest.raises(RopeError, match="less than half of the"):
         tiny_batches(tmp_path).batch(np.arange(2), 10**5)
 
 
-def test_masks_come_in_their_shares():
+def test_masking_changes_80_10_and_10_percent_of_the_targets():
     rows = np.full((400, 100), ord("x"), dtype=np.uint8)
     inputs, targets = mask_tokens(rows, np.arange(400), Bytes(), share=0.2)
     asked = targets != IGNORED
@@ -93,7 +93,7 @@ def test_masks_come_in_their_shares():
     assert others.max() < 256
 
 
-def test_whole_words_are_asked_for_whole():
+def test_with_whole_words_all_tokens_of_a_word_are_targets_or_none():
     text = (b"walk along a rope " * 6)[:100]
     rows = np.frombuffer(text, dtype=np.uint8)[None].repeat(50, 0)
     _, targets = mask_tokens(rows, np.arange(50), Bytes(), share=0.3, whole_words=True)
@@ -105,7 +105,7 @@ def test_whole_words_are_asked_for_whole():
     assert 0.2 < asked.mean() < 0.4
 
 
-def test_a_masked_sample_is_the_same_in_any_batch(tmp_path):
+def test_masking_a_sample_does_not_depend_on_its_batch(tmp_path):
     masked = MaskedBatches(tiny_batches(tmp_path), Bytes())
     whole, part = masked.batch(np.arange(8), 11), masked.batch(np.array([5]), 11)
     assert torch.equal(whole.inputs[5:6], part.inputs)
@@ -113,7 +113,7 @@ def test_a_masked_sample_is_the_same_in_any_batch(tmp_path):
     assert whole.count == int((whole.targets != IGNORED).sum())
 
 
-def test_a_mixture_has_its_shares_and_knows_no_batch(tmp_path):
+def test_the_source_of_a_mixed_sample_follows_its_share_and_not_its_batch(tmp_path):
     text, task = tiny_batches(tmp_path), TaskBatches("copy")
     mixed = MixedBatches((text, task), (0.75, 0.25), seed=3)
     index = np.arange(400)

@@ -70,7 +70,7 @@ def test_tokens_beyond_a_byte_come_back_from_the_file(tmp_path):
         ({"HOME": "/c"}, "/c/.cache/ropewalk"),
     ],
 )
-def test_the_cache_is_where_the_environment_says(monkeypatch, variables, folder):
+def test_the_cache_folder_follows_the_environment_variables(monkeypatch, variables, folder):
     for name in ("ROPEWALK_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -78,7 +78,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, variables, folder)
     assert cache_folder() == Path(folder)
 
 
-def test_the_fingerprint_is_of_names_and_contents(tmp_path):
+def test_the_fingerprint_of_a_corpus_hashes_names_and_contents(tmp_path):
     corpus = tiny_corpus(tmp_path)
     digest = hashlib.sha256(b"bytes")
     for path in sorted((tmp_path / "text").iterdir()):
@@ -171,7 +171,7 @@ def test_blank_lines_of_json_lines_are_no_documents_and_count_as_lines(tmp_path)
         ("[1]", "must be an object"),
     ],
 )
-def test_bad_json_lines_are_named(tmp_path, content, said):
+def test_an_error_names_the_bad_json_line(tmp_path, content, said):
     path = tmp_path / "rows.jsonl"
     path.write_text(content + "\n")
     with pytest.raises(RopeError, match=said):
@@ -191,7 +191,7 @@ def test_an_unknown_source_lists_the_known():
 
 
 @pytest.mark.parametrize("name", ["code", "stdlib", "torch", "prose"])
-def test_the_machine_has_text_of_its_own(name):
+def test_every_source_finds_over_100_files_without_tests_and_installed_packages(name):
     assert list(SOURCES) == ["code", "stdlib", "torch", "prose"]
     source = SOURCES[name]()
     names = [each for each, _ in source.files]
@@ -200,7 +200,7 @@ def test_the_machine_has_text_of_its_own(name):
     assert not any(each.startswith(("python/site-packages", "python/test/")) for each in names)
 
 
-def test_prose_is_docstrings_and_help_pages():
+def test_prose_has_docstrings_and_no_code():
     source = SOURCES["prose"]()
     text = {
         name: b"".join(t for _, t in source.read(name, path))
@@ -241,7 +241,7 @@ def test_the_rows_of_a_saved_dataset_are_documents(tmp_path, monkeypatch):
         open_corpus(tmp_path / "saved", cache=tmp_path / "cache", field="text")
 
 
-def test_a_word_starts_after_what_is_no_word():
+def test_word_starts_of_bytes_are_runs_of_word_characters_and_each_other_byte():
     rows = np.frombuffer(b"if x_1 == (ab)", dtype=np.uint8)[None]
     starts = Bytes().starts_word(rows)[0]
     words = "".join("^" if s else "." for s in starts)

@@ -91,7 +91,7 @@ def assert_the_first_screen_has_the_measured_numbers(page: str, found: dict, stu
     assert "<img" in first
 
 
-def test_what_was_published_is_folded_away_and_no_cell_is_cut():
+def test_a_folded_table_has_its_title_as_summary_and_numbers_do_not_wrap():
     table = Table("As published", ("model", "loss"), [("a long name of a model", "3.5 ± 0.1")])
     folded = report_html.folded_html(table)
     assert re.match(r"<details[^>]*><summary>As published</summary>", folded)

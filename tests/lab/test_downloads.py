@@ -142,7 +142,7 @@ def test_a_wrong_byte_is_refused_and_leaves_nothing(known, tmp_path, tool):
     assert [path for path in (tmp_path / "cache" / "fetched").rglob("*") if path.is_file()] == []
 
 
-def test_a_failing_tool_and_a_missing_one_say_so(known, monkeypatch):
+def test_errors_of_pip_and_a_missing_npm_say_what_to_do(known, monkeypatch):
     served, _ = known
     served["pip"] = ("pack-1.whl", None)
     with pytest.raises(RopeError, match="pip could not download pack==1: no network"):
@@ -168,7 +168,7 @@ def test_a_tool_that_hangs_is_ended_and_cannot_ask_for_input(known, monkeypatch)
         fetch("text", report=print)
 
 
-def test_an_archive_from_elsewhere(known, tmp_path):
+def test_a_given_archive_is_unpacked_without_a_download_if_its_hash_is_right(known, tmp_path):
     _, calls = known
     own = tmp_path / "mine.tgz"
     own.write_bytes(tarball())
@@ -191,7 +191,7 @@ def test_an_archive_that_unpacks_to_something_else_is_refused(known, tmp_path, m
     assert not (tmp_path / "cache" / "fetched" / "weights.gguf").exists()
 
 
-def test_what_was_not_fetched_names_the_command(known):
+def test_the_error_for_a_file_not_fetched_names_the_command(known):
     with pytest.raises(RopeError, match="ropewalk lab fetch model"):
         find_fetched("model")
     assert find_fetched("some/path") == Path("some/path")
@@ -206,7 +206,7 @@ def test_the_command_line_says_what_it_would_download(capsys):
 
 
 @pytest.mark.parametrize("name", DOWNLOADS)
-def test_every_download_is_complete(name, tmp_path):
+def test_every_download_has_hashes_and_a_known_tool(name, tmp_path):
     wanted = DOWNLOADS[name]
     assert len(wanted.archive_hash) == len(wanted.file_hash) == 64
     assert wanted.tool in ("pip", "npm")

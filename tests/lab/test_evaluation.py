@@ -34,12 +34,12 @@ def windows(tmp_path):
     return tiny_corpus(tmp_path).train.windows(9, 65)
 
 
-def test_a_model_that_knows_nothing_loses_log_v(windows):
+def test_uniform_predictions_have_the_loss_log_of_the_vocabulary_size(windows):
     for values in losses_by_length(uniform_model, windows, [16, 64], 8).values():
         assert values == pytest.approx(np.full(9, math.log(264)))
 
 
-def test_context_does_not_help_who_sees_one_token(windows):
+def test_a_model_of_one_token_has_the_same_loss_at_every_context_length(windows):
     found = losses_by_length(pair_model, windows, [8, 16, 64], 8)
     tokens = torch.from_numpy(windows.astype(np.int64))
     expected = F.cross_entropy(
@@ -53,7 +53,7 @@ def test_context_does_not_help_who_sees_one_token(windows):
     )
 
 
-def test_only_the_context_differs_between_lengths(windows):
+def test_the_loss_at_a_length_is_that_of_the_tail_of_the_last_tokens(windows):
     """A real model: the loss at length L is that of the window's last L tokens."""
     model = tiny_model()
     found = losses_by_length(model, windows, [16, 48], 8)
@@ -70,7 +70,7 @@ def test_only_the_context_differs_between_lengths(windows):
     assert model.training
 
 
-def test_a_sliding_piece_sees_no_more_than_its_width(windows):
+def test_sliding_losses_use_no_more_context_than_the_width(windows):
     model = tiny_model()
     tokens = torch.from_numpy(windows.astype(np.int64))
     one_by_one = []
@@ -82,7 +82,7 @@ def test_a_sliding_piece_sees_no_more_than_its_width(windows):
     assert sliding_losses(model, windows, 12, 10, stride=1) == pytest.approx(expected, abs=1e-6)
 
 
-def test_sliding_by_the_width_of_all_is_one_piece(windows):
+def test_a_chunk_as_wide_as_the_window_gives_the_loss_of_one_pass(windows):
     model = tiny_model()
     expected = losses_by_length(model, windows, [64], 10)[64]
     assert sliding_losses(model, windows, 64, 10, stride=10) == pytest.approx(expected, abs=1e-6)
@@ -108,7 +108,7 @@ class Knows:
         return logits
 
 
-def test_a_pass_key_is_found_where_it_can_be_seen():
+def test_a_model_that_sees_150_tokens_finds_pass_keys_only_within_them():
     grid = depth_grid(Knows(150), [120, 300], [0.0, 1.0], 6)
     assert {place: values.mean() for place, values in grid.items()} == {
         (120, 0.0): 1,

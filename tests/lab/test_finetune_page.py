@@ -37,7 +37,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_first_commands_go_from_nothing_to_an_accuracy(here, capsys):
+def test_the_first_commands_of_the_page_train_tune_and_evaluate(here, capsys):
     assert os.listdir(here) == []
     said = []
     for words in commands(BLOCKS[0]):

@@ -143,7 +143,7 @@ def test_predictions_are_in_the_order_of_the_file_and_need_no_label(cail, capsys
     assert (code, json.loads(out)["accuracy"], json.loads(out)["count"]) == (0, 1.0, 37)
 
 
-def test_a_tuned_model_is_one_of_transformers(cail):
+def test_a_tuned_model_chooses_as_transformers_does(cail):
     """The head, the frame and the types are those that transformers gives the same two texts."""
     folder, files = cail
     run_preset(
@@ -328,7 +328,7 @@ def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
 
 
 @pytest.mark.parametrize("objective", ["pairs", "triplets", "classes"])
-def test_a_measure_is_the_loop_by_hand(tmp_path, objective):
+def test_held_out_loss_and_accuracy_equal_a_loop_written_by_hand(tmp_path, objective):
     write_checkpoint(tmp_path / "start")
     if objective == "classes":
         files = Files(
@@ -438,13 +438,13 @@ def test_without_a_valid_file_a_tenth_is_held_out(cail):
     assert not {t.a for t in train} & {t.a for t in valid}
 
 
-def test_a_stopped_fine_tuning_goes_on_to_the_same_end(cail, capsys):
+def test_a_stopped_fine_tuning_resumes_to_the_results_of_an_unstopped_one(cail, capsys):
     folder, files = cail
     preset = finetuning_preset(folder / "start", files, epochs=2, **QUICK)
     whole = run_preset(preset, folder / "whole", Parallel(), progress=False)
     assert make_trainer(preset, folder / "run", progress=False).run(stop=3).stopped
     assert not (folder / "run" / "model").exists()
-    with pytest.raises(RopeError, match="start: is a training that has not finished"):
+    with pytest.raises(RopeError, match="start: must be a training that has finished"):
         find_model(folder / "run")
     code, out, _ = finetune(capsys, folder, "--epochs", 2, "--json")
     found = json.loads(out)
@@ -547,7 +547,7 @@ REFUSED = {
     ),
     "no such field": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.size=3"],
-        "model: has no setting size beside start",
+        "model: must have only start, freeze and fields of the checkpoint's config",
     ),
     "another size": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.hidden_size=12"],

@@ -141,18 +141,18 @@ def numbers_by_hand() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("use", EVIDENCE)
-def test_the_numbers_are_those_of_the_rows(use, measured):
+def test_the_numbers_of_the_guide_are_computed_from_the_rows(use, measured):
     at = 0
     for number in numbers_by_hand()[use]:
         assert number in measured[use][at:], (number, measured[use])
         at = measured[use].index(number, at) + len(number)
 
 
-def test_every_recommendation_is_measured():
+def test_every_entry_of_the_guide_has_evidence():
     assert [use.use for use in analysis.GUIDE] == list(EVIDENCE) == list(numbers_by_hand())
 
 
-def test_what_is_recommended_is_what_measured_better():
+def test_the_guide_recommends_what_has_the_lower_loss_in_the_rows():
     """The sign of each comparison that the guide rests on, from the rows."""
 
     def at(run, metric="loss", **fields):
@@ -179,7 +179,7 @@ def test_what_is_recommended_is_what_measured_better():
     assert near[10_000.0] == max(near.values()), "a larger base for retrieval was withdrawn"
 
 
-def test_pass_keys_are_told_for_each_base_of_its_own_rows():
+def test_the_guide_gives_pass_keys_found_with_each_base():
     shares = {10_000.0: (0.9, 0.2), 500_000.0: (0.5, 0.1)}
     keys = [
         row("found", share, base=base, method="none", length=length, seed=0)

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("killed_runs.py")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its runs")
 @pytest.mark.parametrize("seed", [0])
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, seed):
+def test_a_killed_run_resumes_to_the_same_bits(tmp_path, seed):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), str(seed)],
         capture_output=True,

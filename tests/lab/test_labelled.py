@@ -74,7 +74,7 @@ def test_a_json_line_may_begin_with_spaces(tmp_path):
     assert read_examples(tmp_path / "x.json") == [Example("The rope held.", None, "1")]
 
 
-def test_json_lines_and_other_columns(tmp_path):
+def test_json_lines_are_read_with_named_columns(tmp_path):
     rows = [{"text": "甲\u2028乙", "kind": 3}, {"text": "\ud800", "kind": "x"}]
     (tmp_path / "x.json").write_text("\n".join(json.dumps(row) for row in rows))
     assert read_examples(tmp_path / "x.json", ("text", "kind")) == [
@@ -109,7 +109,7 @@ def test_a_first_json_line_without_a_label_hides_no_label_of_later_lines(tmp_pat
     ]
 
 
-def test_half_a_surrogate_pair_is_no_text():
+def test_half_of_a_surrogate_pair_becomes_a_question_mark():
     row = parse_line("f", b'{"text": "a\\ud800b"}', "line 1", "text")
     assert row["text"].encode() == b"a?b"
 
@@ -138,7 +138,7 @@ def test_bad_files_are_named(tmp_path, text, columns, said):
 MANY = [Example(f"text {i % 30}", f"other {i}", ["yes", "no", "maybe"][i % 3]) for i in range(90)]
 
 
-def test_classes_are_few_and_sorted():
+def test_classes_are_sorted_and_0_or_over_1000_are_refused():
     assert classes_of(MANY) == ("maybe", "no", "yes")
     with pytest.raises(RopeError, match="2 to 1000 classes; a score, as in STS-B"):
         classes_of([Example("a", None, f"{i / 997:.4f}") for i in range(1001)])
@@ -146,7 +146,7 @@ def test_classes_are_few_and_sorted():
         classes_of([Example("a", None, None)])
 
 
-def test_no_first_text_is_on_both_sides():
+def test_no_first_text_is_in_both_splits():
     train, valid = split_examples(MANY)
     assert train
     assert valid
@@ -172,7 +172,7 @@ def texts_of(batch):
     ]
 
 
-def test_a_row_and_its_target_belong_together():
+def test_each_target_is_the_class_of_the_text_in_its_row():
     batch = ExampleBatches(MANY, ("maybe", "no", "yes")).batch(np.arange(90), 40)
     by_text = {f"{e.first}\0{e.second}".encode(): e.label for e in MANY}
     assert sorted(texts_of(batch)) == sorted(by_text)
@@ -189,7 +189,7 @@ def test_without_shuffling_the_order_is_that_of_the_file():
     assert texts_of(batch) == [f"{e.first}\0{e.second}".encode() for e in MANY[:5]]
 
 
-def test_what_is_not_known_is_no_target_and_what_is_wrong_is_refused():
+def test_unknown_labels_are_ignored_and_labels_that_training_lacks_are_refused():
     unknown = [Example("a", None, None), Example("b", None, "-1"), Example("c", None, "yes")]
     batch = ExampleBatches(unknown, ("no", "yes"), shuffle=False).batch(np.arange(3), 4)
     assert (batch.targets.tolist(), batch.count) == ([-100, -100, 1], 1)
@@ -250,7 +250,7 @@ def test_a_pipe_or_a_device_is_refused_before_it_is_read(read):
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/", " ", "missing"])
-def test_a_tokenizer_is_a_file(path):
+def test_a_tokenizer_that_is_no_file_is_refused(path):
     with pytest.raises(RopeError, match="tokenizer: must be bytes, or the path"):
         Subwords(path)
 

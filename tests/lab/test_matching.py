@@ -41,7 +41,7 @@ def test_bad_lines_are_named(tmp_path, line, said):
         read_triplets(tmp_path / "x")
 
 
-def test_no_text_a_is_on_both_sides():
+def test_no_text_a_is_in_both_splits():
     train, valid = split_triplets(MANY)
     assert train
     assert valid
@@ -63,7 +63,7 @@ def test_the_last_random_bit_of_a_sample_says_whether_it_is_swapped():
 
 
 @pytest.mark.parametrize("form", TripletBatches.FORMS)
-def test_the_target_says_where_the_near_text_is(form):
+def test_the_target_of_a_triplet_points_at_the_text_closer_to_a(form):
     batch = TripletBatches(MANY, form).batch(np.arange(60), 40)
     texts = [bytes(row[pad].tolist()) for row, pad in zip(batch.inputs, batch.padding, strict=True)]
     per = 2 if form == "pairs" else 3
@@ -105,7 +105,7 @@ class Counts(nn.Module):
 
 
 @pytest.mark.parametrize(("form", "objective"), [("pairs", pairs), ("triplets", triplets)])
-def test_objectives_reward_the_right_choice(form, objective):
+def test_losses_of_pairs_and_triplets_of_right_and_of_wrong_choices(form, objective):
     batch = TripletBatches(MANY, form).batch(np.arange(30), 40)
     right = objective(Counts(form), batch)
     wrong = objective(

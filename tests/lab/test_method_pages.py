@@ -36,7 +36,7 @@ def tables(page: str) -> list[list[list[str]]]:
 
 
 @pytest.mark.parametrize("page", ["dual-chunk-attention", "rerope", "self-extend"])
-def test_tables_of_a_pretrained_model(page):
+def test_method_pages_show_the_committed_losses_and_pass_keys(page):
     (_, *bands), *losses = tables(page)[-2]
     (_, *lengths), *keys = tables(page)[-1]
     assert {line[0] for line in losses} == {line[0] for line in keys} >= {"no method", "YaRN"}

@@ -154,7 +154,7 @@ def test_drope_trains_further_without_rotation_at_the_trained_length(trainings, 
     assert name == "pope"
 
 
-def test_claims_compare_what_they_say():
+def test_each_claim_of_methods_compares_the_models_and_length_in_its_text():
     def loss(model, length, value):
         return row("loss", [value, value + 0.01, value - 0.01], model=model, seed=0, length=length)
 
@@ -176,7 +176,7 @@ def test_claims_compare_what_they_say():
     assert verdicts["At 128, drope misses fewer pass keys than rope with yarn"] == HOLDS
 
 
-def test_costs_are_medians_over_those_of_rope():
+def test_costs_are_medians_and_quartiles_divided_by_the_median_of_rope():
     rows = [
         row("milliseconds", times, model=name, what="step")
         for name, times in {"rope": [2, 4, 90], "path": [8, 12, 16, 70, 4]}.items()

@@ -13,7 +13,7 @@ from ropewalk_lab.needle import answer_loss
 VOCABULARY = 264
 
 
-def test_only_the_answer_counts():
+def test_the_answer_loss_ignores_all_other_tokens():
     uniform = lambda tokens: torch.zeros(*tokens.shape, VOCABULARY)
     assert answer_loss(uniform, 160, count=3) == pytest.approx(math.log(VOCABULARY), rel=1e-6)
     task = TaskBatches("passkey", options=(("depth", 0.0),))

@@ -20,7 +20,7 @@ def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("norms")
 
 
-def test_norms_are_where_the_rows_say(place):
+def test_each_model_of_norms_computes_its_norm_before_or_after_the_rotation(place):
     """The saved weights of every model, put into an attention that is written out here."""
     rows, _ = read_study(run_tiny("norms", place, "sharp", changes=SHARP))
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 65)

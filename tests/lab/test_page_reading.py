@@ -95,7 +95,7 @@ def by_transformers(folder, request):
         ReadingRequest("linear", 2.0, "own", TYPED),
     ],
 )
-def test_a_reading_is_that_of_transformers(folder, request_):
+def test_a_reading_has_the_losses_and_attention_of_transformers(folder, request_):
     found = reading.read(reading.load(str(folder)), request_)
     words, positions, losses, maps = by_transformers(folder, request_)
     assert found.positions.tolist() == positions
@@ -129,7 +129,7 @@ def test_a_model_is_left_as_it_was_and_stays_loaded(folder, monkeypatch):
     assert reading._MODELS.most_entries == 1
 
 
-def test_layers_are_reported_one_by_one(folder):
+def test_each_layer_and_each_written_token_is_reported(folder):
     seen = []
     reading.read(
         reading.load(str(folder)),
@@ -150,7 +150,7 @@ def test_layers_are_reported_one_by_one(folder):
         (ReadingRequest("yarn", -1.0, "own", TYPED), "factor: must be"),
     ],
 )
-def test_refusals(folder, request_, says):
+def test_a_bad_reading_request_is_refused(folder, request_, says):
     with pytest.raises(RopeError, match=f"^{says}"):
         reading.read(reading.load(str(folder)), request_)
 

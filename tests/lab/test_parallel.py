@@ -40,7 +40,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_train_as_one(runs, kind):
+def test_two_processes_train_to_the_losses_of_one(runs, kind):
     folder, alone = runs
     expected, found = alone.log.rows(), read_log(folder / kind / "log.jsonl")
     assert [row["step"] for row in found] == [row["step"] for row in expected] == list(range(1, 10))
@@ -52,7 +52,7 @@ def test_two_processes_train_as_one(runs, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_their_checkpoints_are_those_of_one(runs, kind):
+def test_the_checkpoint_of_two_processes_has_the_weights_of_one(runs, kind):
     folder, alone = runs
     _, files = checkpoint.read_checkpoint(checkpoint.checkpoints(folder / kind)[0])
     assert files["random.safetensors"]["cpu"].shape[0] == WORLD
@@ -67,7 +67,7 @@ def test_their_checkpoints_are_those_of_one(runs, kind):
 
 
 @pytest.mark.parametrize("kind", ["ddp", FSDP])
-def test_a_shared_model_answers_as_one(runs, kind):
+def test_a_model_on_two_processes_predicts_as_on_one(runs, kind):
     folder, alone = runs
     found = torch.load(folder / f"{kind}.answer", weights_only=True)
     torch.testing.assert_close(
@@ -93,7 +93,7 @@ def test_two_processes_evaluate_and_write_their_model_as_one(runs, kind):
         torch.testing.assert_close(written[name], weight, atol=2e-3, rtol=1e-3)
 
 
-def test_torchrun_is_asked_for(monkeypatch):
+def test_a_parallel_kind_that_does_not_fit_torchrun_is_refused(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(RopeError, match="torchrun"), launched("ddp"):
         pass

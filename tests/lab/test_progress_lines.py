@@ -35,7 +35,9 @@ def training_log(models: Path) -> Path:
 @pytest.mark.parametrize(
     ("seconds", "quiet", "printed"), [(0.0, False, True), (60.0, False, False), (0.0, True, False)]
 )
-def test_trainings_are_told_in_lines(capsys, tmp_path, monkeypatch, seconds, quiet, printed):
+def test_running_trainings_are_printed_as_lines_where_there_is_no_terminal(
+    capsys, tmp_path, monkeypatch, seconds, quiet, printed
+):
     monkeypatch.setattr(jobs, "LINES", seconds)
     training_log(tmp_path)
     jobs._Status("encodings", 4, 1, quiet).show_trainings(tmp_path)
@@ -45,7 +47,7 @@ def test_trainings_are_told_in_lines(capsys, tmp_path, monkeypatch, seconds, qui
 
 
 @pytest.mark.parametrize(("age", "shown"), [(14.5, "rope-0 step 20 loss 2.50"), (15.5, "running")])
-def test_a_training_that_wrote_nothing_for_15_seconds_is_not_told(
+def test_a_training_that_wrote_nothing_for_15_seconds_is_not_printed(
     capsys, tmp_path, monkeypatch, age, shown
 ):
     monkeypatch.setattr(jobs, "LINES", 0.0)
@@ -60,7 +62,7 @@ def test_a_line_comes_at_least_every_twenty_seconds():
     assert jobs.LINES + jobs.POLL <= 20
 
 
-def test_a_finished_job_is_told_with_its_seconds_and_its_number(capsys, tmp_path):
+def test_a_finished_job_is_printed_with_its_seconds_and_its_number(capsys, tmp_path):
     runner = JobRunner(
         tmp_path / "squares", Workspace(tmp_path, torch.device("cpu")), {}, 1, 1, quiet=False
     )

@@ -109,7 +109,7 @@ def numbers(cells) -> list[float]:
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_stated_figures_are_as_stated_and_called_so(name):
+def test_tables_without_a_publication_have_the_stated_figures_and_say_so(name):
     table = PUBLISHED[name]
     assert {label: value.removesuffix(" %") for label, value, *_ in table.rows} == STATED[name]
     assert table.heading.startswith("As stated: ")
@@ -130,7 +130,7 @@ def test_roformers_tables_are_the_published_ones():
     assert {row[0]: float(row[3]) for row in rows} == pytest.approx(gains)
 
 
-def test_the_settings_of_the_published_matching_are_told():
+def test_the_published_matching_names_how_its_models_were_tuned():
     """The last two rows differ in the cut-off, the batch and the rate."""
     setting = PUBLISHED["roformer-cail"].setting
     for told in ("3 epochs", "16 at 2e-5", "8 at 1e-5 at 1,024", "8,964, 1,120 and 1,343"):
@@ -154,7 +154,7 @@ def test_the_numbers_of_other_tables_are_the_published_ones(name):
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_results_in_words_are_the_published_ones(name):
+def test_published_results_in_words_are_as_published(name):
     assert list(PUBLISHED[name].rows) == WORDS[name]
 
 
@@ -165,7 +165,7 @@ def test_every_table_belongs_to_a_study_and_has_whole_rows():
         assert len({row[0] for row in table.rows}) == len(table.rows)
 
 
-def test_ours_stands_beside_the_row_of_the_same_name():
+def test_our_values_are_beside_the_published_row_of_the_same_name():
     findings = Findings(ours={"glue": Ours(("loss", "error"), {"RoPE": ("0.8", "0.1")})})
     table = beside("glue", findings)
     assert table.columns == ("encoding", "score", "parameters", "ours: loss", "ours: error")
@@ -204,7 +204,9 @@ def test_every_study_has_committed_rows(results):
     assert {result.facts["study"] for result in results.values()} >= set(STUDIES)
 
 
-def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, monkeypatch):
+def test_the_report_of_the_committed_rows_shows_published_and_our_values(
+    capsys, results, tmp_path, monkeypatch
+):
     # pictures take seconds and have no numbers
     monkeypatch.setattr("ropewalk_lab.report.draw_figures", lambda *_: [])
     for name in results:
@@ -225,6 +227,6 @@ def test_the_report_of_the_committed_rows_shows_both(capsys, results, tmp_path, 
         )
 
 
-def test_wavelengths_of_a_turn():
+def test_the_stated_tokens_per_turn_are_two_pi_over_the_frequency():
     assert f"{2 * math.pi:.2f}" == STATED["unaliased-length"]["fastest"]
     assert f"{2 * math.pi * 10_000 ** (126 / 128):,.0f}" == STATED["unaliased-length"]["slowest"]

@@ -54,7 +54,7 @@ def rows(factor: float = 4, added: float = 0) -> list[dict]:
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
-def test_steps_are_the_means_of_the_bands(language):
+def test_the_picture_draws_the_mean_and_error_of_each_band(language):
     figure = picture([*rows(2), *rows(4)], FACTS, Look(language=language))
     (ax,) = figure.axes
     steps = [patch for patch in ax.patches if hasattr(patch, "get_data")]
@@ -111,7 +111,7 @@ def test_labels_do_not_overlap():
     assert heights["dynamic"] > heights["llama3"] > heights["ntk"] > heights["by_parts"]
 
 
-def test_the_report_shows_it():
+def test_the_study_real_extend_draws_the_picture():
     drawn = findings(rows(), FACTS).figures["real_extend"]()
     assert "SmolLM2-135M" in drawn.axes[0].get_title(loc="left")
 
@@ -127,7 +127,9 @@ def pictures(monkeypatch):
     return module
 
 
-def test_one_command_draws_it_for_the_readme(pictures, tmp_path):
+def test_one_command_draws_the_picture_for_the_readme_in_both_languages_and_colours(
+    pictures, tmp_path
+):
     run = tmp_path / "run"
     run.mkdir()
     write_rows(run / "rows.jsonl", [*rows(), *rows(8)])
@@ -138,7 +140,7 @@ def test_one_command_draws_it_for_the_readme(pictures, tmp_path):
     assert all(path.stat().st_size < 100_000 for path in tmp_path.glob("*.png"))
 
 
-def test_pass_keys_stand_at_their_place_in_the_text(pictures):
+def test_pass_keys_are_drawn_at_their_depth_in_the_text(pictures):
     (ax,) = pictures.keys_by_place({"yarn": [1.0, 0.0, 1.0], "ntk": [0.0, 0.0, 1.0]}, Look()).axes
     marks = [
         (line.get_marker(), list(line.get_xdata()), set(line.get_ydata())) for line in ax.lines

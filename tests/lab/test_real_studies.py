@@ -29,7 +29,7 @@ def tiny():
     return open_real("tiny", CPU)
 
 
-def test_long_ce_is_the_published_one():
+def test_long_ce_gives_the_weights_and_loss_of_the_reference_implementation():
     """The weights and the loss of three tokens, as the reference implementation gives them."""
     short, full = torch.tensor([5.0, 3.0, 1.0]), torch.tensor([1.5, 2.5, 0.2])
     weights = token_weights(short, full, 1)
@@ -73,7 +73,7 @@ def test_a_chunk_has_as_many_tokens_as_logits_fit_and_at_least_one(most, sizes, 
     assert seen == sizes
 
 
-def test_kl_is_that_of_all_logits(tiny):
+def test_mean_kl_equals_the_kl_of_all_logits_at_once(tiny):
     model, encode = tiny
     rounded = copy.deepcopy(model).to(torch.float16)
     tokens = real_windows(["python"], encode, 33, 2)[:1]
@@ -171,7 +171,7 @@ def test_mixed_precision_computes_with_the_weights_of_the_last_step():
 
 
 @pytest.mark.parametrize(("name", "options"), [("clipped", {"pairs": 2}), ("longrope", None)])
-def test_methods_that_need_the_model_to_be_chosen(name, options, tmp_path):
+def test_clipped_pairs_and_longrope_factors_follow_from_the_model(name, options, tmp_path):
     """SmolLM2's clipped pairs are those with a wavelength beyond the trained length; LongRoPE's
     factors come from a search.
     """
@@ -231,7 +231,7 @@ def test_every_method_of_the_presets_is_trained_and_measured(method, tmp_path):
     assert np.isfinite(list(bands.values())).all()
 
 
-def test_losses_are_those_of_the_search_that_was_asked_for(tmp_path):
+def test_a_larger_search_does_not_reuse_the_losses_of_a_smaller_one(tmp_path):
     """A first run with a smaller search has found other factors, whose losses lie in the same
     workspace.
     """
@@ -268,7 +268,7 @@ def test_a_mistyped_name_is_refused(name, change, tmp_path):
         run_study(STUDIES[name], "smoke", tmp_path, changes=[change], workers=1, quiet=True)
 
 
-def test_the_bars_of_tuning_are_judged_with_their_errors():
+def test_claims_of_tuning_are_judged_with_two_standard_errors():
     fields = {"method": "yarn", "objective": "LongCE", "seed": 0, "trained": 64, "steps": 9}
     rows = [
         row("loss", [3.0, 3.2, 3.1], band="0-32", end=32, **fields),
@@ -284,7 +284,7 @@ def test_the_bars_of_tuning_are_judged_with_their_errors():
     assert [claim.verdict for claim in real_tune.claims(rows, {"trained": 64})] == [FAILS, FAILS]
 
 
-def test_bars_of_several_seeds_compare_each_seed_with_itself():
+def test_claims_of_tuning_pair_far_and_near_losses_within_each_seed():
     rows = []
     for seed, loss in enumerate((2.0, 3.0)):
         fields = {"method": "yarn", "objective": "LongCE", "seed": seed, "trained": 64, "steps": 9}
@@ -298,7 +298,7 @@ def test_bars_of_several_seeds_compare_each_seed_with_itself():
     assert found.evidence == "50% ± 50%"  # one seed found all, the other none
 
 
-def test_workspace_rows_resume(tmp_path, monkeypatch):
+def test_a_second_run_of_real_kv_measures_nothing_again(tmp_path, monkeypatch):
     workspace = Workspace(Path(tmp_path), CPU)
     settings = {
         "model": "tiny",
@@ -332,7 +332,7 @@ def test_a_model_of_another_dtype_is_measured_again(tmp_path, monkeypatch):
     assert rounded == real_kv.measure(Workspace(tmp_path / "another", CPU), **settings) != first
 
 
-def test_too_little_text_to_train_on_is_said(tiny):
+def test_too_little_text_to_train_on_is_refused(tiny):
     model, encode = tiny
     with pytest.raises(RopeError, match=r"train_text.*at least 256 tokens"):
         real_tune.train(

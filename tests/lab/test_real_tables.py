@@ -90,7 +90,7 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
 
 
 @pytest.mark.parametrize("windows", [0, 3])
-def test_a_window_is_spared_only_if_one_is_asked_for(tmp_path, windows):
+def test_without_a_search_no_window_is_spared(tmp_path, windows):
     model, encode = open_real("tiny", CPU)
     meter = make_meter(
         Workspace(tmp_path, CPU),
@@ -128,7 +128,7 @@ def extend_rows(
     ]
 
 
-def test_each_factor_shows_its_own_perplexity():
+def test_the_table_of_each_factor_shows_its_own_long_ppl():
     losses = {"none": ((3.0, 0.1),) * 4, "yarn": ((2.0, 0.1),) * 4}
     rows = extend_rows(4, losses, 10.0) + extend_rows(2, losses, 20.0)
     four, two, *_ = real_extend.findings(rows, FACTS).tables
@@ -200,7 +200,7 @@ def test_the_divergence_is_told_with_the_error_of_paired_windows():
     (claim,) = found.claims
     # the differences have a mean of -3 and a deviation of 1, which is divided by the root of nine
     # windows
-    assert claim.evidence == "ropewalk - transformers -3.0e-04 ± 3e-05"
+    assert claim.evidence == "ropewalk minus transformers: -3.0e-04 ± 3e-05"
     assert claim.verdict == HOLDS
     assert found.tables[0].rows[0] == ("float16", "48", "ropewalk", "5.00e-04 ± 9.1e-05")
     (ax,) = found.figures["real_precision"]().axes

@@ -9,7 +9,7 @@ from ropewalk.errors import RopeError
 from ropewalk_lab.recalibration import recalibrate
 
 
-def test_the_published_score_without_positions():
+def test_the_example_score_without_rotation_is_the_published_number():
     """methods.md, section 4: q[p, c] = cos(.5 p + c), k[p, c] = sin(.3 p + .7 c); no rotation."""
     c = np.arange(8)
     assert np.cos(1.5 + c) @ np.sin(0.3 + 0.7 * c) == pytest.approx(-2.099333, abs=1e-6)
@@ -50,7 +50,7 @@ def test_recalibration_lowers_the_loss_and_repeats():
         recalibrate(model, tokens[0], 1)
 
 
-def test_every_step_is_told_with_its_own_loss():
+def test_recalibration_logs_every_step_with_its_loss():
     torch.manual_seed(0)
     model, reported = rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12)), []
     losses = recalibrate(

@@ -107,7 +107,7 @@ def test_the_command_redraws_figures_from_the_rows(folder, tmp_path, capsys):
     assert drawing.read_bytes() == right
 
 
-def test_the_report_needs_nothing_but_itself(folder):
+def test_the_report_links_no_other_file_and_has_no_script(folder):
     html = write_report(folder).read_text(encoding="utf-8")
     targets = Reader(html).targets
     assert all(target.startswith(("#", "data:image/svg+xml;base64,")) for target in targets)
@@ -121,7 +121,7 @@ def test_the_report_needs_nothing_but_itself(folder):
     assert all(picture.startswith(b"<?xml") for picture in pictures)
 
 
-def test_words_of_others_stay_words(folder):
+def test_html_in_a_table_is_escaped(folder):
     hostile = Table("<script>alert(1)</script>", ("a",), [("<b>&",)])
     html = write_report(folder, [hostile]).read_text(encoding="utf-8")
     assert "<script" not in html
@@ -141,7 +141,7 @@ def scores(**means: float) -> dict[str, Score]:
     }
 
 
-def test_advice_names_one_or_says_that_it_cannot():
+def test_advice_names_the_lowest_or_says_tied_or_nothing_to_compare():
     assert lowest(scores(rope=1.6, alibi=1.8, none=2.2), "loss")[0] == "rope."
     assert lowest(scores(rope=1.6, alibi=1.6, none=2.2), "loss")[0].startswith("Any of")
     assert lowest(scores(rope=1.6, alibi=1.6), "loss")[0] == "No recommendation: all are tied."
@@ -269,7 +269,7 @@ def test_a_table_without_a_note_has_no_paragraph_for_it():
     )
 
 
-def test_settings_are_json_with_two_spaces_for_each_level():
+def test_settings_in_the_report_are_indented_json():
     shown = Reader(details_html("Settings", {"text": {"名": 1}})).words
     assert shown == ["Settings", '{\n  "text": {\n    "名": 1\n  }\n}']
 
@@ -299,7 +299,7 @@ def test_fine_tuning_is_advised_from_tuned_rows_alone():
     ]
     assert advice(rows + tuned).advice == "none."
     assert advice(rows + tuned).reason.startswith(
-        "loss at 4x after 40 steps there: none 1.050, yarn 2.050"
+        "loss at 4x after 40 steps at that length: none 1.050, yarn 2.050"
     )
 
 

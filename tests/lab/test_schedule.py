@@ -28,7 +28,7 @@ def test_samples_are_counted_through_all_stages():
 
 
 @pytest.mark.parametrize("step", [-1, 7])
-def test_there_is_no_step_outside(step):
+def test_a_step_outside_the_stages_is_refused(step):
     with pytest.raises(RopeError, match="step"):
         stage_at(STAGES, step)
 
@@ -47,14 +47,14 @@ def test_every_schedule_warms_up_and_ends_where_it_should(schedule):
     assert all(a >= b for a, b in pairwise(found[10:]))
 
 
-def test_half_way():
+def test_learning_rates_half_way_through_the_schedule():
     assert rates("linear")[55] == pytest.approx(1.1)
     assert rates("cosine")[55] == pytest.approx(1.1)
     quarter = 0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2
     assert rates("cosine", 91, 10)[30] == pytest.approx(2 * quarter)
 
 
-def test_no_warm_up_and_one_step():
+def test_one_step_without_warm_up_has_the_highest_rate():
     assert rates("cosine", steps=1, warmup=0) == [2.0]
 
 

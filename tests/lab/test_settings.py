@@ -67,7 +67,7 @@ def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
     assert STUDIES["mlm_lengths"].presets["cluster"]["preset"] == "roformer-paper"
 
 
-def test_flags_change_one_value():
+def test_each_change_of_a_preset_sets_one_value():
     changes = [
         "train.learning_rate=1e-4",
         "model.encoding=alibi",
@@ -89,7 +89,7 @@ def test_flags_change_one_value():
         ("train.speed=1", "has no setting speed"),
         ("model.size=1", "has no setting size"),
         ("data.sauce=1", "has no setting sauce"),
-        ("other.x=1", "tables model, data and train"),
+        ("other.x=1", "no tables but model, data and train"),
         ("learning_rate", "table.name=value"),
         ("train.stages=7", "list of tables"),
         ("train.schedule=steep", "constant, linear, cosine"),

@@ -24,7 +24,7 @@ def test_the_generator_is_splitmix64():
     assert mix(states).tolist() == SPLITMIX
 
 
-def test_a_sample_does_not_know_its_batch():
+def test_random_bits_of_a_sample_do_not_depend_on_its_batch():
     whole = bits(3, np.arange(20), 1, 7)
     assert np.array_equal(bits(3, np.array([13, 4]), 1, 7), whole[[13, 4]])
     assert np.array_equal(bits(3, np.arange(20), 1, 3), whole[:, :3])
@@ -35,14 +35,14 @@ def test_other_seeds_samples_and_streams_draw_other_numbers(seed, index, stream)
     assert not (bits(seed, np.array([index]), stream, 9) == bits(3, np.array([0]), 1, 9)).any()
 
 
-def test_draws_are_even():
+def test_random_numbers_are_uniform():
     found = below(0, np.arange(4000), 0, 10, 7)
     share = np.bincount(found.ravel(), minlength=7) / found.size
     assert abs(share - 1 / 7).max() < 0.006  # 3.5 standard deviations
     assert abs(uniform(0, np.arange(4000), 0, 10).mean() - 0.5) < 0.005
 
 
-def test_a_high_for_each_row():
+def test_below_takes_a_limit_for_each_row():
     high = np.array([1, 2, 30])
     found = below(0, np.arange(3), 0, 200, high)
     assert found.min() >= 0
@@ -50,7 +50,7 @@ def test_a_high_for_each_row():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17, 64, 65, 1000])
-def test_a_shuffle_loses_nothing(size):
+def test_a_permutation_has_every_number_once(size):
     seeds = np.full(size, 99, dtype=np.uint64)
     found = permuted(np.arange(size), size, seeds)
     assert sorted(found) == list(range(size))

@@ -12,7 +12,7 @@ RNG = np.random.default_rng(0)
 WINDOWS = RNG.normal(2.0, 0.5, 40)
 
 
-def test_pairs_see_what_means_do_not():
+def test_a_paired_gap_smaller_than_the_spread_of_windows_is_significant():
     """A constant gap of 0.05 under windows that differ by 0.5."""
     a, b = Score(WINDOWS), Score(WINDOWS + 0.05 + RNG.normal(0, 0.01, 40))
     assert a.error > 0.05
@@ -22,7 +22,7 @@ def test_pairs_see_what_means_do_not():
     assert compare(b, a).verdict == "b"
 
 
-def test_noise_is_a_tie():
+def test_scores_that_differ_by_noise_are_tied():
     noisy = Score(WINDOWS + RNG.normal(0, 0.3, 40))
     assert compare(Score(WINDOWS), noisy).verdict == "tied"
     assert compare(noisy, noisy).verdict == "tied"
@@ -59,7 +59,7 @@ def test_a_known_floor_adds_to_the_error():
     assert compare(a, b, floor=0.015).error == pytest.approx(0.015, rel=1e-3)
 
 
-def test_about_one_in_twenty_equals_is_told_apart():
+def test_about_one_in_twenty_pairs_of_equal_scores_is_not_tied():
     wrong = sum(
         compare(Score(RNG.normal(size=30)), Score(RNG.normal(size=30))).verdict != "tied"
         for _ in range(400)

@@ -142,7 +142,7 @@ def test_losses_of_encodings_are_those_of_the_saved_models(encoding, place):
     )
 
 
-def test_the_sliding_window_is_a_window(place):
+def test_the_sliding_window_of_encodings_gives_the_losses_of_limited_attention(place):
     rows, _ = read_study(run_tiny("encodings", place, "sharp", changes=SHARP))
     plain, windowed = (
         select(rows, "loss", model=m, length=32)[0]["values"]
@@ -236,7 +236,7 @@ def test_studies_share_their_models(place):
     assert len(list((place / "out" / "models").glob("rope-0-*"))) == 1
 
 
-def test_work_that_is_done_is_not_done_again(place, monkeypatch):
+def test_a_second_run_of_a_study_repeats_no_job_and_no_training(place, monkeypatch):
     first = read_study(run_tiny("encodings", place))[0]
 
     def fails(*_, **__):
@@ -318,7 +318,8 @@ def test_a_broken_file_of_rows_is_named(place):
     lines = (folder / ROWS).read_text().splitlines(keepends=True)
     (folder / ROWS).write_text("".join(lines[:-1]))  # cut at the end of a line
     with pytest.raises(
-        RopeError, match=rf"rows: must be the {len(lines)} of study.json; .*got {len(lines) - 1}"
+        RopeError,
+        match=rf"rows: must be as many as study.json says, {len(lines)}; .*got {len(lines) - 1}",
     ):
         write_report(folder.parent)
     (folder / ROWS).write_text('{"metric": "error"')

@@ -101,7 +101,7 @@ def test_two_single_trainings_differ_by_the_noise_of_both():
     ("value", "above", "verdict"),
     [(0.1, True, HOLDS), (0.01, True, FAILS), (0.01, False, HOLDS), (0.1, False, FAILS)],
 )
-def test_a_threshold_separates(value, above, verdict):
+def test_a_claim_about_a_threshold_holds_on_the_claimed_side(value, above, verdict):
     assert claim_threshold("", value, 0.05, above=above).verdict == verdict
     assert claim_threshold("", math.nan, 0.05, above=above).verdict == UNKNOWN
 
@@ -127,7 +127,7 @@ def test_generated_cases_say_their_matter_where_they_should():
     assert matching.reachable(32, {"long": 80}) == matching.EARLY + (1 - matching.EARLY) / 2
 
 
-def test_a_reader_of_letters_is_as_right_as_a_perfect_one_can_be():
+def test_a_model_that_finds_the_subject_reaches_the_best_possible_accuracy():
     """A model that only counts bytes knows the nearer text wherever it can see the matter."""
     cases = matching.generated(300, 32, 80, seed=4)
 
@@ -191,7 +191,7 @@ def test_a_grid_asks_for_the_patch_below_the_mark():
     assert torch.equal(again.inputs, batch.inputs)
 
 
-def test_rows_weigh_the_same_however_many_targets_they_have():
+def test_row_by_row_loss_weighs_rows_alike_whatever_their_targets():
     logits = torch.randn(3, 4, 9, dtype=torch.float64)
     targets = torch.randint(9, (3, 4))
     targets[1, 1:] = IGNORED
@@ -328,13 +328,13 @@ def test_a_search_never_does_worse_than_what_it_starts_from():
 
 
 @pytest.mark.parametrize("name", ["rope", "alibi", "sinusoidal", "fire"])
-def test_only_relative_encodings_stand_still(name):
+def test_logits_of_relative_encodings_alone_are_unchanged_by_a_shift(name):
     workspace = Workspace(Path("unused"), torch.device("cpu"))
     rows = relative.measure(workspace, seed=0, names=[name], shifts=[1000], windows=2, length=9)
     assert (rows[0]["mean"] < relative.UNCHANGED) == (name in ("rope", "alibi"))
 
 
-def test_what_is_not_a_number_is_the_worst_and_still_json():
+def test_values_that_are_not_finite_become_the_largest_json_number():
     found = row("loss", [1.23456789, float("nan"), float("inf")], seed=0)
     assert found["values"] == [1.23457, NOT_FINITE, NOT_FINITE]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -350,7 +350,7 @@ def test_embeddings_begin_at_one_unless_they_make_the_logits():
         assert found == pytest.approx(0.05 if tied else 1.0, rel=0.05)
 
 
-def test_a_running_state_does_not_grow_and_a_cache_does():
+def test_a_cache_of_softmax_attention_grows_and_one_of_linear_attention_does_not():
     sizes = {"num_layers": 2, "num_heads": 2, "head_dim": 6}
     held = {}
     for attention in ("softmax", "linear"):

@@ -315,7 +315,7 @@ def test_matching_is_measured_on_cases_that_were_not_trained_on(monkeypatch, tra
     }
 
 
-def test_images_are_tested_that_were_not_trained_on(monkeypatch, trainings):
+def test_images_are_tested_with_a_seed_that_no_training_has(monkeypatch, trainings):
     tested = []
     monkeypatch.setattr(
         multimodal,
@@ -444,7 +444,7 @@ def test_attention_is_measured_where_every_distance_exists(text, trainings, monk
     assert [r["distance"] for r in rows] == [1, 2, 4, 8, 16]
 
 
-def test_every_watched_study_is_a_study():
+def test_every_study_is_listed_here_or_tested_elsewhere():
     modules = (
         decay,
         encodings,

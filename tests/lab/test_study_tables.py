@@ -239,7 +239,7 @@ def test_our_losses_stand_under_the_published_names():
     assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}
 
 
-def test_data_that_json_lacks_is_told_apart_by_its_text():
+def test_the_digest_of_objects_that_json_lacks_follows_their_text():
     specs = [{"encoding": RopeSpec(head_dim=8, theta=theta)} for theta in (100.0, 100.0, 200.0)]
     first, again, other = map(digest, specs)
     assert first == again != other

@@ -68,7 +68,7 @@ def test_the_shortest_sample_holds_all_that_is_needed_and_no_more(name, text):
     [("copy", lambda w: w), ("reverse", lambda w: w[::-1]), ("sort", lambda w: "".join(sorted(w)))],
 )
 @pytest.mark.parametrize("least", [1.0, 0.1])
-def test_transcriptions(name, answer, least):
+def test_copy_reverse_and_sort_have_the_right_answer(name, answer, least):
     sizes = set()
     for text, counted in rows(name, 42, least=least):
         word, _, rest = text.rstrip(chr(PADDING)).partition("|")

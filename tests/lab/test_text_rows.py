@@ -37,7 +37,7 @@ def peer():
 
 
 @pytest.mark.parametrize("pair", [False, True])
-def test_rows_are_those_of_the_peer(letters, pair):
+def test_rows_of_one_and_two_texts_equal_those_of_tokenizers(letters, pair):
     draw, inner = random.Random(0), peer()
     for _ in range(200):
         a, b = (" ".join(draw.choices("abcdefgh", k=draw.randint(0, 12))) for _ in range(2))
@@ -49,7 +49,7 @@ def test_rows_are_those_of_the_peer(letters, pair):
         assert ours.second.tolist() == theirs.type_ids, (a, b, length)
 
 
-def test_bytes_have_a_separator_and_no_frame():
+def test_rows_of_bytes_have_a_separator_between_texts_and_no_start_token():
     assert make_row(Bytes(), "ab", "c", 9).tokens.tolist() == [97, 98, 0, 99]
     assert make_row(Bytes(), "ab", "c", 9).second.tolist() == [0, 0, 0, 1]
     assert make_row(Bytes(), "abc", None, 2).tokens.tolist() == [97, 98]

@@ -295,7 +295,7 @@ def test_a_folder_gives_its_vocab_file_first(tmp_path):
     assert isinstance(open_tokenizer("bytes"), Bytes)
 
 
-def test_names_follow_the_vocabulary_and_its_settings(tmp_path):
+def test_the_name_of_a_tokenizer_depends_on_its_vocabulary_and_settings(tmp_path):
     made = [
         vocab_file(tmp_path / "a", PIECES),
         vocab_file(tmp_path / "b", PIECES, do_lower_case=False),
@@ -339,7 +339,7 @@ def test_a_folder_without_a_tokenizer_says_what_it_may_have(tmp_path):
         open_tokenizer(tmp_path)
 
 
-def test_subwords_name_the_extra(tmp_path, monkeypatch):
+def test_subwords_without_the_tokenizers_package_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RopeError, match=r"ropewalk\[text\]"):
         Subwords(vocab_file(tmp_path, PIECES))

@@ -75,7 +75,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_run_is_the_loop_written_by_hand(tmp_path, accumulation):
+def test_a_run_has_the_losses_norms_and_rates_of_a_loop_written_by_hand(tmp_path, accumulation):
     settings = tiny_settings(accumulation=accumulation, clip=0.5)
     expected = by_hand(tiny_model(), tiny_batches(tmp_path), settings)
     trainer = tiny_trainer(tmp_path, None, settings=settings)
@@ -91,7 +91,7 @@ def test_a_run_is_the_loop_written_by_hand(tmp_path, accumulation):
     assert max(norm for _, norm, _ in expected) > 0.5
 
 
-def test_parts_with_unequal_counts_add_up(tmp_path):
+def test_micro_batches_with_unequal_target_counts_give_the_loss_of_the_whole_batch(tmp_path):
     """A mask leaves each part another number of targets; the mean is over all of them."""
     model, task = tiny_model(), TaskBatches("copy", options=(("least", 0.1),))
     settings = [tiny_settings(stages=(Stage(16, 4, 3),), accumulation=parts) for parts in (1, 4)]
@@ -108,7 +108,7 @@ def test_parts_with_unequal_counts_add_up(tmp_path):
     assert losses(first)[0] == pytest.approx(mean.item(), rel=1e-5)
 
 
-def test_the_smoothed_loss_has_no_pull_of_its_start(tmp_path):
+def test_the_smoothed_loss_is_corrected_for_its_start_at_zero(tmp_path):
     trainer = tiny_trainer(tmp_path, None, settings=tiny_settings(smoothing=0.5))
     trainer.run()
     weights = [0.5 ** (9 - i) for i in range(1, 10)]
@@ -132,7 +132,7 @@ def test_learned_frequencies_have_a_group_of_their_own():
 
 
 @pytest.mark.parametrize("encoding", ["learned", "t5_causal", "relative_bias", "kerple_log"])
-def test_only_matrices_of_the_model_decay_and_no_table_of_positions(encoding):
+def test_only_matrices_outside_the_encodings_have_weight_decay(encoding):
     model = tiny_model(encoding)
     groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, frequency_rate=1.0)
     decaying = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
@@ -265,7 +265,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, whole, dama
     assert checkpoint.read_checkpoint(tmp_path / "run" / "step-000000006")
 
 
-def test_no_whole_checkpoint_is_an_error_not_a_new_start(tmp_path):
+def test_a_folder_with_only_damaged_checkpoints_is_refused(tmp_path):
     tiny_trainer(tmp_path).run(stop=3)
     damage_bytes(tmp_path / "run" / "step-000000003" / "model.safetensors")
     with pytest.raises(RopeError, match="remove them to start anew"):
@@ -314,13 +314,13 @@ def test_ctrl_c_saves_after_the_step_and_the_run_goes_on(tmp_path, whole):
 @pytest.mark.parametrize(
     "change", [{"learning_rate": 2e-2}, {"seed": 1}, {"clip": None}, {"stages": (Stage(12, 4, 9),)}]
 )
-def test_another_run_is_not_continued(tmp_path, change):
+def test_a_run_with_other_settings_is_not_continued(tmp_path, change):
     tiny_trainer(tmp_path).run(stop=3)
     with pytest.raises(RopeError, match=next(iter(change))):
         tiny_trainer(tmp_path, settings=tiny_settings(**change)).run()
 
 
-def test_what_changes_no_number_may_change(tmp_path, whole):
+def test_settings_that_change_no_result_may_change_on_resume(tmp_path, whole):
     tiny_trainer(tmp_path).run(stop=3)
     changed = tiny_trainer(tmp_path, settings=tiny_settings(**dict.fromkeys(CHANGEABLE, 1)))
     changed.run()
@@ -346,7 +346,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_is_saved(tmp_path):
         assert all(t.isfinite().all() for t in files["model.safetensors"].values())
 
 
-def test_the_log_is_json_lines_with_what_is_due(tmp_path):
+def test_the_log_has_norms_and_evaluations_at_the_steps_where_they_are_due(tmp_path):
     trainer = tiny_trainer(
         tmp_path,
         evaluate=lambda t: {"answer": 42},
@@ -419,7 +419,7 @@ def test_mixed_precision_never_touches_angles():
         assert torch.equal(rope(x, positions=positions), rotated)
 
 
-def test_a_cpu_slow_in_bfloat16_is_not_asked_for_it(tmp_path, monkeypatch, logged):
+def test_training_falls_back_to_float32_where_bfloat16_is_slower(tmp_path, monkeypatch, logged):
     from ropewalk_lab import precision
 
     monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: False)

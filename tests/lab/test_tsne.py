@@ -87,6 +87,6 @@ def test_the_divergence_falls():
         (lambda: tsne(clouds(), 5.0, steps=0), "steps"),
     ],
 )
-def test_nonsense_is_refused_by_name(call, field):
+def test_bad_arguments_are_refused_with_the_name_of_the_field(call, field):
     with pytest.raises(rw.RopeError, match=f"^{field}: "):
         call()

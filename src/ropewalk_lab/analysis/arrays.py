@@ -35,7 +35,7 @@ def wavelengths(radians: Numbers) -> np.ndarray:
 
 
 def turns(radians: Numbers, length: float) -> np.ndarray:
-    """Return how many turns each pair completes within `length` positions, as a float."""
+    """Return how many turns, fractions included, each pair completes within `length` positions."""
     return np.array(analysis.turns(radians, length))
 
 
@@ -45,8 +45,8 @@ def stretch(spec: RopeSpec, length: int | None = None) -> np.ndarray:
 
 
 def coverage(spec: RopeSpec, trained: int, served: int, length: int | None = None) -> Coverage:
-    """Return how many turns each pair completes over the distances `trained` and `served`, without
-    and with scaling: arrays [pairs].
+    """Return how many turns each pair completes: without scaling over the distance `trained`, and
+    without and with scaling over the distance `served`. Each is an array [pairs].
     """
     found = analysis.coverage(spec, trained, served, length)
     return Coverage(np.array(found.trained), np.array(found.unscaled), np.array(found.scaled))
@@ -58,7 +58,9 @@ def true_angles(radians: Numbers, positions: Iterable[int]) -> np.ndarray:
 
 
 def finite(field: str, values: object, *, ndim: int | None = None, least: int = 0) -> np.ndarray:
-    """Return numbers as a float64 array, finite, with `ndim` dimensions and at least `least` rows."""
+    """Return `values` as a float64 array; raise an error unless they are finite numbers with `ndim`
+    dimensions (None: any number of them) and at least `least` entries along the first.
+    """
     try:
         found = np.asarray(values)
         if found.dtype.kind not in "iuf" and found.size:

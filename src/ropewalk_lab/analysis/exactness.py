@@ -1,7 +1,8 @@
 """The error of cos and sin at a position, measured on the tables that torch computes.
 
-The reference uses the spec's own frequencies: with "exact" those with 40 digits, or in float64
-where they depend on the length; otherwise the float32 values a checkpoint was trained with.
+The reference uses the spec's own frequencies: with precision "exact" those with 40 digits, or
+float64 ones where they depend on the length; with the other precisions the float32 values that a
+checkpoint was trained with.
 `ropewalk.analysis.exactness` has the same methods by their definition, without torch.
 """
 
@@ -76,8 +77,7 @@ def error_curves(
     positions up to each position.
 
     The error varies from position to position, so a curve shows the largest of several neighbours.
-    The reference uses the spec's own frequencies, with 40 digits where precision is "exact";
-    magnitudes are left out.
+    The reference uses the spec's own frequencies, as the module describes; magnitudes are left out.
     """
     require_one_series(spec)
     ends = finite("positions", positions, ndim=1)

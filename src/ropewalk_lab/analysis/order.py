@@ -47,8 +47,8 @@ def permutation_gap(
     """Return the largest change of any token's output when the tokens are reordered by the
     permutation `order`.
 
-    Without `radians` it is zero: attention without positions cannot distinguish "cat chases mouse"
-    from "mouse chases cat".
+    Without `radians` it is zero up to rounding: attention without positions cannot distinguish "cat
+    chases mouse" from "mouse chases cat".
     """
     q, k, v, found = np.asarray(q), np.asarray(k), np.asarray(v), finite("order", order, ndim=1)
     before = attend(q, k, v, radians)
@@ -77,9 +77,9 @@ def compare_entries(
 ) -> EntryComparison:
     """Return the score of q [d] with k [d] and the norm of q, at each of `shifts`, in two ways.
 
-    Once a sinusoidal encoding is added to q and k, once they are rotated by the same frequencies. k
-    is at the position `shift` and q `distance` positions after it: only the rotated score is the
-    same at all shifts.
+    "added": a sinusoidal encoding is added to q and k; "rotated": they are rotated by the same
+    frequencies. k is at the position of the shift and q `distance` positions after it: only the
+    rotated score is the same at all shifts.
     """
     q_pairs, k_pairs = pairs_for(q, k, radians)
     shifts = finite("shifts", shifts, ndim=1)

@@ -143,8 +143,8 @@ def definition(x: Tensor, positions: Tensor, case: BenchCase) -> Tensor:
 
 
 def rms_error(rotated: tuple[Tensor, Tensor], case: BenchCase) -> float:
-    """Return the relative root-mean-square error of rotated q and k; large batches are checked row
-    by row to save memory.
+    """Return the relative root-mean-square error of rotated q and k; large batch rows are checked
+    one at a time to save memory.
     """
     squared_error = squared_norm = 0.0
     rows_at_once = 1 if case.q[0].numel() > 1 << 20 else case.q.shape[0]

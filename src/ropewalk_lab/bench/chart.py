@@ -13,7 +13,7 @@ from ropewalk_lab.bench.tables import mean_percent
 
 #: pixels per inch: twice those of a screen
 DPI = 200
-#: bars of the CPU chart end here; a higher one has its number on top
+#: bars of the CPU chart are cut off at this height, with their number on top
 MOST_COPIES = 16
 ORDERS = {
     "bshd": "tokens, then heads",
@@ -34,8 +34,8 @@ def shape_name(shape: str) -> str:
 
 
 def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw each contender's speed in per cent of a plain copy, by shape; forward above,
-    forward+backward below.
+    """Draw the speed of four contenders in per cent of a plain copy, by shape and memory order: the
+    forward pass above, forward+backward below.
     """
     from matplotlib.figure import Figure
 
@@ -75,8 +75,8 @@ def gpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def cpu_chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw each contender's time divided by the time of a copy, by shape and dtype; bars are cut
-    off at MOST_COPIES.
+    """Draw the time of five contenders divided by the time of a copy, by shape and dtype; bars are
+    cut off at MOST_COPIES.
     """
     from matplotlib.figure import Figure
 
@@ -129,8 +129,8 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["what"] == "qkv"]
-    # (colour, what it replaces): a line is interrupted where one launch is slower than the two that
-    # it replaces, so not taken
+    # (colour, the way that it replaces): a line is interrupted where its one launch is not faster
+    # than the two launches that it replaces, because ropewalk does not take it there
     ways = {
         "product, then rotation": ("#999999", None),
         "product, then norm, rotation and cache": ("#444444", None),

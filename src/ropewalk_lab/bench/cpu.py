@@ -30,7 +30,7 @@ ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: how often each contender is timed, in turns with the others
 ROUNDS = 12
-#: seconds after which large shapes are timed in fewer rounds, but in at least three
+#: if all rounds would last longer than this many seconds, there are fewer, but at least three
 ENOUGH = 120.0
 #: seconds of untimed calls before each timing: an allocator returns freed pages to the system after
 #: about ten milliseconds
@@ -40,8 +40,8 @@ WARM_UP = 0.025
 def alternating_times(
     calls: dict[str, Callable[[], Any]], rounds: int = ROUNDS, at_least: float = 0.004
 ) -> dict[str, float]:
-    """Return {name: the lower quartile of the CPU microseconds of its call}. Each of the `rounds`
-    times every call, so noise affects all equally.
+    """Return {name: the lower quartile of the CPU microseconds of its call}. Every round times all
+    calls, so that noise affects them equally; slow calls have fewer rounds than `rounds`.
 
     A short call is repeated, so that each timing lasts about `at_least` seconds. Untimed calls
     precede each timing, so that the state of caches and allocator does not depend on the previous
@@ -54,8 +54,8 @@ def alternating_times(
         call()
         seconds_of_call[name] = max(time.process_time() - start, 1e-6)
         repeats[name] = max(1, int(at_least / seconds_of_call[name]))
-    # fewer rounds if a slow call would make them last longer than ENOUGH seconds, but at least
-    # three; 2: such a call runs once untimed and once timed in each round
+    # fewer rounds if slow calls would make them last longer than ENOUGH seconds; 2: a slow call
+    # runs once untimed and once timed in each round
     seconds_of_round = 2 * sum(seconds_of_call.values(), 1e-6)
     rounds = min(rounds, max(3, int(ENOUGH / seconds_of_round)))
     for _ in range(rounds):
@@ -102,8 +102,8 @@ def measure(
     contenders: tuple[str, ...] = tuple(CONTENDERS),
     rounds: int = ROUNDS,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each shape, order of dimensions, dtype, contender and pass; one that cannot
-    be timed has the reason.
+    """Yield the rows of each shape, order of dimensions, dtype and contender: one for each timed
+    pass, or one with the reason why the contender cannot be timed.
     """
     with one_thread():
         for name in names:
@@ -127,8 +127,8 @@ def _ordered(case: BenchCase, order: str) -> BenchCase:
 def _case_rows(
     case: BenchCase, order: str, contenders: tuple[str, ...], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per contender and pass: its times and errors, or why it was skipped. Only correct
-    results are timed.
+    """Yield the rows of one case: the forward pass of each contender, or why it was skipped, then
+    the forward+backward pass of two. Only contenders with correct results are timed.
     """
     common = {
         "shape": case.name,
@@ -161,7 +161,7 @@ def _case_rows(
                 "contender": contender,
                 "skipped": "does not agree with the definition",
             }
-    # time forward passes of all of them, then training steps of two
+    # time the forward pass of all `calls`, then forward+backward of two
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
         times = alternating_times({"copy": copy_call(case), **timed}, rounds)

@@ -37,8 +37,8 @@ REPLAYS = 25
 
 def captured(calls: list[Callable[[], Any]]) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
     """Return a CUDA graph of all calls, ready to be timed, and their results."""
-    # two calls outside the graph, on another stream as CUDA graphs require: they compile kernels
-    # and build tables
+    # the first two calls also run outside the graph, on another stream as CUDA graphs require: they
+    # compile kernels and build tables
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -101,7 +101,7 @@ def host_us(call: Callable[[], Any], rounds: int = 24, loops: int = 100) -> dict
 
 
 def copies(case: BenchCase) -> list[BenchCase]:
-    """Return the case and enough copies of its tensors to exceed the L2 cache."""
+    """Return the case and enough copies of it to exceed the L2 cache, at most 200 in all."""
     count = max(2, min(200, -(-COLD_BYTES // case.bytes)))
     return [case, *(replace(case, q=case.q.clone(), k=case.k.clone()) for _ in range(count - 1))]
 
@@ -147,8 +147,8 @@ def measure(
 
 
 def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each timed pass of a contender, or one with the reason why it cannot be
-    timed; `sets` are copies of one case.
+    """Yield a row for each timed pass of a contender; the first pass that cannot be timed ends them
+    with a row that has the reason. `sets` are copies of one case.
     """
     case, row = sets[0], {**row, "contender": contender}
     if reason := why_not(contender, case):

@@ -16,8 +16,8 @@ QUIET = "6"
 
 
 def peak_bytes(call: Callable[[], Any], device: str = "cpu") -> int:
-    """Return the largest number of bytes that torch's allocator holds during a call for it,
-    including its results.
+    """Return the most bytes that torch's allocator holds for a call while it runs, including its
+    results.
     """
     call()  # what a first call keeps, such as tables, is not counted
     return _on_gpu(call) if device == "cuda" else _on_cpu(call)

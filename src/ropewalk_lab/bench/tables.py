@@ -191,8 +191,8 @@ def qkv_shapes_table(rows: list[Row]) -> str:
 
 
 def contexts_table(rows: list[Row]) -> str:
-    """Return a table of decode steps by the length of the context, and their share of three
-    limits.
+    """Return a table of decode steps by the length of the prompt: their time, and their speed in
+    per cent of three limits of the memory (the rate of a copy, of reading, and the nominal one).
     """
     latest = {(r["shape"], r["prompt"]): r for r in rows if r["what"] == "generate, by context"}
     lines = [
@@ -213,8 +213,8 @@ def contexts_table(rows: list[Row]) -> str:
 
 
 def generation_table(rows: list[Row]) -> str:
-    """Return a table of generation: steps per second, their share of what the memory's speed
-    allows, time to the first token.
+    """Return a table of generation: steps per second, that number in per cent of what the memory's
+    speed allows, and the time to the first token.
 
     Of each model, batch size and contender it has the latest run.
     """
@@ -241,8 +241,8 @@ def generation_table(rows: list[Row]) -> str:
 
 
 def other_models_table(rows: list[Row]) -> str:
-    """Return a table of generation in the shapes of other models: milliseconds of a step and their
-    share of the limit.
+    """Return a table of generation in the shapes of other models: milliseconds of a step, and the
+    speed in per cent of what the memory allows.
     """
     latest = {(r["shape"], r["batch"]): r for r in rows if r["what"] == "generate, other models"}
     shapes, batches = (
@@ -265,8 +265,8 @@ def other_models_table(rows: list[Row]) -> str:
 
 
 def window_table(rows: list[Row]) -> str:
-    """Return a table of the milliseconds of attention with a window or documents, by length and
-    way, and the backend taken.
+    """Return a table of the milliseconds of attention with a window or documents, by length and way
+    to compute it, and the way that ropewalk takes.
     """
     timed = {(r["kind"], r["length"], r["way"]): r for r in rows}
     ways = list(dict.fromkeys(way for *_, way in timed))
@@ -472,7 +472,7 @@ def memory_table(rows: list[Row]) -> str:
     return markdown(["MiB", *(f"[{','.join(order.upper())}]" for order in orders)], lines)
 
 
-#: contenders that are other libraries: each has a line in the table of memory, measured or not
+#: contenders other than ropewalk: each has a line in the table of memory, measured or not
 MEMORY_OF = (
     "transformers, eager",
     "transformers, compiled",

@@ -1,5 +1,5 @@
-"""Where the weights of a small model are kept: in a folder named by all keys of its config but
-those of the rope.
+"""Where the weights of a small model are kept: in a folder named by a hash of its config without
+the keys of the rope.
 """
 
 # pyright: reportMissingImports=false

@@ -13,18 +13,17 @@ from ropewalk_lab.engines_run import installed
 from ropewalk_lab.engines_run.measured import LayerRope, layer_of_type, specs_of
 from ropewalk_lab.engines_run.small import small_config
 
-#: keys of a rope, which a config without a rope of its own does not have
+#: config keys of the rope, which are left out to build the same model without one
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "rotary_pct")
 
 
 def run(
     engine: str, config: Mapping[str, Any], lengths: Sequence[int], max_model_len: int | None
 ) -> list[EngineRun]:
-    """Return what an installed engine computes from a config at these lengths; a RopeError says why
-    its small model could not be built.
+    """Return what an installed engine computes from a config at these lengths.
 
-    The engine builds a small model with the config's rope. If it raises an error, a model without
-    the rope is built too: if that fails as well, the error says nothing about the rope.
+    The engine builds a small model with the config's rope for each length, and one without the
+    rope. If both raise an error, it says nothing about the rope: a RopeError is raised.
     """
     small = small_config(config)
     specs = specs_of(small)
@@ -51,7 +50,10 @@ def run(
     for result in results:
         if "error" in result and "error" in control:
             raise RopeError(
-                "config", f"its small model could not be built ({result['error'][:120]})", engine
+                "config",
+                "must give a small model that the engine builds; it fails without a rope too "
+                f"({result['error'][:120]})",
+                engine,
             )
         for layer_type, layer in layer_of_type(small, types).items():
             about = (engine, output["version"], today, layer_type, result["length"])
@@ -60,7 +62,9 @@ def run(
 
 
 def _found(result: Mapping[str, Any], layer: int) -> Rotation | str | None:
-    """Return the rotation of a layer in the result of a runner, None, or the error."""
+    """Return the rotation of a layer in the result of a runner, None if the layer does not rotate
+    or does not exist, or the error.
+    """
     if "error" in result:
         return str(result["error"]).split("\n")[0][:160]
     index = result["layers"][layer] if layer < len(result["layers"]) else None

@@ -13,7 +13,7 @@ from ropewalk.errors import RopeError
 from ropewalk.spec import RopeSpec
 from ropewalk_lab.engines_run.installed import TITLES
 
-#: the names that runners give their engine
+#: a runner's name for its engine -> ours, where they differ
 KEYS = {"transformers": "hf"}
 #: how `from_hf` names the layers of a type that are not rotated, if others are
 NO_ROPE = "no_rope"
@@ -48,8 +48,8 @@ class ServedConfig:
 
 @dataclass(frozen=True)
 class LayerRope:
-    """The rope of one layer: radians per step and axis of each pair, the magnitude, and the layout
-    of the pairs.
+    """The rope of one layer: for each pair its frequency, in radians per step, and its axis; the
+    magnitude, and the layout of the pairs.
 
     Pairs at the end with frequency 0 are left out, so that a partial rope and one with frequencies
     0 for its last pairs are equal.
@@ -81,7 +81,9 @@ class LayerRope:
 
 
 def first_difference(ours: LayerRope, theirs: LayerRope) -> int | None:
-    """Return the first pair with another frequency or axis; None if there is none."""
+    """Return the first pair that only one of two ropes has, or that has another axis or a frequency
+    that differs by more than rounding; None if there is none.
+    """
     for pair in range(max(len(ours.radians), len(theirs.radians))):
         if pair >= len(ours.radians) or pair >= len(theirs.radians):
             return pair
@@ -160,8 +162,8 @@ def cells(
 def verdict_rows(
     output: Mapping[str, Any], by_id: Mapping[str, ServedConfig], date: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each config and layer type: what the engine did, measured against the spec of
-    `from_hf`.
+    """Yield a row for each served config and layer type: what the engine did, compared with the
+    spec of `from_hf`.
     """
     runner_name: str = output["engine"]
     engine = TITLES[KEYS.get(runner_name, runner_name)]

@@ -111,8 +111,8 @@ def _fit(
 def serve(
     engine: str, version: Callable[[], str], measure: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Read rows (name, config, length, max_model_len) from the JSON file argv[1] and write what
-    `measure` finds to argv[2].
+    """Read rows (name, config, length, max_model_len, axes) from the JSON file argv[1] and write
+    what `measure` finds to argv[2].
 
     `measure` returns {"ropes": [each different rope], "layers": [for each layer the index of its
     rope, or None]}; an exception becomes {"error": its text, "where": "file:line"}.

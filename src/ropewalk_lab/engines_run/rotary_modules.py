@@ -29,8 +29,8 @@ def layers_of(
     is_attending: Callable[[Exception], bool],
     **call: Any,
 ) -> list[dict[str, Any] | None]:
-    """Return the rope of each layer, read back from its rotary module; None for a layer that does
-    not call its module.
+    """Return the rope of each layer, read back from its rotary module, or from the cos and sin that
+    the model passes to it; None for a layer that does not rotate.
 
     package       the package of the engine's rotary modules
     is_attending  whether an error says that an attention module has reached its attention

@@ -37,8 +37,8 @@ from conversion import ModelBase, ModelType, get_model_architecture, get_model_c
 logging.disable(logging.CRITICAL)
 LIBRARY = llama.load()
 MESSAGES: list[str] = []
-#: bits of a ROPE node's mode: pairs (i, i + n/2); the axes of each pair by sections; those
-#: interleaved
+#: modes of a ROPE node, as bits: NEOX has the half layout; with MROPE the pairs of each axis form a
+#: section, with IMROPE the pairs of the axes alternate
 NEOX, MROPE, IMROPE = 2, 8, 40
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Anything(type):
-    """A class that has every attribute, may be called, and is a base class like any other."""
+    """The metaclass of classes that have every attribute, may be called and subclassed."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

@@ -1,9 +1,10 @@
-"""Find the method that lets a loaded model read further: `fit` measures all of them on a text,
-trains nothing, and recommends one.
+"""Find the method that lets a loaded model read further: `fit` measures those that the model can
+use on a text, trains nothing, and recommends one.
 
-`session` is the public API. It goes one way: `open_model` opens the model, `plan` takes the samples
-(`text`, `passkeys`), `measure` reads them with every method (`methods`, `reader`) and stores rows
-in a `ledger`, `decide` compares the rows, and `summary` puts them into a table and words.
+`session` is the public API. It runs these modules in order: `open_model` opens the model, `plan`
+takes the samples (`text`, `passkeys`), `measure` reads them with each method (`methods`, `reader`)
+and stores rows in a `ledger`, `decide` compares the rows, and `summary` puts them into a table and
+words.
 """
 
 from ropewalk_lab.fit.measure import Step

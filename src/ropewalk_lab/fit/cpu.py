@@ -30,7 +30,7 @@ def native_attention_forward(
     of transformers, which calls it with query, key and value [B, H, S, D].
 
     Ropewalk's CPU library computes causal attention of two or more queries without a mask, dropout
-    or changed scores (OTHER_SCORES); torch computes all else.
+    or changed scores (OTHER_SCORES), if it supports the tensors; torch computes all else.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -60,8 +60,8 @@ def faster_on_cpu(model: nn.Module) -> Iterator[str]:
 @contextmanager
 def native_attention(model: nn.Module) -> Iterator[str]:
     """Context manager: a transformers model on the CPU that uses "sdpa" runs
-    `native_attention_forward` instead; yields who computes attention, "ropewalk" or "the model's
-    own".
+    `native_attention_forward` instead, if the native library is there; yields whose code computes
+    attention, "ropewalk" or "the model's own".
     """
     own = "the model's own"
     try:

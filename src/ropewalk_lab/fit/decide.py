@@ -1,5 +1,5 @@
-"""Choose a method from measured rows: differences are paired, count beyond two standard errors, and
-a method that cannot be served is chosen for a material gain only.
+"""Choose a method from measured rows: differences are paired and count beyond two standard errors;
+a method that no config can express is recommended for a material gain only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Scores = dict[str, Score]
 class MethodChoice:
     """The chosen method and why it was chosen.
 
-    equal  the methods that differ from it in no measure
+    equal  the methods that differ from it in no measure beyond the noise
     beats  the methods that are worse than it in some measure and better in none
     """
 
@@ -51,7 +51,7 @@ class MethodChoice:
 
 @dataclass(frozen=True)
 class Decision:
-    """Which method is recommended; it is one of the two others, which may be the same.
+    """Which method is recommended: `best` or `in_config`, which may be the same method.
 
     best       the best method of all
     in_config  the best method that a config can express, so that other engines can use it
@@ -90,7 +90,7 @@ class Gap:
     def sign(self) -> int:
         """-1 if a is better, 1 if b is, 0 if the difference is within the noise.
 
-        A single sample has no error bar: there a difference counts if it is material.
+        A single sample has no error bar: its difference counts beyond the smallest material one.
         """
         noise = self.material if math.isnan(self.error) else SIGMAS * self.error
         return 0 if abs(self.difference) <= noise else 1 if self.difference > 0 else -1
@@ -230,7 +230,7 @@ def choose(
     most pass keys beyond the trained length, and with the smallest loss there.
 
     prefer  methods taken first if no measurement tells them from the best
-    others  the methods that the reason compares it with; None: those of `scores`
+    others  the methods that the result compares it with; None: those of `scores`
     """
     unbeaten = [
         name

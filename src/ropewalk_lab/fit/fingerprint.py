@@ -63,7 +63,7 @@ def plain(value: Any) -> Any:
         }
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, set | frozenset):  # their own order is another in each process
+    if isinstance(value, set | frozenset):  # the order of a set may differ between processes
         return sorted(map(plain, value), key=repr)
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]

@@ -101,8 +101,9 @@ def _lock(file: IO[str]) -> None:
 
 
 def _stored_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; a last line that was cut off while it was written is left out, or
-    gets its end of line. Raise an error if another line is not JSON.
+    """Yield the rows of a file. A last line that was cut off while it was written is removed from
+    the file, or gets its end of line if that alone is missing. Raise an error if another line is
+    not a JSON object.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     for index, line in enumerate(lines):

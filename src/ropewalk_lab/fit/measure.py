@@ -67,7 +67,8 @@ class Missing:
 
 @dataclass
 class Meter:
-    """Measures methods and stores a row for each window, each pass key and each length.
+    """Measures methods and stores a row for each pass key, and for each window of text at each of
+    its two lengths.
 
     report    called with a step before each measurement
     long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as four readings
@@ -92,8 +93,8 @@ class Meter:
     def expect(self, methods: Mapping[str, Method], *, search: int = 0) -> None:
         """Count the measurements that are still missing, so that steps can be reported as 3/20.
 
-        search  how many candidates for LongRoPE's factors are tried before the best is measured;
-                0: no search. The search counts as one step
+        search  about how many candidates for LongRoPE's factors are tried before the best is
+                measured; 0: no search. The search counts as one step
         """
         if search and self._ropes == []:
             rule = "must be 0 for a model without RoPE, which has no frequencies to search"

@@ -1,5 +1,5 @@
-"""The methods that `fit` measures: every scaling and remapping that `extend` offers, and entries of
-METHODS.
+"""The methods that `fit` measures: every scaling and remapping that `extend` offers, longrope only
+with searched factors, and the entries of METHODS.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Method:
         )
 
 
-#: methods that are no scaling of their own: name -> the kind and options of `extend`; add a line
-#: and `fit` measures it
+#: methods that are not a kind of `extend` by their name: name -> its kind and options there; add a
+#: line and `fit` measures it
 METHODS: dict[str, Method] = {
     NONE: Method(kind=None, factor=False),
     "by_parts": Method("yarn", options={"attention_factor": 1.0}),
@@ -97,7 +97,9 @@ def rope_specs(model: nn.Module) -> list[RopeSpec]:
 
 
 def _rotary(model: Decoder) -> list[Rotary]:
-    """Return the encodings of the layers that are rotated; others have no positions, or a bias."""
+    """Return the encodings of the layers that are rotated; other layers have no positions, or a
+    bias.
+    """
     encodings = [layer.self_attn.encoding for layer in model.layers]  # type: ignore[union-attr]
     return [encoding for encoding in encodings if isinstance(encoding, Rotary)]
 
@@ -223,7 +225,7 @@ def config_with(
     model: nn.Module, method: Method, factor: float, trained: int
 ) -> dict[str, Any] | None:
     """Return the model's config with a method, in the spelling of `extend`; None if no config can
-    express it.
+    express it, for the unchanged model, and for a Decoder.
     """
     if method.kind is None or method.kind in REMAPPINGS or isinstance(model, Decoder):
         return None

@@ -43,7 +43,7 @@ class Subject:
 def open_subject(
     source: Any, tokenizer: Any, device: str | torch.device | None, trained: int | None
 ) -> Subject:
-    """Return the model of `source`, a loaded model or a path, as it is measured.
+    """Return the Subject of `source`, a loaded model or a path; raise an error if it is extended.
 
     tokenizer  of a loaded model, or a function from text to tokens; a path has its own
     device     None: that of a loaded model; for a path a GPU if there is one

@@ -51,12 +51,12 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
     task, filler = list(encode(TASK)), list(encode(FILLER))
 
     def around(room: int) -> tuple[list[int], list[int]]:
-        """Return the tokens before and after the statement, at most `room` in all, in whole
-        sentences of filler.
+        """Return the tokens before and after the statement, at most `room` in all: the task, and as
+        many repeats of FILLER as fit.
         """
-        sentences = (room - len(task)) // len(filler)
-        before = round(depth * sentences)
-        return task + filler * before, filler * (sentences - before)
+        repeats = (room - len(task)) // len(filler)
+        before = round(depth * repeats)
+        return task + filler * before, filler * (repeats - before)
 
     return _passkey(encode, length, depth, seed, STATED, around, least=len(task))
 
@@ -86,7 +86,7 @@ def _passkey(
     least: int = 0,
 ) -> PassKey:
     """Return a pass key; `around` gives the tokens before and after the statement, for the number
-    of tokens left to them. Raise an error if `length` leaves too few.
+    of tokens left to them. Raise an error if `length` leaves fewer than `least`.
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
@@ -109,14 +109,16 @@ def wording() -> str:
 
 
 def shortest_passkey(encode: Encode) -> int:
-    """Return the number of tokens of a pass key with one sentence of filler."""
+    """Return the fewest tokens with which pass keys are asked for: one repeat of FILLER, and a
+    margin.
+    """
     tokens = list(encode(TASK + STATED.format(key=12345) + FILLER + f"{ASKED} 12345"))
-    return len(tokens) + 8  # a margin, because the parts of a pass key are encoded one by one
+    return len(tokens) + 8  # the parts of a pass key, encoded one by one, may have more tokens
 
 
 def passkey_lengths(trained: int, to: int) -> list[int]:
-    """Return the lengths at which pass keys are asked for: 1/4, 1/2 and 1 times the trained length,
-    then 1.5, 2, 3, 4, 8, 16, ... times as far as that is below `to`, and `to` itself.
+    """Return the lengths at which pass keys are asked for: 1/4, 1/2 and 1 times the trained length;
+    1.5, 2, 3, 4, 8, 16, ... times that length while it is below `to`; and `to` itself.
 
     Each is made 5 % shorter, because a model may need some tokens for its answer.
     """
@@ -130,5 +132,5 @@ def passkey_lengths(trained: int, to: int) -> list[int]:
 
 
 def depths(count: int) -> list[float]:
-    """Return `count` depths from 0 to 1 at equal distances."""
+    """Return `count` depths from 0 to 1 at equal distances; a single one is 0.5."""
     return [place / (count - 1) for place in range(count)] if count > 1 else [0.5]

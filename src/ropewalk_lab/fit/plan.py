@@ -67,9 +67,9 @@ class Samples:
 class FitSize:
     """How much a fit measures.
 
-    windows   of `to` tokens
-    passkeys  for each length, at depths from 0 to 1
-    search    candidates of the search for LongRoPE's factors; 0: no search
+    windows   the number of windows of `to` tokens
+    passkeys  the number of pass keys for each length, at depths from 0 to 1
+    search    about how many candidates the search for LongRoPE's factors tries; 0: no search
     long_ppl  whether the key tokens of LongPPL are looked for
     """
 
@@ -174,7 +174,9 @@ def _check_tokens(tokens: Tensor, model: Any) -> None:
 
 
 def _vocabulary(model: Any) -> list[int]:
-    """Return the number of tokens that a model has embeddings for, and that its head predicts."""
+    """Return the number of tokens that a model has embeddings for, and the number that its head
+    predicts, each if the model tells it.
+    """
     if isinstance(model, Decoder):
         return [model.embed_tokens.num_embeddings, model.head_weight.shape[0]]
     ends = [getattr(model, f"get_{end}_embeddings", lambda: None)() for end in ("input", "output")]

@@ -1,6 +1,6 @@
 """`fit`: measure ways to read longer texts with a model, train nothing, and recommend one.
 
-A fit goes one way: open the model, plan the samples, measure every method, decide, write.
+A fit has these steps: open the model, plan the samples, measure each method, decide, write.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROWS, FACTS, CONFIG = "rows.jsonl", "fit.json", "fit-config.json"
 class Fit:
     """What `fit` measured: rows, facts about model, text and machine, and the decision.
 
-    config  the model's config with the best method that a config can express; None if the unchanged
-            model is the best
-    skipped methods that could not be measured, and why
+    config   the model's config with the method `in_config`; None if that is the unchanged model, or
+             if no config can express it, as for a Decoder
+    skipped  methods that could not be measured, and why
     """
 
     rows: list[Row]
@@ -77,7 +77,9 @@ class Fit:
         return summary.sentences(self.decision, self.facts, self.skipped, self.rows)
 
     def write(self, folder: Path) -> None:
-        """Write the facts and the config into a folder; a config of an earlier fit is removed."""
+        """Write the facts with the decision, and the config, into a folder; without a config, that
+        of an earlier fit is removed.
+        """
         kept = self.facts | self.decision.as_dict() | {"skipped": self.skipped}
         for name, data in ((FACTS, kept), (CONFIG, self.config)):
             if data is None:
@@ -103,32 +105,32 @@ def fit(
     seed: int = 0,
     report: Report | None = None,
 ) -> Fit:
-    """Measure every way to read `to` tokens with a model as it is, and recommend one; nothing is
+    """Measure ways to read `to` tokens with a model as it is, and recommend one; nothing is
     trained.
 
     model      a loaded transformers causal language model, a Decoder, a Hugging Face folder or a
                GGUF file
-    text       files or folders of text, from which windows are taken alike; or tokens. None:
+    text       files or folders of text, from which windows are taken evenly; or tokens. None:
                Python's own documentation
     tokenizer  of a loaded model, or a function from text to tokens; without one there are no pass
                keys and text must be tokens
-    methods    names; None: every scaling and remapping that `extend` offers, and the entries of
-               METHODS
-    windows    windows of `to` tokens, which all methods read
-    passkeys   pass keys for each length, at depths from 0 to 1
-    search     candidates of a search for LongRoPE's factors, on a window of its own; 0 leaves
-               longrope out
+    methods    names of methods besides the unchanged model; None: every scaling and remapping that
+               `extend` offers, and the entries of METHODS
+    windows    number of windows of `to` tokens, which all methods read
+    passkeys   number of pass keys for each length, at depths from 0 to 1
+    search     about how many candidates a search for LongRoPE's factors tries, on a window of its
+               own; 0 leaves longrope out
     long_ppl   whether to measure LongPPL; the tokens that it counts take as long to find as four
                readings of every window
     trained    the trained length; None reads it from the config
-    out        a folder for the rows; a second call with the same model, text and settings measures
-               only what is missing
+    out        a folder for the rows, facts and config; a second call with the same model, text and
+               settings measures only what is missing
     report     called with a Step before each measurement, such as `print`; None prints to stderr
 
     Each method is judged by its loss in the last band of positions, by pass keys beyond the trained
-    length, and by both within it. Differences are paired over windows and pass keys, and count only
-    beyond two standard errors. A method that no config can express, so that engines do not serve
-    it, is recommended only for a material gain.
+    length, and by the loss and the pass keys within it. Differences are paired over windows and
+    pass keys, and count only beyond two standard errors. A method that no config can express, so
+    that engines do not serve it, is recommended only for a material gain.
     """
     size = FitSize(windows, passkeys, search, long_ppl, seed)
     names = _checked_names(methods, size)

@@ -28,7 +28,7 @@ def score_text(values: Sequence[float]) -> str:
 
 
 def table(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the titles of the columns and the cells of every method."""
+    """Return the titles of the columns and the cells of each method that was measured on text."""
     trained, to, bands = facts["trained"], facts["to"], facts["bands"]
     # methods that were measured on text; "keys" in the titles are pass keys
     names = [
@@ -86,8 +86,10 @@ def _ppl_text(ppl: float | None) -> str:
 def note(facts: dict[str, Any]) -> str:
     """Return what the table was measured on."""
     texts, asked = ", ".join(map(str, facts["text"])), facts["passkeys"]
+    trained, to = short_length(facts["trained"]), short_length(facts["to"])
     keys = (
-        f"; {asked} pass keys for each method (keys to n: the share found in up to n tokens)"
+        f"; {asked} pass keys for each method (keys to {trained}: the share found in texts of up "
+        f"to that many tokens; keys to {to}: the share found in longer texts)"
         if asked
         else "; no pass keys"
     )
@@ -113,8 +115,8 @@ def sentences(
     ]
     if facts["windows"] == 1:
         lines.append(
-            "One window has no error bar: its losses are taken to differ from "
-            f"{MATERIAL_LOSS} nats on; measure two windows or more to know."
+            f"One window has no error bar: losses count as different beyond {MATERIAL_LOSS} nats; "
+            "measure two windows or more to know."
         )
     if best.equal:
         lines.append(f"No difference beyond the noise: {', '.join(best.equal)}.")
@@ -130,16 +132,16 @@ def sentences(
         score = Score(np.array([gaps]))
         if score.mean > 2 * score.error:
             lines.append(
-                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that at "
-                "the trained length; training at the new length lowers it."
+                f"Its loss in the last band is {score.mean:.3f} ± {score.error:.3f} above that in "
+                "the band up to the trained length; training at the new length lowers it."
             )
     lines += [f"Not measured: {name} ({reason})." for name, reason in skipped.items()]
     return lines
 
 
 def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
-    """Return the sentences on the best method that is not the recommended one, or cannot be served
-    from a config.
+    """Return the sentences that compare the best method with the best one that a config can
+    express; [] if they are the same.
     """
     best, in_config = decision.best.method, decision.in_config.method
     if best == in_config:
@@ -158,7 +160,8 @@ def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
             f"{best} against {in_config}: {decision.gain} {material}.",
         ]
     return [
-        f"{best} is better by measure, but not materially: {decision.gain} {material}.",
+        f"{best} measured best, but not by enough to recommend a method that no config expresses: "
+        f"{decision.gain} {material}.",
         serving,
     ]
 

@@ -84,8 +84,8 @@ def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) ->
     context.
 
     The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart;
-    positions begin at 0 in each. A piece gives the losses after its first `context` tokens, which
-    have that many tokens before them; the first gives all.
+    positions begin at 0 in each. A piece gives the losses of the tokens after its first `context`
+    ones, which so have at least that many before them; the first piece gives all its losses.
     """
     length, piece = len(window), context + stride
     losses = torch.empty(length - 1)
@@ -122,8 +122,8 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
     a long context.
 
     The model itself judges, unextended and within its trained length: the short context has a
-    quarter of it, the long one three quarters at least. So the tokens are the same for every
-    method.
+    quarter of that length, the long one three quarters at least, as far as the window has them. So
+    the tokens are the same for every method.
     """
     quarter = max(1, trained // 4)
     short = limited_losses(reader, window, quarter, max(1, quarter // 4))

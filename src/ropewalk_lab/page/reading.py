@@ -39,7 +39,7 @@ WRITTEN = 24
 TEXTS = ("filler", "python", "own")
 FILLER, PYTHON, OWN = TEXTS
 
-#: called with the number of layers that are done and the number of all
+#: called with how many layers and written tokens are done, and how many there are in all
 Report = Callable[[int, int], None]
 _MODELS = Cache("model of the page", entries=1)
 _READINGS = Cache("readings of the page", entries=16)
@@ -70,8 +70,8 @@ class ReadingRequest:
     text    one of TEXTS; `typed` is the text if it is OWN
     tokens  the length of the text with its pass key, which is stated after the share `depth` of the
             text
-    gap     positions that are skipped between the statement and the question: the same distance as
-            in a longer text
+    gap     positions that are skipped between the statement and the question, so that they are as
+            far apart as in a longer text
     """
 
     method: str = "none"
@@ -89,7 +89,8 @@ class Reading:
     cells], see `pooled`.
 
     answer   the number of tokens of the pass key at the end
-    stated   the block of keys with the statement; asked: the first block of queries of the question
+    stated   the block of keys with the end of the statement
+    asked    the first block of queries of the question
     written  what the model writes after the question
     """
 
@@ -108,7 +109,9 @@ class Reading:
 
 
 def offered_methods() -> tuple[str, ...]:
-    """Return the methods of `fit` that change the angles and nothing else of the attention."""
+    """Return the methods of `fit` without those that compute attention otherwise (the remappings),
+    and without longrope, whose factors would have to be searched.
+    """
     return tuple(name for name in methods() if name not in REMAPPINGS)
 
 
@@ -206,8 +209,8 @@ def _attention_hooks(
 def read(
     model: LoadedModel, request: ReadingRequest, report: Report = lambda done, total: None
 ) -> Reading:
-    """Return the reading of a request by a model; the latest readings are cached. `report` is
-    called after every layer.
+    """Return the reading of a request by a model; the latest readings are cached. A new reading
+    calls `report` after every layer and every token that the model writes.
     """
     choice("method", request.method, offered_methods())
     with _LOCK:
@@ -238,9 +241,8 @@ def positions_of(text: PassKey, gap: int) -> Tensor:
 
 @torch.no_grad()
 def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Reading:
-    """Run the text of a request through the model, extended by the request's method, and return the
-    reading: positions [S], losses [S - 1], attention maps [layers, heads, cells, cells] and the
-    number of tokens of the answer. `report(layers done, layers)` is called after every layer.
+    """Return the reading of a request by the model, extended by the request's method; call `report`
+    after every layer and every token that the model writes.
     """
     text = text_of(model, request)
     tokens, positions = text.tokens[None], positions_of(text, request.gap)

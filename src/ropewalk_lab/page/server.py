@@ -31,7 +31,7 @@ REPORT_SUFFIXES = (".html", ".htm", ".md")
 #: a random model, to try the page
 TINY = "tiny"
 MAX_BODY = 1 << 20
-#: of the static page
+#: the form of an address of the static page
 ADDRESS = re.compile(r"https?://[\w.:/~%-]{1,500}")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -51,8 +51,8 @@ HEADERS = {
 def check(
     port: int, report: Path | None = None, model: str | None = None, share: str | None = None
 ) -> None:
-    """Raise an error if the server's packages are missing, the port is in use, the report is not
-    one, the model is not there, or the address to share is none.
+    """Raise an error if the server's packages are missing, the port is in use, the report is not an
+    HTML or Markdown file, the model is not there, or `share` is not an address.
     """
     try:
         import starlette  # noqa: F401 - only to see whether it is installed
@@ -246,7 +246,7 @@ async def _read(body: str) -> AsyncIterator[str]:
 
 
 def _readings(body: str, progress: Any) -> dict[str, Any]:
-    """Return what a model reads and writes without and with a method."""
+    """Return the two readings that a request asks for, without and with a method, as plain data."""
     from ropewalk_lab.fit.methods import NONE, methods
     from ropewalk_lab.page import reading
 

@@ -241,7 +241,7 @@ def finish(figure: Any, look: Look) -> Any:
 
 
 def format_of(path: Path) -> str:
-    """Return the picture format of a path, which is its suffix; raise an error if it is not one of
+    """Return the picture format that the suffix of a path names; raise an error if it is not one of
     FORMATS.
     """
     return choice("format", path.suffix.lower().lstrip("."), FORMATS)

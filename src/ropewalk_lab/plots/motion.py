@@ -49,7 +49,7 @@ class Dial:
 
     @property
     def leaves_at(self) -> float:
-        """The part of the served length after which the hand reaches angles that training never
+        """The share of the served length after which the hand reaches angles that training never
         showed; 1 if it never does.
         """
         # a pair that completes a turn in training has shown all its angles
@@ -168,8 +168,8 @@ def _font(family: str | None, size: int) -> Any:
 
 
 def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
-    """Return one frame as an image, in which the part `progress` of the served length has been
-    read; rows by title.
+    """Return one frame as an image, in which the share `progress` of the served length has been
+    read; `rows` has the dials of each row by its title.
     """
     look, across = view.look, max(map(len, rows.values()))
     # pixels from top to bottom: 52 for the title, the rows of dials, 64 for the bar and its labels
@@ -213,7 +213,7 @@ def _frame(view: View, rows: dict[str, list[Dial]], progress: float) -> Any:
 def _draw_dial(
     canvas: _Canvas, x: float, y: float, dial: Dial, progress: float, new_colour: str
 ) -> None:
-    """Draw one dial when the part `progress` of the served length has been read: trained angles in
+    """Draw one dial when the share `progress` of the served length has been read: trained angles in
     grey, new ones in colour.
     """
     look = canvas.look

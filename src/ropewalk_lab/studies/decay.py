@@ -43,7 +43,7 @@ def measure(
     the last quarter of a window.
 
     With RoPE also rows with RoFormer's bound, and with the wavelengths of the fastest and the
-    slowest pair.
+    slowest pair, both for heads of HEAD_DIM.
     """
     full_preset = training.make_preset(preset, changes, seed, encoding=encoding)
     model = training.train_or_load(workspace, f"{encoding}-{seed}", full_preset).model
@@ -148,7 +148,10 @@ def claims(rows: list[Row], distances: list[int]) -> list[Claim]:
         str(distance): score(rows, "weight", model="rope", distance=distance)
         for distance in (far, middle, near)
     }
-    text = f"A RoPE model attends less at {far} than at {middle}, and less there than at {near}"
+    text = (
+        f"A RoPE model attends less at distance {far} than at distance {middle}, and less at "
+        f"{middle} than at {near}"
+    )
     return [claim_order(text, weights, list(weights), same_model=True)]
 
 

@@ -66,11 +66,11 @@ def measure(
     multiples: list[int],
     windows: int,
 ) -> list[Row]:
-    """Train one model and measure its loss at every multiple of the trained length, its speed and
-    its size; return the rows.
+    """Train one model and measure its loss at every multiple of the trained length (with a bounded
+    encoding only at the first), its speed and its positional parameters; return the rows.
 
-    The RoPE model is measured twice: also with attention limited to a sliding window, without
-    further training.
+    The loss of the RoPE model is measured twice: also with attention limited to a sliding window,
+    without further training.
 
     workspace        the device, and the folder of trained models
     preset, changes  the training preset, and changes of its settings

@@ -1,4 +1,4 @@
-"""Study `extend`: a RoPE model at 2 to 16 times its trained length, with every method, zero-shot
+"""Study `extend`: a RoPE model at 2 to 16 times its trained length, with several methods, zero-shot
 and after fine-tuning.
 """
 
@@ -49,8 +49,8 @@ PRESETS = presets_of("extend")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Measure each seed's model without training, then fine-tune it with each method and factor;
-    return facts for the report.
+    """Measure each seed's model without training, then fine-tune it with each of the settings
+    `tuned_methods` and `tuned_factors`; return facts for the report.
     """
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
@@ -143,7 +143,7 @@ def tuned(
     multiples: list[int],
 ) -> list[Row]:
     """Fine-tune the RoPE model at `factor` times its trained length, then measure it at `multiples`
-    of that; return the rows.
+    of the trained length; return the rows.
 
     `factors` are the searched factors of LongRoPE, None for other methods.
     """
@@ -253,7 +253,7 @@ def _zero_shot_rows(rows: list[Row], trained: int) -> list[Row]:
 
 def _ours(rows: list[Row], factors: list[int], trained: int) -> dict[str, Ours]:
     """Return our values for each published table, at the factors 8 and 4, which are close to the
-    published ones.
+    published ones; the last factor stands for one that was not measured.
     """
     far, middle = (factor if factor in factors else factors[-1] for factor in (8, 4))
     accuracy = {
@@ -311,7 +311,7 @@ def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
     for method, scaling in {"none": "no scaling", "yarn": "yarn"}.items():
         tuned_loss = score(tuned_rows, "loss", method=method, length=factor * trained)
         if tuned_loss is not None:
-            text = f"A little training at {factor}x with {scaling} lowers the loss there"
+            text = f"A little training at {factor}x with {scaling} lowers the loss at {factor}x"
             both = {"tuned": tuned_loss, "zero-shot": zero_shot.get(method)}
             result.append(claim_order(text, both, ["tuned", "zero-shot"], same_model=True))
     if "longrope" in zero_shot:

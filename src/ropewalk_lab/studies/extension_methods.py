@@ -92,8 +92,8 @@ def search_longrope(
 ) -> tuple[float, ...]:
     """Return the LongRoPE factors with the lowest loss that a search finds.
 
-    The model reads factor * length tokens, all that precede the last token of each window, up to
-    it; the loss is that of the window's last `length` tokens.
+    Of each window the model reads the factor * length tokens before the last one; the loss is that
+    of the window's last `length` tokens.
     """
     model = deepcopy(model)
     plain = rope_spec(model)

@@ -151,7 +151,7 @@ def claim_order(
         return Claim(text, UNKNOWN, f"no rows for {', '.join(absent)}")
     floor = seed_noise(list(scores.values()), same_model=same_model)
     comparisons = {
-        f"{a} - {b}": compare(scores[a], scores[b], floor=floor)  # type: ignore[arg-type]
+        f"{a} minus {b}": compare(scores[a], scores[b], floor=floor)  # type: ignore[arg-type]
         for a, b in pairwise(order)
     }
     # the verdict of a comparison is "a" if the first is lower, as claimed, "b" if the second is
@@ -160,7 +160,7 @@ def claim_order(
     return Claim(
         text,
         verdict,
-        "; ".join(f"{names} {difference(each)}" for names, each in comparisons.items()),
+        "; ".join(f"{names}: {difference(each)}" for names, each in comparisons.items()),
     )
 
 

@@ -161,8 +161,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int]) -> list[Claim]:
-    """Return the claims that linear attention has a higher loss than softmax, and that RoPE lowers
-    it.
+    """Return the claims that linear attention has a higher loss than softmax attention, and that
+    RoPE lowers the loss of linear attention.
     """
     losses = {model: score(rows, "loss", model=model, length=lengths[0]) for model in MODELS}
     text = "Softmax attention has a lower loss than linear attention, both with RoPE"

@@ -78,8 +78,8 @@ PRESETS = presets_of("matching")
 
 
 def generated(count: int, short: int, long: int, seed: int = 0) -> list[Triplet]:
-    """Generate triplets in which two texts share a subject; in a share EARLY of them it is in the
-    first `short` characters.
+    """Return generated triplets in which two texts share a subject. In about the share EARLY of the
+    triplets, all texts name their subject in the first `short` characters, else after them.
     """
     draw = random.Random(seed)
     triplets = []

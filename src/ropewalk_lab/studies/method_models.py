@@ -205,8 +205,8 @@ def _long_scaling(factors: tuple[float, ...], factor: int, length: int) -> LongR
 def searched_factors(
     model: Any, factor: int, length: int, *, population: int, rounds: int, seed: int
 ) -> tuple[float, ...]:
-    """Return LongRoPE2's factors, found by the lowest loss of an answer in a text of the longer
-    length that begins with it.
+    """Return LongRoPE2's factors, found by the lowest loss of an answer that a text of the longer
+    length states at its start.
     """
     trial_model: Any = deepcopy(model)
     plain = rope_spec(model)

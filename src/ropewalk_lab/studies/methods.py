@@ -128,8 +128,8 @@ def apply(
     search: dict[str, int],
     **sizes,
 ) -> list[Row]:
-    """Change the trained RoPE model for each longer length; return rows measured there. DroPE
-    trains it `recalibrated` steps.
+    """Change the trained RoPE model for each longer length; return rows measured at that length.
+    DroPE trains the model `recalibrated` steps, and is measured at the trained length too.
     """
     full_preset = preset_of("rope", preset, changes, seed)
     model, length = (
@@ -253,8 +253,8 @@ def _how(method: str, facts: dict[str, Any]) -> str:
 
 
 def _costs_table(rows: list[Row], models: list[str], longest: int) -> Table:
-    """Return a table of the costs of every method: its parameters, and its time and peak memory for
-    a training step and for reading `longest` tokens, each divided by the median of RoPE's.
+    """Return a table of the costs of every method: its parameters; and its time and peak memory for
+    a training step and for reading `longest` tokens, each as a multiple of the median of RoPE's.
     """
 
     def times_rope(metric: str, name: str, what: str) -> str:

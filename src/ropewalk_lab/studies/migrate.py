@@ -1,5 +1,5 @@
-"""Study `migrate`: change a trained sinusoidal model to RoPE, train it further, and compare with no
-change and a new model.
+"""Study `migrate`: change a trained sinusoidal model to RoPE and train it further; compare it with
+the unchanged model, trained further as long, and with RoPE trained from scratch as long.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ PRESETS = presets_of("migrate")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train the three models for each seed and number of steps; return the facts for the report."""
+    """Train the three models for each seed and number of steps, without steps only the first two;
+    return the facts for the report.
+    """
     settings, shared = runner.settings, runner.pick("preset", "changes", "rate", "windows")
     for steps in settings["steps"]:
         # without steps, RoPE from scratch would be an untrained model
@@ -55,8 +57,8 @@ def measure(
     rate: float,
     windows: int,
 ) -> list[Row]:
-    """Return the losses of a model after `steps` more steps, at the trained length and at twice
-    that.
+    """Return the losses of a model after `steps` more steps (RoPE from scratch has no others), at
+    the trained length and at twice that.
 
     variant  KEPT: the model with the encoding `source` as it is; MOVED: migrated to RoPE; FRESH:
              RoPE from scratch
@@ -116,8 +118,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], lengths: list[int], steps: int) -> list[Claim]:
-    """Return three claims: the migrated model is better than RoPE from scratch, and than the
-    unchanged model at two lengths.
+    """Return three claims: at the trained length the migrated model is better than RoPE from
+    scratch, and at that and at twice the length better than the unchanged model.
     """
     near, far = (
         {

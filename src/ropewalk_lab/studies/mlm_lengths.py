@@ -76,8 +76,8 @@ def measure(
     return the rows.
     """
     full_preset = make_preset(preset, [*changes, _change_to(stages)], seed)
-    # a finished training has no model of its first stages left to measure on other windows, so they
-    # are part of its name
+    # a finished training has no model of its first stages left to measure on other windows, so the
+    # number of windows is part of its name
     trainer = make_trainer(workspace, f"mlm-{seed}-{windows}", full_preset)
     lengths = sorted({length for length, _, _ in stages})
     tokenizer = open_tokenizer(make_data(full_preset.data).tokenizer)
@@ -179,8 +179,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:
-    """Return the claims that each longest stage ends at a lower loss than its neighbours, each
-    stage at its own length.
+    """Return the claims that each stage of the longest length ends at a lower loss than shorter
+    stages before and after it, each measured at its own length.
 
     The last claim is that the final model has a lower loss for longer inputs. `trained` is the
     length of each stage.

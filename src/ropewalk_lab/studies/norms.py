@@ -197,8 +197,8 @@ def measure(
 
 @torch.no_grad()
 def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
-    """Return [N]: the largest change of a logit of each row of tokens [N, S] by the shift, divided
-    by the deviation of logits.
+    """Return [N]: the largest change of a logit of each row of tokens [N, S] if all positions are
+    shifted by `shift`, divided by the deviation of the logits.
     """
     positions = torch.arange(tokens.shape[1], device=tokens.device)
     changes = []
@@ -212,8 +212,8 @@ def change_by_shift(model: nn.Module, tokens: Tensor, shift: int) -> np.ndarray:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return a table, a figure and claims: the loss by norm and length, and the change of the
-    logits by a shift.
+    """Return a table, a figure and claims: the loss by norm of q and k and by length, and how a
+    shift of all positions changes the logits.
     """
     norms, lengths = distinct(rows, "loss", "norm"), distinct(rows, "loss", "length")
     (shift,) = distinct(rows, "moved", "shift")

@@ -221,8 +221,8 @@ def missed(rows: list[Row], base: float, length: int, method: str = NONE) -> Sco
 
 
 def claims(rows: list[Row], lengths: list[int], bases: list[float]) -> list[Claim]:
-    """Return the claims that the task is solved at the trained length, and that other bases miss
-    fewer keys than the first.
+    """Return the claims that the task is solved at the trained length, and that at the two shortest
+    lengths the other bases miss fewer pass keys than the first base.
     """
     result = []
     for base in bases:

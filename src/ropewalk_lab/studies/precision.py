@@ -1,5 +1,5 @@
-"""Study `precision`: the error of cos and sin at large positions, for every method that libraries
-use. Nothing is trained.
+"""Study `precision`: the error of cos and sin at large positions, for our precisions and for the
+methods of other engines. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def measure(workspace: Workspace, *, positions: list[int], head_dim: int, width:
     """Return rows of the largest error of each method over the last `width` positions up to each of
     `positions`.
 
-    The reference is high-precision arithmetic.
+    The reference is arithmetic of high precision, with frequencies of 40 digits.
     """
     curves = error_curves(RopeSpec(head_dim=head_dim), positions, width=width)
     return [

@@ -30,7 +30,8 @@ from ropewalk_lab.studies.rows import digest
 TINY, PYTHON = "tiny", "python"
 #: characters of each text that windows are taken from
 CHARACTERS = 3_000_000
-#: a figure of fewer windows says little, so shorter texts are refused
+#: a figure of fewer windows says little, so texts that are too short for them are refused, unless
+#: fewer are asked for
 FEWEST_WINDOWS = 5
 
 
@@ -61,7 +62,7 @@ def open_real(
 
 
 def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
-    """Return `count` characters of a text from the character `first`."""
+    """Return at most `count` characters of a text from the character `first`, of PYTHON 60,000."""
     if name == PYTHON:
         from pydoc_data.topics import topics
 
@@ -76,8 +77,8 @@ def real_windows(
     """Return windows [count + spare, length], the same number of each text; the spare ones are the
     last, of the first text.
 
-    A text that is too short for its share gives fewer and the others more; if all are, there are
-    fewer windows.
+    A text that is too short for its share gives fewer and the others more. If all are too short,
+    there are fewer than `count` windows; fewer than FEWEST_WINDOWS of them are an error.
     """
     tokens = [encode(real_text(text)) for text in texts]
     available = [len(each) // length for each in tokens]  # windows of each text

@@ -1,5 +1,5 @@
-"""Study `real_extend`: a pretrained model beyond its trained length, zero-shot, with every method:
-loss by band and LongPPL.
+"""Study `real_extend`: a pretrained model beyond its trained length, zero-shot, with each method
+that it can use: loss by band and LongPPL.
 """
 
 from __future__ import annotations
@@ -68,7 +68,11 @@ def measure(
     windows: int,
     search: int,
 ) -> list[Row]:
-    """Measure every method at one factor on the same windows; return the rows."""
+    """Measure each method at one factor on the same windows; return the rows.
+
+    Methods that the model cannot use are left out, and longrope without a search; raise an error if
+    no method is left.
+    """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
     with patched(loaded):
@@ -103,8 +107,8 @@ def measure(
 
 
 def _rows(meter: Any, name: str, method: Method, factor: float) -> list[Row]:
-    """Return the rows of one method: loss by band, loss within the trained length, long perplexity
-    and seconds.
+    """Return the rows of one method: loss by band, loss of texts of the trained length, LongPPL and
+    seconds.
     """
     samples = meter.samples
     measured = [each for each in meter.rows_of({name: method}) if each["metric"] == "text"]
@@ -158,7 +162,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
     """Return a table: an earlier run's losses at 4x by band, and whether ours agree; [] if the
-    model or the bands are others.
+    model is not SmolLM2 or there are not four bands.
     """
     at_4x = [
         each

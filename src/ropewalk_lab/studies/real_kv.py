@@ -194,8 +194,8 @@ def _join(front: Any, chunk: Any) -> Any:
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the loss of each way to continue from a cache, and its paired difference to reading
-    all tokens again.
+    """Return the loss of each way to continue from a cache, and its paired difference from reading
+    again (REFERENCES).
     """
     ways, cells = distinct(rows, "loss", "way"), []
     for way in ways:
@@ -246,8 +246,8 @@ def _bars(rows: list[Row], ways: list[str]) -> Callable[[], Any]:
 
 
 def claims(rows: list[Row]) -> list[Claim]:
-    """Return the claims that a shifted cache is within 0.01 nats of reading again, and the other
-    ways within 0.1.
+    """Return the claims that a shifted cache is within 0.01 nats of reading again, and that closed
+    gaps and reused chunks are within 0.1.
     """
     result = []
     for way, limit in (

@@ -1,5 +1,5 @@
 """Study `real_passkey`: a pretrained model finds five digits in a long text, by length and depth,
-with every method.
+with each method that it can use.
 """
 
 from __future__ import annotations
@@ -63,9 +63,11 @@ def measure(
     depths: int,
     lengths: list[int],
 ) -> list[Row]:
-    """Ask every method for the same pass keys, at every length and depth; return the rows.
+    """Ask the model with each method for the same pass keys, at every length and depth; return the
+    rows.
 
-    Without `lengths`, those of `fit` up to `factor` times the trained length are used.
+    Methods that the model cannot use are left out, and longrope; raise an error if no method is
+    left. Without `lengths`, those of `fit` up to `factor` times the trained length are used.
     """
     loaded, encode = open_real(model, workspace.device)
     trained = trained_length(loaded)
@@ -88,7 +90,9 @@ def measure(
         )
         rows: list[Row] = []
         refused = RopeError(
-            "methods", "must have one that needs no factors of a search, as longrope does", methods
+            "methods",
+            "must have one besides longrope, whose factors are not searched here",
+            methods,
         )
         for name, method in known_methods(methods).items():
             try:
@@ -213,10 +217,10 @@ def _heat_map(
 
 
 def claims(rows: list[Row], trained: int) -> list[Claim]:
-    """Return three claims: beyond the trained length YaRN misses fewer pass keys than no scaling,
-    and within it more.
+    """Return up to three claims: YaRN misses fewer pass keys than no scaling beyond the trained
+    length, and more within it; and within it dynamic YaRN misses fewer than YaRN.
 
-    The third is that within it dynamic YaRN misses fewer than YaRN.
+    A claim about a method that was not measured is left out.
     """
     names = distinct(rows, "found", "method")
 

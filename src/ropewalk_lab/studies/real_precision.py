@@ -141,8 +141,8 @@ def mean_kl(
     offset: int,
     exact: Tensor | None = None,
 ) -> float:
-    """Return the mean KL per token from the reference at positions from 0 to the rounded model at
-    positions from `offset`.
+    """Return the mean KL per token of the rounded model from the reference; the positions of the
+    reference begin at 0, those of the rounded model at `offset`.
 
     exact  the hidden states of the reference, if they are known
     """
@@ -224,7 +224,9 @@ def _scientific(claim: Claim, pair: dict[str, Any]) -> Claim:
         return claim
     paired = compare(pair[EXACT], pair[OWN])
     return Claim(
-        claim.text, claim.verdict, f"{EXACT} - {OWN} {paired.difference:+.1e} ± {paired.error:.0e}"
+        claim.text,
+        claim.verdict,
+        f"{EXACT} minus {OWN}: {paired.difference:+.1e} ± {paired.error:.0e}",
     )
 
 

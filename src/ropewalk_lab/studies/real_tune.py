@@ -56,8 +56,8 @@ from ropewalk_lab.studies.rows import Row, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
 
 CE, LONG_CE = "cross entropy", "LongCE"
-#: the bars: far loss at most this much above that at the trained length, and this share of pass
-#: keys
+#: what claims demand: the loss in the last band is at most this share above that in the band up to
+#: the trained length, and at least this share of the pass keys is found
 CLOSE, FOUND = 0.02, 0.9
 PRESETS = presets_of("real_tune")
 
@@ -397,7 +397,9 @@ def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
 
 
 def _verdict(value: Score, limit: float) -> str:
-    """Return whether a value is at most the limit, with two standard errors of margin."""
+    """Return the verdict on the claim that a value is at most the limit, with two standard errors
+    of margin.
+    """
     if value.mean + 2 * value.error <= limit + 1e-9:  # 1e-9 for rounding errors
         return HOLDS
     return FAILS if value.mean - 2 * value.error > limit else TIED

@@ -74,8 +74,8 @@ def measure(
 
 
 def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
-    """Return the change of the logits by encoding and shift, beside the declared property
-    `relative`.
+    """Return the change of the logits by encoding and by shift of all positions, beside the
+    declared property `relative`.
     """
     shifts = distinct(rows, "moved", "shift")
     cells, wrong, series = [], [], {}

@@ -85,7 +85,7 @@ def run(study: str, runner: JobRunner) -> dict[str, Any]:
 
 
 def file_name(variant: Any) -> str:
-    """Return the name of a variant without spaces and slashes."""
+    """Return the name of a variant for files: without spaces, slashes and commas."""
     return f"base-{variant:g}" if isinstance(variant, float) else variant.translate(_PLAIN)
 
 
@@ -200,8 +200,8 @@ def _alphas(table: RopeVariants, rows: list[Row]) -> Table:
 
 
 def _by_use(rows: list[Row], bases: list[float], lengths: list[int]) -> Table:
-    """Return how far each base is from the best one, for short and long text and far beyond the
-    trained length.
+    """Return how far the loss with each base is above the lowest: at the trained length, at the
+    next one, and at the longest.
     """
     uses = {"short, as trained": lengths[0], "long, twice that": lengths[min(1, len(lengths) - 1)]}
     uses[f"extrapolation, {lengths[-1] // lengths[0]}x"] = lengths[-1]

@@ -23,7 +23,8 @@ from ropewalk_lab.studies.jobs import JobRunner, Workspace
 from ropewalk_lab.studies.rows import Row, read_rows, write_rows
 
 FACTS, ROWS = "study.json", "rows.jsonl"
-#: lists that may be empty, besides those that a preset leaves empty: then no model is fine-tuned
+#: lists that may be empty besides those that a preset leaves empty; without `tuned_factors` no
+#: model is fine-tuned
 MAY_BE_EMPTY = ("tuned_factors",)
 #: settings that list names of what is compared
 METHODS = ("methods", "tuned_methods")
@@ -216,7 +217,8 @@ def read_study(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     if len(rows) != facts.get("rows", len(rows)):
         raise RopeError(
             "rows",
-            f"must be the {facts['rows']} of {FACTS}; run the study again ({folder / ROWS})",
+            f"must be as many as {FACTS} says, {facts['rows']}; run the study again "
+            f"({folder / ROWS})",
             len(rows),
         )
     return rows, facts

@@ -131,7 +131,7 @@ def train_or_load(workspace: Workspace, name: str, preset: Preset, **options: An
     passed to `make_trainer`.
     """
     trainer = make_trainer(workspace, name, preset, **options)
-    # it has one; another study may train the same model
+    # the trainer has a folder; another study may train the same model in it
     with alone_in(trainer.folder):  # type: ignore[arg-type]
         outcome = trainer.run()
     if outcome.stopped:

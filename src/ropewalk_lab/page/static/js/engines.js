@@ -8,9 +8,9 @@ import { MARKS, engineCards } from "./audit.js";
 import { ENGINES, configText, finding, fix, knownModels } from "./doctor.js";
 
 const ORDER = ["refused", "differs", "factor", "unknown", "cannot", "same"];
-/** states that need no look */
+/** states of a cell that show no difference between an engine and the config */
 const QUIET = ["same", "unknown", "cannot"];
-/** rows that are drawn at first */
+/** how many rows are drawn at first */
 const PAGE = 60;
 
 const idOf = (row) => [row.name, row.length, row.started].filter((part) => part !== null).join(" · ");
