@@ -172,6 +172,7 @@ def test_a_reading_tells_its_progress_and_is_that_of_the_package(local):
         ({"gap": -1}, "gap"),
         ({"layer": 9, "head": 0}, "layer"),
         ({"text": "own", "typed": "x" * (1 << 17)}, "text"),
+        ({"text": "own", "typed": 3}, "text"),
     ],
 )
 def test_a_reading_that_cannot_be_is_refused_in_words(local, asked, field):

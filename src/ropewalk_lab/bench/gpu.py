@@ -154,8 +154,8 @@ def rows_of(contender: str, sets: list[BenchCase], row: dict[str, Any]) -> Itera
     if reason := why_not(contender, case):
         yield {**row, "skipped": reason}
         return
-    call = CONTENDERS[contender](case)
     try:
+        call = CONTENDERS[contender](case)
         with torch.no_grad():
             is_correct, error = agrees(contender, call, case)
             row["rms_error"] = float(f"{error:.3g}")

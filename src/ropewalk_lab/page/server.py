@@ -262,7 +262,9 @@ def _readings(body: str, progress: Any) -> dict[str, Any]:
     model = reading.load(name)
     method = choice("method", asked.get("method"), reading.offered_methods())
     typed = asked.get("typed", "")
-    if not isinstance(typed, str) or len(typed) > reading.MAX_TEXT:
+    if not isinstance(typed, str):
+        raise RopeError("text", "must be a text", type(typed).__name__)
+    if len(typed) > reading.MAX_TEXT:
         raise RopeError("text", f"must have at most {reading.MAX_TEXT} characters", len(typed))
     request = reading.ReadingRequest(
         method,
