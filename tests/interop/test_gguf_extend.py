@@ -107,7 +107,10 @@ def test_a_layer_type_that_llama_cpp_cannot_scale_alone_is_refused(tmp_path):
     path = original(tmp_path, "gpt-oss", **{"attention.sliding_window": 64})
     config = rw.gguf.hf_config(rw.gguf.GgufFile(path))
     assert set(rw.from_hf(config, per_layer=True)) == {"full_attention", "sliding_attention"}
-    with pytest.raises(RopeError, match="computes for gpt-oss, which is another one"):
+    with pytest.raises(
+        RopeError,
+        match=r"kind: must leave sliding_attention layers .* computes for gpt-oss.*got 'linear'",
+    ):
         extend_gguf(path, "linear", factor=8.0, layer_types=["full_attention"])
 
 

@@ -209,7 +209,10 @@ def _by_model_type(rows: list[dict[str, Any]]) -> dict[str, Family]:
 
 
 def _family(row: Mapping[str, Any]) -> Family:
-    """Return the family of a row without `model_types`; refuse unknown keys and wrong values."""
+    """Return the family that a row describes; refuse unknown keys and wrong values.
+
+    The row must not hold `model_types`: the caller takes it out.
+    """
     for key, value in row.items():
         if key not in _CHECKS:
             nearest = difflib.get_close_matches(key, _CHECKS, n=1)

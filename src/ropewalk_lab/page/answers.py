@@ -169,7 +169,7 @@ def _audit(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
-    """Return the rope of the story, and its served length."""
+    """Return the rope chosen in the page's view "The story", and the length at which it is read."""
     name, served = asked.get("scaling"), integer("served", asked.get("served"), low=1)
     given = {field: asked[field] for field in SCALING_FIELDS.get(str(name), ()) if field in asked}
     scaling = SCALINGS[choice("scaling", name, SCALINGS)](**given)
@@ -178,7 +178,7 @@ def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
 
 
 def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the exact frequencies of a rope of the story."""
+    """Return the exact frequencies of a rope that is chosen in the view "The story"."""
     spec, served = _spec(asked)
     return {"radians": spec.frequencies(served).radians, "magnitude": spec.magnitude(served)}
 
@@ -191,7 +191,7 @@ def _cost(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {"positions": positions, "errors": curves, "memory": memory(spec, served)}
 
 
-#: the fields of a scaling that the story sets
+#: the fields of a scaling that the view "The story" sets
 SCALING_FIELDS = {
     "linear": ("factor",),
     "ntk": ("factor",),
@@ -199,7 +199,7 @@ SCALING_FIELDS = {
     "yarn": ("factor", "original_length"),
     "llama3": ("factor", "original_length"),
 }
-#: whose errors the story compares
+#: the precisions whose errors the view "The story" compares
 COST_METHODS = ("exact", "hf", "bfloat16 positions")
 _ANSWERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "doctor": _doctor,

@@ -101,7 +101,7 @@ def extend_gguf(
     trained = getattr(spec.scaling, "original_length", None) or options.get("original_length")
     length = math.floor((trained or served) * factor)
     metadata = to_gguf_metadata(spec, file.architecture, context_length=length)
-    _check(_Changed(file, metadata), new_specs)
+    _check(_Changed(file, metadata), new_specs, kind)
     changes = {
         key: (file.metadata.get(key), value)
         for key, value in metadata.keys.items()
@@ -127,8 +127,10 @@ class _Changed:
         return self.given.tensors.get(name) or self.file.floats(name)
 
 
-def _check(changed: _Changed, wanted: dict[str, RopeSpec]) -> None:
-    """Raise an error if llama.cpp would compute other frequencies in one of the layer types."""
+def _check(changed: _Changed, wanted: dict[str, RopeSpec], kind: str) -> None:
+    """Raise an error about `kind` if llama.cpp would compute other frequencies than those wanted in
+    one of the layer types.
+    """
     found, _ = read_ropes(changed)
     for layer_type, spec in wanted.items():
         read = found[layer_type]
@@ -142,11 +144,11 @@ def _check(changed: _Changed, wanted: dict[str, RopeSpec]) -> None:
                 or not math.isclose(float(theirs.magnitude), float(ours.magnitude), rel_tol=SAME)
             ):
                 rule = (
-                    f"must give {layer_type} layers the rope that llama.cpp computes for "
-                    f"{changed.architecture}, which is another one; extend all layer types "
-                    "(layer_types=, CLI: --layer-type)"
+                    f"must leave {layer_type} layers the rope that llama.cpp computes for "
+                    f"{changed.architecture}, but it would compute another one there; if it scales "
+                    "all layer types together, name each of them (layer_types=, CLI: --layer-type)"
                 )
-                raise RopeError("kind", rule, spec.scaling.name)
+                raise RopeError("kind", rule, kind)
 
 
 def _has(file: GgufFile, key: str, value: Any) -> bool:

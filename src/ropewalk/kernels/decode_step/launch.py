@@ -229,6 +229,8 @@ def machine_options(x: Tensor) -> dict[str, Any]:
 
 
 def dependent_launch(x: Tensor) -> dict[str, Any]:
-    """Return the options of a kernel that starts before the previous one ends, where the GPU can."""
+    """Return the launch options with which a kernel starts before the previous one ends; on a GPU
+    that cannot do this, PDL=False alone.
+    """
     pdl = has_pdl(x.device)
     return {"PDL": pdl, **({"launch_pdl": True} if pdl else {})}

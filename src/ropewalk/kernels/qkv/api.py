@@ -175,6 +175,6 @@ def _checked(
                 "heads"
             )
             raise RopeError("weight", rule, list(weight.shape))
-    # checked_call needs only the shape, so this is one row of memory expanded to all tokens
+    # checked_call reads none of its numbers, so one row of memory is expanded to all tokens
     packed = x.new_empty(weight.shape[0]).expand(*x.shape[:-1], -1)
     return checked_call(packed, None, None, spec, positions, heads, norm, cache, slots, None)
