@@ -107,6 +107,9 @@ def served(folder: Path) -> torch.Tensor:
         dtype="float32",
         enforce_eager=True,
         max_model_len=LONGEST,
+        # by default vLLM reserves nearly all memory for keys and values, and a model keeps its part
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 26,
         seed=0,
     )
     asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
