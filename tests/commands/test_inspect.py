@@ -235,7 +235,7 @@ def test_warnings_of_the_config_are_shown(capsys, write):
     ("config", "args", "says"),
     [
         ("{", (), "config: must be JSON"),
-        ({"model_type": "bert"}, (), "rope_parameters or rope_theta: required"),
+        ({"model_type": "bert"}, (), "rope_parameters or rope_theta: must be given"),
         (GEMMA | {"head_dim": 7}, (), "head_dim: must"),
         ({"rope_theta": 1e4, "head_dim": 8}, (), "max_position_embeddings: must be in the config"),
         (GEMMA, ("--served", 0), "--served: must be an integer from 1"),
