@@ -1,9 +1,9 @@
 """One test for each known failure of other libraries that the definition, the tables and the
 rotation could have too: shapes and calls.
 
-Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
-measured in transformers. Item 21, strides beyond 32 bits, is in test_rotation.py; item 39,
-recompilation, in compiled.py.
+The numbers in the names are those of a list of known failures that is not in this repository:
+`item` for bugs reported in projects, `w` for those measured in transformers. Item 21, strides
+beyond 32 bits, is in test_rotation.py; item 39, recompilation, in compiled.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_item_23_24_25_every_row_and_head_rotates_by_its_own_position(backend):
 
 @FOLLOWS_LENGTH
 @pytest.mark.parametrize("shape", [(0, H, S, HEAD_DIM), (B, H, 0, HEAD_DIM), (0, H, 0, HEAD_DIM)])
-def test_item_26_w11_empty(name, shape):
+def test_item_26_w11_an_empty_tensor_keeps_its_shape(name, shape):
     rope, x = rw.Rope(sample_spec(name)), torch.empty(shape)
     assert (
         rope(x).shape

@@ -80,7 +80,7 @@ def test_what_a_config_means_is_passed_to_a_function_that_takes_it():
     assert run(inv_freq=inv_freq, groups="default").passed
 
 
-def test_errors_are_told_apart():
+def test_refusals_exceptions_and_wrong_results_are_reported_differently():
     def refuses(config):
         raise NotImplementedError("no YaRN\x1b[31m")
 
