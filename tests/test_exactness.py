@@ -45,7 +45,7 @@ def test_half_precision_is_rounded_once_at_ten_million(dtype, layout, backend):
 
 @every_backend
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-def test_float32_at_ten_million(theta, backend):
+def test_float32_results_at_ten_million_are_off_by_few_roundings(theta, backend):
     spec = rw.RopeSpec(128, theta=theta)
     x = torch.randn(1, H, 64, 128)
     run_by = backend_or_skip(backend, x, spec)

@@ -79,7 +79,7 @@ def test_rotations_are_the_definition_for_grouped_queries_too(spec, dtype, bound
 
 
 @each
-def test_in_place(spec):
+def test_rotation_in_place_gives_the_same_bits_and_refuses_one_tensor_twice(spec):
     (q, positions), rope = sample(spec), rw.Rope(spec)
     expected, kept = rope.rotate(q, positions), q.clone()
     assert rope.rotate(kept, positions, inplace=True) is kept
@@ -199,7 +199,7 @@ def test_golden_frequencies_grow_geometrically_along_the_directions():
     assert_close(found, directions * speeds[:, None])
 
 
-def test_attention_takes_it():
+def test_attention_with_axes_by_head_depends_on_distances_alone():
     spec = rw.RopeSpec(10, axes=axes.by_head([1, 1], PAIRS))
     layer = rw.Attention(24, 4, 2, 10, encoding=spec, causal=False).double()
     x, at = torch.randn(1, 6, 24, dtype=torch.float64), rw.positions.grid(2, 3)

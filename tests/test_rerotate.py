@@ -106,7 +106,7 @@ def test_magnitude_stays_unless_asked_for(backend):
     assert torch.equal(kept[..., :2], k[..., :2])
 
 
-def test_magnitude_of_differing_slices():
+def test_match_magnitude_holds_when_the_slices_differ():
     spec = sample_spec("yarn")
     to = spec.with_(rotary_dim=6)
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -148,7 +148,7 @@ def test_keys_follow_a_grown_length(name):
 @every_backend
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("change", ["base", "fewer dims"])
-def test_rounded_once(dtype, change, backend):
+def test_rerotated_keys_are_rounded_once(dtype, change, backend):
     """bf16 keys moved by millions are within 2 ulp of rebuilt ones: one rounding for the cache, one
     for the move.
     """
@@ -207,7 +207,7 @@ def test_another_layout_needs_the_same_dimensions(change):
     assert_refused("to", lambda: rotation.rerotate(k, other, positions, positions, to=spec))
 
 
-def test_by_the_module():
+def test_rope_rerotates_with_its_own_settings_and_refuses_learned_frequencies():
     rope, other = (
         rw.Rope(sample_spec()),
         rw.Rope(sample_spec(theta=500.0, layout_out="interleaved")),
