@@ -393,12 +393,12 @@ def test_demo_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
 
 
-def test_an_entry_in_the_dict_is_a_command(capsys, monkeypatch):
+def test_an_entry_added_to_the_dict_of_commands_can_be_called(capsys, monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "hello", f"{__name__}:hello")
     assert call(capsys, "hello", "--name", "rope")[:2] == (0, "hello rope\n")
 
 
-def test_an_entry_may_be_a_dict_of_commands(capsys, monkeypatch):
+def test_an_entry_of_the_dict_may_be_a_dict_of_commands(capsys, monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "group", f"{__name__}:GROUP")
     assert call(capsys, "group", "twice", "3")[:2] == (0, "6\n")
     code, out, err = call(capsys, "group", "thrice", "3")

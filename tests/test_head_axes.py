@@ -180,7 +180,7 @@ def test_sections_give_whole_heads_to_axes():
     assert found[4, :, [0, 2]].abs().max() == 0
 
 
-def test_golden_directions():
+def test_golden_directions_have_the_stated_values_and_leave_no_large_gap():
     found = torch.tensor(axes.GoldenAxes(1, 2, num_axes=2).directions(), dtype=torch.float64)
     expected = torch.tensor([[0.968979, 0.247143], [0.022601, -0.999745]], dtype=torch.float64)
     assert_close(found[0], expected, rtol=0, atol=1e-6)
@@ -240,7 +240,7 @@ def test_tables_have_a_head_axis_and_no_cache_of_rows():
         (lambda: axes.GoldenAxes(0, 4), "num_heads"),
     ],
 )
-def test_names_the_bad_field(call, field):
+def test_an_error_names_the_bad_field(call, field):
     assert_refused(field, call)
 
 

@@ -70,7 +70,7 @@ def test_gradients_of_queries_and_keys():
 
 
 @forward_mode
-def test_gradients_by_table():
+def test_gradients_of_a_table_rotation_equal_finite_differences():
     x = small(requires_grad=True)
     cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rotate_it = lambda x, cos, sin: rotation.rotate_by(

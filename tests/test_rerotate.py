@@ -33,7 +33,7 @@ def rebuilt(k, spec, positions, length=None):
 @every_backend
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 @pytest.mark.parametrize("axis", ["one", "chunked", "axial"])
-def test_shift_equals_rebuilt(name, axis, backend):
+def test_shifted_keys_equal_rebuilt_ones(name, axis, backend):
     spec = sample_spec(name, axis)
     k = torch.randn(B, H, S, spec.head_dim, dtype=torch.float64)
     run_by = backend_or_skip(backend, k, spec)
@@ -65,7 +65,7 @@ CHANGES = {
 
 @every_backend
 @pytest.mark.parametrize("change", CHANGES)
-def test_change_of_spec_equals_rebuilt(change, backend):
+def test_keys_moved_to_another_spec_equal_rebuilt_ones(change, backend):
     spec = sample_spec()
     to = spec.with_(**CHANGES[change])
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -173,7 +173,7 @@ def undone(k, spec, positions):
     return definition(k, spec, -positions, key=True)
 
 
-def test_in_place_and_gradients():
+def test_rerotation_in_place_has_the_same_bits_and_gradients_are_right():
     spec, to = sample_spec(), sample_spec(theta=500.0)
     before, after = torch.arange(S), torch.arange(S) + 100
     for target in (to, to.with_(rotary_dim=6)):

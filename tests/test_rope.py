@@ -179,7 +179,7 @@ def test_old_checkpoints_load(legacy):
         layer.load_state_dict({**weights, "rope.something": torch.randn(5)})
 
 
-def test_learned_frequencies_start_plain():
+def test_learned_frequencies_begin_with_those_of_the_start_scaling():
     spec = sample_spec("learnable")
     rope = rw.Rope(spec)
     assert list(rope.state_dict()) == ["log_scale"]

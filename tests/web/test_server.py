@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_refused(capsys, local):
 
 
 @pytest.mark.parametrize("name", ["none.html", "", "report.exe"])
-def test_a_report_that_is_none_is_refused(capsys, tmp_path, name):
+def test_a_path_that_is_no_report_is_refused(capsys, tmp_path, name):
     (tmp_path / "report.exe").write_bytes(b"MZ")
     path = str(tmp_path / name)
     assert "--report: must be the path of a report" in refusal(capsys, "--report", path)
@@ -210,7 +210,7 @@ def test_a_report_that_is_none_is_refused(capsys, tmp_path, name):
 @pytest.mark.parametrize(
     "share", ["page", "javascript:alert(1)", 'http://x"><script>', "file:///x"]
 )
-def test_an_address_to_share_that_is_none_is_refused(capsys, share):
+def test_a_share_option_that_is_no_address_is_refused(capsys, share):
     assert "--share: must be an address" in refusal(capsys, "--share", share)
 
 
@@ -221,7 +221,7 @@ def test_without_the_server_the_extra_is_named(monkeypatch, package):
         server.check(8600)
 
 
-def test_the_tiny_model_has_one_name():
+def test_the_page_and_the_studies_name_the_tiny_model_alike():
     from ropewalk_lab.studies.real import TINY
 
     assert server.TINY == TINY
