@@ -66,7 +66,7 @@ def skip_learnable(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_one_graph_the_same_bits_and_no_graph_a_length(name, where, full):
+def test_a_compiled_rope_gives_the_eager_bits_without_a_graph_for_each_length(name, where, full):
     skip_learnable(name)
     rope, counted = rw.Rope(sample_spec(name)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
@@ -104,7 +104,7 @@ def test_far_positions_follow_the_published_formulas(rule):
 
 
 @pytest.mark.parametrize("tables", [tables for tables in STRATEGIES if tables != "auto"])
-def test_every_table_strategy(tables):
+def test_every_table_strategy_compiles_to_the_eager_bits(tables):
     """The same bits and gradients as the eager call, and the same bytes kept."""
     rope = rw.Rope(sample_spec("yarn"), tables=tables)
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
@@ -123,7 +123,7 @@ def test_every_table_strategy(tables):
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("axis", AXES)
-def test_axis_maps(axis):
+def test_every_axis_map_compiles_to_the_eager_bits(axis):
     rope = rw.Rope(sample_spec(axis=axis))
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
     x = torch.randn(B, H, 7, rope.spec.head_dim)
@@ -134,7 +134,7 @@ def test_axis_maps(axis):
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["default", "dynamic", "learnable", "xpos"])
-def test_gradients(name):
+def test_compiled_gradients_equal_eager_ones(name):
     rope = rw.Rope(sample_spec(name))
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
     q, k = (x.requires_grad_() for x in q_and_k(7))
@@ -149,7 +149,7 @@ def test_gradients(name):
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", ["default", "dynamic", "learnable"])
-def test_in_place(name):
+def test_a_compiled_rotation_in_place_gives_the_eager_bits(name):
     rope = rw.Rope(sample_spec(name)).requires_grad_(False)
     compiled = torch.compile(
         lambda q, k: rope(q, k, inplace=True), fullgraph=True, backend="aot_eager"
@@ -172,7 +172,7 @@ def test_in_place_with_gradients(name):
     assert_close(found, torch.autograd.grad(f(x), wanted))
 
 
-def test_a_length_a_row():
+def test_a_compiled_rope_takes_a_length_for_each_row():
     rope = rw.Rope(sample_spec("dynamic"))
     compiled = torch.compile(rope, fullgraph=True, backend="aot_eager")
     x = torch.randn(B, H, 7, HEAD_DIM)
@@ -184,7 +184,7 @@ def test_a_length_a_row():
 @pytest.mark.parametrize(
     ("name", "form"), [("default", "cos_sin_hf"), ("dynamic", "cos_sin"), ("learnable", "cos_sin")]
 )
-def test_tables(name, form):
+def test_compiled_tables_have_the_eager_bits(name, form):
     rope = rw.Rope(sample_spec(name))
     method = getattr(rope, form)
     compiled = torch.compile(method, fullgraph=True, backend="aot_eager")
@@ -200,7 +200,7 @@ def test_tables(name, form):
     [rw.axes.by_head([1, 1], 7, num_heads=H), rw.axes.GoldenAxes(H, 7, 3)],
     ids=["head", "golden"],
 )
-def test_frequencies_per_head(axis_map):
+def test_frequencies_per_head_compile_to_the_eager_bits(axis_map):
     rope, counted = rw.Rope(rw.RopeSpec(HEAD_DIM, axes=axis_map)), Counted()
     compiled = torch.compile(rope, fullgraph=True, backend=counted)
     for s in (3, 40):
@@ -214,7 +214,7 @@ def test_frequencies_per_head(axis_map):
 
 
 @needs_torch_2_7("its compiler cannot follow a dataclass that is copied")
-def test_unrotate_rerotate_and_drop_in():
+def test_unrotate_rerotate_and_the_drop_in_function_compile_to_eager_results():
     rope, other = rw.Rope(sample_spec()), rw.Rope(sample_spec(theta=500.0))
     cos, sin = rw.Rope(rw.RopeSpec(HEAD_DIM)).cos_sin_hf(torch.arange(7)[None])
     rows = torch.tensor([[6, 0, 1, 1, 2, 5, 3]])
@@ -255,7 +255,7 @@ def test_a_compiled_rope_raises_the_same_errors():
 @pytest.mark.filterwarnings(
     "ignore:.torch.jit.script:DeprecationWarning", "ignore:Skipping serialization"
 )
-def test_inductor():
+def test_inductor_computes_the_eager_attention_scores():
     """The real compiler, around an attention score; needs a C++ compiler."""
     rope = rw.Rope(sample_spec("yarn"))
 

@@ -197,7 +197,7 @@ def test_no_two_folders_import_each_other():
     assert circles({name: found & rooms.keys() for name, found in rooms.items()}) == []
 
 
-def test_a_circle_would_be_seen():
+def test_a_circle_of_imports_would_be_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}, {"b", "c"}]
     assert (
@@ -209,7 +209,7 @@ def test_a_circle_would_be_seen():
     assert room_of("ropewalk_lab.studies.norms") == "ropewalk_lab.studies"
 
 
-def test_the_rings_would_notice_an_import_outward():
+def test_an_import_from_an_outer_ring_would_be_found():
     assert (
         ring_of("ropewalk.kernels.rotation.eager")
         > ring_of("ropewalk.spec")

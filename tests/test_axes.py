@@ -188,7 +188,7 @@ def hf_apply(name):
     ],
 )
 class TestAgainstTransformers:
-    def test_tables_are_bit_equal_in_its_precision(self, name, sections, order, layout):
+    def test_tables_with_precision_hf_have_transformers_bits(self, name, sections, order, layout):
         positions, _ = multimodal(ROWS, merge=2)
         spec = rw.RopeSpec(head_dim=16, axes=order(sections), layout=layout, precision="hf")
         for ours, theirs in zip(
@@ -196,7 +196,7 @@ class TestAgainstTransformers:
         ):
             assert torch.equal(ours, theirs)
 
-    def test_rotations_agree(self, name, sections, order, layout):
+    def test_rotations_agree_with_transformers(self, name, sections, order, layout):
         positions, _ = multimodal(ROWS, merge=2)
         cos, sin = hf_tables(name, sections, positions)
         q, k = (
@@ -410,7 +410,7 @@ def test_numpy_integers_make_the_same_map():
         ("seed", lambda n: axes.MixedAxes(1, 4, seed=n), (0, 2**62), (-1, 2**62 + 1)),
     ],
 )
-def test_the_ends_of_every_count(field, make, allowed, refused):
+def test_every_count_is_accepted_up_to_its_bounds_alone(field, make, allowed, refused):
     for count in allowed:
         made = getattr(make(count), field)
         assert count == (made[-1] if field == "axis_of_pair" else made)

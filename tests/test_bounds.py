@@ -114,7 +114,7 @@ def test_a_live_spec_is_found_by_its_fingerprint():
     assert spec_of(spec.fingerprint) is spec
 
 
-def test_whether_heads_have_frequencies_of_their_own():
+def test_per_head_says_whether_heads_have_frequencies_of_their_own():
     assert rw.RopeSpec(8, axes=axes.HeadAxes((0, 1), 4, 2)).per_head is True
     assert SPEC.per_head is False
 
@@ -134,7 +134,7 @@ class _Other(torch.Tensor):
     """A tensor of another type, whose operations something may observe."""
 
 
-def test_one_tensor_of_another_type_is_enough_to_be_traced():
+def test_a_call_with_one_tensor_subclass_counts_as_traced():
     plain, other = torch.ones(2), torch.ones(2).as_subclass(_Other)
     assert is_traced((plain, other))
     assert is_traced((other, plain))

@@ -140,7 +140,7 @@ class _Mine(frequencies.Scaling):
     "again",
     [copy.copy, copy.deepcopy, lambda rope: pickle.loads(pickle.dumps(rope))],  # noqa: S301
 )
-def test_a_copy_with_a_scaling_of_ones_own_outlives_the_first(again):
+def test_a_copied_rope_with_a_scaling_of_ones_own_works_after_the_first_is_gone(again):
     rope = rw.Rope(rw.RopeSpec(8, scaling=_Mine()))
     copied, dropped = again(rope), weakref.ref(rope)
     del rope

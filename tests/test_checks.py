@@ -413,7 +413,7 @@ def test_shared_elements_are_those_that_have_one_address():
         seen[shared] += 1
 
 
-def test_one_axis_is_not_offered_a_shape_with_axes():
+def test_the_error_for_one_axis_proposes_no_shape_with_axes():
     one, many = (
         str(assert_refused("positions", call(axis=axis, positions=zeros(9))))
         for axis in ("one", "chunked")

@@ -164,7 +164,7 @@ def test_an_empty_argument_is_not_the_current_folder(words, named, capsys, tmp_p
     assert not list(tmp_path.iterdir())
 
 
-def test_an_argument_that_is_missing_is_one_line(capsys):
+def test_a_missing_argument_is_refused_in_one_line(capsys):
     code, _, err = call(capsys, "convert")
     assert code == 2
     assert "see: ropewalk convert --help" in one_line(err)
@@ -176,7 +176,7 @@ def test_a_group_without_a_subcommand_shows_its_help(capsys):
     assert "Usage" in out
 
 
-def test_an_interrupt_is_exit_code_130(capsys, monkeypatch):
+def test_an_interrupt_ends_with_exit_code_130(capsys, monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "wait", f"{__name__}:wait")
     assert call(capsys, "wait")[0] == 130
 
@@ -352,14 +352,16 @@ def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick
         ),
     ],
 )
-def test_a_bad_value_is_one_line_with_the_rule(capsys, tmp_path, monkeypatch, args, says):
+def test_a_bad_value_is_refused_in_one_line_with_the_rule(
+    capsys, tmp_path, monkeypatch, args, says
+):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *args)
     assert (code, out) == (2, "")
     assert re.match("ropewalk: " + says, one_line(err))
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(capsys, tmp_path, quick):
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(capsys, tmp_path, quick):
     (tmp_path / "taken").write_text("a file, not a folder")
     code, _, err = call(
         capsys, "demo", "--check-only", "--tokens", "2", "--out", str(tmp_path / "taken")
@@ -391,12 +393,12 @@ def test_demo_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
 
 
-def test_an_entry_in_the_dict_is_a_command(capsys, monkeypatch):
+def test_an_entry_added_to_the_dict_of_commands_can_be_called(capsys, monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "hello", f"{__name__}:hello")
     assert call(capsys, "hello", "--name", "rope")[:2] == (0, "hello rope\n")
 
 
-def test_an_entry_may_be_a_dict_of_commands(capsys, monkeypatch):
+def test_an_entry_of_the_dict_may_be_a_dict_of_commands(capsys, monkeypatch):
     monkeypatch.setitem(cli.COMMANDS, "group", f"{__name__}:GROUP")
     assert call(capsys, "group", "twice", "3")[:2] == (0, "6\n")
     code, out, err = call(capsys, "group", "thrice", "3")
@@ -419,7 +421,7 @@ def twice(number: int) -> None:
 GROUP = {"twice": f"{__name__}:twice"}
 
 
-def test_piped_output_has_no_colour_and_asking_imports_nothing_heavy():
+def test_piped_output_has_no_colour_and_the_check_for_it_imports_nothing_heavy():
     environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
     script = (
         "import sys, ropewalk.cli as c; print({'torch', 'numpy'} & set(sys.modules)); "

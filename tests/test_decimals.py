@@ -37,7 +37,7 @@ def test_every_digit_follows_the_published_formula(name, length):
     assert found.magnitude == pytest.approx(float(magnitude), rel=1e-15)
 
 
-def test_pi():
+def test_pi_has_all_digits_that_are_asked_for():
     for digits in (10, 40, 400):
         with mpmath.workdps(digits + 20):
             assert abs(mpf(str(pi(digits))) - mpmath.pi) <= mpf(10) ** (1 - digits)

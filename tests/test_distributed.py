@@ -33,7 +33,7 @@ def group(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["default", "learnable"])
-def test_ddp(group, name):
+def test_ddp_changes_no_result_and_gives_every_parameter_a_gradient(group, name):
     layer = Layer(sample_spec(name))
     x = torch.randn(2, 3, 7, HEAD_DIM)
     expected = layer(x)
@@ -45,7 +45,7 @@ def test_ddp(group, name):
 
 @needs_torch_2_7("fully_shard needs an accelerator")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_fsdp2_in_mixed_precision(group):
+def test_fsdp2_in_mixed_precision_rotates_by_exact_angles(group):
     """Weights and activations in bf16: the rotation is still that of the bf16 values by exact angles."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

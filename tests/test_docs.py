@@ -141,7 +141,7 @@ def test_every_page_is_in_the_index():
     assert sorted(path.name for path in set(DOCS) - reached) == []
 
 
-def test_pictures_are_light():
+def test_pictures_have_less_than_200_kb():
     heavy = [
         file.name
         for file in (ROOT / "docs" / "images").glob("*.png")

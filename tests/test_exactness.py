@@ -45,7 +45,7 @@ def test_half_precision_is_rounded_once_at_ten_million(dtype, layout, backend):
 
 @every_backend
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
-def test_float32_at_ten_million(theta, backend):
+def test_float32_results_at_ten_million_are_off_by_few_roundings(theta, backend):
     spec = rw.RopeSpec(128, theta=theta)
     x = torch.randn(1, H, 64, 128)
     run_by = backend_or_skip(backend, x, spec)
@@ -95,7 +95,7 @@ def test_scores_of_unit_vectors_do_not_drift(shift, backend):
 
 @every_backend
 @pytest.mark.parametrize("start", [2**24, 2**31 - 1, 2**40])
-def test_neighbours_stay_apart(start, backend):
+def test_neighbouring_tokens_differ_by_one_radian_at_any_position(start, backend):
     """The fastest pair rotates by one radian a step, wherever the step is."""
     spec = rw.RopeSpec(2)
     x = torch.tensor([[[[1.0, 0.0]] * 2]])

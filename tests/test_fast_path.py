@@ -266,7 +266,7 @@ WATCHED = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("watched", WATCHED.values(), ids=WATCHED)
-def test_whoever_watches_sees_the_call(monkeypatch, watched):
+def test_a_repeated_call_that_somebody_watches_takes_the_slow_path(monkeypatch, watched):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     monkeypatch.setattr(rope_module, "make_request", slow_path)

@@ -266,7 +266,7 @@ def test_the_magnitude_of_yarn():
 @pytest.mark.parametrize(
     "name", ["linear", "dynamic", "yarn", "llama3", "proportional", "ntk", "ntk_by_parts"]
 )
-def test_a_scaling_without_a_factor_changes_nothing(name):
+def test_a_scaling_made_without_arguments_changes_no_frequency(name):
     torch.testing.assert_close(
         formula(SCALINGS[name](), 16, THETA).radians, formula(fq.Default(), 16, THETA).radians
     )
@@ -377,7 +377,7 @@ def test_xpos_grows_by_its_zeta():
 
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].name != "xpos"])
-def test_nothing_else_grows(scaling):
+def test_only_xpos_grows(scaling):
     found = formula(scaling, DIM, THETA)
     assert (found.growth, found.center) == (None, 0)
 
@@ -393,8 +393,8 @@ def test_learnable_starts_where_it_is_told():
     assert [name for name, scaling in SCALINGS.items() if scaling.learned] == ["learnable"]
 
 
-def test_radians_of_ones_own():
-    """M27: any multi-scale or adaptive ladder is a list of numbers, or of a tensor's numbers."""
+def test_frequencies_may_be_given_as_a_list_or_a_tensor():
+    """Any frequencies at all can be given: the numbers of a list or of a tensor, one for each pair."""
     mine = torch.tensor([2.0, 0.25, 1e-3], dtype=torch.float64)
     with as_users_call():
         from_tensor, from_list = fq.Given(mine, 1.5), fq.Given([2, 0.25, 1e-3], 1.5)

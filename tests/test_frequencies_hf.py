@@ -48,13 +48,13 @@ def test_every_type_of_transformers_has_our_name():
 
 
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_default(dim, theta):
+def test_default_has_transformers_bits(dim, theta):
     assert_same_bits(fq.Default(), dim, theta)
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0, 8.0, 2.7])
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_linear(dim, theta, factor):
+def test_linear_has_transformers_bits(dim, theta, factor):
     assert_same_bits(fq.Linear(factor), dim, theta, factor=factor)
 
 
@@ -81,7 +81,7 @@ YARNS = [
 
 @pytest.mark.parametrize("keys", YARNS, ids=lambda keys: ",".join(keys))
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_yarn(dim, theta, keys):
+def test_yarn_has_transformers_bits(dim, theta, keys):
     for trained in (4096, 131_072):
         assert_same_bits(
             fq.Yarn(original_length=trained, **keys),
@@ -94,7 +94,7 @@ def test_yarn(dim, theta, keys):
 
 @pytest.mark.parametrize("seq_len", [None, 1, 4096, 4097, 100_000])
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_longrope(dim, theta, seq_len):
+def test_longrope_has_transformers_bits(dim, theta, seq_len):
     short = tuple(1.0 + 0.013 * i for i in range(dim // 2))
     long = tuple(1.0 + 0.37 * i**1.5 for i in range(dim // 2))
     length = None if seq_len is None else torch.tensor(seq_len)
@@ -114,7 +114,7 @@ LLAMAS = [(8.0, 1.0, 4.0, 8192), (32.0, 1.0, 4.0, 8192), (3.7, 0.5, 9.0, 1000)]
 
 @pytest.mark.parametrize(("factor", "low", "high", "trained"), LLAMAS)
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_llama3(dim, theta, factor, low, high, trained):
+def test_llama3_has_transformers_bits(dim, theta, factor, low, high, trained):
     keys = {"low_freq_factor": low, "high_freq_factor": high, "factor": factor}
     assert_same_bits(
         fq.Llama3(factor, low, high, trained),
@@ -139,7 +139,7 @@ def test_llama3_lies_between_the_bounds_without_any_margin(dim, theta):
 
 @pytest.mark.parametrize("fraction", [1.0, 0.25, 0.77, 0.0])
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_proportional(dim, theta, fraction):
+def test_proportional_has_transformers_bits(dim, theta, fraction):
     for factor in (1.0, 3.3):
         keys = {"partial_rotary_factor": fraction, "factor": factor}
         assert_same_bits(fq.Proportional(factor, fraction), dim, theta, **keys)

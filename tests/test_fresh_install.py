@@ -114,7 +114,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     assert vectors <= packed
 
 
-def test_the_readme_goes_all_the_way():
+def test_the_readme_rotates_patches_extends_and_makes_a_report():
     """A rotated tensor, a patched model, an extended model and a report, each to be copied."""
     python, shell = "\n".join(blocks("python")), "\n".join(blocks("sh"))
     steps = {"rotate": r"rope\(q, k", "patch": r"rw\.patch\(", "extend": r"rw\.extend\("}
@@ -161,7 +161,7 @@ def said(fresh, folder) -> dict[str, str]:
     )
 
 
-def test_the_command_line_there_is_that_of_the_wheel(wheel, said):
+def test_info_in_the_new_environment_states_the_version_of_the_wheel(wheel, said):
     assert json.loads(said["info --json"])["versions"]["ropewalk"] == wheel.name.split("-")[1]
 
 

@@ -79,7 +79,7 @@ def test_rotations_are_the_definition_for_grouped_queries_too(spec, dtype, bound
 
 
 @each
-def test_in_place(spec):
+def test_rotation_in_place_gives_the_same_bits_and_refuses_one_tensor_twice(spec):
     (q, positions), rope = sample(spec), rw.Rope(spec)
     expected, kept = rope.rotate(q, positions), q.clone()
     assert rope.rotate(kept, positions, inplace=True) is kept
@@ -180,7 +180,7 @@ def test_sections_give_whole_heads_to_axes():
     assert found[4, :, [0, 2]].abs().max() == 0
 
 
-def test_golden_directions():
+def test_golden_directions_have_the_stated_values_and_leave_no_large_gap():
     found = torch.tensor(axes.GoldenAxes(1, 2, num_axes=2).directions(), dtype=torch.float64)
     expected = torch.tensor([[0.968979, 0.247143], [0.022601, -0.999745]], dtype=torch.float64)
     assert_close(found[0], expected, rtol=0, atol=1e-6)
@@ -199,7 +199,7 @@ def test_golden_frequencies_grow_geometrically_along_the_directions():
     assert_close(found, directions * speeds[:, None])
 
 
-def test_attention_takes_it():
+def test_attention_with_axes_by_head_depends_on_distances_alone():
     spec = rw.RopeSpec(10, axes=axes.by_head([1, 1], PAIRS))
     layer = rw.Attention(24, 4, 2, 10, encoding=spec, causal=False).double()
     x, at = torch.randn(1, 6, 24, dtype=torch.float64), rw.positions.grid(2, 3)
@@ -240,7 +240,7 @@ def test_tables_have_a_head_axis_and_no_cache_of_rows():
         (lambda: axes.GoldenAxes(0, 4), "num_heads"),
     ],
 )
-def test_names_the_bad_field(call, field):
+def test_an_error_names_the_bad_field(call, field):
     assert_refused(field, call)
 
 

@@ -99,7 +99,7 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
 @every_scaling
 @given(m=st.integers(-(2**40), 2**40), n=st.integers(-(2**40), 2**40))
 @fuzzed
-def test_turns_add_up(name, m, n):
+def test_rotations_by_two_positions_add_up(name, m, n):
     """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
     spec = sample_spec(name, magnitude_on="scale")
     if name == "xpos":  # its growth adds up too, counted from a centre of 0
@@ -169,7 +169,7 @@ def test_unrotate_is_the_inverse(name, layout, layout_out, backend):
 @every_scaling
 @given(scale=st.floats(-4, 4), start=st.integers(0, 2**50))
 @fuzzed
-def test_linear(name, backend, scale, start):
+def test_rotation_is_linear_in_x(name, backend, scale, start):
     spec = sample_spec(name)
     dtype, tolerance = widest(backend, spec)
     x, y = torch.randn(2, 1, H, S, HEAD_DIM, dtype=dtype)
@@ -232,7 +232,7 @@ def test_position_zero_is_the_identity(name):
     )
 
 
-def test_functional_equation_in_the_plane():
+def test_scores_in_the_plane_are_those_of_complex_numbers():
     """<f(q, m), f(k, n)> = Re[q conj(k) e^{i (m - n) theta}]: a function of q, k and m - n alone."""
     theta = 0.3
     spec = rw.RopeSpec(2, scaling=frequencies.Given(radians=(theta,)))

@@ -219,14 +219,14 @@ class TestFused:
             fused, source, target, packing=packing, rotary_dim=4, rotary_start=2, **sizes, **changes
         )
 
-    def test_concatenated(self, source, target, heads, kv_heads):
+    def test_concatenated_qkv_is_converted_like_its_parts(self, source, target, heads, kv_heads):
         """As Phi-3 splits it: rows of q, then of k, then of v."""
         parts = self.parts(heads, kv_heads)
         fuse = lambda parts: torch.cat([p.reshape(-1, self.inputs) for p in parts])
         found = self.convert(fuse(parts), source, target, heads, kv_heads, "concatenated")
         assert torch.equal(found, fuse(self.expected(parts, source, target)))
 
-    def test_grouped(self, source, target, heads, kv_heads):
+    def test_grouped_qkv_is_converted_like_its_parts(self, source, target, heads, kv_heads):
         """As GPT-NeoX (one query a group) and Falcon split it: for every kv head its queries, its
         key, its value.
         """
@@ -323,7 +323,7 @@ class TestProbe:
         assert found.layout == layout
         assert found.losses[layout] < 0.7
 
-    def test_is_silent_where_layouts_agree(self, layout):
+    def test_no_layout_is_named_where_the_losses_agree(self, layout):
         head = LooksBack(layout)
         found = probe_layout(lambda _: head.loss(layout))
         assert found == LayoutProbe(None, dict.fromkeys(LAYOUTS, head.loss(layout)), 0.0)
@@ -410,7 +410,7 @@ QKV = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "dim": 0}
         (lambda: probe_layout(lambda layout: 1.0, threshold=-1.0), "threshold"),
     ],
 )
-def test_names_the_bad_field(call, field):
+def test_an_error_names_the_bad_field(call, field):
     assert_refused(field, call)
 
 

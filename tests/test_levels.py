@@ -111,7 +111,7 @@ def test_q_and_k_are_rotated_by_the_definition(library, name, rows):
         np.testing.assert_allclose(np.array(ours), rotated(x, cos, sin, spec), atol=3e-6)
 
 
-def test_axes_and_lengths(library):
+def test_axes_and_lengths_follow_the_definition(library):
     module, xp = library
     q = np.random.default_rng(0).standard_normal((2, 5, 3, 12)).astype(np.float32)
     grid = np.random.default_rng(1).integers(0, 10_000_000, (3, 2, 5))
@@ -140,7 +140,7 @@ def test_axes_and_lengths(library):
         module.rotate(xp.array(q), None, None, longrope)
 
 
-def test_magnitude_on_q_alone(library):
+def test_a_magnitude_on_q_is_squared_there_and_leaves_k(library):
     module, xp = library
     spec = RopeSpec(4, scaling=Yarn(64, factor=4.0), magnitude_on="q")
     q, k = module.rotate(xp.ones((1, 1, 4)), xp.ones((1, 1, 4)), None, spec)
@@ -159,7 +159,7 @@ def test_halves_are_rounded_once(library):
     assert differ.mean() < 0.002  # the last bit of a float32 product may decide a rounding
 
 
-def test_jax_transformations():
+def test_jit_vmap_and_grad_of_jax_give_the_rotation():
     jax = pytest.importorskip("jax")
     from ropewalk.jax import rotate
 

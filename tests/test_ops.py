@@ -70,7 +70,7 @@ def test_gradients_of_queries_and_keys():
 
 
 @forward_mode
-def test_gradients_by_table():
+def test_gradients_of_a_table_rotation_equal_finite_differences():
     x = small(requires_grad=True)
     cos, sin = (torch.randn(2, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     rotate_it = lambda x, cos, sin: rotation.rotate_by(
@@ -114,7 +114,7 @@ def test_gradients_through_apply_rotary_pos_emb():
     )
 
 
-def test_gradient_in_place():
+def test_the_gradient_in_place_is_the_transpose_and_a_leaf_is_refused():
     """In place on a value that autograd made: its gradient is the transpose, and a leaf is left
     alone.
     """
@@ -152,7 +152,7 @@ def test_gradients_that_are_not_contiguous():
 
 
 @forward_mode
-def test_forward_mode():
+def test_the_tangent_of_a_rotation_is_the_rotated_tangent():
     rope = rw.Rope(sample_spec("yarn"))
     x, tangent = torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64)
     for primal in (x, x.clone().requires_grad_()):
@@ -309,7 +309,7 @@ def samples(dtype, layout, contiguous, grad):
 
 @pytest.mark.parametrize("name", ["rotate", "rotate_", "rotate_qk", "rotate_by_table", "cos_sin"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_opcheck(name, dtype, full):
+def test_every_op_passes_opcheck(name, dtype, full):
     """Each op in each dtype; every layout, contiguity and gradient of it with --full, one mix of
     them without.
     """
@@ -382,7 +382,7 @@ def test_meta_tensors_give_shapes():
         assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
 
 
-def test_compiled(full):
+def test_the_files_of_compiled_tests_pass_in_another_process(full):
     """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
     without them compiles.
     """

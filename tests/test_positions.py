@@ -113,7 +113,7 @@ class TestLeftPadded:
     def test_any_number_but_0_is_a_real_token(self):
         assert left_padded(torch.tensor([[0, 2, 2, -1]])).tolist() == [[0, 0, 1, 2]]
 
-    def test_a_right_padded_row_does_not_grow(self):
+    def test_padding_on_the_right_has_the_position_of_the_last_token(self):
         assert left_padded(torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [[0, 1, 2, 2, 2]]
 
     def test_padding_on_the_left_does_not_change_a_row(self):
@@ -162,7 +162,7 @@ class TestGrid:
             ((4, 4), {"start": (1, 2, 3)}, "start"),
         ],
     )
-    def test_names_the_bad_field(self, sizes, kwargs, field):
+    def test_an_error_names_the_bad_field(self, sizes, kwargs, field):
         assert_refused(field, lambda: grid(*sizes, **kwargs))
 
 
@@ -236,7 +236,7 @@ class TestMultimodal:
             (lambda: Video(2, 2, 2, interval=2.0**24), "interval"),
         ],
     )
-    def test_names_the_bad_field(self, call, field):
+    def test_an_error_names_the_bad_field(self, call, field):
         assert_refused(field, call)
 
     def test_delta_continues_the_row(self):
@@ -265,7 +265,7 @@ class TestPatchCentres:
     @pytest.mark.parametrize(
         ("args", "field"), [((0, 4), "height"), ((4, 0), "width"), ((4, 4, math.inf), "scale")]
     )
-    def test_names_the_bad_field(self, args, field):
+    def test_an_error_names_the_bad_field(self, args, field):
         assert_refused(field, lambda: patch_centres(*args))
 
 
@@ -289,7 +289,7 @@ def every_builder(device):
     ]
 
 
-def test_nothing_is_read_back():
+def test_no_builder_reads_a_value_of_a_tensor():
     """A meta tensor has no values: whoever asks for one fails."""
     for made, real in zip(every_builder("meta"), every_builder("cpu"), strict=True):
         assert made.device.type == "meta"
@@ -357,7 +357,7 @@ def test_the_ends_of_every_size(field, make, least):
         assert_refused(field, lambda: make(size))  # noqa: B023 - called at once
 
 
-def test_compiles_whole():
+def test_builders_compile_to_one_graph():
     def build(boundaries, mask):
         return packed(boundaries, total=5), left_padded(mask)
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 yaml = pytest.importorskip("yaml", reason="reads the workflow")
 
 
-def test_one_version():
+def test_package_citation_and_changelog_have_one_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == rw.__version__
     assert f"## [{rw.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -1,9 +1,10 @@
 """One test for each known failure of other libraries that the definition, the tables and the
 rotation could have too: numbers and state.
 
-Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
-measured in transformers. Shapes and meanings are in test_reliability_calls.py; configs and files
-with the code that reads them.
+The numbers in the names are those of a list of known failures that is not in this repository:
+`item` for bugs reported in projects, `w` for those measured in transformers. Items about shapes and
+calls are in test_reliability_calls.py; those about configs and files are tested with the code that
+reads them.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def test_item_09_w08_a_long_row_does_not_change_its_mates(name):
 
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_item_10_same_length_other_offset(name):
+def test_item_10_calls_of_one_length_keep_their_own_offsets(name):
     rope, x = rw.Rope(sample_spec(name)), x_of()
     length = 60 if rope.spec.needs_length else None
     for offset in (0, 20, 3, 20, 0):
@@ -151,7 +152,7 @@ def test_item_11_the_first_caller_does_not_choose_the_dtype(first):
     assert rope.cos_sin(torch.arange(S))[0].dtype == torch.float32
 
 
-def test_item_12_kept_under_inference_mode_then_differentiated():
+def test_item_12_what_was_kept_under_inference_mode_can_be_differentiated():
     rope = rw.Rope(sample_spec(theta=2_222.0))
     with torch.inference_mode():
         rope(x_of(), x_of())
@@ -236,7 +237,7 @@ def test_item_15_a_returned_table_is_not_the_kept_one():
     exactly(rope(x), definition(x, rope.spec, torch.arange(S)))
 
 
-def test_item_16_w10_meta_then_to_empty():
+def test_item_16_w10_a_rope_built_on_meta_rotates_after_to_empty():
     with torch.device("meta"):
         rope = rw.Rope(sample_spec("yarn"))
     x = x_of()

@@ -1,9 +1,9 @@
 """One test for each known failure of other libraries that the definition, the tables and the
 rotation could have too: shapes and calls.
 
-Numbers are those of the list of known failures: `item` for bugs reported in projects, `w` for those
-measured in transformers. Item 21, strides beyond 32 bits, is in test_rotation.py; item 39,
-recompilation, in compiled.py.
+The numbers in the names are those of a list of known failures that is not in this repository:
+`item` for bugs reported in projects, `w` for those measured in transformers. Item 21, strides
+beyond 32 bits, is in test_rotation.py; item 39, recompilation, in compiled.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ B, H, S = 2, 3, 7
 FOLLOWS_LENGTH = pytest.mark.parametrize("name", ["dynamic", "longrope", "dynamic_yarn"])
 
 
-def test_item_22_in_place_where_autograd_still_needs_the_value():
+def test_item_22_in_place_is_refused_where_autograd_needs_the_value():
     rope, x = rw.Rope(sample_spec()), x_of().requires_grad_()
     saved = x.exp()
     rope(saved, inplace=True)
@@ -68,7 +68,7 @@ def test_item_23_24_25_every_row_and_head_rotates_by_its_own_position(backend):
 
 @FOLLOWS_LENGTH
 @pytest.mark.parametrize("shape", [(0, H, S, HEAD_DIM), (B, H, 0, HEAD_DIM), (0, H, 0, HEAD_DIM)])
-def test_item_26_w11_empty(name, shape):
+def test_item_26_w11_an_empty_tensor_keeps_its_shape(name, shape):
     rope, x = rw.Rope(sample_spec(name)), torch.empty(shape)
     assert (
         rope(x).shape
@@ -88,7 +88,7 @@ def test_item_26_w12_positions_do_not_broadcast_over_tokens():
 
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_item_27_negative_positions(name):
+def test_item_27_negative_positions_follow_the_definition(name):
     rope, x = rw.Rope(sample_spec(name)), x_of(dtype=torch.float64)
     positions = torch.arange(S) - 40
     length = 20 if rope.spec.needs_length else None
@@ -157,7 +157,7 @@ def test_item_30_w17_keys_cached_before_the_limit_can_be_moved(name):
     assert_close(at_once, full[:, :, :8], rtol=0, atol=1e-12)
 
 
-def test_item_31_magnitude_in_every_layout():
+def test_item_31_the_magnitude_is_on_the_pairs_alone_in_every_layout():
     """YaRN's 0.1 ln(factor) + 1, on the pairs and on nothing else, in both layouts."""
     for layout in ("half", "interleaved"):
         x = x_of(dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_item_31_magnitude_in_every_layout():
         assert torch.equal(y[..., 12:], x[..., 12:])
 
 
-def test_item_32_llama3_with_equal_bands():
+def test_item_32_llama3_with_equal_bands_is_finite_and_follows_its_formula():
     spec = sample_spec(
         scaling=frequencies.Llama3(
             factor=8.0, low_freq_factor=2.0, high_freq_factor=2.0, original_length=64
@@ -230,7 +230,7 @@ def test_item_37_odd_head_dim_is_refused_when_built(head_dim):
 
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_item_38_w18_left_padding_and_eviction(name):
+def test_item_38_w18_left_padding_and_eviction_change_no_bit(name):
     """A padded row, counted by its own positions, turns as the row without padding; so does a cache
     after eviction.
     """

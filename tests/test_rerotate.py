@@ -33,7 +33,7 @@ def rebuilt(k, spec, positions, length=None):
 @every_backend
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 @pytest.mark.parametrize("axis", ["one", "chunked", "axial"])
-def test_shift_equals_rebuilt(name, axis, backend):
+def test_shifted_keys_equal_rebuilt_ones(name, axis, backend):
     spec = sample_spec(name, axis)
     k = torch.randn(B, H, S, spec.head_dim, dtype=torch.float64)
     run_by = backend_or_skip(backend, k, spec)
@@ -65,7 +65,7 @@ CHANGES = {
 
 @every_backend
 @pytest.mark.parametrize("change", CHANGES)
-def test_change_of_spec_equals_rebuilt(change, backend):
+def test_keys_moved_to_another_spec_equal_rebuilt_ones(change, backend):
     spec = sample_spec()
     to = spec.with_(**CHANGES[change])
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_magnitude_stays_unless_asked_for(backend):
     assert torch.equal(kept[..., :2], k[..., :2])
 
 
-def test_magnitude_of_differing_slices():
+def test_match_magnitude_holds_when_the_slices_differ():
     spec = sample_spec("yarn")
     to = spec.with_(rotary_dim=6)
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -148,7 +148,7 @@ def test_keys_follow_a_grown_length(name):
 @every_backend
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("change", ["base", "fewer dims"])
-def test_rounded_once(dtype, change, backend):
+def test_rerotated_keys_are_rounded_once(dtype, change, backend):
     """bf16 keys moved by millions are within 2 ulp of rebuilt ones: one rounding for the cache, one
     for the move.
     """
@@ -173,7 +173,7 @@ def undone(k, spec, positions):
     return definition(k, spec, -positions, key=True)
 
 
-def test_in_place_and_gradients():
+def test_rerotation_in_place_has_the_same_bits_and_gradients_are_right():
     spec, to = sample_spec(), sample_spec(theta=500.0)
     before, after = torch.arange(S), torch.arange(S) + 100
     for target in (to, to.with_(rotary_dim=6)):
@@ -207,7 +207,7 @@ def test_another_layout_needs_the_same_dimensions(change):
     assert_refused("to", lambda: rotation.rerotate(k, other, positions, positions, to=spec))
 
 
-def test_by_the_module():
+def test_rope_rerotates_with_its_own_settings_and_refuses_learned_frequencies():
     rope, other = (
         rw.Rope(sample_spec()),
         rw.Rope(sample_spec(theta=500.0, layout_out="interleaved")),

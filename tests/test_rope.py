@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_no_state(name):
+def test_a_rope_has_no_state_and_a_call_changes_nothing(name):
     rope = rw.Rope(sample_spec(name))
     assert rope.state_dict() == {}
     assert not list(rope.parameters())
@@ -81,7 +81,7 @@ def test_no_treatment_changes_a_bit(name, treatment):
     assert torch.equal(TREATMENTS[treatment](rw.Rope(spec))(x, **where), expected)
 
 
-def test_built_on_meta():
+def test_a_rope_built_on_meta_rotates_by_the_definition():
     with torch.device("meta"):
         layer = Layer(sample_spec("yarn"))
     assert layer.linear.weight.is_meta
@@ -179,7 +179,7 @@ def test_old_checkpoints_load(legacy):
         layer.load_state_dict({**weights, "rope.something": torch.randn(5)})
 
 
-def test_learned_frequencies_start_plain():
+def test_learned_frequencies_begin_with_those_of_the_start_scaling():
     spec = sample_spec("learnable")
     rope = rw.Rope(spec)
     assert list(rope.state_dict()) == ["log_scale"]
@@ -299,7 +299,7 @@ def test_mixed_axes_rotate_every_head_by_both_coordinates():
     assert rope.mixed.grad.abs().max() > 0
 
 
-def test_real_coordinates():
+def test_real_coordinates_rotate_by_the_definition():
     rope = rw.Rope(rw.RopeSpec(10, axes=axes.normalised(3, 2), scaling=frequencies.Default()))
     x = torch.randn(B, H, S, 10, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):

@@ -62,7 +62,7 @@ def test_tokens_may_be_on_any_axis(order, rows, layout, backend):
         ((B, 2, H, S, HEAD_DIM), -2),
     ],
 )
-def test_fewer_and_more_axes(shape, seq_dim, backend):
+def test_tensors_of_two_to_five_axes_rotate_by_their_own_positions(shape, seq_dim, backend):
     """[S, D], [B, S, D], packed [T, H, D], five axes: every token is rotated by its own position."""
     spec = sample_spec()
     x = torch.randn(shape)
@@ -139,7 +139,7 @@ def test_positions_none_int_row_and_full_agree(axis):
         assert torch.equal(bits(rotation.rotate(x, spec, **where)), bits(expected)), where
 
 
-def test_offset_a_row():
+def test_each_row_may_have_its_own_offset():
     spec, x = sample_spec(), torch.randn(B, H, S, HEAD_DIM)
     offsets = torch.tensor([3, 50])
     expected = definition(x, spec, offsets[:, None] + torch.arange(S)).float()
@@ -257,7 +257,7 @@ def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
 @pytest.mark.parametrize(
     "name", ["default", "dynamic", "longrope", "dynamic_yarn", "learnable", "xpos"]
 )
-def test_empty_tensors_pass(shape, name, backend):
+def test_empty_tensors_keep_their_shape_and_have_gradients(shape, name, backend):
     spec = sample_spec(name)
     x = torch.randn(shape, requires_grad=True)
     rope = rw.Rope(spec, backend=backend_or_skip(backend, x, spec))
@@ -305,7 +305,7 @@ def test_not_a_number_stays_in_its_pair():
 
 
 @pytest.mark.parametrize("name", ["eager", "reference"])
-def test_backend_by_name(name):
+def test_a_backend_is_chosen_by_name_and_an_unknown_one_refused(name):
     x, spec = torch.randn(1, 1, S, HEAD_DIM), sample_spec()
     assert_close(
         rotation.rotate(x, spec, backend=name),

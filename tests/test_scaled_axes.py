@@ -106,5 +106,5 @@ def test_eva_rotates_by_stretched_coordinates():
         (lambda: rw.RopeSpec(8, axes=axes.axial(2, 2, scaled=[0]), scaling=Learnable()), "scaling"),
     ],
 )
-def test_names_the_bad_field(make, field):
+def test_an_error_names_the_bad_field(make, field):
     assert_refused(field, make)

@@ -63,7 +63,7 @@ def test_precision_bounds_tell_the_policies_apart():
     ).ok
 
 
-def test_laws_hold_here():
+def test_every_law_holds_on_this_machine():
     assert {law.name: law.error for law in selfcheck.laws() if not law.ok} == {}
 
 

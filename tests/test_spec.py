@@ -267,7 +267,7 @@ def test_what_a_spec_says_about_itself():
         ({"head_dim": 2}, 0, 2),
     ],
 )
-def test_the_slice_that_rotates(fields, start, width):
+def test_the_rotated_slice_sets_start_width_and_frequencies(fields, start, width):
     spec = RopeSpec(**fields)
     assert (spec.rotary_start, spec.rotated_dims, spec.pairs) == (start, width, width // 2)
     # the exponent divides by the slice, not by the head

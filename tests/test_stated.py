@@ -147,7 +147,7 @@ def test_a_kronecker_product_is_a_rope_with_mixed_axes_not_an_axial_one():
         assert (angles(kronecker) == angles(direct_sum)) == (row == column == 0)
 
 
-def test_positions_of_audio_frames():
+def test_audio_frames_within_one_unit_of_time_share_a_position():
     """A frame of 25 ms after 10 ms of hop, numbered by time in units of 40 ms: four frames share a
     position, and text that follows continues after the last.
     """

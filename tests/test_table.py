@@ -180,7 +180,7 @@ def test_two_levels_equal_the_phase():
         )
 
 
-def test_circles_stay_circles():
+def test_the_squares_of_cos_and_sin_add_up_to_one():
     cos, sin = cos_sin(RopeSpec(128), torch.arange(500))
     assert float((cos**2 + sin**2 - 1).abs().max()) <= 1.2e-7
 
@@ -222,7 +222,7 @@ def test_a_row_depends_on_its_position_alone(precision):
     )
 
 
-def test_the_first_rows_are_the_same_rows():
+def test_kept_first_rows_equal_computed_ones():
     for spec in (
         PLAIN,
         RopeSpec(10, scaling=fq.XPos()),

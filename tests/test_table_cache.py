@@ -60,7 +60,7 @@ def test_every_field_and_device_has_a_table_of_its_own():
     assert tables(RopeSpec(8), CPU) is tables(specs[0], CPU)
 
 
-def test_what_each_spec_keeps():
+def test_only_fixed_frequencies_of_one_axis_keep_levels():
     kept = tables(RopeSpec(8), CPU)
     assert [level.shape for level in kept.levels] == [(1024, 4)] * 4
     assert all(level.dtype == torch.float64 for level in kept.levels)

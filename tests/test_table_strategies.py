@@ -90,7 +90,7 @@ def check_call_and_gradient(rope, call, positions):
 @every_strategy
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bits", LIMITS)
-def test_far_positions_are_as_exact(tables, dtype, bits):
+def test_far_positions_are_as_exact_with_every_strategy(tables, dtype, bits):
     spec, positions = rw.RopeSpec(64, 500_000.0), near(bits, 12)
     rope, wanted = (
         rw.Rope(spec, tables=tables),
@@ -116,7 +116,7 @@ def test_far_positions_are_as_exact(tables, dtype, bits):
 
 @pytest.mark.parametrize("backend", ["cpu", "eager"])
 @every_spec
-def test_which_bits_are_equal(name, backend):
+def test_auto_equals_two_level_and_full_equals_none_in_every_bit(name, backend):
     """ "auto" and "two-level" agree in every bit, and so do "full" and "none"; cos and sin of both
     differ by one last place.
     """
@@ -259,7 +259,7 @@ def test_a_spec_without_such_a_table_is_refused(kind, tables):
 
 
 @pytest.mark.parametrize("word", ["", "Full", "two_level", "phase", None, 3, True])
-def test_other_words_are_refused(word):
+def test_unknown_strategies_are_refused(word):
     with (
         pytest.raises(
             rw.RopeError, match="tables: must be one of auto, full, two-level, none; got"

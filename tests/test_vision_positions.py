@@ -96,7 +96,7 @@ def test_centres_have_the_chosen_unit(height, width, normalise):
     assert_close(centres[:, 0].T, torch.tensor(expected, dtype=torch.float64))
 
 
-def test_dinov3_angles():
+def test_dinov3_angles_are_those_worked_out_by_hand():
     spec = rw.RopeSpec(8, theta=100.0, axes=rw.axes.normalised(2, 2))
     centres = rw.positions.patch_centres(2, 2, scale=2 * math.pi)
     angles = centres[list(spec.axis_of_pair)].movedim(0, -1) * ladder(spec).radians
@@ -154,7 +154,7 @@ class TestAugmented:
         assert_close(rw.positions.augmented(self.centres, **options)[:, 0].T, moved)
 
     @pytest.mark.parametrize("option", ["shift", "jitter", "rescale"])
-    def test_names_the_bad_field(self, option):
+    def test_an_error_names_the_bad_field(self, option):
         assert_refused(option, lambda: rw.positions.augmented(self.centres, **{option: -1.0}))
 
 
@@ -234,5 +234,5 @@ class TestDiffusion:
             (lambda: rw.positions.augmented(torch.zeros(2, 1, 4).half()), "centres"),
         ],
     )
-    def test_names_the_bad_field(self, call, field):
+    def test_an_error_names_the_bad_field(self, call, field):
         assert_refused(field, call)

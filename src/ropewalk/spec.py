@@ -190,7 +190,10 @@ class RopeSpec:
 
     @property
     def needs_length(self) -> bool:
-        """Whether frequencies depend on the length of each sequence."""
+        """Whether frequencies depend on the length of each sequence.
+
+        `Rope` takes the length from the positions if none is given; `qk_norm_rope` must be given it.
+        """
         return self.scaling.needs_length
 
     @property

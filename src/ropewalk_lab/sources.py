@@ -124,8 +124,8 @@ SOURCES: dict[str, Callable[[], TextSource]] = {
 
 
 def find_source(name: str | Path, field: str = "text") -> TextSource:
-    """Return a source by its name in SOURCES, or the files at a path; `field` is the field of a
-    JSON line that has the text.
+    """Return a source by its name in SOURCES, or the files or saved dataset at a path; `field` is
+    the field of each JSON line, or the column of the dataset, that has the text.
     """
     if str(name) in SOURCES:
         return SOURCES[str(name)]()

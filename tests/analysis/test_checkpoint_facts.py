@@ -100,7 +100,7 @@ def test_a_folder_is_read_and_a_warning_is_told_by_the_explanation(tmp_path):
     )
 
 
-def test_a_length_that_nobody_knows_or_that_is_none_is_refused():
+def test_a_missing_or_negative_length_is_refused():
     with pytest.raises(rw.RopeError, match="max_position_embeddings: must be in the config"):
         analysis.read_checkpoint({"rope_theta": 1e4, "head_dim": 8})
     with pytest.raises(rw.RopeError, match="max_position_embeddings"):

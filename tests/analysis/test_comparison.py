@@ -47,7 +47,7 @@ def test_a_false_declaration_does_not_reach_the_table(monkeypatch):
     assert (row.relative, row.linear, row.bounded, row.entry) == (True, False, False, "scores")
 
 
-def test_parameters_by_hand(rows):
+def test_parameter_counts_are_those_worked_out_by_hand(rows):
     by_hand = {
         "learned": LENGTH * HEADS * HEAD_DIM,
         "rope_learnable": HEAD_DIM // 2,
@@ -63,7 +63,7 @@ def test_parameters_by_hand(rows):
     assert {name: row.parameters for name, row in rows.items() if row.parameters} == by_hand
 
 
-def test_cost_by_hand(rows):
+def test_costs_are_those_worked_out_by_hand(rows):
     pairs_of_tokens = LENGTH**2
     assert rows["rope"].tensor_bytes == HEADS * LENGTH * HEAD_DIM * 4
     assert rows["alibi"].tensor_bytes == HEADS * pairs_of_tokens * 8  # float64 until the last step
@@ -116,7 +116,7 @@ def test_clipped_distances_bring_nothing_new_and_untrained_buckets_do(rows):
     assert rows["learned"].excess is rows["learned"].spread is None
 
 
-def test_spread_by_hand(rows):
+def test_the_spread_is_that_worked_out_by_hand(rows):
     assert rows["none"].spread == pytest.approx(4, abs=1e-12)
     in_use = []
     for length in (4 * LENGTH, LENGTH):

@@ -45,7 +45,7 @@ def test_radians_are_those_of_the_scaling_at_the_length(name):
     assert analysis.radians(spec, LENGTH) == pytest.approx([float(x) for x in expected], rel=1e-13)
 
 
-def test_turns_and_wavelengths_by_hand():
+def test_turns_and_wavelengths_are_those_worked_out_by_hand():
     steps = [math.pi / 2, -math.pi / 5, 0.0]
     assert analysis.wavelengths(steps) == pytest.approx([4, 10, math.inf])
     assert analysis.turns(steps, 20) == pytest.approx([5, 2, 0])
@@ -99,7 +99,7 @@ def test_coverage_counts_turns_before_and_after_scaling():
     assert sum(found.new_angles(found.scaled)) == 0
 
 
-def test_new_angles_by_hand():
+def test_new_angles_are_those_worked_out_by_hand():
     """A pair that completed a turn has seen all angles, and one that does not rotate has no others."""
     trained = np.array([2.0, 0.5, 0.5, 0.0])
     found = analysis.Coverage(trained, trained, trained)
@@ -154,7 +154,7 @@ def test_llama3_bands_follow_its_wavelengths():
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_bands_by_hand(scaling, expected):
+def test_bands_are_those_worked_out_by_hand(scaling, expected):
     assert analysis.bands(rw.RopeSpec(8, theta=10_000.0, scaling=scaling), 64) == expected
 
 

@@ -78,7 +78,7 @@ def test_a_path_needs_one_series_of_frequencies():
 
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_the_path_of_a_query_is_where_the_module_takes_it(name):
+def test_the_path_of_a_query_has_the_values_that_rope_gives_it(name):
     spec, positions = sample_spec(name), torch.tensor([0, 1, 5, 40])
     x = torch.zeros(1, 1, 4, HEAD_DIM, dtype=torch.float64)
     x[..., ROTARY_START : ROTARY_START + spec.pairs] = 1

@@ -33,7 +33,7 @@ def test_a_decode_shape_has_positions_on_every_axis(monkeypatch):
 
 
 @pytest.mark.parametrize("order", ["bshd", "bhsd"])
-def test_the_definition_is_the_numpy_one(order):
+def test_the_definition_equals_the_rotation_in_numpy(order):
     case = cases.make_case("tiny", order)
     rotated = cases.definition(case.q, case.positions, case)
     token = (1, 4, 2) if order == "bshd" else (1, 2, 4)

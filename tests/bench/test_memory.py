@@ -99,7 +99,7 @@ def test_large_shapes_are_timed_in_fewer_rounds(monkeypatch):
     assert len(calls) == 2 + 3 * 2
 
 
-def test_a_group_stands_for_its_shapes_once():
+def test_a_group_is_replaced_by_its_shapes_without_repetition():
     assert cases.shape_names(["A", "doc shapes", "8x32x512x64"]) == (
         "A",
         *cases.GROUPS["doc shapes"],

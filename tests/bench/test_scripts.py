@@ -196,7 +196,7 @@ def test_real_models_stops_a_part_at_its_limit_and_packs_what_it_wrote(tmp_path,
         assert sorted(archive.getnames()) == ["fit.log", "models/rows.jsonl"]
 
 
-def test_invariance_yields_what_ended_within_its_limit(monkeypatch):
+def test_invariance_yields_the_parts_that_ended_within_its_limit(monkeypatch):
     import invariance
 
     def count(seeds):

@@ -14,7 +14,7 @@ def row(contender: str, us: float, shape: str = "a", **more) -> dict:
     }
 
 
-def test_the_fastest_in_every_case():
+def test_a_verdict_without_lost_cases_gives_the_ratio_to_a_copy():
     rows = [row("ropewalk", 12.0), row("peer", 30.0), row("ropewalk, eager", 11.0)]
     assert verdict(rows) == (
         "Verdict: ropewalk is the fastest in 1 of 1 cases, in the median 1.20 times as long as a copy."

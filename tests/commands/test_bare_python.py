@@ -78,7 +78,7 @@ def test_nothing_is_installed_there():
         ("audit --example gpt-oss-20b --details", "3 of 5 engines agree"),
     ],
 )
-def test_it_answers(config, words, says):
+def test_commands_without_tensors_answer(config, words, says):
     code, out, err, _ = run(*words.format(config=config).split())
     assert (code, err) == (0, "")
     assert re.match(says, out)
@@ -94,20 +94,20 @@ def test_it_answers(config, words, says):
         ("bench", "bench: needs torch; run: pip install 'ropewalk[torch]'"),
     ],
 )
-def test_it_refuses_in_one_line(words, says):
+def test_wrong_words_and_a_missing_torch_are_refused_in_one_line(words, says):
     code, out, err, _ = run(*words.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err.startswith(f"ropewalk: {says}")
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_the_same_is_said_as_where_torch_is_installed(config, command):
+def test_json_is_the_same_as_where_torch_is_installed(config, command):
     environment = [sys.executable, "-m", "ropewalk_cli", command, str(config), "--json"]
     with_torch = subprocess.run(environment, capture_output=True, text=True, check=True).stdout
     assert run(command, config, "--json")[1] == with_torch
 
 
-def test_a_config_is_explained_at_once(config):
+def test_inspect_takes_less_than_a_second(config):
     """Meant: 0.4 s of CPU. Allowed: twice that, and two more tries, for a busy machine."""
     runs = [run("inspect", config) for _ in range(3)]
     assert [code for code, *_ in runs] == [0, 0, 0]

@@ -40,7 +40,7 @@ def completed(capsys):
         (["nope", ""], [""]),
     ],
 )
-def test_the_words_that_may_come_next(completed, words, found):
+def test_completion_offers_the_words_that_may_come_next(completed, words, found):
     assert completed(*words) == found
 
 
@@ -57,7 +57,7 @@ def test_zsh_and_fish_get_the_help_too(completed):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_is_one(capsys, shell):
+def test_the_script_of_a_shell_has_valid_syntax(capsys, shell):
     code, out, err = call(capsys, "completion", shell)
     assert (code, err) == (0, "")
     assert f"--complete {shell}" in out
@@ -70,7 +70,7 @@ def test_the_script_of_a_shell_is_one(capsys, shell):
     ("line", "found"),
     [(["in"], "inspect info"), (["inspect", "--se"], "--served"), (["lab", ""], "list")],
 )
-def test_bash_asks_and_fills_in(tmp_path, line, found):
+def test_bash_completes_words_with_the_script(tmp_path, line, found):
     program = tmp_path / "ropewalk"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ropewalk_cli "$@"\n')
     program.chmod(0o755)

@@ -27,7 +27,7 @@ def test_the_exit_status_is_that_of_the_heaviest_finding(write, config, status):
     assert seconds < 1.2, "meant: 0.4 s; a busy machine and no byte code take longer"
 
 
-def test_json_and_the_corrected_file(write, tmp_path):
+def test_json_and_the_written_file_have_the_corrected_config(write, tmp_path):
     out_path = tmp_path / "fixed.json"
     words = ("--engine", "vllm", "--length", 131072, "--json", "--out", out_path)
     code, out, _, _ = run("doctor", write(BAD), *words)
@@ -46,7 +46,7 @@ def test_the_flags_of_one_engine_are_printed_alone(write):
     assert "--hf-overrides" not in out
 
 
-def test_a_draft_is_read_too(write, tmp_path):
+def test_a_draft_model_without_the_scaling_is_a_warning(write, tmp_path):
     draft = tmp_path / "draft.json"
     draft.write_text(json.dumps({**CONFIG, "rope_scaling": None}))
     code, out, _, _ = run("doctor", write(CONFIG), "--draft", draft)

@@ -50,7 +50,7 @@ def test_config_and_example_exclude_each_other(command, capsys, tmp_path):
     assert "Llama-3.1-8B" in err
 
 
-def test_an_argument_that_is_missing_is_called_nothing(capsys, tmp_path):
+def test_the_error_of_a_missing_argument_ends_with_got_nothing(capsys, tmp_path):
     assert command_line.call(capsys, "convert", tmp_path, "--dry-run")[2].endswith(
         "; got nothing\n"
     )
@@ -95,7 +95,7 @@ def test_examples_are_the_models_of_their_names():
         ), name
 
 
-def test_scaled_examples_agree_with_themselves():
+def test_the_factors_of_examples_fit_their_lengths():
     """YaRN and its like serve `factor` trained lengths, Llama 3.1 twice as many; Phi-3's factors
     never fall from pair to pair.
     """

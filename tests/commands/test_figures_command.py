@@ -31,7 +31,7 @@ def test_every_figure_and_a_sheet_are_written(capsys, tmp_path, monkeypatch):
     ]
 
 
-def test_only_some_dark_svg_of_a_config_as_json(capsys, tmp_path):
+def test_options_select_figures_format_theme_and_config(capsys, tmp_path):
     config = tmp_path / "config.json"
     config.write_text('{"rope_theta": 100.0, "head_dim": 8, "max_position_embeddings": 64}')
     args = (

@@ -341,7 +341,7 @@ def run(capsys, command: str, arguments: list[str]) -> int:
     return code
 
 
-def test_every_command_is_here(valid):
+def test_every_command_has_valid_words_to_spoil(valid):
     assert set(valid) == set(COMMANDS)
 
 

@@ -50,7 +50,7 @@ def test_inspect_reads_the_main_revision_and_else_the_newest(capsys, cache):
     assert theta(capsys) == 5e6
 
 
-def test_other_places_of_the_cache(cache, monkeypatch):
+def test_hf_hub_cache_and_xdg_cache_home_move_the_cache(cache, monkeypatch):
     hub = cache.parent
     monkeypatch.delenv("HF_HOME")
     monkeypatch.setenv("HF_HUB_CACHE", str(hub))
@@ -79,5 +79,5 @@ def test_every_command_that_takes_a_config_takes_a_name(capsys, cache, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["../hub/x", "a/../b", "missing", "a/b/c", "dir/config.json"])
-def test_other_words_are_paths(cache, name):
+def test_what_is_no_model_name_is_a_path(cache, name):
     assert model_path(name) == Path(name)

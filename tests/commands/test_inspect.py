@@ -64,7 +64,7 @@ def test_json_has_every_value_with_its_source(capsys, write):
     assert values["head_dim"] == {"value": 128, "source": "hidden_size / num_attention_heads"}
 
 
-def test_the_reach_of_llama_3(capsys, write):
+def test_lengths_bands_and_wavelengths_of_llama_3_are_those_of_its_formula(capsys, write):
     layer = report(capsys, write(LLAMA))["layers"]["full_attention"]
     summary = layer["summary"]
     assert (summary["trained"], summary["served"]) == (8192, 131_072)
@@ -187,7 +187,7 @@ def test_layers_without_a_rope_and_pairs_that_do_not_rotate_are_shown(capsys, wr
     assert "still" in call(capsys, half, "--details")[1]
 
 
-def test_a_folder_and_a_plot(capsys, write, tmp_path, monkeypatch):
+def test_a_folder_is_read_and_a_plot_written(capsys, write, tmp_path, monkeypatch):
     monkeypatch.setattr(inspect_command, "PLOTTED", ("angles",))
     write(GEMMA)
     code, out, _ = call(capsys, tmp_path, "--plot", tmp_path / "rope.png")

@@ -70,7 +70,7 @@ def test_numbers_that_no_fine_tuning_has_are_refused(tmp_path, capsys, more, sai
     assert re.search(said, err), err
 
 
-def test_extend_makes_the_folder_of_its_file(tmp_path, capsys):
+def test_extend_makes_the_missing_folder_of_its_output_file(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(EXAMPLE))
     out = tmp_path / "new" / "folder" / "x.json"
     code, _, err = call(

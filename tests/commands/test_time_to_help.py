@@ -43,14 +43,14 @@ def imported(*words: str) -> set[str]:
     ],
     ids=" ".join,
 )
-def test_help_and_the_version(words):
+def test_help_and_the_version_import_nothing_slow(words):
     assert imported(*words) & SLOW == set()
 
 
-def test_a_completion():
+def test_a_completion_imports_nothing_slow():
     assert imported("--complete", "bash", "inspect", "--se") & SLOW == set()
 
 
-def test_a_command_that_computes_imports_them():
+def test_a_command_that_computes_imports_torch_and_numpy():
     """So that the names are read as they should be."""
     assert {"torch", "numpy"} <= imported("info")

@@ -80,7 +80,7 @@ def test_words_become_values(words, values):
         ("a --no-dry-run", "no such option: --no-dry-run (did you mean --dry-run?)"),
     ],
 )
-def test_words_that_are_not_understood(words, says):
+def test_words_that_are_not_understood_are_refused_with_what_to_write(words, says):
     with pytest.raises(UsageError) as raised:
         read(words.split(), parameters(sample))
     assert str(raised.value) == says
@@ -130,7 +130,7 @@ def test_help_shows_choices_and_defaults_and_no_value_beside_a_flag(ran):
         assert line in lines
 
 
-def test_a_type_that_no_word_has_is_an_error():
+def test_an_argument_of_a_type_that_no_word_can_give_is_an_error():
     def wrong(value: dict) -> None:
         """Take a dict."""
 

@@ -31,7 +31,7 @@ def cpp(folder, out):
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
-def test_javascript(tmp_path):
+def test_the_javascript_runner_passes_and_finds_a_wrong_rope(tmp_path):
     done = javascript(EXAMPLES)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "67 cases" in done.stdout
@@ -43,7 +43,7 @@ def test_javascript(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
-def test_cpp(tmp_path):
+def test_the_cpp_runner_passes(tmp_path):
     done = cpp(EXAMPLES, tmp_path / "runner")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "67 cases" in done.stdout

@@ -55,7 +55,7 @@ def test_a_row_has_words_and_a_fix():
         assert set(row.groups) <= set(groups())
 
 
-def test_two_mistakes_at_once_are_named_both():
+def test_two_mistakes_at_once_are_both_named():
     names = {"ramp_inverted", "magnitude_missing"}
     change = {"ramp": "inverted", "magnitude": "none"}
     group, kind = load("yarn"), KINDS["cos_sin"]

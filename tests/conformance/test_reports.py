@@ -44,7 +44,7 @@ def test_table_lists_the_reports():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_report_is_about_the_run(name):
+def test_a_report_names_the_release_date_and_vectors_of_the_run(name):
     text = (REPORTS / f"{name}.md").read_text(encoding="utf-8")
     row = STACKS[name]
     assert f"**Project and release**: {name} {row['version']}\n" in text

@@ -42,14 +42,14 @@ def test_exact_angles_pass_at_every_position():
         assert report.passed, f"{rope}:\n{report}"
 
 
-def test_every_choice_is_made():
+def test_the_random_ropes_make_every_choice():
     made = [vars(Right(seed)) for seed in range(200)]
     counts = {name: {str(each[name]) for each in made} for name in made[0] if name != "plain"}
     assert min(len(values) for values in counts.values()) >= 2
     assert counts["dtype"] == {"float32", "float64", "bfloat16", "float16"}
 
 
-def test_a_wrong_rope_among_them_is_seen():
+def test_a_rope_off_by_a_hundred_thousandth_is_found():
     rope = Right(3)
     wrong = lambda config, length=None: (
         np.asarray(rope.plain.inv_freq(config, None, length)[0]) * 1.00001

@@ -80,7 +80,7 @@ def test_what_a_config_means_is_passed_to_a_function_that_takes_it():
     assert run(inv_freq=inv_freq, groups="default").passed
 
 
-def test_errors_are_told_apart():
+def test_refusals_exceptions_and_wrong_results_are_reported_differently():
     def refuses(config):
         raise NotImplementedError("no YaRN\x1b[31m")
 
@@ -130,7 +130,9 @@ def test_optional_groups_do_not_fail_a_run_unless_they_are_named():
     assert not run(cos_sin=cos_sin, groups=["far"]).passed
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command_exits_with_1_for_a_wrong_rope_and_names_the_mistake(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     Path("right_rope.py").write_text(LISTS.format(theta='config["rope_theta"]'))

@@ -279,7 +279,7 @@ def test_a_length_saved_in_the_file_cuts_nothing(tmp_path):
     assert len(Subwords(tmp_path / "tokenizer.json").encode(b"a")) == 1
 
 
-def test_a_vocabulary_may_skip_ids_and_lack_a_mask(tmp_path):
+def test_a_vocabulary_may_skip_ids_and_lack_a_mask_token(tmp_path):
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"a": 0, "b": 20, "?": 3, "[SEP]": 5}, unk_token="?")
     )

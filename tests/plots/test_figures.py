@@ -301,7 +301,7 @@ def test_a_hand_that_does_not_rotate_says_so():
 
 
 @every_figure
-def test_dark_paper_is_dark_and_words_are_light(drawn, few_points, name):
+def test_a_dark_figure_has_a_dark_background_and_light_words(drawn, few_points, name):
     figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(dark=True)))
     brightness = lambda colour: sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) / 3
     assert max(figure.get_facecolor()[:3]) < 0.2

@@ -76,11 +76,11 @@ def test_a_call_inside_another_call_leaves_no_trace():
     ],
     ids=["slower", "wide", "bfloat16", "from position 10", "sin first"],
 )
-def test_a_table_of_another_form_stays(table):
+def test_a_table_of_another_form_is_left_unchanged(table):
     assert exact_table(table, INV_FREQ) is table
 
 
-def test_a_table_of_several_factors_stays():
+def test_a_table_of_several_factors_is_left_unchanged():
     module = Rotary(100, 4.0)
     module.scaling_factors = [4.0, 2.0]
     table = torch.cat([table_of(INV_FREQ / 4, 100), table_of(INV_FREQ / 2, 100)])
@@ -89,7 +89,7 @@ def test_a_table_of_several_factors_stays():
     )
 
 
-def test_several_tables_stay():
+def test_a_tuple_of_tables_is_left_unchanged():
     """SGLang's dual chunk attention computes a tuple of tables from one set of frequencies."""
     module = Rotary(100)
     tables = (table_of(INV_FREQ, 100), table_of(INV_FREQ, 50))

@@ -68,7 +68,7 @@ def test_whole_and_partial_heads_in_both_layouts(kernel, interleaved, pairs):
         )
 
 
-def test_one_tensor_by_exact_angles(kernel):
+def test_one_tensor_rotates_by_exact_angles(kernel):
     rope = kernel.Rope(kernel.RopeSpec(6, theta=100.0))
     x, positions = torch.randn(1, 2, 3, 6), torch.tensor([0, 7, 90_000])
     angles = positions[None, :, None] * 100.0 ** (-torch.arange(0, 6, 2, dtype=torch.float64) / 6)

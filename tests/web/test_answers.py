@@ -33,7 +33,7 @@ def plain(value):
     return json.loads(json.dumps(value))
 
 
-def test_the_doctor_is_the_doctor():
+def test_the_doctor_answers_what_the_package_finds():
     broken = {**QWEN, "rope_scaling": {**QWEN["rope_scaling"], "factor": "4.0"}}
     found = asked(ask="doctor", text=json.dumps(broken, indent=2), engine="vllm", length=131072)
     meant = rw.doctor(broken, "vllm", 131072).as_dict()
@@ -137,7 +137,7 @@ def test_no_message_names_a_folder_of_this_machine():
     assert "/tmp" not in answer(json.dumps({"ask": "doctor", "text": "{"}))
 
 
-def test_known_models_are_healthy_and_all_there():
+def test_every_known_model_is_there_and_gets_exit_status_0():
     known = known_models()
     left_out = {row["name"] for row in models() if "left_out" in row.get("scaling", {})}
     assert list(known) == [row["name"] for row in models() if row["name"] not in left_out]

@@ -194,7 +194,7 @@ def gguf(keys, tensors, padding=0) -> bytes:
 
 
 @pytest.mark.parametrize("padding", [0, 40_000])
-def test_of_a_gguf_file_the_header_is_read(browser, local, tmp_path, padding):
+def test_the_page_reads_the_header_of_a_gguf_file(browser, local, tmp_path, padding):
     spec = rw.RopeSpec(
         128,
         theta=500000.0,
@@ -226,7 +226,7 @@ def test_of_a_gguf_file_the_header_is_read(browser, local, tmp_path, padding):
     ("name", "data"),
     [("a.gguf", b"GGUF\3\0\0\0" + b"\xff" * 40), ("a.json", b"x" * 200_000), ("b.gguf", b"GGUF")],
 )
-def test_a_file_that_is_none_says_so(browser, local, tmp_path, name, data):
+def test_the_page_says_so_if_a_dropped_file_is_no_model_file(browser, local, tmp_path, name, data):
     (tmp_path / name).write_bytes(data)
     show(browser, local, 1440, "doctor?lang=en", ANSWERED)
     browser.drop(tmp_path / name)
@@ -340,7 +340,7 @@ def test_the_matrix_has_the_stacks_with_their_reasons(browser, local):
     assert heads == 21
 
 
-def test_the_findings_are_in_chinese(browser, local):
+def test_every_part_of_a_finding_is_in_chinese(browser, local):
     show(browser, local, 1440, "doctor?lang=zh", VIEWS["doctor"])
     parts = browser.js(
         "[...document.querySelectorAll('.finding h3, .finding dd')].map((e) => e.innerText)"

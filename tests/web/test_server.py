@@ -51,7 +51,7 @@ def test_every_answer_has_the_policy_and_is_not_sniffed(local):
     assert "sandbox" in answer(local, "/report")[1]["Content-Security-Policy"]
 
 
-def test_no_other_name_and_no_other_origin_is_answered(local):
+def test_requests_with_another_host_or_origin_are_refused(local):
     own = local.removeprefix("http://")
     port = own.partition(":")[2]
     assert answer(local, Host=own)[0] == answer(local, Host=f"localhost:{port}")[0] == 200
@@ -85,7 +85,7 @@ def test_an_answer_after_an_unexpected_error_has_the_policy(monkeypatch):
     assert b"default-src 'none'" in dict(sent[0]["headers"])[b"content-security-policy"]
 
 
-def test_a_form_of_another_page_asks_nothing(local):
+def test_requests_that_are_not_json_are_refused(local):
     body = json.dumps({"ask": "doctor", "text": "{}"}).encode()
     json_type = {"Content-Type": "application/json"}
     assert "ok" in json.loads(answer(local, "/api/ask", body, **json_type)[2])
@@ -132,7 +132,7 @@ def reads(local, **asked):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_reading_tells_its_progress_and_is_that_of_the_package(local):
+def test_a_reading_reports_progress_and_gives_the_packages_results(local):
     from ropewalk_lab.page import reading
 
     *progress, last = reads(local, factor=4.0)
@@ -192,7 +192,7 @@ def refusal(capsys, *args) -> str:
 
 
 @pytest.mark.parametrize("port", [0, 65_536, -1])
-def test_a_port_that_is_none_is_refused(capsys, port):
+def test_a_number_that_is_no_port_is_refused(capsys, port):
     assert "--port: must be an integer from 1 to 65535" in refusal(capsys, "--port", str(port))
 
 
@@ -201,7 +201,7 @@ def test_a_port_that_is_taken_is_refused(capsys, local):
 
 
 @pytest.mark.parametrize("name", ["none.html", "", "report.exe"])
-def test_a_report_that_is_none_is_refused(capsys, tmp_path, name):
+def test_a_path_that_is_no_report_is_refused(capsys, tmp_path, name):
     (tmp_path / "report.exe").write_bytes(b"MZ")
     path = str(tmp_path / name)
     assert "--report: must be the path of a report" in refusal(capsys, "--report", path)
@@ -210,7 +210,7 @@ def test_a_report_that_is_none_is_refused(capsys, tmp_path, name):
 @pytest.mark.parametrize(
     "share", ["page", "javascript:alert(1)", 'http://x"><script>', "file:///x"]
 )
-def test_an_address_to_share_that_is_none_is_refused(capsys, share):
+def test_a_share_option_that_is_no_address_is_refused(capsys, share):
     assert "--share: must be an address" in refusal(capsys, "--share", share)
 
 
@@ -221,7 +221,7 @@ def test_without_the_server_the_extra_is_named(monkeypatch, package):
         server.check(8600)
 
 
-def test_the_tiny_model_has_one_name():
+def test_the_page_and_the_studies_name_the_tiny_model_alike():
     from ropewalk_lab.studies.real import TINY
 
     assert server.TINY == TINY

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 MOST_BYTES = 6_000_000
 
 
-def test_the_build_packs_the_first_ring():
+def test_the_build_packs_the_modules_of_the_first_ring():
     text = (ROOT / "web" / "build.mjs").read_text(encoding="utf-8")
     (names,) = re.findall(r'const RING = "([^"]+)"', text)
     assert set(names.split()) == {"__init__", *RINGS[1].split()}

@@ -167,8 +167,8 @@ class LeakyReRope(Remapping):
 
 @dataclass(frozen=True)
 class SelfExtend(Remapping):
-    """Self-Extend: beyond `window`, positions are grouped, `group` neighbouring tokens at one
-    position.
+    """Self-Extend: at distances of `window` and more, positions are grouped, `group` neighbouring
+    tokens at one position.
     """
 
     name: ClassVar[str] = "self_extend"

@@ -131,8 +131,8 @@ def _misfit(factors: int, pairs: int) -> str:
 
 @_operation("rotate")
 def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """How many dimensions rotate: `width`, or `fraction` of the head; `strict`: factors of LongRoPE
-    that do not fit them are an error.
+    """How many dimensions rotate: `width`, or `fraction` of the head; `even`: an odd number of them
+    is refused; `strict`: so are factors of LongRoPE that do not fit them.
     """
     case, values = reading.case, rule.values
     size = case.spec.head_dim

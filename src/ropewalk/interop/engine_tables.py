@@ -102,7 +102,10 @@ def _scaling(rope: Mapping[str, Any], rotary_dim: int, max_position: int) -> Sca
     """Return the scaling of a rope: as `from_hf` reads it, or from the fields of one of ours."""
     name = rope.get("rope_type", rope.get("type", "default"))
     if "mrope_section" in rope:
-        raise RopeError("mrope_section", "must not be given with this scaling", name)
+        rule = "must not be given with a scaling that only ropewalk has, or with " + " or ".join(
+            CLIP_KEYS
+        )
+        raise RopeError("mrope_section", rule, rope["mrope_section"])
     if name not in OWN_TYPES:
         sizes = {"head_dim": rotary_dim, "hidden_size": rotary_dim, "num_attention_heads": 1}
         config = {"model_type": "llama", **sizes, "max_position_embeddings": max_position}

@@ -42,7 +42,9 @@ NO_TOKENIZER = {"tokenizer.ggml.model": "none"}
 
 @dataclass(frozen=True)
 class _Weight:
-    """One tensor of the file: its shape, its type, and a function that returns its numbers."""
+    """One tensor to write: its shape, its type in the file, and a function that returns its float
+    values, which `write_gguf` converts to that type.
+    """
 
     shape: tuple[int, ...]
     type: str

@@ -115,7 +115,7 @@ def unequal_members(module: nn.Module, conventions: Sequence[Convention]) -> Rop
 
     HunYuan-VL rotates the two members of a pair by different axes, which is no rotation.
     """
-    # tables with an entry for each member of a pair
+    # the conventions whose tables have an entry for each member of a pair
     doubled = [each for each in conventions if each.reads_both and not each.joined_heads]
     probe = probe_of(module)
     if probe.device.type == "meta" or len(doubled) < len(conventions):

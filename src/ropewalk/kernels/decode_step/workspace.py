@@ -1,4 +1,4 @@
-"""DecodeWorkspace: memory in which the programs of one decode kernel exchange their parts."""
+"""DecodeWorkspace: memory in which the programs of one kernel launch exchange partial results."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _KEPT = Cache("workspaces of QKV products", entries=16)
 
 
 class DecodeWorkspace:
-    """Memory for the parts of one launch; launches on one stream may share it, and each leaves its
-    counters at zero.
+    """Memory for the partial results of one launch; launches on one stream may share it, and each
+    leaves its counters at zero.
 
-    It is large enough for `attend` with `splits` parts, for the head norm of `qkv_product` with the
-    same rows and heads, and for `next_token` with `vocabulary_splits` parts.
+    It is large enough for `attend` that reads the cache in `splits` parts, for the head norm of
+    `qkv_product` with the same rows and heads, and for `next_token` that reads the vocabulary in
+    `vocabulary_splits` parts.
     """
 
     def __init__(
