@@ -160,7 +160,9 @@ def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> in
         or seq_dim == -1
     ):
         raise RopeError(
-            "seq_dim", f"must be an axis of x before the last, from {-x.ndim} to -2", seq_dim
+            "seq_dim",
+            f"must be an axis of x before the last: {-x.ndim} to -2, or 0 to {x.ndim - 2}",
+            seq_dim,
         )
     if head_dim is not None and x.shape[-1] != head_dim:
         raise RopeError(

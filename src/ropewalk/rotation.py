@@ -113,7 +113,7 @@ def rerotate(
         sign=-1,
         magnitude_power=-1,
     )
-    # the table strategy may not exist for the other spec
+    # "auto" if the spec `to` does not have this table strategy
     forth = make_request(
         (k,),
         to,

@@ -153,11 +153,11 @@ class ExampleBatches:
         if not self.examples:
             raise RopeError("examples", "must not be empty", 0)
         labels = {example.label for example in self.examples if example.label is not None}
-        if unknown := sorted(labels - {*self.classes, UNKNOWN}):
+        if refused := sorted(labels - {*self.classes, UNKNOWN}):
             raise RopeError(
                 "label",
                 f"must be one of the classes of the training file, {', '.join(self.classes)}",
-                unknown[:5],
+                refused[:5],
             )
 
     @property
@@ -176,7 +176,7 @@ class ExampleBatches:
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
         """Return the samples with the numbers `index` as padded rows, with their classes as
-        targets; unknown ones are ignored.
+        targets; the loss ignores those whose class is not known.
         """
         index, size = np.asarray(index, dtype=np.int64), len(self.examples)
         places = shuffled(index, size, self.seed) if self.shuffle else index % size

@@ -163,5 +163,5 @@ def test_a_bad_config_of_diffusers_is_refused_by_its_field(config, field):
 
 
 @pytest.mark.parametrize("name", models())
-def test_an_unknown_precision_is_refused(name):
+def test_an_unknown_precision_policy_is_refused(name):
     assert_refused("precision", lambda: rw.from_hf({"_class_name": name}, precision="bogus"))

@@ -122,7 +122,9 @@ def test_a_layer_type_that_llama_cpp_cannot_scale_alone_is_refused(tmp_path):
         ("linear", "chatglm", "general.architecture: must be one with a Hugging Face model_type"),
     ],
 )
-def test_what_llama_cpp_cannot_compute_is_refused(kind, architecture, message, tmp_path):
+def test_extensions_that_cannot_be_computed_or_compared_are_refused(
+    kind, architecture, message, tmp_path
+):
     with pytest.raises(RopeError, match=message):
         extend_gguf(original(tmp_path, architecture), kind, factor=FACTOR)
 

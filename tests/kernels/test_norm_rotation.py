@@ -194,7 +194,7 @@ def test_no_tokens_give_an_empty_result_and_leave_the_cache_as_it_is():
     assert bool(cache.k.isnan().all())
 
 
-def test_return_kv_returns_the_keys_and_values_that_were_stored():
+def test_return_kv_returns_the_rotated_keys_and_the_given_values_of_all_tokens():
     (q, k, v), (wanted_q, wanted_k), (_, given) = cached(poisoned(SLOTS, K, D), return_kv=True)
     for found, wanted in ((q, wanted_q), (k, wanted_k), (v, given)):
         assert_close(found, wanted, rtol=0, atol=0)

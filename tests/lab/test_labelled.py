@@ -189,7 +189,7 @@ def test_without_shuffling_the_order_is_that_of_the_file():
     assert texts_of(batch) == [f"{e.first}\0{e.second}".encode() for e in MANY[:5]]
 
 
-def test_unknown_labels_are_ignored_and_labels_that_training_lacks_are_refused():
+def test_examples_without_a_class_are_ignored_and_classes_that_training_lacks_are_refused():
     unknown = [Example("a", None, None), Example("b", None, "-1"), Example("c", None, "yes")]
     batch = ExampleBatches(unknown, ("no", "yes"), shuffle=False).batch(np.arange(3), 4)
     assert (batch.targets.tolist(), batch.count) == ([-100, -100, 1], 1)

@@ -67,7 +67,7 @@ def hooked(register):
     ],
     ids=str,
 )
-def test_these_models_can_be_captured(options):
+def test_these_decoders_can_be_captured_in_a_graph(options):
     assert decode_step.why_not(make(**options), torch.zeros(256, 3, dtype=torch.int64)) is None
 
 

@@ -143,8 +143,8 @@ def error_curves(
     length: int | None = None,
     width: int = 5,
 ) -> dict[str, list[float]]:
-    """Return, by method, the largest error of cos and sin over all pairs and the last `width`
-    positions up to each position.
+    """Return, by method, a value for each p of `positions`: the largest error of cos and sin over
+    all pairs at the `width` consecutive positions that end at p, none below 0.
 
     The error varies from position to position, so a curve shows the largest of several neighbours.
     The reference uses the spec's own frequencies; magnitudes are left out.

@@ -72,8 +72,9 @@ def _scaled_outside(case: ServedLayer) -> bool:
 
 
 def _gives_theta(case: ServedLayer) -> bool:
-    """Return whether the config has a `rope_theta` that this layer type may read: its own, that of
-    a rope object or that outside; without one a default is used.
+    """Return whether the config has a `rope_theta` for this layer type: in the layer type's own
+    object, in `rope_parameters` or `rope_scaling`, or as a key of the text config itself. Without
+    one a default is used.
     """
     nested = case.value(f"v5.{case.layer_type}")
     places = ("config.rope_theta", "v4.rope_theta", "v5.rope_theta")

@@ -210,7 +210,9 @@ def _json(value: Any) -> Any:
 
 
 async def _body(request: Any) -> str | None:
-    """Return the JSON of a request; None if it is too long, or sent as a form of another page."""
+    """Return the body of a request as text; None if it is too long, not UTF-8, or not declared as
+    JSON, which an HTML form cannot do.
+    """
     if request.headers.get("content-type", "").split(";")[0] != "application/json":
         return None
     parts = bytearray()
