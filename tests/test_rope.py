@@ -244,7 +244,7 @@ def test_gradient_of_learned_frequencies(start, axis):
 @pytest.mark.parametrize("key", [False, True], ids=["query", "key"])
 @pytest.mark.parametrize("magnitude_on", ["qk", "q"])
 @pytest.mark.parametrize("start", ["yarn", "xpos"])
-@pytest.mark.parametrize("axis", ["one", "chunked"])
+@pytest.mark.parametrize("axis", ["one", "chunked", "round_robin"])
 def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
     """Before training they rotate, rotate back and write tables as the scaling they start from."""
     plain = sample_spec(

@@ -43,6 +43,27 @@ def test_the_peak_is_what_is_held_at_once(x, call, tensors):
     assert peak_bytes(lambda: call(x)) == pytest.approx(tensors * SIZE, abs=200)
 
 
+def test_the_peak_on_a_gpu_is_what_the_call_adds(monkeypatch):
+    """The counters of a GPU, played by hand: bytes held before the call, and an older peak, are not
+    the call's.
+    """
+    held = {"now": 500, "peak": 9_000}
+
+    def call():
+        held["peak"] = max(held["peak"], held["now"] + 70)  # 70 at once, of which 30 stay
+        held["now"] += 30
+
+    counters = {
+        "synchronize": lambda: None,
+        "memory_allocated": lambda: held["now"],
+        "max_memory_allocated": lambda: held["peak"],
+        "reset_peak_memory_stats": lambda: held.update(peak=held["now"]),
+    }
+    for name, counter in counters.items():
+        monkeypatch.setattr(torch.cuda, name, counter)
+    assert peak_bytes(call, "cuda") == 70
+
+
 @pytest.mark.parametrize("dtype", cpu.DTYPES)
 def test_rotating_in_place_allocates_nothing_and_otherwise_only_the_results(monkeypatch, dtype):
     monkeypatch.setitem(cases.SHAPES, "tiny", (2, 64, 4, 2, 64, dtype))

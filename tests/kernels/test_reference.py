@@ -68,6 +68,18 @@ def test_four_forms_of_the_rotation_are_equal(layout):
 
 
 @both_layouts
+@pytest.mark.parametrize("form", [definition.rotate, definition.rotate_complex])
+def test_numbers_of_16_bits_are_rounded_once(form, layout):
+    """Arithmetic is in the dtype of the tables; only the result is rounded to the dtype of x."""
+    x, a = torch.randn(S, 2 * PAIRS).bfloat16(), angles()
+    matrix = definition.rotation_matrix(a.cos(), a.sin(), layout)
+    expected = (matrix @ x.double()[..., None])[..., 0]
+    found = form(x, a.cos(), a.sin(), layout)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected.bfloat16())
+
+
+@both_layouts
 def test_the_rotation_matrix_is_orthogonal_and_products_add_angles(layout):
     """R_m^T R_n = R_{n-m}: orthogonal, and the score sees only the distance."""
     a = angles()

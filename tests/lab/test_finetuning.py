@@ -280,6 +280,17 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
     )
 
 
+@pytest.mark.parametrize(("batch", "epochs", "steps"), [(6, 3.0, 32), (6, 0.1, 2), (48, 2.0, 3)])
+def test_batches_go_on_from_one_pass_into_the_next(cail, batch, epochs, steps):
+    """Only the last batch of all passes may reach beyond them: 3 passes over 64 triplets are 192,
+    which is 32 batches of 6, although one pass alone takes 11.
+    """
+    folder, files = cail
+    preset = finetuning_preset(folder / "start", files, length=16, batch=batch, epochs=epochs)
+    assert preset.train.steps == steps
+    assert (steps - 1) * batch < epochs * 64 <= steps * batch
+
+
 def test_the_defaults_are_those_of_the_published_runs(cail, capsys, monkeypatch):
     """Batches of 16 at 2e-5 for 3 epochs, as RoFormer-512 was tuned on CAIL2019-SCM; the command's
     defaults are the function's.

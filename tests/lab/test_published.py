@@ -97,6 +97,25 @@ WORDS = {
     "base-scaling-laws": [("500", "better than 10,000"), ("above 10,000", "better than 10,000")],
 }
 
+#: what their models and trainings were, where a setting has a number
+SETTINGS = {
+    "roformer-stages": "12 layers of 768, 34 GB of Chinese",
+    "roformer-mlm": "100k steps",
+    "roformer-linear": "12 layers, 1024 tokens",
+    "glue": "393K is 512 positions of width 768",
+    "unaliased-length": "Heads of 128, base 10,000",
+    "alibi-extrapolation": "247M parameters",
+    "nope-causal": "247M parameters",
+    "nope-length-generalisation": "107M parameters, trained up to 20, tested up to 40; three seeds",
+    "interpolation": "1000 steps; interpolation before any step: 16.10, after 200: 7.12",
+    "ntk-zero-shot": "100M parameters; at the trained length 49.41 %",
+    "yarn": "400M tokens for YaRN, 1B for the others",
+    "longrope": "population 64, 40 rounds",
+    "drope-needle": "494M parameters, 16.8B tokens",
+    "base-bounds": "Heads of 128",
+    "base-scaling-laws": "tuned at 16k",
+}
+
 
 def number(text: str) -> float:
     """65.0 % -> 65.0, 12.5k -> 12500, 54,410 -> 54410, > 1000 -> 1000."""
@@ -136,6 +155,16 @@ def test_the_published_matching_names_how_its_models_were_tuned():
     for told in ("3 epochs", "16 at 2e-5", "8 at 1e-5 at 1,024", "8,964, 1,120 and 1,343"):
         assert told in setting
     assert "is not the only difference" in setting
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_settings_of_others_are_told_as_they_were(name):
+    assert SETTINGS[name] in PUBLISHED[name].setting
+
+
+def test_every_setting_with_a_number_is_written_out_here():
+    with_numbers = {name for name, table in PUBLISHED.items() if re.search(r"\d\d", table.setting)}
+    assert with_numbers <= {*SETTINGS, "roformer-cail"}
 
 
 def test_the_parameters_of_learned_positions_are_those_of_bert_base():

@@ -202,7 +202,7 @@ def test_only_the_migrated_model_has_old_weights_and_rope(variant, text, trainin
 
 
 def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_path, text):
-    stops = []
+    stops, texts = [], []
 
     class Watched:
         folder, model = tmp_path, None
@@ -212,6 +212,7 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
             return SimpleNamespace(step=stop)
 
     def measured(model, windows, tokenizer, length, device, **fields):
+        texts.append(windows)
         return [row("loss", [1.0], length=length, **fields)]
 
     monkeypatch.setattr(mlm_lengths, "make_trainer", lambda *_: Watched())
@@ -226,6 +227,13 @@ def test_each_stage_of_pre_training_ends_where_the_next_begins(monkeypatch, tmp_
         for stage, trained in ((1, 16), (2, 48), (3, 8))
         for length in (8, 16, 48)
     ]
+    # the same held-out windows of the longest length at every measurement
+    corpus = open_corpus(tmp_path / "text", cache=tmp_path / "cache")
+    train, valid = (bytes(split.tokens) for split in (corpus.train, corpus.valid))
+    for windows in texts:
+        assert windows.shape == (2, 48)
+        assert all(bytes(window) in valid and bytes(window) not in train for window in windows)
+        assert np.array_equal(windows, texts[0])
 
 
 def test_stages_are_measured_on_as_many_windows_as_are_asked_for(text, tmp_path):

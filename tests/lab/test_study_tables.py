@@ -164,7 +164,8 @@ def test_matching_shows_how_many_cases_were_held_out():
     settings = {"short": 24, "long": 56, "data": ""}
     rows = [row("wrong", [0.0, 1.0, 0.0, 0.0], cut=24, encoding="rope", seed=0)]
     rows += [row("wrong", [0.0] * 4, cut=56, encoding="rope", seed=0)]
-    table = matching.findings(rows, {"settings": settings}).tables[0]
+    found = matching.findings(rows, {"settings": settings})
+    table = found.tables[0]
     # a quarter of the cases has its evidence within 24 characters, and half of the guesses on the
     # others are right
     assert table.rows == [
@@ -172,6 +173,14 @@ def test_matching_shows_how_many_cases_were_held_out():
         ("24", "rope", "75.0% ± 25.0%", "62.5%", "4"),
         ("56", "rope", "100.0% ± 0.0%", "100.0%", "4"),
     ]
+    (ax,) = found.figures["matching"]().axes
+    drawn = {
+        line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
+        for line in ax.get_lines()
+    }
+    assert drawn["rope"] == ([24, 56], [75.0, 100.0])
+    assert drawn["best possible"] == ([24, 56], [62.5, 100.0])
+    assert ax.get_ylabel() == "% right"
 
 
 def test_no_more_words_are_drawn_than_fill_a_case():

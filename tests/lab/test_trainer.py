@@ -2,12 +2,14 @@
 
 import errno
 import io
+import itertools
 import json
 import logging
 import math
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -364,6 +366,23 @@ def test_the_log_has_norms_and_evaluations_at_the_steps_where_they_are_due(tmp_p
         )
         assert row["tokens_per_second"] > 0
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_the_speed_is_of_the_tokens_of_all_rows(tmp_path, monkeypatch):
+    """By a clock that ticks a quarter of a second each time it is read."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks) / 4)
+    monkeypatch.setattr("ropewalk_lab.trainer.time", clock)
+    trainer = tiny_trainer(tmp_path, settings=tiny_settings(save_every=100))
+    trainer.run()
+    rows = [row for row in trainer.log.rows() if "seconds" in row]
+    # four rows a step: four steps of 12 tokens, one of 12 and three of 16, one of 16
+    tokens = {4: 4 * 4 * 12, 8: 4 * (12 + 3 * 16), 9: 4 * 16}
+    assert [row["step"] for row in rows] == list(tokens)
+    for row in rows:
+        assert row["seconds"] >= 0.25
+        expected = tokens[row["step"]] / row["seconds"]
+        assert row["tokens_per_second"] == pytest.approx(expected, abs=0.1)
 
 
 class Terminal(io.StringIO):

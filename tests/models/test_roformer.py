@@ -2,6 +2,8 @@
 lengths beyond transformers' table of positions.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from roformer_cases import BERTS, LONGEST, ROFORMERS, SMALL, answer, theirs, wor
 
 from door import assert_refused
 from ropewalk import RopeSpec
+from ropewalk.encodings import ENCODINGS, Sizes
 from ropewalk.frequencies import Dynamic
 from ropewalk.models import RoFormer, RoFormerConfig
 from ropewalk.models.checkpoints import load, save
@@ -231,3 +234,36 @@ def test_the_defaults_are_those_of_transformers():
     bert = RoFormerConfig.from_hf({"model_type": "bert"})
     assert bert == RoFormerConfig.from_hf(transformers.BertConfig().to_dict())
     assert (bert.vocab_size, bert.length, bert.encoding) == (30522, 512, "learned")
+
+
+#: BERT, WoBERT, NEZHA and RoFormer: tokens and encoding, as the papers and the checkpoints have them
+STRUCTURE = {
+    "BERT": ("characters", "learned"),
+    "WoBERT": ("words", "learned"),
+    "NEZHA": ("characters", "nezha"),
+    "RoFormer": ("words", "rope"),
+}
+#: entry point of an encoding -> the words of the page
+ENTRIES = {"input": "embeddings", "scores": "scores", "qk": "q and k"}
+
+
+def test_the_table_of_models_on_the_page_says_what_their_encodings_are():
+    """Which positions a model has, where they act and how far they reach, read from the classes."""
+    page = (Path(__file__).parents[2] / "docs" / "roformer.md").read_text(encoding="utf-8")
+    lines = page.partition("| model | tokens |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = {
+        cells[0]: cells[1:]
+        for cells in ([c.strip() for c in line[1:-1].split("|")] for line in lines)
+    }
+    assert list(rows) == list(STRUCTURE)
+    for model, (tokens, positions, where, here) in rows.items():
+        words_or_characters, name = STRUCTURE[model]
+        encoding = ENCODINGS[name]
+        assert tokens == words_or_characters
+        assert f'`encoding="{name}"`' in here
+        assert positions.endswith("relative" if encoding.relative else "absolute")
+        assert where == "as BERT" or ENTRIES[encoding.entry] in where
+    sizes = Sizes(num_heads=1, head_dim=64, model_dim=64, length=512)
+    assert f"clipped at {ENCODINGS['nezha'](sizes).farthest}" in rows["NEZHA"][2]
+    bert = RoFormerConfig.from_hf(transformers.BertConfig().to_dict())
+    assert f"{bert.length} at most" in rows["BERT"][2]

@@ -11,7 +11,7 @@ import pytest
 
 import ropewalk as rw
 from ropewalk import axes
-from ropewalk.frequencies import Given, LongRope, Proportional, XPos, Yarn
+from ropewalk.frequencies import Given, LongRope, Ntk, Proportional, XPos, Yarn
 from ropewalk_lab import plots
 from ropewalk_lab.plots import distance, look, rotation, words
 
@@ -70,7 +70,8 @@ def labels(figure, panel=0):
     ]
 
 
-def cosines(distance_, theta=THETA):
+def cosines(distance_, theta=None):
+    theta = THETA if theta is None else theta
     return sum(math.cos(distance_ * theta ** (-i / PAIRS)) for i in range(PAIRS))
 
 
@@ -94,6 +95,10 @@ def check_clocks(figure):
             pytest.approx(0.43 * math.cos(angle)),
             pytest.approx(0.43 * math.sin(angle)),
         )
+    shades = [each for each in figure.axes[0].patches if hasattr(each, "theta2")]
+    for shade, angle in zip(shades, angles, strict=True):
+        # the path of the hand, which is the whole clock after one turn
+        assert (shade.theta1, shade.theta2) == (0, pytest.approx(min(math.degrees(angle), 360)))
     assert "a turn in 6.3" in {text.get_text() for text in figure.axes[0].texts}
 
 
@@ -144,12 +149,23 @@ def check_variants(figure):
     assert norms["xpos"][1] == pytest.approx([math.sqrt((zeta ** (2 * p / 512)).mean()) for p in x])
     added = [math.sqrt((np.abs(1 + np.exp(1j * p * OMEGA)) ** 2).mean()) for p in x]
     assert norms["added encoding"][1] == pytest.approx(added)
-    path = curve(figure, 0, 1)
-    assert path[0] == pytest.approx(np.cos(x * OMEGA[4]))
-    assert path[1] == pytest.approx(np.sin(x * OMEGA[4]))
+    paths = [curve(figure, i, 1) for i in range(4)]
+    assert paths[0][0] == pytest.approx(np.cos(x * OMEGA[4]))
+    assert paths[0][1] == pytest.approx(np.sin(x * OMEGA[4]))
+    # YaRN: a larger circle; xPos: a spiral, as queries shrink; added: a circle around (1, 0)
+    assert np.hypot(*paths[1]) == pytest.approx(np.full(400, 0.1 * math.log(4) + 1))
+    shrinks = zeta[4] ** (x / 512)
+    assert paths[2][0] == pytest.approx(shrinks * np.cos(x * OMEGA[4]))
+    assert paths[2][1] == pytest.approx(shrinks * np.sin(x * OMEGA[4]))
+    assert paths[3][0] == pytest.approx(1 + np.cos(x * OMEGA[4]))
+    assert paths[3][1] == pytest.approx(np.sin(x * OMEGA[4]))
 
 
 def check_beyond(figure):
+    # of each number of turns within the trained length, the pair that is nearest by its ratio
+    turns = OMEGA * TRAINED / (2 * np.pi)
+    nearest = [np.abs(np.log(turns / wanted)).argmin() for wanted in (2, 0.5, 0.25, 0.1)]
+    assert labels(figure) == [f"pair {pair}" for pair in nearest]
     for index, label in enumerate(labels(figure)):
         x, y = curve(figure, index)
         assert y == pytest.approx(np.cos(x * OMEGA[int(label.removeprefix("pair "))]))
@@ -190,6 +206,7 @@ def check_decay(figure):
     sums = lambda d: np.abs(np.cumsum(np.exp(1j * d * OMEGA)))
     assert y == pytest.approx([sums(d).mean() for d in range(257)])
     bound, score = curve(figure, 0, 1)[1], curve(figure, 1, 1)[1]
+    assert labels(figure, 1) == ["Abel bound", "|⟨q, k⟩|"]
     q, k = (np.random.default_rng(0).normal(size=(2, 2 * PAIRS))[i] for i in range(2))
     h = (q[:PAIRS] + 1j * q[PAIRS:]) * (k[:PAIRS] - 1j * k[PAIRS:])
     assert score == pytest.approx(
@@ -241,6 +258,26 @@ def check_precision(figure):
     assert (x[0], x[-1]) == (1000, 2**40)
 
 
+PAIR = "pair, fastest first"
+#: what the axes of every panel say: (x, y); the clocks have none
+AXES = {
+    "rotation": [("x", "y")],
+    "spectrum": [(PAIR, "inv_freq, radians per token"), (PAIR, "tokens per turn")],
+    "angles": [(PAIR, "angle, in turns"), (PAIR, "angle, in radians")],
+    "periodicity": [("position", "cos of the angle")],
+    "beyond": [("position", "cos of the angle"), ("position", "(1, 0), rotated")],
+    "coverage": [(PAIR, "turns")],
+    "scalings": [(PAIR, "frequency / plain frequency")],
+    "decay": [("distance", "mean of |S_j|"), ("distance", "inner product")],
+    "similarity": [("distance", "similarity")],
+    "similarity_map": [("key position", "query position")],
+    "inner_products": [("key position", "query position")],
+    "tsne": [("first coordinate", "second coordinate")],
+    "base_bound": [("distance", "sum of cos(m ω)")],
+    "variants": [("position", "norm / norm before"), ("x", "y")],
+    "precision": [("position", "largest error of cos and sin")],
+}
+
 CHECKS = {
     name.removeprefix("check_"): check
     for name, check in list(globals().items())
@@ -251,6 +288,46 @@ CHECKS = {
 @every_figure
 def test_a_figure_shows_its_numbers(drawn, name):
     CHECKS[name](drawn(name))
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_the_axes_say_what_the_checked_numbers_are(drawn, name):
+    """`CHECKS` compares the numbers of each axis with their formula; these are their names."""
+    panels = zip(drawn(name).axes, AXES[name], strict=False)  # colour bars follow the panels
+    assert [(ax.get_xlabel(), ax.get_ylabel()) for ax, _ in panels] == AXES[name]
+
+
+def test_every_figure_with_axes_has_its_names_written_out():
+    assert set(AXES) == set(plots.FIGURES) - {"clocks"}
+
+
+def test_the_map_of_tsne_is_of_the_cosines_and_the_sines(monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        distance, "map_to_plane", lambda points: given.append(points) or points[:, :2]
+    )
+    plots.draw("tsne", VIEW)
+    (points,) = given
+    for position in (0, 1, 5, 127):
+        angles = position * OMEGA
+        assert points[position] == pytest.approx([*np.cos(angles), *np.sin(angles)], abs=1e-12)
+
+
+#: the figures of a spec's own frequencies, the scaled ones if it has a scaling
+OF_THE_SPEC = [
+    *("rotation", "clocks", "angles", "periodicity", "beyond"),
+    *("decay", "similarity", "similarity_map", "inner_products"),
+]
+
+
+@pytest.mark.parametrize("name", OF_THE_SPEC)
+def test_a_figure_of_a_scaled_spec_shows_the_scaled_frequencies(monkeypatch, name):
+    """NTK with factor s is a plain rope of base theta * s^(d/(d-2)), so its figures are those."""
+    base = THETA * 4 ** (2 * PAIRS / (2 * PAIRS - 2))
+    monkeypatch.setitem(globals(), "THETA", base)
+    monkeypatch.setitem(globals(), "OMEGA", np.array([base ** (-i / PAIRS) for i in range(PAIRS)]))
+    scaled = VIEW.spec.with_(scaling=Ntk(4.0))
+    CHECKS[name](plots.draw(name, plots.View(scaled, TRAINED, SERVED)))
 
 
 @every_figure

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab.bench.memory import peak_bytes
 from ropewalk_lab.studies import training
 from ropewalk_lab.studies.findings import (
     Claim,
@@ -69,7 +71,7 @@ def quality(
 
 def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[int]) -> list[Row]:
     """Return rows of untrained models: the time of a forward pass, the bytes of its cache and, on a
-    GPU, the peak memory.
+    GPU, the peak memory that the pass needs beside the weights.
     """
     rows = []
     for kind, change in MODELS.items():
@@ -89,10 +91,9 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
             del caches
             rows.append(row("milliseconds", _milliseconds(model, tokens), **fields))
             if workspace.device.type == "cuda":
-                rows.append(
-                    row("peak", torch.cuda.max_memory_allocated(workspace.device), **fields)
-                )
-                torch.cuda.reset_peak_memory_stats(workspace.device)
+                with torch.no_grad():
+                    peak = peak_bytes(partial(model.features, tokens), "cuda")
+                rows.append(row("peak", peak, **fields))
     return rows
 
 
