@@ -8,6 +8,7 @@ import copy
 import math
 import re
 import threading
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -313,3 +314,29 @@ def test_a_remapping_leaves_out_every_layer_with_a_window():
     types = ["full_attention", "hybrid_sliding", "sliding_attention", "chunked_attention"]
     config = {**CONFIG, "num_hidden_layers": 4, "layer_types": types}
     assert list(_layers_to_remap(config, None)) == [0]
+
+
+def test_a_length_below_that_of_a_scaled_config_is_told_with_the_factor_it_needs():
+    """Llama 3.1's 131,072 tokens are 16 times its trained 8,192."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 48,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 5e5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    }
+    told = r"falls from 131,072 to 32,768: .* trained length, 8,192; 4 times 131,072 .* factor=64$"
+    with pytest.warns(UserWarning, match=told):
+        report = rw.extend(copy.deepcopy(config), "yarn", factor=4, overwrite=True)
+    assert "falls from 131,072" in str(report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        longer = rw.extend(config, "yarn", factor=64, overwrite=True)
+    assert longer.changes["max_position_embeddings"] == (131_072, 524_288)

@@ -40,13 +40,14 @@ class ConfigChange:
     """The keys to set in a text config, and the spec of each layer type that they change.
 
     keys     empty if no config can express the change
-    notes    remarks for the user
+    notes    other remarks for the user
     config   the text config with the keys set
     served   the served length after the change; None if the scaling adapts to each sequence's
              length
     trained  the trained length
     before   the spec of every layer type that rotates, before the change
     after    the same after it
+    shorter  a line if the config served more tokens before, else nothing
     """
 
     keys: dict[str, Any]
@@ -57,6 +58,7 @@ class ConfigChange:
     trained: int
     before: dict[str, RopeSpec]
     after: dict[str, RopeSpec]
+    shorter: tuple[str, ...] = ()
 
     def disagreements(self) -> tuple[str, ...]:
         """Return a line if no config can express the change, else nothing: `audit` says what engines
@@ -123,9 +125,16 @@ def config_change(
     changed = {**config, **keys}
     after = _read_back(changed, {**all_specs, **new_specs})
     specs, served = {name: after[name] for name in new_specs}, extended_length(length, scaling)
-    notes = _notes(scaling)
     return ConfigChange(
-        keys, specs, notes, changed, served=served, trained=length, before=before, after=after
+        keys,
+        specs,
+        _notes(scaling),
+        changed,
+        served=served,
+        trained=length,
+        before=before,
+        after=after,
+        shorter=_shorter(config, served, factor, length),
     )
 
 
@@ -401,6 +410,20 @@ def _read_back(
             )
             raise RopeError("kind", rule, read)
     return {layer: spec for layer, spec in specs.items() if spec is not None}
+
+
+def _shorter(
+    config: Mapping[str, Any], served: int | None, factor: float | None, trained: int
+) -> tuple[str, ...]:
+    """Return a line if the config served more tokens before, as one that had a scaling may."""
+    was = served_length(config)
+    if served is None or factor is None or was is None or not served < was.value:
+        return ()
+    return (
+        f"{was.key} falls from {was.value:,} to {served:,}: factor counts from the trained length, "
+        f"{trained:,}; {factor:g} times {was.value:,} tokens need factor="
+        f"{factor * was.value / trained:g}",
+    )
 
 
 def _notes(scaling: Scaling) -> tuple[str, ...]:

@@ -47,8 +47,9 @@ def extend(
                      only to train further at the new length; or a remapping, for a loaded model or
                      a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes the extension of
                      a model
-    factor           how many times longer; not for dynamic_yarn, which adapts to each sequence, nor
-                     for clipped; a remapping needs it or options
+    factor           how many times longer than the trained length, which is less than the config's
+                     length if it already has a scaling; not for dynamic_yarn, which adapts to each
+                     sequence, nor for clipped; a remapping needs it or options
     original_length  the trained length; None reads it from the config
     layer_types      the layer types to extend, if they have separate ropes; None: those that the
                      model's family scales, mostly the ones with full attention; with a remapping,
@@ -66,9 +67,9 @@ def extend(
     frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
     angles of its rotary modules are compared with the new spec at several lengths; if they differ,
     everything is restored and an error raised. Warns if no config can express the change, so that
-    it is not saved and other engines do not have it. A second call on a model replaces the first
-    extension; on a config it needs `overwrite`. Attention keys in a cache filled earlier keep the
-    old rotation.
+    it is not saved and other engines do not have it, or if the new length is shorter than the
+    config's. A second call on a model replaces the first extension; on a config it needs
+    `overwrite`. Attention keys in a cache filled earlier keep the old rotation.
     """
     _refuse_unused(model, kind, search, search_options, overwrite, layer_types)
     if is_ours(model):
@@ -85,7 +86,7 @@ def extend(
         previous.undo()
     if kind is None:
         return None
-    extension = None
+    extension, shorter = None, ()
     try:
         arguments = {
             "factor": factor,
@@ -104,7 +105,8 @@ def extend(
                 )
             change = config_change(target.config, kind, **arguments, options=options)
             extension = target.apply(kind, factor, change, change.disagreements())
-        for text in extension.disagreements:
+            shorter = change.shorter
+        for text in (*extension.disagreements, *shorter):
             warnings.warn(text, UserWarning, stacklevel=2)  # an error, if the user's filter says so
     except BaseException:
         if extension is not None:
@@ -318,7 +320,7 @@ class _Target:
             change.specs,
             changes,
             disagreements,
-            change.notes,
+            (*change.shorter, *change.notes),
             bool(keys),
             swaps,
             self.model,
