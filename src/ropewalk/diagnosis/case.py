@@ -33,6 +33,9 @@ class Examination:
     duplicates  {key that the file gives more than once in one object: its values}
     language    the language of findings, "en" or "zh"
     examine     returns the diagnosis of another config, the draft; None: the draft is not examined
+    not_json    why the file is no JSON, where it can be read all the same; "": it is JSON
+    reaches     tokens that a repair has covered already, so that no second one extends the rope
+    withheld    rows whose repair is not made, since its result has another error
     """
 
     root: dict[str, Any]
@@ -43,6 +46,9 @@ class Examination:
     duplicates: dict[str, list[Any]] = field(default_factory=dict)
     language: str = "en"
     examine: Callable[[Any], Any] | None = None
+    not_json: str = ""
+    reaches: int = 0
+    withheld: set[str] = field(default_factory=set)
     _known: tuple[str, Specs | RopeError] | None = field(default=None, repr=False)
 
     @property
@@ -154,7 +160,7 @@ class Examination:
 
     def state(self) -> str:
         """Return all that a repair may change, as text."""
-        return repr((self.root, self.draft, self.duplicates))
+        return repr((self.root, self.draft, self.duplicates, self.not_json))
 
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return a copy of the config whose text part was changed by `change`."""
