@@ -104,6 +104,14 @@ SMOLLM3 = {
     "max_position_embeddings": 65536,
     "rope_theta": 5000000.0,
 }
+OSS = {
+    **EXAMPLES["gpt-oss-20b"],
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 24,
+    "vocab_size": 201088,
+}
 GEMMA3 = EXAMPLES["Gemma-3-27B"]
 DEEPSEEK = EXAMPLES["DeepSeek-V3"]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
@@ -523,6 +531,19 @@ BROKEN = [
         changed(QWEN3_8B, rope_theta=7000000.0, max_position_embeddings=262144),
         changed(QWEN3_8B, rope_theta=7000000.0, max_position_embeddings=262144),
     ),
+    Broken(
+        "yarn_setting_unusual",
+        changed(QWEN3_8B, {**QWEN3_YARN, "beta_fast": 64.0}, max_position_embeddings=131072),
+        changed(QWEN3_8B, QWEN3_YARN, max_position_embeddings=131072),
+    ),
+    Broken("served_length_raised", changed(QWEN3_8B, max_position_embeddings=131072), None),
+    Broken(
+        "served_length_raised",
+        changed(QWEN3_8B, max_position_embeddings=131072),
+        changed(QWEN3_8B, QWEN3_YARN, max_position_embeddings=131072),
+        {"length": 131072},
+    ),
+    Broken("published_head_dim_differs", changed(OSS, head_dim=None), OSS),
     Broken("published_theta_changed", changed(QWEN3_8B, rope_theta=7000000.0), None),
     Broken("published_theta_of_another_model", changed(QWEN3_8B, rope_theta=500000.0), QWEN3_8B),
     Broken("published_theta_mistyped", changed(QWEN3_8B, rope_theta=10000000.0), QWEN3_8B),

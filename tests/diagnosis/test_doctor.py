@@ -496,12 +496,14 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
         examined += 1
         if found.exit_status:
             heavy[name] = [each.id for each in found.findings]
-    # these classes have the sizes of a published model and not its theta, scaling or rotated width
+    # these classes have the sizes of a published model and not its theta, length or rotated width
     lost = ("cohere", "persimmon", "qwen2", "qwen3_next", "smollm3", "starcoder2")
     assert heavy == {
         **{name: ["published_theta_lost"] for name in lost},
         "minimax_m2": ["published_fraction_differs"],
         "mllama_text_model": ["published_scaling_lost"],
+        "glm4": ["served_length_raised"],
+        "mixtral": ["served_length_raised"],
     }
     assert examined > 100
 

@@ -191,6 +191,13 @@ def type_of(rope: Mapping[str, Any]) -> Any:
     return rope.get("rope_type") if rope.get("rope_type") is not None else rope.get("type")
 
 
+def read_type(case: Examination, rope: Mapping[str, Any]) -> str | None:
+    """Return the scaling that this family's code reads from an object; None if its name is no text."""
+    name = type_of(rope)
+    renamed = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
+    return renamed.get(name, name) if isinstance(name, str) else None
+
+
 def specs_of(config: Any) -> Specs | None:
     """Return the spec of each layer type of a config; None if it cannot be read."""
     try:

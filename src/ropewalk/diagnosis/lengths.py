@@ -6,9 +6,14 @@ import copy
 import math
 
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Examination, Facts, positive, type_of, whole
+from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import native_length, published_trained_length, rows_of
+from ropewalk.diagnosis.published import (
+    native_length,
+    published_default,
+    published_trained_length,
+    rows_of,
+)
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -113,9 +118,13 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that YaRN's factor does not reach."""
+    """Find a served length that the factor of YaRN does not reach, or that of linear where the
+    trained length is a published one.
+    """
     trained, served, factor = case.trained, case.served, case.factor
-    if case.rope_type != "yarn" or not trained or not served or not factor:
+    if case.rope_type == "linear":
+        trained = published_trained_length(case)
+    if case.rope_type not in STATIC or not trained or not served or not factor:
         return None
     if served <= trained * factor * (1 + SAME_LENGTH):
         return None
@@ -260,6 +269,36 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     }
 
 
+@finder
+def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
+    """Find a served length beyond all that a model was published with, with its theta and without a
+    scaling.
+    """
+    trained, served = published_trained_length(case), case.served
+    theta = case.get("rope_theta") or case.family.default("rope_theta")
+    rows = [each for each in rows_of(case) if theta in each["theta"]]
+    if not rows or not trained or not served or case.rope_type != "default" or case.reaches:
+        return None
+    longest = max(max(each["lengths"]) for each in rows)
+    if served <= longest * (1 + SAME_LENGTH) or not published_default(case) or not _readable(case):
+        return None
+    length = case.length or 0
+    family = case.family
+    can = family.known and not (
+        family.only_default or family.layer_thetas or "yarn" in family.renamed
+    )
+    return {
+        "key": length_key(case),
+        "value": served,
+        "trained": trained,
+        "longest": longest,
+        "model": rows[0]["name"],
+        "length": length,
+        "factor": length / trained,
+        "fixable": can and length > longest,
+    }
+
+
 @repair
 def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
     """Add YaRN from the trained length to the length in use."""
@@ -304,7 +343,9 @@ def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
         return None
     if served <= trained or known not in (None, trained):
         return None
-    if any("scaling" in each for each in rows_of(case)):
+    rows, theta = rows_of(case), case.get("rope_theta") or case.family.default("rope_theta")
+    own = [each for each in rows if theta in each["theta"]]
+    if any("scaling" in each or served in each["lengths"] for each in own):
         return None
     facts = {"key": SERVED_LENGTH_KEY, "value": served, "new": trained}
     return {**facts, "holder": case.text, "name": SERVED_LENGTH_KEY}
@@ -364,7 +405,7 @@ def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
 def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling without its factor; `keys` has the scalings."""
     for place, rope in case.ropes():
-        if type_of(rope) not in row.keys or rope.get("factor") is not None:
+        if read_type(case, rope) not in row.keys or rope.get("factor") is not None:
             continue
         if rope.get("alpha") is not None:
             continue

@@ -18,8 +18,10 @@ from ropewalk.diagnosis.case import (
     Examination,
     Facts,
     layers_of,
+    read_type,
     specs_of,
     type_of,
+    whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -124,6 +126,23 @@ def _close(one: Any, other: list[float]) -> bool:
         isinstance(each, int | float) and any(math.isclose(each, x, rel_tol=1e-3) for x in rest)
         for each in one
     )
+
+
+def published_default(case: Examination) -> bool:
+    """Return whether a config has the theta of the published models of its sizes, which all have no
+    scaling.
+    """
+    theta = _theta(case)
+    rows = [row for row in rows_of(case) if theta in row["theta"]]
+    # a theta of a release for long texts may have been chosen for longer ones
+    if theta != LOST_THETA and any(theta not in row["theta"] for row in rows_of_any_length(case)):
+        return False
+    return bool(rows) and all("scaling" not in row for row in rows)
+
+
+def _at_length(case: Examination, row: dict[str, Any]) -> bool:
+    """Return whether a config serves a length of a published model, which its class may say."""
+    return case.served in row["lengths"] or (case.served is None and bool(row.get("brief")))
 
 
 def known_lists(
@@ -244,8 +263,9 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
             return "multiplied"
     if other:  # a scaling may be why the length is another
         return "other_release" if case.rope_type == "default" else None
-    lengths = [length for row in rows_of(case) for length in row["lengths"]]
-    if case.served not in lengths and (case.trained is None or case.trained not in lengths):
+    rows = rows_of(case)
+    trained = case.trained is not None and any(case.trained in row["lengths"] for row in rows)
+    if not trained and not any(_at_length(case, row) for row in rows):
         return "elsewhere"
     tens = {each * 10.0**power for each in known for power in (-3, -2, -1, 1, 2, 3)}
     if theta in tens:
@@ -258,11 +278,7 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
 @finder
 def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a config without the scaling that every published model of its sizes and length has."""
-    rows = [
-        each
-        for each in rows_of(case)
-        if case.served in each["lengths"] or (case.served is None and each.get("brief"))
-    ]
+    rows = [each for each in rows_of(case) if _at_length(case, each)]
     if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
         return None
     if _incomplete(case):
@@ -270,7 +286,10 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     if any(each["scaling"] != rows[0]["scaling"] for each in rows):
         return None
     scaling = rows[0]["scaling"]
-    whole_scaling = "short_factor" not in scaling.get("left_out", ())
+    lists = rows[0].get("lists", ()) if rows[0].get("only_lists") else ()
+    whole_scaling = "left_out" not in scaling or bool(lists)
+    if lists:
+        scaling = {**{k: v for k, v in scaling.items() if k != "left_out"}, **lists[0]}
     return {
         "key": "rope_scaling",
         "value": None,
@@ -303,19 +322,21 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another rope_type, or another number in the scaling, than a published model has at its
     published length.
     """
-    rows = [each for each in rows_of(case) if case.served in each["lengths"]]
+    rows = [each for each in rows_of(case) if _at_length(case, each)]
     rope = case.flat()
     if not rows or rope is None or len(rows) != 1:
         return None
     scaling = rows[0].get("scaling") or {}
-    if type_of(rope) != scaling.get("rope_type"):
-        if not scaling or type_of(rope) in (None, "default"):
+    kind = read_type(case, rope)
+    if kind != scaling.get("rope_type"):
+        if not scaling or kind not in keys.rope_types() or kind == "default":
             return None
-        if rope.get("original_max_position_embeddings") == case.served:
+        if case.served is not None and rope.get(TRAINED_LENGTH_KEY) == case.served:
             return None  # the model with its own scaling is served farther
         facts = {"key": "rope_type", "value": type_of(rope), "new": scaling["rope_type"]}
         # models are not trained with these two, and no model is trained with half of a scaling
-        copied = type_of(rope) in ("linear", "dynamic") and "left_out" not in scaling
+        copied = kind in ("linear", "dynamic") or rope.get("factor") == scaling.get("factor")
+        copied = copied and "left_out" not in scaling
         same_place = rope is case.text.get("rope_scaling")
         facts |= {"whole": dict(scaling), "holder": case.text, "name": "rope_scaling"}
         return {**facts, "model": rows[0]["name"], "fixable": copied and same_place}
@@ -430,7 +451,39 @@ def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
         return None
     if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
         return None
-    return {"key": "rope_type", "value": kind, "model": ", ".join(each["name"] for each in rows)}
+    facts = {"key": "rope_type", "value": kind, "new": None, "name": "rope_scaling"}
+    facts |= {"model": ", ".join(each["name"] for each in rows), "holder": case.text}
+    # a published model serves its own length without a scaling
+    plain = [row for row in rows_of(case) if case.served in row["lengths"] and "scaling" not in row]
+    short = case.length is None or case.length <= (case.served or 0)
+    fits = case.flat() is case.text.get("rope_scaling") and published_default(case)
+    return {**facts, "fixable": bool(plain) and short and fits}
+
+
+@repair
+def replace_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the published scaling, or null, in place of another."""
+    facts["holder"][facts["name"]] = facts["new"]
+
+
+@finder
+def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
+    """Find settings of YaRN that no extension of a model has, which was published without a
+    scaling; `names` has the usual values.
+    """
+    rows = rows_of(case)
+    if case.rope_type != "yarn" or not rows or any("scaling" in each for each in rows):
+        return None
+    if case.family.latent or "yarn" in case.family.defaults_if:
+        return None
+    for place, rope in case.ropes():
+        for key, usual in row.names.items():
+            value = rope.get(key)
+            if value is None or str(value).removesuffix(".0") == usual:
+                continue
+            facts = {"key": f"{place}.{key}", "value": value, "usual": usual, "name": key}
+            return {**facts, "model": rows[0]["name"], "holder": rope}
+    return None
 
 
 @finder
@@ -454,6 +507,14 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    size, count = (
+        next((n for key in names if (n := whole(case.text.get(key)))), None)
+        for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
+    )
+    lost = case.text.get("head_dim") is None and size and count and size / count not in heads
+    if len(heads) == 1 and lost and not (specs or case.family.latent):
+        facts = {"key": "head_dim", "value": None, "new": heads.pop(), "name": "head_dim"}
+        return {**facts, "model": rows[0]["name"], "holder": case.text}
     if len(heads) != 1 or not specs or specs[0].head_dim in heads:
         return None
     name = keys.LATENT_KEY if case.family.latent else "head_dim"
