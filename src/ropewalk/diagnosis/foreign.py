@@ -221,7 +221,7 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
         case.reaches = round(case.served * facts["factor"])
     trained = whole(facts["scaling"].get(TRAINED_LENGTH_KEY))
     if kind == "yarn" and trained and case.served == trained and case.length:
-        case.text[length_key(case)] = max(case.length, case.served)
+        case.text[length_key(case)] = max(case.length, trained)
 
 
 @finder

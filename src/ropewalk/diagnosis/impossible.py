@@ -27,11 +27,10 @@ def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
         if value is None or value < LEAST_LENGTH or "alpha" in case.family.reads:
             continue
         trained = case.trained or published_trained_length(case)
-        known = {case.length, case.served, *(row["lengths"][0] for row in rows_of(case))}
         ratio = value / trained if trained else 0.0
         if trained and case.served == trained * value:
             continue
-        fits = ratio > 1 and (value in known or ratio.is_integer())
+        fits = ratio > 1 and ratio.is_integer()
         return {
             "key": at(place, "factor"),
             "value": value,

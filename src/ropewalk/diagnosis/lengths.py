@@ -53,7 +53,8 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         if type_of(rope) in row.keys:
             new = published_trained_length(case)
-            same = new is not None and new == case.served  # then it is read all the same
+            # where it is the served length, it is read all the same, unless that is raised
+            same = new is not None and new == case.served and (case.length or 0) <= new
             return {
                 "key": at(place, TRAINED_LENGTH_KEY),
                 "value": None,
@@ -362,7 +363,8 @@ def serve(case: Examination, before: dict) -> None:
     same = [rope for _, rope in scaling.ropes()] == [rope for _, rope in case.ropes()]
     if same and scaling.rope_type == case.rope_type:
         return
-    if served < length <= reach * (1 + SAME_LENGTH) and (case.trained or 0) < length:
+    # without a trained length the served one is taken for it, and must stay
+    if case.trained and max(served, case.trained) < length <= reach * (1 + SAME_LENGTH):
         case.text[length_key(case)] = length
 
 

@@ -388,21 +388,22 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
     published, needed = rows_of(case)[0], max(case.length or 0, case.served or 0)
-    plain = "scaling" not in published and case.length is not None
+    length = case.length or 0
+    plain = "scaling" not in published and length > 0
     fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)
     # without a scaling the model serves what it was trained with
     gone = plain and needed <= known and case.flat() is case.text.get("rope_scaling")
-    raised = plain and case.length > known and case.flat() is not None
+    raised = plain and length > known and case.flat() is not None
     words = f"{known:,} is written: times the factor it is the served length"
     if gone:
         words = f"the scaling is removed: {needed:,} tokens need none"
     elif raised:
-        words = f"{known:,} is written, and the factor {case.length / known:g}"
+        words = f"{known:,} is written, and the factor {length / known:g}"
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": trained,
         "new": known,
-        "factor": case.length / known if raised and case.length else factor,
+        "factor": length / known if raised else factor,
         "fixable": gone or raised or fits,
         "gone": gone,
         "raised": raised,
