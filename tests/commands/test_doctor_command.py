@@ -38,6 +38,15 @@ def test_json_and_the_written_file_have_the_corrected_config(write, tmp_path):
     assert set(report["flags"]) == {"vllm", "sglang", "llama.cpp", "transformers", "mlx-lm"}
 
 
+def test_json_of_a_refused_file_is_an_object_too(write):
+    code, out, err, _ = run("doctor", write("[1, 2"), "--json")
+    assert code == 2
+    report = json.loads(out)
+    assert (report["severity"], report["findings"]) == ("refused", [])
+    assert "line 1, column 6" in report["verdict"]
+    assert "line 1" in err
+
+
 def test_the_flags_of_one_engine_are_printed_alone(write):
     code, out, _, _ = run("doctor", write(BAD), "--engine", "sglang")
     assert code == 4

@@ -93,6 +93,25 @@ PYTHIA = {
     "rotary_pct": 0.25,
     "rotary_emb_base": 10000,
 }
+QWEN3_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+SMOLLM3 = {
+    "model_type": "smollm3",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 36,
+    "vocab_size": 128256,
+    "max_position_embeddings": 65536,
+    "rope_theta": 5000000.0,
+}
+OSS = {
+    **EXAMPLES["gpt-oss-20b"],
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 24,
+    "vocab_size": 201088,
+}
 GEMMA3 = EXAMPLES["Gemma-3-27B"]
 DEEPSEEK = EXAMPLES["DeepSeek-V3"]
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
@@ -222,6 +241,30 @@ BROKEN = [
         RIGHT3,
     ),
     Broken("rope_type_missing", changed(LLAMA, {"factor": 4.0}), None),
+    Broken("rope_type_missing", changed(LLAMA, scaled(YARN, rope_type=GONE)), RIGHT),
+    Broken("default_with_scaling_keys", changed(LLAMA, {**YARN, "rope_type": "default"}), RIGHT),
+    Broken("rope_object_wrapped", changed(LLAMA, {"yarn": scaled(YARN, rope_type=GONE)}), RIGHT),
+    # keys of other stacks
+    Broken(
+        "key_of_another_stack",
+        {**changed(LLAMA, GONE), "rope_freq_scale": 0.25},
+        changed(LLAMA, {"rope_type": "linear", "factor": 4.0}),
+    ),
+    Broken(
+        "key_of_another_stack",
+        {**LLAMA, "yarn_scale_factor": 4.0, "yarn_orig_ctx": 2048},
+        RIGHT,
+    ),
+    Broken(
+        "key_of_another_stack",
+        {**LLAMA, "alpha_value": 2.0},
+        changed(LLAMA, rope_theta=500000.0 * 2.0 ** (128 / 126)),
+    ),
+    Broken("key_of_another_stack", {**RIGHT, "compress_pos_emb": 2}, None),
+    Broken("key_of_another_stack", {**LLAMA, "rope_freq_base": 20000.0}, None),
+    Broken("arguments_in_config", {**LLAMA, "hf_overrides": {"rope_scaling": YARN}}, RIGHT),
+    Broken("rope_key_not_read", {**LLAMA, "rope_settings": 2.5}, LLAMA),
+    Broken("rope_key_not_read", {**LLAMA, "rope_local_base_freq": 20000.0}, LLAMA),
     Broken("only_type", changed(LLAMA, scaled(YARN, rope_type=GONE, type="yarn")), RIGHT),
     # places and forms
     Broken(
@@ -296,6 +339,7 @@ BROKEN = [
         QWEN3_8B,
     ),
     Broken("theta_missing", changed(LLAMA, rope_theta=GONE, rope_parameters=YARN), None),
+    Broken("theta_not_given", changed(LLAMA, rope_theta=GONE, max_position_embeddings=32768), None),
     Broken("llama3_without_theta", changed(RIGHT3, rope_theta=GONE), RIGHT3),
     Broken(
         "v5_keys_in_v4_file",
@@ -324,6 +368,18 @@ BROKEN = [
     Broken("head_dim_wrong", changed(LLAMA, head_dim=127), LLAMA),
     Broken("head_dim_missing", changed(LLAMA, num_attention_heads=5), None),
     # numbers of a scaling
+    Broken(
+        "trained_length_tiny",
+        changed(LLAMA, {**YARN, "original_max_position_embeddings": 4}),
+        RIGHT,
+    ),
+    Broken("factor_is_length", changed(LLAMA, {**YARN, "factor": 8192}), RIGHT),
+    Broken("attention_factor_impossible", changed(LLAMA, {**YARN, "attention_factor": 0.1}), RIGHT),
+    Broken(
+        "attention_factor_impossible",
+        changed(LLAMA, {**YARN, "attention_factor": 1 / (0.1 * math.log(4.0) + 1)}),
+        RIGHT,
+    ),
     Broken("factor_inverted", changed(LLAMA, scaled(YARN, factor=0.25)), RIGHT),
     Broken("attention_factor_is_factor", changed(LLAMA, {**YARN, "attention_factor": 4.0}), RIGHT),
     Broken(
@@ -472,8 +528,39 @@ BROKEN = [
     Broken("published_theta_lost", changed(LLAMA31, None, rope_theta=10000.0), LLAMA31),
     Broken(
         "published_theta_differs",
-        changed(QWEN3_8B, rope_theta=7000000.0),
-        changed(QWEN3_8B, rope_theta=7000000.0),
+        changed(QWEN3_8B, rope_theta=7000000.0, max_position_embeddings=262144),
+        changed(QWEN3_8B, rope_theta=7000000.0, max_position_embeddings=262144),
+    ),
+    Broken(
+        "yarn_setting_unusual",
+        changed(QWEN3_8B, {**QWEN3_YARN, "beta_fast": 64.0}, max_position_embeddings=131072),
+        changed(QWEN3_8B, QWEN3_YARN, max_position_embeddings=131072),
+    ),
+    Broken("served_length_raised", changed(QWEN3_8B, max_position_embeddings=131072), None),
+    Broken(
+        "served_length_raised",
+        changed(QWEN3_8B, max_position_embeddings=131072),
+        changed(QWEN3_8B, QWEN3_YARN, max_position_embeddings=131072),
+        {"length": 131072},
+    ),
+    Broken("published_head_dim_differs", changed(OSS, head_dim=None), OSS),
+    Broken("published_theta_changed", changed(QWEN3_8B, rope_theta=7000000.0), None),
+    Broken("published_theta_of_another_model", changed(QWEN3_8B, rope_theta=500000.0), QWEN3_8B),
+    Broken("published_theta_mistyped", changed(QWEN3_8B, rope_theta=10000000.0), QWEN3_8B),
+    Broken(
+        "published_theta_multiplied",
+        changed(QWEN3_8B, QWEN3_YARN, rope_theta=4000000.0, max_position_embeddings=131072),
+        changed(QWEN3_8B, QWEN3_YARN, max_position_embeddings=131072),
+    ),
+    Broken(
+        "published_layers_differ",
+        changed(SMOLLM3, no_rope_layers=[1, 1, 0] * 12),
+        SMOLLM3,
+    ),
+    Broken(
+        "no_rope_layers_numbers",
+        changed(SMOLLM3, no_rope_layers=[3, 7, 11, 15, 19, 23, 27, 31, 35]),
+        SMOLLM3,
     ),
     Broken("published_scaling_lost", changed(LLAMA31, None), LLAMA31),
     Broken(

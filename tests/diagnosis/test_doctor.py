@@ -14,6 +14,7 @@ import warnings
 
 import pytest
 from broken_configs import BROKEN, GEMMA3, GONE, LLAMA, RIGHT, RIGHT3, V5, YARN, changed, scaled
+from examined_configs import IDS as EXAMINED
 from field_configs import IDS, field_config
 
 import gguf_samples
@@ -114,7 +115,7 @@ def test_a_mistake_is_found_and_repaired(broken):
 def test_every_row_has_a_broken_config():
     ids = [row.id for row in mistakes()]
     assert len(set(ids)) == len(ids) >= 40
-    assert {each.id for each in BROKEN} | ELSEWHERE | IDS == set(ids)
+    assert {each.id for each in BROKEN} | ELSEWHERE | IDS | EXAMINED == set(ids)
     assert not {each.id for each in BROKEN} & ELSEWHERE
 
 
@@ -495,11 +496,14 @@ def test_defaults_of_every_class_of_transformers_need_no_change():
         examined += 1
         if found.exit_status:
             heavy[name] = [each.id for each in found.findings]
-    # these classes have the sizes of a published model and not its theta or rotated width
+    # these classes have the sizes of a published model and not its theta, length or rotated width
+    lost = ("cohere", "persimmon", "qwen2", "qwen3_next", "smollm3", "starcoder2")
     assert heavy == {
+        **{name: ["published_theta_lost"] for name in lost},
         "minimax_m2": ["published_fraction_differs"],
-        "persimmon": ["published_theta_lost"],
-        "starcoder2": ["published_theta_lost"],
+        "mllama_text_model": ["published_scaling_lost"],
+        "glm4": ["served_length_raised"],
+        "mixtral": ["served_length_raised"],
     }
     assert examined > 100
 
@@ -629,6 +633,67 @@ def test_a_factor_is_not_raised_from_a_trained_length_that_is_wrong():
     found = rw.doctor({**config, "rope_scaling": rope})
     assert found.findings[0].id == "trained_length_wrong"
     assert found.corrected is None
+    # the model serves that length without a scaling, and a longer one from there
+    assert rw.doctor({**config, "rope_scaling": rope}, length=262144).corrected == {
+        **config,
+        "rope_scaling": None,
+    }
+    longer = rw.doctor({**config, "rope_scaling": rope}, length=524288).corrected
+    assert longer is not None
+    assert longer["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 262144,
+    }
+
+
+def test_an_extension_is_made_once():
+    """NTK by a larger theta covers the length, so no YaRN is added to it."""
+    ntk = changed(LLAMA, {"type": "ntk", "factor": 4.0}, max_position_embeddings=2048)
+    found = rw.doctor(ntk, length=8192)
+    assert [each.id for each in found.findings] == ["ntk_aware"]
+    assert found.corrected is not None
+    assert rw.doctor(found.corrected, length=8192).findings == ()
+
+
+def test_a_length_that_was_lowered_needs_no_scaling():
+    llama = field_config("llama31")
+    found = rw.doctor({**llama, "max_position_embeddings": 8192}, length=65536)
+    assert [each.id for each in found.findings] == ["served_length_lowered"]
+    assert found.corrected == llama
+
+
+def test_the_served_length_follows_a_repaired_scaling():
+    text = changed(LLAMA, json.dumps(YARN), max_position_embeddings=2048)
+    corrected = rw.doctor(text, length=8192).corrected
+    assert corrected is not None
+    assert corrected["max_position_embeddings"] == 8192
+    assert rw.doctor(corrected, engine="vllm", length=8192).findings == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_type": "llama", "head_dim": 64, // heads\n "rope_theta": 1e4,}',
+        '{"model_type": "llama", "head_dim": 64, "rope_scaling": None, "rope_theta": 1e4}',
+        "{'model_type': 'llama', 'head_dim': 64, 'rope_theta': 1e4}",
+    ],
+)
+def test_a_file_that_is_not_quite_json_is_read_and_corrected(tmp_path, text):
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    found = rw.doctor(path)
+    assert [each.id for each in found.findings] == ["not_json"]
+    assert found.corrected is not None
+    assert found.corrected["head_dim"] == 64
+    path.write_text('{"model_type": "llama" "head_dim": 64}')
+    with pytest.raises(rw.RopeError, match="line 1"):
+        rw.doctor(path)
+
+
+def test_an_absent_key_is_not_called_null():
+    found = rw.doctor(changed(RIGHT3, rope_theta=GONE))
+    assert found.findings[0].cause.startswith("rope_theta is not given")
 
 
 def test_a_size_under_another_name_is_not_a_misspelled_key():

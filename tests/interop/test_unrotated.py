@@ -93,6 +93,24 @@ def test_layers_are_those_that_the_model_rotates(family, changed, expected):
     assert (None in rw.from_hf(model.config, per_layer=True).values()) == (0 in by_effect)
 
 
+def test_cohere_2_without_a_window_rotates_no_layer(monkeypatch):
+    """Its model builds no mask then, so its attention is called alone."""
+    from transformers.models.cohere2 import modeling_cohere2
+
+    model = tiny("cohere2", **{**SIX, "sliding_window": None}).model
+    rotated = []
+    monkeypatch.setattr(
+        modeling_cohere2, "apply_rotary_pos_emb", lambda q, k, *_: rotated.append(1) or (q, k)
+    )
+    hidden = torch.randn(1, 5, model.config.hidden_size)
+    for layer in model.layers:
+        layer.self_attn(hidden, model.rotary_emb(hidden, torch.arange(5)[None]), None)
+    assert rotated == []
+    assert layer_specs(model.config) == [None] * 6
+    keys = {"model_type": "cohere2", "head_dim": 8, "num_hidden_layers": 6, "sliding_window": None}
+    assert rw.from_hf(keys, per_layer=True) == {"full_attention": None}
+
+
 @pytest.mark.parametrize(
     "interval", [{}, {"no_rope_layer_interval": 2}, {"no_rope_layer_interval": 5}]
 )

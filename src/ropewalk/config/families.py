@@ -32,6 +32,7 @@ READABLE = (
 #: rules by which some layers are not rotated, as `unrotated` names them; layers.py applies them
 UNROTATED_RULES = (
     "full_attention",
+    "full_attention_or_no_window",
     "no_rope_layers",
     "no_rope_layers_if_not_empty",
     "layer_rope_theta",

@@ -112,7 +112,7 @@ def parse(data: bytes) -> dict[str, Any]:
             parse_float=_float,
         )
     except json.JSONDecodeError as error:
-        rule = f"must be JSON ({error.msg} at line {error.lineno})"
+        rule = f"must be JSON ({error.msg} at line {error.lineno}, column {error.colno})"
         raise RopeError("config", rule, text[error.pos : error.pos + 20]) from None
     if not isinstance(value, dict):
         raise RopeError("config", "must be a JSON object", value)

@@ -155,7 +155,10 @@ def _with_unrotated(
     # the layer type decides, but only if the model has a sliding window; a missing key means that
     # it has one
     has_window = "sliding_window" not in config or config["sliding_window"] is not None
-    if family.unrotated == "full_attention" and objects.by_layer_type is None and has_window:
+    skips_full = ("full_attention", "full_attention_or_no_window")
+    if family.unrotated == skips_full[1] and not has_window:
+        return dict.fromkeys(ropes)
+    if family.unrotated in skips_full and objects.by_layer_type is None and has_window:
         if not config.get("layer_types"):
             ropes = {"sliding_attention": next(iter(ropes.values()))}
         return {**ropes, "full_attention": None}

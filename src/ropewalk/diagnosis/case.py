@@ -33,6 +33,9 @@ class Examination:
     duplicates  {key that the file gives more than once in one object: its values}
     language    the language of findings, "en" or "zh"
     examine     returns the diagnosis of another config, the draft; None: the draft is not examined
+    not_json    why the file is no JSON, where it can be read all the same; "": it is JSON
+    reaches     tokens that a repair has covered already, so that no second one extends the rope
+    withheld    rows whose repair is not made, since its result has another error
     """
 
     root: dict[str, Any]
@@ -43,6 +46,9 @@ class Examination:
     duplicates: dict[str, list[Any]] = field(default_factory=dict)
     language: str = "en"
     examine: Callable[[Any], Any] | None = None
+    not_json: str = ""
+    reaches: int = 0
+    withheld: set[str] = field(default_factory=set)
     _known: tuple[str, Specs | RopeError] | None = field(default=None, repr=False)
 
     @property
@@ -154,7 +160,7 @@ class Examination:
 
     def state(self) -> str:
         """Return all that a repair may change, as text."""
-        return repr((self.root, self.draft, self.duplicates))
+        return repr((self.root, self.draft, self.duplicates, self.not_json))
 
     def with_(self, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Return a copy of the config whose text part was changed by `change`."""
@@ -183,6 +189,13 @@ def layers_of(rope: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def type_of(rope: Mapping[str, Any]) -> Any:
     """Return the rope_type of an object, or its older key `type`; None if it has neither."""
     return rope.get("rope_type") if rope.get("rope_type") is not None else rope.get("type")
+
+
+def read_type(case: Examination, rope: Mapping[str, Any]) -> str | None:
+    """Return the scaling that this family's code reads from an object; None if its name is no text."""
+    name = type_of(rope)
+    renamed = {**keys.ROPE_TYPE_ALIASES, **case.family.renamed}
+    return renamed.get(name, name) if isinstance(name, str) else None
 
 
 def specs_of(config: Any) -> Specs | None:

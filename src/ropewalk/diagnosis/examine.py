@@ -7,17 +7,27 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ropewalk.config import file as config_file
 from ropewalk.diagnosis import engine as engines_here
-from ropewalk.diagnosis import lengths, others, places, spelling, values  # noqa: F401 - the rows name them
+from ropewalk.diagnosis import (  # noqa: F401 - the rows name them
+    foreign,
+    impossible,
+    layers,
+    lengths,
+    others,
+    places,
+    spelling,
+    values,
+)
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import flags, patch, same
+from ropewalk.diagnosis.lengths import serve
 from ropewalk.diagnosis.mistakes import (
     FINDERS,
     LANGUAGES,
@@ -27,14 +37,39 @@ from ropewalk.diagnosis.mistakes import (
     in_language,
     mistakes,
 )
-from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding
+from ropewalk.diagnosis.report import Diagnosis, Evidence, Finding, report_words
 from ropewalk.errors import RopeError, choice, integer
 
 if TYPE_CHECKING:
     from ropewalk.gguf import GgufSource
 
-#: how often, at most, one row is found and repaired in a pass, and all rows are looked for
+#: how often, at most, one row is found and repaired in a pass
 MOST = 64
+#: how often, at most, all rows are looked for: a repair helps few others
+PASSES = 8
+#: repairs that extend a rope to a longer length
+EXTENSIONS = ("add_yarn", "raise_factor", "put_factor")
+#: mistakes of the trained length and of the factor, from which an extension follows
+BASES = (
+    "trained_length_tiny",
+    "trained_length_twice",
+    "trained_length_wrong",
+    "lengths_swapped",
+    "factor_is_length",
+    "factor_inverted",
+)
+#: repairs that say another rope, and are not made if the result has an error that the config had not
+DOUBTFUL = (
+    *EXTENSIONS,
+    "raise_theta",
+    "translate",
+    "put_theta",
+    "put_scaling",
+    "put_published",
+    "put_trained_length",
+    "swap_lengths",
+    "take_arguments",
+)
 
 
 @dataclass(frozen=True)
@@ -73,12 +108,12 @@ def doctor(
     case, text = _case(config, length, draft)
     case.language, case.examine = language, partial(doctor, language=language)
     original, original_draft = copy.deepcopy(case.root), copy.deepcopy(case.draft)
-    findings = _look(case)
+    findings = _look_carefully(case)
     unread = any(f.severity == "error" and not f.repaired for f in findings)
     if engine is not None and not unread:
         findings += engines_here.findings(case, engine)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    changed = not same(case.root, original)
+    changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
     to_paste = flags(original, case.root, case.specs(), length)
     if case.metadata is not None:
         to_paste = _gguf_flags(findings, case)
@@ -97,22 +132,65 @@ def doctor(
     )
 
 
-def _look(case: Examination) -> list[Finding]:
-    """Return the findings: those that were repaired, and what the repaired config still has.
+def _look_carefully(case: Examination) -> list[Finding]:
+    """Return the findings. A repair whose result has an error that the config did not have is not
+    made: what it would have written is not what was meant.
+    """
+    before = copy.deepcopy((case.root, case.draft, case.duplicates, case.not_json))
+    own = None
+    while True:
+        found = _look(case)
+        repaired = [each for each in found if each.repaired and each.row.repair in DOUBTFUL]
+        errors = {each.row.id for each in found if not each.repaired} & _error_ids()
+        if not repaired or not errors:
+            break
+        if own is None:
+            own = _errors_of(case, before)
+        if errors <= own:
+            break
+        case.withheld.add(repaired[-1].row.id)
+        case.root, case.draft, case.duplicates, case.not_json = copy.deepcopy(before)
+        case.reaches = 0
+    serve(case, before[0])
+    meant = case.specs()
+    return [_finding(case, meant, each) for each in found]
+
+
+def _error_ids() -> set[str]:
+    """Return the names of the rows that are errors."""
+    return {row.id for row in mistakes() if row.severity == "error"}
+
+
+def _errors_of(case: Examination, before: tuple[Any, ...]) -> set[str]:
+    """Return the errors of a config that are left without a doubtful repair."""
+    root, draft, duplicates, not_json = copy.deepcopy(before)
+    first = replace(case, root=root, draft=draft, duplicates=duplicates, not_json=not_json)
+    first.reaches, first.withheld = 0, {r.id for r in mistakes() if r.repair in DOUBTFUL}
+    return {each.row.id for each in _look(first) if not each.repaired} & _error_ids()
+
+
+def _look(case: Examination) -> list[_Found]:
+    """Return what was found: what was repaired, and what the repaired config still has.
 
     A repair may show a mistake of an earlier row, so all rows are looked for until none is
     repaired.
     """
     repaired: list[_Found] = []
-    for _ in range(MOST):
+    for _ in range(PASSES):
         found = _pass(case)
         new = [each for each in found if each.repaired]
         repaired += new
         if not new:
             break
-    meant = case.specs()
-    left = [each for each in found if not each.repaired]
-    return [_finding(case, meant, each) for each in (*repaired, *left)]
+    return [*repaired, *(each for each in found if not each.repaired)]
+
+
+def _absent(facts: Facts) -> bool:
+    """Return whether the key of a mistake is not in the config, where a null would be something
+    else.
+    """
+    holder = facts.get("holder")
+    return isinstance(holder, dict) and facts.get("name") not in holder
 
 
 def _pass(case: Examination) -> list[_Found]:
@@ -130,8 +208,11 @@ def _pass(case: Examination) -> list[_Found]:
             if facts is None:
                 break
             before, state = copy.deepcopy(case.root), case.state()
-            if row.repair is not None and facts.get("fixable", True):
-                REPAIRS[row.repair](case, row, facts)
+            facts.setdefault("absent", _absent(facts))
+            if row.repair and facts.get("fixable", True) and row.id not in case.withheld:
+                wrong = any(each.row.find in BASES and not each.repaired for each in found)
+                if not (wrong and row.repair in EXTENSIONS):
+                    REPAIRS[row.repair](case, row, facts)
             can = case.state() != state
             found.append(_Found(row, facts, before, can))
             if not can:
@@ -146,6 +227,8 @@ def _finding(case: Examination, meant: Specs | None, found: _Found) -> Finding:
     """
     row, facts, repaired = in_language(found.row, case.language), found.facts, found.repaired
     words = _Words(facts)
+    if facts["absent"] and facts["value"] is None:
+        words["value"] = report_words(case.language)["absent"]
     effect = row.effect.format_map(words)
     numbers, compared = (), "before the repair"
     if repaired and case.metadata is None:
@@ -254,6 +337,11 @@ def _case(config: Any, length: int | None, draft: Any) -> tuple[Examination, str
     try:
         root = config_file.read(path)
     except RopeError as error:
+        if error.rule.startswith("must be JSON ("):
+            text = path.read_text(encoding="utf-8")
+            root = config_file.parse(foreign.as_json(text, error).encode())
+            why = error.rule.removeprefix("must be JSON (").removesuffix(")")
+            return Examination(root, length, other, not_json=why), text
         if "given once" not in error.rule and "must be finite" not in error.rule:
             raise
         root = _lenient(path, duplicates)

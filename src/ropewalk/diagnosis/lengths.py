@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 from ropewalk.config import keys
-from ropewalk.diagnosis.case import Examination, Facts, positive, type_of
+from ropewalk.diagnosis.case import Examination, Facts, positive, read_type, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import published_trained_length
+from ropewalk.diagnosis.published import (
+    native_length,
+    published_default,
+    published_trained_length,
+    rows_of,
+)
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -15,6 +21,8 @@ from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 STATIC = ("yarn", "linear")
 #: lengths that differ by at most this share count as equal, since configs round lengths and factors
 SAME_LENGTH = 0.02
+#: the alpha of every HunYuan of the families that the row names
+ALPHA = 1000.0
 
 
 def covered(case: Examination) -> float | None:
@@ -23,7 +31,10 @@ def covered(case: Examination) -> float | None:
     if kind == "yarn" and factor and (length := trained or case.served):
         return length * factor  # the served length is taken for a trained one that is missing
     if kind == "linear" and factor and case.served:
-        return None if trained is None else trained * factor
+        # the served length may be the trained one, or that times the factor
+        return (trained or published_trained_length(case) or case.served) * factor
+    if kind == "llama3" and factor and trained:
+        return max(case.served or 0, trained * factor)
     return case.served
 
 
@@ -42,7 +53,8 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
     for place, rope in case.ropes():
         if type_of(rope) in row.keys:
             new = published_trained_length(case)
-            same = new is not None and new == case.served  # then it is read all the same
+            # where it is the served length, it is read all the same, unless that is raised
+            same = new is not None and new == case.served and (case.length or 0) <= new
             return {
                 "key": at(place, TRAINED_LENGTH_KEY),
                 "value": None,
@@ -66,6 +78,8 @@ def lengths_swapped(case: Examination, row: Mistake) -> Facts | None:
         return None
     # engines multiply the served length by YaRN's factor themselves, so equal lengths may be meant
     if trained == served and case.rope_type != "llama3":
+        return None
+    if trained == served and native_length(case) is not None:  # the served length was lowered
         return None
     is_swap = (
         factor is not None
@@ -105,9 +119,13 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
-    """Find a served length that YaRN's factor does not reach."""
+    """Find a served length that the factor of YaRN does not reach, or that of linear where the
+    trained length is a published one.
+    """
     trained, served, factor = case.trained, case.served, case.factor
-    if case.rope_type != "yarn" or not trained or not served or not factor:
+    if case.rope_type == "linear":
+        trained = published_trained_length(case)
+    if case.rope_type not in STATIC or not trained or not served or not factor:
         return None
     if served <= trained * factor * (1 + SAME_LENGTH):
         return None
@@ -127,6 +145,12 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         and ratio.is_integer()
         and published_trained_length(case) in (None, trained),
     }
+
+
+@repair
+def put_factor(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the factor for the served length."""
+    facts["holder"][facts["name"]] = facts["new"]
 
 
 @finder
@@ -167,7 +191,13 @@ def alpha_missing(case: Examination, row: Mistake) -> Facts | None:
         return None
     if case.get("alpha") is not None or case.factor != 1:
         return None
-    return {"key": "alpha", "value": case.factor, "model": case.model_type}
+    alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
+    if str(case.model_type).startswith(row.keys):
+        alphas.add(ALPHA)
+    place, rope = case.ropes()[0]
+    facts = {"key": at(place, "alpha"), "value": case.factor, "model": case.model_type}
+    facts |= {"new": min(alphas, default=None), "holder": rope, "name": "alpha"}
+    return {**facts, "fixable": len(alphas) == 1}
 
 
 @finder
@@ -179,7 +209,11 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
     if case.rope_type == "dynamic" or case.length <= reach * (1 + SAME_LENGTH):
         return None
     trained, rope = case.trained, case.flat()
-    can = case.rope_type == "yarn" and trained is not None and rope is not None
+    known, kind = published_trained_length(case), case.rope_type
+    trained = known if kind == "linear" and trained is None else trained
+    # a published trained length that is another must be written first
+    can = kind in STATIC and trained is not None and known in (None, trained)
+    can = can and case.factor is not None
     return {
         "key": "factor",
         "value": case.factor,
@@ -187,13 +221,13 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
         "covered": round(reach),
         "type": case.rope_type,
         "trained": trained,
-        "fixable": can,
+        "fixable": can and rope is not None,
         "holder": rope,
         "new": case.length / trained if trained else None,
     }
 
 
-def _magnitude(factor: float) -> float:
+def magnitude(factor: float) -> float:
     """Return the magnitude that YaRN has for a factor."""
     return 0.1 * math.log(factor) + 1.0
 
@@ -205,8 +239,8 @@ def raise_factor(case: Examination, row: Mistake, facts: Facts) -> None:
     """
     rope = facts["holder"]
     given = positive(rope.get("attention_factor"))
-    if given is not None and math.isclose(given, _magnitude(facts["value"]), rel_tol=1e-6):
-        rope["attention_factor"] = _magnitude(facts["new"])
+    if given is not None and math.isclose(given, magnitude(facts["value"]), rel_tol=1e-6):
+        rope["attention_factor"] = magnitude(facts["new"])
     rope["factor"] = facts["new"]
     if case.served != facts["trained"]:
         case.text[length_key(case)] = facts["length"]
@@ -217,11 +251,12 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in use beyond the config's own, without a scaling."""
     if case.length is None or case.served is None or case.length <= case.served:
         return None
-    if case.rope_type != "default":
+    if case.rope_type != "default" or case.length <= case.reaches or not _readable(case):
         return None
     trained = published_trained_length(case) or case.served
     family, nested = case.family, any("." in place for place, _ in case.ropes())
     can = family.known and not (family.only_default or family.layer_thetas or nested)
+    can = can and "yarn" not in family.renamed
     specs = case.specs()
     plain = specs is not None and all(s is None or s.rotary_dim is None for s in specs.values())
     return {
@@ -232,6 +267,36 @@ def served_beyond_training(case: Examination, row: Mistake) -> Facts | None:
         "served": case.served,
         "factor": case.length / trained,
         "fixable": can and plain,
+    }
+
+
+@finder
+def served_length_raised(case: Examination, row: Mistake) -> Facts | None:
+    """Find a served length beyond all that a model was published with, with its theta and without a
+    scaling.
+    """
+    trained, served = published_trained_length(case), case.served
+    theta = case.get("rope_theta") or case.family.default("rope_theta")
+    rows = [each for each in rows_of(case) if theta in each["theta"]]
+    if not rows or not trained or not served or case.rope_type != "default" or case.reaches:
+        return None
+    longest = max(max(each["lengths"]) for each in rows)
+    if served <= longest * (1 + SAME_LENGTH) or not published_default(case) or not _readable(case):
+        return None
+    length = case.length or 0
+    family = case.family
+    can = family.known and not (
+        family.only_default or family.layer_thetas or "yarn" in family.renamed
+    )
+    return {
+        "key": length_key(case),
+        "value": served,
+        "trained": trained,
+        "longest": longest,
+        "model": rows[0]["name"],
+        "length": length,
+        "factor": length / trained,
+        "fixable": can and length > longest,
     }
 
 
@@ -246,6 +311,61 @@ def add_yarn(case: Examination, row: Mistake, facts: Facts) -> None:
     if rope is not v5:
         case.text["rope_scaling"] = rope
     case.text[length_key(case)] = facts["length"]
+
+
+def _readable(case: Examination) -> bool:
+    """Return whether no rope object lacks its type, so that there is no scaling indeed."""
+    free = {*keys.COMMON_KEYS, *keys.AXIS_KEYS, *keys.OTHER_KEYS}
+    scaled = (type_of(rope) is None and rope.keys() - free for _, rope in case.ropes())
+    return not any(scaled)
+
+
+@finder
+def served_length_lowered(case: Examination, row: Mistake) -> Facts | None:
+    """Find a length in use beyond the served one, which is below what the model was published with."""
+    native, served = native_length(case), case.served
+    if native is None or served is None or case.length is None:
+        return None
+    if not served < case.length <= native * (1 + SAME_LENGTH):
+        return None
+    facts = {"key": length_key(case), "value": served, "new": native, "length": case.length}
+    facts |= {"model": rows_of(case)[0]["name"], "holder": case.text, "name": length_key(case)}
+    return facts
+
+
+@finder
+def dynamic_length_raised(case: Examination, row: Mistake) -> Facts | None:
+    """Find dynamic NTK whose max_position_embeddings, from which its theta grows, is the longer
+    length and not the trained one.
+    """
+    served, known = whole(case.text.get(SERVED_LENGTH_KEY)), published_trained_length(case)
+    trained = case.trained or known
+    if case.rope_type != "dynamic" or case.get("alpha") is not None or not served or not trained:
+        return None
+    if served <= trained or known not in (None, trained):
+        return None
+    rows, theta = rows_of(case), case.get("rope_theta") or case.family.default("rope_theta")
+    own = [each for each in rows if theta in each["theta"]]
+    if any("scaling" in each or served in each["lengths"] for each in own):
+        return None
+    facts = {"key": SERVED_LENGTH_KEY, "value": served, "new": trained}
+    return {**facts, "holder": case.text, "name": SERVED_LENGTH_KEY}
+
+
+def serve(case: Examination, before: dict) -> None:
+    """Raise the served length to the length in use, if a repair wrote a scaling that covers it:
+    engines do not start for more than the config's own length.
+    """
+    reach, served, length = covered(case), case.served, case.length
+    if case.rope_type != "yarn" or not reach or not served or length is None:
+        return
+    scaling = Examination(copy.deepcopy(before))
+    same = [rope for _, rope in scaling.ropes()] == [rope for _, rope in case.ropes()]
+    if same and scaling.rope_type == case.rope_type:
+        return
+    # without a trained length the served one is taken for it, and must stay
+    if case.trained and max(served, case.trained) < length <= reach * (1 + SAME_LENGTH):
+        case.text[length_key(case)] = length
 
 
 @finder
@@ -287,14 +407,18 @@ def dynamic_without_length(case: Examination, row: Mistake) -> Facts | None:
 def factor_missing(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling without its factor; `keys` has the scalings."""
     for place, rope in case.ropes():
-        if type_of(rope) not in row.keys or rope.get("factor") is not None:
+        if read_type(case, rope) not in row.keys or rope.get("factor") is not None:
             continue
         if rope.get("alpha") is not None:
             continue
-        trained, served = case.trained, case.served
+        kind, served = type_of(rope), case.length or case.served
+        trained = case.trained or published_trained_length(case)
+        if case.length and kind != "llama3" and trained is None:
+            trained = case.served
         ratio = served / trained if served and trained else None
         # the ratio is what YaRN's code takes; Llama 3 has another factor than its ratio
-        can = type_of(rope) == "yarn" and ratio is not None and ratio > 1
+        can = kind in ("yarn", "linear", "dynamic") and ratio is not None and ratio > 1
+        can = can and (kind == "yarn" or case.length is not None)
         return {
             "key": at(place, "factor"),
             "value": None,

@@ -96,13 +96,19 @@ def draft_differs(case: Examination, row: Mistake) -> Facts | None:
     theirs = next((s for s in draft.values() if s is not None), None)
     if ours is None or theirs is None or not _scaled(target) or _scaled(draft):
         return None
-    same = ours.theta == theirs.theta and ours.rotated_dims == theirs.rotated_dims
+    given = text_of(case.draft).get("rope_theta")
+    # a draft without a theta of its own has lost that of the model
+    same = ours.rotated_dims == theirs.rotated_dims and (
+        given is None or ours.theta == theirs.theta
+    )
     reach = covered(Examination(case.draft))
     return {
         "key": "draft",
         "value": theirs.scaling.name,
         "target": ours.scaling.name,
         "from": reach,
+        "theta": theirs.theta,
+        "other": ours.theta,
         "fixable": same and len(target) == 1,
     }
 

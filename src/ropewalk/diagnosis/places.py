@@ -195,6 +195,8 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
         return None
     if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
         return None
+    if isinstance(case.text.get("attn_config"), dict):  # DBRX has its theta in there
+        return None
     names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
     if any(case.text.get(key) is not None for key in names) or (served or 0) < LONG:
         return None

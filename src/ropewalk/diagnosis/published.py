@@ -18,8 +18,10 @@ from ropewalk.diagnosis.case import (
     Examination,
     Facts,
     layers_of,
+    read_type,
     specs_of,
     type_of,
+    whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
@@ -38,6 +40,8 @@ WIDTH = "intermediate_size"
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
+#: the layer type whose theta is the published one
+FULL = "full_attention"
 
 
 @cached("published ropes", entries=1)
@@ -55,13 +59,16 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
     }
     # a language model inside another model may have been trained anew
     inside = text is not case.root and not str(case.model_type).endswith("_text")
-    if None in sizes.values() or inside:
+    if None in (sizes["hidden_size"], sizes["layers"]):
         return []
     return [
         row
         for row in models()
-        if all(row[name] == size for name, size in sizes.items())
+        if all(
+            row[name] == size or (size is None and row.get("brief")) for name, size in sizes.items()
+        )
         and case.model_type in row["model_types"]
+        and (not inside or row.get("inside"))
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
@@ -79,13 +86,89 @@ def rows_of(case: Examination) -> list[dict[str, Any]]:
 
 
 def _trained(row: dict[str, Any]) -> int | None:
-    """Return the trained length of a published model; None if its row does not say it."""
-    return row.get("trained") or row.get("scaling", {}).get(TRAINED_LENGTH_KEY)
+    """Return the trained length of a published model; None if its row does not say it. A model
+    without a scaling was trained with the only length that it was published with.
+    """
+    if "trained" in row:
+        return row["trained"]
+    scaling, lengths = row.get("scaling"), row["lengths"]
+    if scaling is None:
+        return lengths[0] if len(lengths) == 1 else None
+    return scaling.get(TRAINED_LENGTH_KEY)
+
+
+def native_length(case: Examination) -> int | None:
+    """Return the longest length that a published model has with the scaling and the theta of a
+    config; None if it is not known.
+    """
+    rope, theta = case.flat() or {}, _theta(case)
+    found = []
+    for row in rows_of_any_length(case):
+        scaling = row.get("scaling") or {"rope_type": "default"}
+        same = all(
+            rope.get(k) == v for k, v in scaling.items() if k not in ("rope_type", "left_out")
+        )
+        kind = case.rope_type == scaling["rope_type"]
+        if not same or not kind or theta not in row["theta"]:
+            continue
+        length = max(row["lengths"]) if "scaling" in row else _trained(row)
+        found += [length] if length is not None else []
+    return max(found, default=None)
+
+
+def _close(one: Any, other: list[float]) -> bool:
+    """Return whether two lists of numbers agree in all numbers, or lack a few of them."""
+    if not isinstance(one, list) or not 0.9 * len(other) <= len(one) <= len(other):
+        return False
+    # numbers of the shorter one occur in the other in the same order
+    rest = iter(other)
+    return all(
+        isinstance(each, int | float) and any(math.isclose(each, x, rel_tol=1e-3) for x in rest)
+        for each in one
+    )
+
+
+def published_default(case: Examination) -> bool:
+    """Return whether a config has the theta of the published models of its sizes, which all have no
+    scaling.
+    """
+    theta = _theta(case)
+    rows = [row for row in rows_of(case) if theta in row["theta"]]
+    # a theta of a release for long texts may have been chosen for longer ones
+    if theta != LOST_THETA and any(theta not in row["theta"] for row in rows_of_any_length(case)):
+        return False
+    return bool(rows) and all("scaling" not in row for row in rows)
+
+
+def _at_length(case: Examination, row: dict[str, Any]) -> bool:
+    """Return whether a config serves a length of a published model, which its class may say."""
+    return case.served in row["lengths"] or (case.served is None and bool(row.get("brief")))
+
+
+def known_lists(
+    case: Examination, key: str, values: Any, other: str = "", others: Any = None
+) -> list[float] | None:
+    """Return the published list of a key of LongRoPE that `values` are, but for a few numbers that
+    were lost; or the one that was published beside `others`, the list of the other key.
+    """
+    for row in rows_of_any_length(case):
+        for lists in row.get("lists", ()):
+            if _close(values, lists[key]) if other == "" else _close(others, lists[other]):
+                return list(lists[key])
+    return None
 
 
 def published_trained_length(case: Examination) -> int | None:
     """Return the length that a published model was trained with; None if it is not known."""
-    theta, rows = case.get("rope_theta"), rows_of(case)
+    theta, rows = _theta(case) or case.get("rope_theta"), rows_of(case)
+    if not any(theta in row["theta"] for row in rows):  # the length is that of another release
+        rows = [row for row in rows_of_any_length(case) if theta in row["theta"]] or rows
+    plain = [row for row in rows if "scaling" not in row and case.served in row["lengths"]]
+    if case.served is not None and len(plain) == len(rows) == 1 and _trained(rows[0]):
+        return min(case.served, _trained(rows[0]) or 0)
+    if not any(case.served in row["lengths"] or case.trained in row["lengths"] for row in rows):
+        served = [row for row in rows if (case.served or 0) > max(row["lengths"])]
+        rows = served or rows
     known = {_trained(row) for row in [row for row in rows if theta in row["theta"]] or rows}
     return known.pop() if len(known) == 1 else None
 
@@ -106,16 +189,25 @@ def _theta(case: Examination) -> float | None:
 def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find the default theta, 10,000, in a model that was published with another one."""
     known, theta = published_theta(case), _theta(case)
-    if not known or theta != LOST_THETA or theta in known:
+    default = case.family.default("rope_theta", "no_rope_object")
+    lost = theta in (LOST_THETA, default)
+    if not known or not lost or theta is None or theta in known:
         return None
     # another release of the same sizes was published with this theta, so the served length alone
     # does not tell which release this is: the trained length must be known too
     other = any(theta in each["theta"] for each in rows_of_any_length(case))
     if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
         return None
-    names = ", ".join(each["name"] for each in rows_of(case))
+    return _theta_facts(case, theta, known)
+
+
+def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
+    """Return the facts about a theta that is not the published one."""
     new = next(iter(known)) if len(known) == 1 else None
-    holder = case.flat()
+    holder, layer = case.flat(), case.family.layer_thetas.get(FULL)
+    if layer is not None:  # this layer type has a theta of its own
+        holder = layers_of(case.text.get("rope_parameters") or {}).get(FULL)
+    name = case.family.renamed.get("rope_theta", "rope_theta")
     inside = holder is not None and (
         holder.get("rope_theta") is not None or holder is case.text.get("rope_parameters")
     )
@@ -123,50 +215,81 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
         "key": "rope_theta",
         "value": theta,
         "new": new,
-        "published": sorted(known),
-        "model": names,
+        "published": " or ".join(f"{each:,.10g}" for each in sorted(known)),
+        "model": ", ".join(each["name"] for each in rows_of(case)),
         "fixable": new is not None,
         "holder": holder if inside else case.text,
+        "name": "rope_theta" if inside else (layer.key if layer else name) or name,
     }
 
 
 @repair
 def put_theta(case: Examination, row: Mistake, facts: Facts) -> None:
     """Write the published theta where the config has its theta."""
-    for holder in (facts["holder"], case.text):
-        if holder is facts["holder"] or holder.get("rope_theta") is not None:
-            name = case.family.renamed.get("rope_theta", "rope_theta")
-            holder[name if holder is case.text else "rope_theta"] = facts["new"]
+    facts["holder"][facts["name"]] = facts["new"]
+    if case.text.get("rope_theta") is not None and not case.family.layer_thetas:
+        case.text[case.family.renamed.get("rope_theta", "rope_theta")] = facts["new"]
 
 
 @finder
 def theta_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another theta than the published one, which a fine-tuned model may have; a row with
-    "other_release" in `names` is for the theta of another release of the same sizes.
+    """Find another theta than the published one, which a fine-tuned model may have. `names` has
+    the kind that the row is about: the theta of another release of the same sizes, one that was
+    multiplied beside a scaling, one of another model or with a zero too many, any other at the
+    published length, and any other.
     """
     known, theta = published_theta(case), _theta(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
     if not known or theta is None or theta in known or (theta == LOST_THETA and not others):
         return None
-    if case.family.layer_thetas or bool(others) != ("other_release" in row.names):
+    if (kind := _kind(case, theta, known, bool(others))) is None:
         return None
-    if others and case.rope_type != "default":  # a scaling may be why the length is another
+    if kind not in row.names:
         return None
-    names = ", ".join(each["name"] for each in rows_of(case))
-    facts = {"key": "rope_theta", "value": theta, "published": sorted(known), "model": names}
-    return {**facts, "other": ", ".join(each["name"] for each in others), "length": case.served}
+    facts = {**_theta_facts(case, theta, known), "length": case.served}
+    facts |= {"factor": case.factor, "type": case.rope_type}
+    if kind == "copied":
+        others = [each for each in models() if theta in each["theta"]][:2]
+    return {**facts, "other": ", ".join(each["name"] for each in others)}
+
+
+def _kind(case: Examination, theta: float, known: set[float], other: bool) -> str | None:
+    """Return what a theta that is not the published one may be."""
+    scaled, factor = case.rope_type in ("yarn", "linear", "dynamic"), case.factor
+    if scaled and factor and factor > 1:
+        width = case.head_dim or 128
+        times = (factor, factor ** (width / (width - 2)))
+        if any(math.isclose(theta, each * x, rel_tol=2e-3) for each in known for x in times):
+            return "multiplied"
+    if other:  # a scaling may be why the length is another
+        return "other_release" if case.rope_type == "default" else None
+    rows = rows_of(case)
+    trained = case.trained is not None and any(case.trained in row["lengths"] for row in rows)
+    if not trained and not any(_at_length(case, row) for row in rows):
+        return "elsewhere"
+    tens = {each * 10.0**power for each in known for power in (-3, -2, -1, 1, 2, 3)}
+    if theta in tens:
+        return "zero"
+    if theta in {each for row in models() for each in row["theta"]}:
+        return "copied"
+    return "same_length"
 
 
 @finder
 def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
     """Find a config without the scaling that every published model of its sizes and length has."""
-    rows = [each for each in rows_of(case) if case.served in each["lengths"]]
+    rows = [each for each in rows_of(case) if _at_length(case, each)]
     if not rows or case.rope_type != "default" or any("scaling" not in each for each in rows):
+        return None
+    if _incomplete(case):
         return None
     if any(each["scaling"] != rows[0]["scaling"] for each in rows):
         return None
     scaling = rows[0]["scaling"]
-    whole_scaling = "short_factor" not in scaling.get("left_out", ())
+    lists = rows[0].get("lists", ()) if rows[0].get("only_lists") else ()
+    whole_scaling = "left_out" not in scaling or bool(lists)
+    if lists:
+        scaling = {**{k: v for k, v in scaling.items() if k != "left_out"}, **lists[0]}
     return {
         "key": "rope_scaling",
         "value": None,
@@ -174,8 +297,13 @@ def scaling_lost(case: Examination, row: Mistake) -> Facts | None:
         "model": rows[0]["name"],
         # ropes by layer type have one scaling each
         "fixable": whole_scaling and not (case.family.layer_thetas and case.ropes()),
-        "length": case.served,
+        "length": case.served or rows[0]["lengths"][0],
     }
+
+
+def _incomplete(case: Examination) -> bool:
+    """Return whether a rope object has keys of a scaling and lacks its type."""
+    return any(type_of(rope) is None and rope.get("factor") is not None for _, rope in case.ropes())
 
 
 @repair
@@ -194,16 +322,24 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     """Find another rope_type, or another number in the scaling, than a published model has at its
     published length.
     """
-    rows = [each for each in rows_of(case) if case.served in each["lengths"]]
+    rows = [each for each in rows_of(case) if _at_length(case, each)]
     rope = case.flat()
     if not rows or rope is None or len(rows) != 1:
         return None
     scaling = rows[0].get("scaling") or {}
-    if type_of(rope) != scaling.get("rope_type"):
-        if not scaling or type_of(rope) in (None, "default"):
+    kind = read_type(case, rope)
+    if kind != scaling.get("rope_type"):
+        if not scaling or kind not in keys.rope_types() or kind == "default":
             return None
+        if case.served is not None and rope.get(TRAINED_LENGTH_KEY) == case.served:
+            return None  # the model with its own scaling is served farther
         facts = {"key": "rope_type", "value": type_of(rope), "new": scaling["rope_type"]}
-        return {**facts, "model": rows[0]["name"], "fixable": False}
+        # models are not trained with these two, and no model is trained with half of a scaling
+        copied = kind in ("linear", "dynamic") or rope.get("factor") == scaling.get("factor")
+        copied = copied and "left_out" not in scaling
+        same_place = rope is case.text.get("rope_scaling")
+        facts |= {"whole": dict(scaling), "holder": case.text, "name": "rope_scaling"}
+        return {**facts, "model": rows[0]["name"], "fixable": copied and same_place}
     others = {key: None for key in REMOVABLE if rope.get(key) is not None}
     for key, value in {**others, **scaling}.items():
         own = rope.get(key, case.text.get(key))
@@ -224,6 +360,16 @@ def scaling_differs(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+@repair
+def put_published(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the published scaling, one of its values, or remove a value that it does not have."""
+    new = facts.get("whole", facts["new"])
+    if new is None:
+        del facts["holder"][facts["name"]]
+    else:
+        facts["holder"][facts["name"]] = new
+
+
 def _changes(case: Examination, key: str, value: Any) -> bool:
     """Return whether the specs change if `value` is written at `key` of the rope object."""
 
@@ -241,27 +387,104 @@ def trained_length_wrong(case: Examination, row: Mistake) -> Facts | None:
         return None
     served = case.served if case.served != trained else known * factor
     holder = next(o for _, o in case.places() if o.get(TRAINED_LENGTH_KEY) is not None)
+    published, needed = rows_of(case)[0], max(case.length or 0, case.served or 0)
+    length = case.length or 0
+    plain = "scaling" not in published and length > 0
+    fits = bool(served) and math.isclose(served, known * factor, rel_tol=0.02)
+    # without a scaling the model serves what it was trained with
+    gone = plain and needed <= known and case.flat() is case.text.get("rope_scaling")
+    raised = plain and length > known and case.flat() is not None
+    words = f"{known:,} is written: times the factor it is the served length"
+    if gone:
+        words = f"the scaling is removed: {needed:,} tokens need none"
+    elif raised:
+        words = f"{known:,} is written, and the factor {length / known:g}"
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": trained,
         "new": known,
-        "factor": factor,
-        "fixable": bool(served) and math.isclose(served, known * factor, rel_tol=0.02),
-        "model": rows_of(case)[0]["name"],
+        "factor": length / known if raised else factor,
+        "fixable": gone or raised or fits,
+        "gone": gone,
+        "raised": raised,
+        "words": words,
+        "model": published["name"],
         "holder": holder,
         "name": TRAINED_LENGTH_KEY,
     }
+
+
+@repair
+def put_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the published trained length, with the factor for the length in use; or remove a
+    scaling that is not needed.
+    """
+    if facts["gone"]:
+        case.text["rope_scaling"] = None
+        return
+    facts["holder"][facts["name"]] = facts["new"]
+    rope = case.flat()
+    if facts["raised"] and rope is not None:
+        rope["factor"] = facts["factor"]
+
+
+@finder
+def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
+    """Find the scaling of another release of the same sizes, in a model that with this length was
+    published without one.
+    """
+    rows, kind = rows_of_any_length(case), case.rope_type
+    plain = [row for row in rows if case.served in row["lengths"] and "scaling" not in row]
+    scaled = [row for row in rows if row.get("scaling", {}).get("rope_type") == kind]
+    if kind not in row.keys or not plain or not scaled or case.served != case.trained:
+        return None
+    if any(case.served in each["lengths"] for each in scaled) or case.error() is not None:
+        return None
+    facts = {"key": "rope_type", "value": kind, "model": plain[0]["name"], "length": case.served}
+    return {**facts, "other": scaled[0]["name"], "more": max(scaled[0]["lengths"])}
 
 
 @finder
 def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that models are trained with, in a model that was published without it."""
     rows, kind = rows_of_any_length(case), case.rope_type
-    if kind not in row.keys or not rows:
+    if kind not in row.keys or not rows or case.error() is not None:
         return None
     if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
         return None
-    return {"key": "rope_type", "value": kind, "model": ", ".join(each["name"] for each in rows)}
+    facts = {"key": "rope_type", "value": kind, "new": None, "name": "rope_scaling"}
+    facts |= {"model": ", ".join(each["name"] for each in rows), "holder": case.text}
+    # a published model serves its own length without a scaling
+    plain = [row for row in rows_of(case) if case.served in row["lengths"] and "scaling" not in row]
+    short = case.length is None or case.length <= (case.served or 0)
+    fits = case.flat() is case.text.get("rope_scaling") and published_default(case)
+    return {**facts, "fixable": bool(plain) and short and fits}
+
+
+@repair
+def replace_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the published scaling, or null, in place of another."""
+    facts["holder"][facts["name"]] = facts["new"]
+
+
+@finder
+def yarn_unusual(case: Examination, row: Mistake) -> Facts | None:
+    """Find settings of YaRN that no extension of a model has, which was published without a
+    scaling; `names` has the usual values.
+    """
+    rows = rows_of(case)
+    if case.rope_type != "yarn" or not rows or any("scaling" in each for each in rows):
+        return None
+    if case.family.latent or "yarn" in case.family.defaults_if:
+        return None
+    for place, rope in case.ropes():
+        for key, usual in row.names.items():
+            value = rope.get(key)
+            if value is None or str(value).removesuffix(".0") == usual:
+                continue
+            facts = {"key": f"{place}.{key}", "value": value, "usual": usual, "name": key}
+            return {**facts, "model": rows[0]["name"], "holder": rope}
+    return None
 
 
 @finder
@@ -285,6 +508,14 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    size, count = (
+        next((n for key in names if (n := whole(case.text.get(key)))), None)
+        for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
+    )
+    lost = case.text.get("head_dim") is None and size and count and size / count not in heads
+    if len(heads) == 1 and lost and not (specs or case.family.latent):
+        facts = {"key": "head_dim", "value": None, "new": heads.pop(), "name": "head_dim"}
+        return {**facts, "model": rows[0]["name"], "holder": case.text}
     if len(heads) != 1 or not specs or specs[0].head_dim in heads:
         return None
     name = keys.LATENT_KEY if case.family.latent else "head_dim"
@@ -308,7 +539,8 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         return None
     width = widths.pop()
     name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
-    counted = bool(case.text.get("rotary_dim")) or "rotary_dim" in case.family.defaults
+    reads = {*case.family.reads, *case.family.defaults}
+    counted = "rotary_dim" in reads and case.get("partial_rotary_factor") is None
     rope = case.flat()
     inside = rope is not None and rope.get("partial_rotary_factor") is not None
     if counted:
@@ -321,4 +553,14 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
         "new": width if counted else width / specs[0].head_dim,
         "holder": rope if inside else case.text,
         "name": "partial_rotary_factor" if inside else name,
+        # the same width under a key that this family's code does not read
+        "gone": "" if counted or case.text.get("rotary_dim") != width else "rotary_dim",
     }
+
+
+@repair
+def put_width(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the published width under the key that the model reads."""
+    if facts["gone"]:
+        del case.text[facts["gone"]]
+    facts["holder"][facts["name"]] = facts["new"]

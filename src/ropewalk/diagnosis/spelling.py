@@ -11,7 +11,7 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.config.normal import NAMES
-from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of
+from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of, whole
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
@@ -285,6 +285,12 @@ def raise_theta(case: Examination, row: Mistake, facts: Facts) -> None:
                 case.text[key] = None
     if case.text.get("rope_theta") is not None or "rope_parameters" not in case.text:
         case.text["rope_theta"] = facts["new"]
+    served = case.served
+    if served:  # the larger theta covers that much, and nothing more is to extend it
+        case.reaches = round(served * facts["factor"])
+        if case.length is not None and served < case.length <= case.reaches:
+            name = next(key for key in keys.LENGTH_KEYS if whole(case.text.get(key)))
+            case.text[name] = case.length
 
 
 @finder
@@ -317,6 +323,8 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
         given = {key for key, value in rope.items() if value is not None}
         if type_of(rope) is None and given - free:
             meant = next((row.names[key] for key in row.names if key in given), None)
+            if meant == "yarn" and "yarn" in case.family.renamed:
+                meant = None
             listed = ", ".join(sorted(given - free))
             facts = {"key": at(place, "rope_type"), "given": listed, "value": meant}
             return {
@@ -451,6 +459,9 @@ def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
             inner = next((value[each] for each in OBJECT_KEYS if each in value), None)
             rest = {each: value[each] for each in value if each not in OBJECT_KEYS}
             new = {**rest, **inner} if isinstance(inner, dict) else None
+            name = next(iter(value), "")  # the name of the scaling as the only key
+            if len(value) == 1 and isinstance(value[name], dict) and name in keys.rope_types():
+                new = {"rope_type": name, **value[name]}
         if isinstance(new, dict):
             return {"key": key, "value": value, "new": new, "holder": case.text, "name": key}
     return None
@@ -475,7 +486,9 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
         given = [key for key in row.names if rope.get(key) is not None]
         if type_of(rope) != "default" or not given:
             continue
-        trained, served = case.trained, case.served
+        if rope.get("factor") == 1 or given == ["original_max_position_embeddings"]:
+            continue
+        trained, served = case.trained, max(case.served or 0, case.length or 0)
         key = at(place, "rope_type" if "rope_type" in rope else "type")
         return {
             "key": key,
@@ -483,7 +496,7 @@ def default_with_keys(case: Examination, row: Mistake) -> Facts | None:
             "value": type_of(rope),
             "new": row.names[given[0]],
             # a served length beyond the trained one needs the scaling
-            "fixable": bool(trained and served and served > trained),
+            "fixable": bool(row.names[given[0]] and trained and served > trained),
             "holder": rope,
             "name": key.split(".")[-1],
         }

@@ -450,6 +450,16 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def head_beside_latent(case: Examination, row: Mistake) -> Facts | None:
+    """Find a head_dim that contradicts the rotated width of latent attention."""
+    own, width = whole(case.text.get("head_dim")), whole(case.text.get(keys.LATENT_KEY))
+    if case.model_type not in row.names or None in (own, width) or own == width:
+        return None
+    facts = {"key": "head_dim", "value": own, "new": width}
+    return {**facts, "holder": case.text, "name": "head_dim"}
+
+
+@finder
 def head_not_whole(case: Examination, row: Mistake) -> Facts | None:
     """Find a hidden size that is no multiple of the number of heads, where no head_dim is given."""
     size, heads, head = (

@@ -50,13 +50,19 @@ def doctor(
     """
     if out is not None:
         output_path(out)  # raise an error before the work
-    found = rw.doctor(
-        config_or_example(config, example),
-        engine,
-        length,
-        draft=None if draft is None else model_path(draft),
-        language=language,
-    )
+    try:
+        found = rw.doctor(
+            config_or_example(config, example),
+            engine,
+            length,
+            draft=None if draft is None else model_path(draft),
+            language=language,
+        )
+    except rw.RopeError as error:
+        if json:  # what reads JSON needs an object for a refused file too
+            told = {"verdict": str(error), "severity": "refused", "exit_status": 2}
+            print(json_format.dumps({**told, "findings": [], "corrected": None}, indent=2))
+        raise
     if out is not None and found.corrected is not None:
         text = json_format.dumps(found.corrected, indent=2, default=str)
         out.write_text(text + "\n", encoding="utf-8")

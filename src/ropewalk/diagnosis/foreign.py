@@ -1,0 +1,306 @@
+"""Keys of other stacks in a config.json: those of llama.cpp, text-generation-webui, ChatGLM, Meta
+and Mistral, arguments of engines, and keys that nothing reads; and files that are not quite JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.checks import CONFIG_CHECKS
+from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of, whole
+from ropewalk.diagnosis.lengths import length_key
+from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
+from ropewalk.diagnosis.published import rows_of
+from ropewalk.errors import RopeError
+from ropewalk.frequencies.formulas import ntk_theta
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+
+THETA = "rope_theta"
+#: the scaling of Llama 3.1, for which Meta's own config has only a flag
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    TRAINED_LENGTH_KEY: 8192,
+}
+#: the keys of Mistral's `yarn` block, by those of a rope object
+PARAMS = {
+    "factor": "factor",
+    TRAINED_LENGTH_KEY: TRAINED_LENGTH_KEY,
+    "beta_fast": "beta",
+    "beta_slow": "alpha",
+}
+#: words in the names of keys that have to do with a rope
+ROPE_WORDS = re.compile(
+    r"rope|rotary|yarn|ntk|pos_emb|theta|freq_base|freq_scale|base_freq|alpha_value"
+)
+#: keys with such a word that say nothing about the angles, or that published configs have
+HARMLESS = re.compile(
+    r"no_rope|nope|^use_|^enable_|_dim$|_dims$|traditional|interleave|position_embedding|type|_3d"
+    r"|attention|cache|fus|impl|kernel|scale_base|mscale|layers"
+)
+#: a value that changes nothing wherever it is read
+TRIVIAL: tuple[Any, ...] = (None, False, 0, 1, "", "default", "none", "rope")
+
+
+def as_json(text: str, error: RopeError) -> str:
+    """Return the text of a config as JSON: without comments and without commas after the last key,
+    with the words of JSON for those of Python. Raise `error` if that is no JSON either.
+    """
+    parts = re.split(r'("(?:[^"\\\n]|\\.)*")', text)
+    for index in range(0, len(parts), 2):
+        part = re.sub(r"//[^\n]*|/\*.*?\*/|(?m:^\s*#[^\n]*)", "", parts[index], flags=re.DOTALL)
+        for python, word in (("True", "true"), ("False", "false"), ("None", "null")):
+            part = re.sub(rf"\b{python}\b", word, part)
+        parts[index] = part
+    joined = "\0".join(parts)
+    joined = re.sub(r",([\s\0]*[}\]])", r"\1", joined).replace("\0", "")
+    for each in (joined, joined.replace("'", '"')):
+        try:
+            json.loads(each)
+        except (ValueError, RecursionError):
+            continue
+        return each
+    raise error
+
+
+@finder
+def not_json(case: Examination, row: Mistake) -> Facts | None:
+    """Find a file that is not quite JSON, and was read all the same."""
+    return {"key": "config", "value": case.not_json} if case.not_json else None
+
+
+@repair
+def write_json(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Take what was read: the corrected config is JSON."""
+    case.not_json = ""
+
+
+@finder
+def arguments_in_config(case: Examination, row: Mistake) -> Facts | None:
+    """Find the arguments of an engine in the config, under a name in `keys`."""
+    for holder in (case.text, case.root):
+        for key in (key for key in row.keys if key in holder):
+            block = holder[key]
+            if isinstance(block, str) and len(block) < 1 << 16:
+                try:
+                    block = json.loads(block)
+                except (ValueError, RecursionError):
+                    continue
+            wanted = {*OBJECT_KEYS, THETA, *keys.LENGTH_KEYS, TRAINED_LENGTH_KEY}
+            block = block.get("text_config", block) if isinstance(block, dict) else {}
+            if isinstance(block, dict) and (new := {k: block[k] for k in block if k in wanted}):
+                facts = {"key": key, "value": ", ".join(new), "new": new, "name": key}
+                return {**facts, "place": holder}
+    return None
+
+
+@repair
+def take_arguments(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the arguments as keys of the config."""
+    del facts["place"][facts["name"]]
+    case.text.update(facts["new"])
+    _without_empty(case)
+
+
+def _without_empty(case: Examination) -> None:
+    """Remove a rope object that is null beside one that is not."""
+    if isinstance(case.text.get("rope_parameters"), dict) and not case.text.get("rope_scaling"):
+        case.text.pop("rope_scaling", None)
+
+
+def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return {key of another stack: its value}, and the rope that they mean by the keys of a rope
+    object; `names` of the row has {such a key: what it means}.
+    """
+    found, meant = {}, {}
+    read = case.family.renamed.get(THETA, THETA)
+    for key, value in case.text.items():
+        plain = re.sub(r"[.\-]", "_", key.lower())
+        sense = row.names.get(plain) or row.names.get(plain.split("_", 1)[-1])
+        if sense is None or (key in CONFIG_CHECKS and sense != THETA):
+            continue
+        number = positive(value)
+        if isinstance(value, str):
+            try:
+                number = positive(float(value))
+            except ValueError:
+                number = None
+        if sense == THETA and case.get(read) is None and number != case.family.default(THETA):
+            continue  # a misspelled name of the key that is read
+        found[key] = value
+        if sense == "params" and isinstance(value, dict):
+            meant |= {own: value[k] for own, k in PARAMS.items() if positive(value.get(k))}
+            meant["rope_type"] = "yarn"
+        elif sense == "llama3" and value is True:
+            meant |= LLAMA3
+        elif sense == "rope_type" and isinstance(value, str):
+            meant["rope_type"] = value.lower()
+        elif sense == "1/factor" and number:
+            meant["factor"] = 1 / number
+        elif sense == "ntk" and number:
+            meant["ntk"] = number
+        elif sense == "ratio" and number:
+            meant[THETA] = 10_000.0 * number
+        elif number and sense not in ("", "params", "llama3", "rope_type"):
+            meant[sense] = value if sense == TRAINED_LENGTH_KEY else float(number)
+    if found and any(plain.startswith("yarn_") for plain in found) and "factor" in meant:
+        meant.setdefault("rope_type", "yarn")
+    return found, meant
+
+
+@finder
+def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
+    """Find keys of another stack that this model's code does not read."""
+    if not case.family.known or case.metadata is not None:
+        return None
+    found, meant = _foreign(case, row)
+    if not found:
+        return None
+    kind, theta = meant.get("rope_type"), meant.pop(THETA, None)
+    alpha, width = meant.pop("ntk", 1.0), case.head_dim
+    read = case.family.renamed.get(THETA, THETA)
+    own = positive(case.get(read)) or positive(case.get(THETA))
+    base = theta or own or case.family.default(THETA)
+    new_theta = theta
+    if alpha > 1 and width and width > 2:
+        new_theta = float(ntk_theta(base, alpha, width))
+    scaled = case.rope_type != "default"
+    scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": kind or "linear", **meant}
+    rows = rows_of(case)
+    published = rows[0].get("scaling") if len(rows) == 1 else None
+    if scaling and published and published["rope_type"] == scaling["rope_type"]:
+        scaling = dict(published)  # with the keys that the other stack has no name for
+    same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
+    # another theta in the key that is read, or another scaling: one of the two was meant
+    clash = bool(own and not same_theta and alpha <= 1) or bool(scaling and scaled)
+    told = ", ".join(found)
+    parts = [f"{key} {value:g}" for key, value in scaling.items() if positive(value)]
+    words = " ".join([str(scaling.get("rope_type", "")), *parts]).strip()
+    theta_words = "" if same_theta or new_theta is None else f"rope_theta {new_theta:,.0f}"
+    return {
+        "key": told,
+        "value": next(iter(found.values())),
+        "words": ", ".join(filter(None, (words, theta_words))) or "nothing",
+        "gone": list(found),
+        "scaling": scaling,
+        "theta": None if same_theta else new_theta,
+        "name": read,
+        "fixable": not clash,
+        "model": case.model_type,
+        "factor": float(scaling.get("factor", alpha)),
+    }
+
+
+@repair
+def translate(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write what the keys of another stack mean, and remove them."""
+    for key in facts["gone"]:
+        case.text.pop(key)
+    v5 = case.text.get("rope_parameters")
+    if facts["theta"] is not None:
+        holder = v5 if isinstance(v5, dict) and v5 else case.text
+        holder[THETA if holder is v5 else facts["name"]] = facts["theta"]
+    if facts["scaling"]:
+        if isinstance(v5, dict) and v5:
+            v5.pop("type", None)
+            v5.update(facts["scaling"])
+        elif case.family.rope_required:
+            theta = case.text.pop(THETA, None)
+            case.text["rope_parameters"] = {**facts["scaling"], THETA: theta}
+            if theta is None:
+                del case.text["rope_parameters"][THETA]
+        else:
+            case.text["rope_scaling"] = dict(facts["scaling"])
+    kind = facts["scaling"].get("rope_type", "ntk" if facts["theta"] else "")
+    if kind in ("linear", "ntk") and case.served:
+        case.reaches = round(case.served * facts["factor"])
+    trained = whole(facts["scaling"].get(TRAINED_LENGTH_KEY))
+    if kind == "yarn" and trained and case.served == trained and case.length:
+        case.text[length_key(case)] = max(case.length, trained)
+
+
+@finder
+def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
+    """Find two thetas under two names that differ, of which the model's code reads one."""
+    read = case.family.renamed.get(THETA, THETA)
+    own = positive(case.text.get(read))
+    if own is None or case.family.layer_thetas or not case.family.known:
+        return None
+    for key in (*keys.THETA_KEYS, *row.keys):
+        other = positive(case.text.get(key))
+        if key != read and other not in (None, own, 10_000.0):
+            facts = {"key": key, "value": other, "name": key, "read": read, "other": own}
+            return {**facts, "model": case.model_type}
+    return None
+
+
+@finder
+def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
+    """Find a key that is named like one of a rope and that this family's code does not read."""
+    family = case.family
+    if not family.known or case.metadata is not None or "_class_name" in case.text:
+        return None
+    read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
+    read |= {each.key for each in family.layer_thetas.values()}
+    names = next(each.names for each in mistakes() if each.find == "key_of_another_stack")
+    anywhere = {*names, *CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
+    for key, value in case.text.items():
+        other_family = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
+        if key in read or (key in anywhere and not other_family):
+            continue
+        plain = key.lower()
+        if not ROPE_WORDS.search(plain) or HARMLESS.search(plain):
+            continue
+        if isinstance(value, list | dict | str) and not value:
+            continue
+        if not isinstance(value, list | dict) and value in TRIVIAL:
+            continue
+        facts = {"key": key, "value": value, "name": key, "holder": case.text}
+        return {**facts, "model": case.model_type}
+    return None
+
+
+@finder
+def theta_in_attention_part(case: Examination, row: Mistake) -> Facts | None:
+    """Find a theta beside the part of the config in which DBRX's code reads it."""
+    part, outside = case.text.get("attn_config"), positive(case.text.get(THETA))
+    if case.model_type != "dbrx" or not isinstance(part, dict):
+        return None
+    inside = positive(part.get(THETA))
+    if outside in (None, 10_000.0) or inside is not None:
+        return None
+    facts = {"key": THETA, "value": outside, "new": outside, "holder": part, "name": THETA}
+    return {**facts, "model": case.model_type}
+
+
+@finder
+def sections_in_text_model(case: Examination, row: Mistake) -> Facts | None:
+    """Find the rope type of images and videos in a model whose tokens have one position each."""
+    if not case.family.known or case.family.axis_order is not None:
+        return None
+    for place, rope in case.ropes():
+        if type_of(rope) != "mrope":
+            continue
+        rest = {k: v for k, v in rope.items() if k not in (*keys.AXIS_KEYS, "type", "rope_type")}
+        new: Any = {**rest, "rope_type": "default"} if place == "rope_parameters" else None
+        facts = {"key": place, "value": "mrope", "new": new, "name": place, "holder": case.text}
+        fits = place in OBJECT_KEYS and rest.keys() <= {THETA}
+        return {**facts, "model": case.model_type, "fixable": fits}
+    return None
+
+
+@finder
+def yarn_renamed(case: Examination, row: Mistake) -> Facts | None:
+    """Find YaRN in a family whose code reads that name as LongRoPE."""
+    if case.family.renamed.get("yarn") != "longrope":
+        return None
+    for place, rope in case.ropes():
+        lists = rope.get("short_factor") is not None or rope.get("long_factor") is not None
+        if type_of(rope) == "yarn" and not lists:
+            return {"key": place, "value": "yarn", "model": case.model_type}
+    return None

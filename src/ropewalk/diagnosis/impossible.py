@@ -1,0 +1,155 @@
+"""Mistakes of numbers that cannot be what their key means: a length as factor, a magnitude far from
+its formula, reciprocals, a fraction as a number of dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole
+from ropewalk.diagnosis.lengths import magnitude
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.published import known_lists, published_trained_length, rows_of
+from ropewalk.diagnosis.spelling import at
+from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
+
+#: no scaling extends a model so far, and no model has been trained with so few tokens
+LEAST_LENGTH = 1024
+#: a magnitude below this divides every logit by more than four
+LEAST_MAGNITUDE = 0.5
+
+
+@finder
+def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
+    """Find a length in place of the factor."""
+    for place, rope in case.ropes():
+        value = positive(rope.get("factor"))
+        if value is None or value < LEAST_LENGTH or "alpha" in case.family.reads:
+            continue
+        trained = case.trained or published_trained_length(case)
+        ratio = value / trained if trained else 0.0
+        if trained and case.served == trained * value:
+            continue
+        fits = ratio > 1 and ratio.is_integer()
+        return {
+            "key": at(place, "factor"),
+            "value": value,
+            "new": ratio,
+            "trained": trained,
+            "fixable": fits,
+            "holder": rope,
+            "name": "factor",
+        }
+    return None
+
+
+@finder
+def alpha_as_factor(case: Examination, row: Mistake) -> Facts | None:
+    """Find the alpha of a published model as its factor."""
+    alphas = {each["alpha"] for each in rows_of(case) if "alpha" in each}
+    for place, rope in case.ropes():
+        value = positive(rope.get("factor"))
+        if "alpha" not in case.family.reads or rope.get("alpha") is not None or value is None:
+            continue
+        # no scaling extends a model so far
+        if type_of(rope) == "dynamic" and (value in alphas or value > 64):
+            return {"key": at(place, "factor"), "value": value, "new": value, "holder": rope}
+    return None
+
+
+@repair
+def factor_to_alpha(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the factor as alpha, beside the factor 1."""
+    facts["holder"]["alpha"], facts["holder"]["factor"] = facts["value"], 1.0
+
+
+@finder
+def magnitude_impossible(case: Examination, row: Mistake) -> Facts | None:
+    """Find an attention_factor that is far from the formula of YaRN, or its inverse or its square."""
+    for place, rope in case.ropes():
+        value, factor = positive(rope.get("attention_factor")), positive(rope.get("factor"))
+        if value is None or factor is None or factor <= 1 or type_of(rope) != "yarn":
+            continue
+        usual = magnitude(factor)
+        wrong = {"inverse": 1 / usual, "square": usual**2, "logarithm": math.log(factor)}
+        near = any(math.isclose(value, each, rel_tol=2e-3) for each in wrong.values())
+        if value < LEAST_MAGNITUDE or value > 2 * usual or near:
+            return {
+                "key": at(place, "attention_factor"),
+                "value": value,
+                "usual": usual,
+                "times": (value / usual) ** 2,
+                "holder": rope,
+                "name": "attention_factor",
+            }
+    return None
+
+
+@finder
+def lists_reciprocal(case: Examination, row: Mistake) -> Facts | None:
+    """Find lists of LongRoPE whose numbers are the reciprocals of those that are meant."""
+    for place, rope in case.ropes():
+        for key in row.keys:
+            values = rope.get(key)
+            if not isinstance(values, list) or not values:
+                continue
+            numbers = [positive(each) for each in values]
+            # a published list has numbers from about 1 upwards
+            if any(each is None or each > 1.01 for each in numbers) or min(values) > 0.8:
+                continue
+            inverse = [1 / each for each in values]
+            new = known_lists(case, key, inverse) or [float(f"{each:.6g}") for each in inverse]
+            facts = {"key": at(place, key), "value": min(values), "largest": max(new), "new": new}
+            return {**facts, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def lists_known(case: Examination, row: Mistake) -> Facts | None:
+    """Find a list of LongRoPE that lacks numbers, or is absent, in a model whose lists are known by
+    the other one.
+    """
+    for place, rope in case.ropes():
+        if type_of(rope) not in ("longrope", "su"):
+            continue
+        for key in row.keys:
+            values = rope.get(key)
+            other = next(name for name in row.keys if name != key)
+            new = known_lists(case, key, values) or known_lists(
+                case, key, None, other, rope.get(other)
+            )
+            if new is None or (isinstance(values, list) and len(values) == len(new)):
+                continue
+            told = f"{len(values)} numbers" if isinstance(values, list) else values
+            facts = {"key": at(place, key), "value": told, "new": new, "count": len(new)}
+            return {**facts, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def width_as_fraction(case: Examination, row: Mistake) -> Facts | None:
+    """Find a fraction of the head in place of a number of dimensions."""
+    value, head = number_of(case.text.get("rotary_dim")), case.head_dim
+    if value is None or not 0 < value <= 1 or not head:
+        return None
+    new = round(value * head)
+    fits = new % 2 == 0 and math.isclose(new, value * head)
+    facts = {"key": "rotary_dim", "value": value, "head": head, "new": new, "fixable": fits}
+    return {**facts, "holder": case.text, "name": "rotary_dim"}
+
+
+@finder
+def trained_length_tiny(case: Examination, row: Mistake) -> Facts | None:
+    """Find a trained length that is a factor, or another number that is no length."""
+    for place, holder in case.places():
+        value = whole(holder.get(TRAINED_LENGTH_KEY))
+        if value is None or value >= 128 or not case.family.known:
+            continue
+        new = published_trained_length(case)
+        factor, served = case.factor, case.served
+        if new is None and factor and factor > 1 and served and (served / factor).is_integer():
+            new = int(served / factor)
+        facts = {"key": at(place, TRAINED_LENGTH_KEY), "value": value, "new": new}
+        facts |= {"fixable": new is not None, "holder": holder, "name": TRAINED_LENGTH_KEY}
+        return facts
+    return None

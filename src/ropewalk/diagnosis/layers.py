@@ -1,0 +1,123 @@
+"""Mistakes of layers: which of them rotate, and which rope each has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.config.layers import INTERVAL
+from ropewalk.diagnosis.case import Examination, Facts, whole
+from ropewalk.diagnosis.mistakes import Mistake, finder
+from ropewalk.diagnosis.published import rows_of
+
+NO_ROPE, NO_ROPE_EVERY = "no_rope_layers", "no_rope_layer_interval"
+#: the keys of how many layers there are for one of full attention
+EVERY = ("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
+#: the window of every published model of the families that rotate only in layers with one
+WINDOW = 4096
+
+
+def _every(count: int, interval: int) -> list[int]:
+    """Return 1 for each layer, and 0 for each last one of `interval` layers."""
+    return [int((layer + 1) % interval != 0) for layer in range(count)]
+
+
+@finder
+def window_lost(case: Examination, row: Mistake) -> Facts | None:
+    """Find a null window in a family that rotates only in layers with one."""
+    if case.family.unrotated != "full_attention_or_no_window":
+        return None
+    if case.text.get("sliding_window", WINDOW) is not None:
+        return None
+    facts = {"key": "sliding_window", "value": None, "new": WINDOW, "model": case.model_type}
+    return {**facts, "holder": case.text, "name": "sliding_window"}
+
+
+@finder
+def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
+    """Find `no_rope_layers` with 1 for layers that do not rotate, or with their numbers; `names`
+    has the form that the row is about.
+    """
+    given = case.text.get(NO_ROPE)
+    count = next((n for k in keys.LAYER_COUNT_KEYS if (n := whole(case.text.get(k)))), None)
+    rules = ("no_rope_layers", "no_rope_layers_if_not_empty")
+    if case.family.unrotated not in rules or not isinstance(given, list) or not given or not count:
+        return None
+    interval = whole(case.text.get(NO_ROPE_EVERY)) or INTERVAL
+    usual = _every(count, interval)
+    flags = all(each in (0, 1) for each in given)
+    whole_list = len(given) == count
+    facts = {"key": NO_ROPE, "value": given, "holder": case.text, "name": NO_ROPE, "of": count}
+    facts |= {"rotate": sum(map(bool, given)) if flags else 0, "interval": interval}
+    if "inverted" in row.names and flags and whole_list and [1 - each for each in given] == usual:
+        return {**facts, "new": usual}
+    if "numbers" in row.names and not (flags and whole_list):
+        skipped = {each for each in given if isinstance(each, int) and 0 <= each <= count}
+        unrotated = {layer for layer, rotates in enumerate(usual) if not rotates}
+        fits = skipped in (unrotated, {layer + 1 for layer in unrotated})
+        return {**facts, "new": usual, "fixable": fits}
+    return None
+
+
+def _full_layers(case: Examination, count: int) -> tuple[list[int], str] | None:
+    """Return 0 for each layer of full attention and 1 for the others, and the key that says so;
+    None if the config does not say it.
+    """
+    types = case.text.get("layer_types")
+    if isinstance(types, list) and len(types) == count:
+        return [int(each != "full_attention") for each in types], "layer_types"
+    key = next((key for key in EVERY if whole(case.text.get(key))), None)
+    if key is not None and "layer_types" not in case.text:
+        return _every(count, case.text[key]), key
+    return None
+
+
+@finder
+def layers_differ(case: Examination, row: Mistake) -> Facts | None:
+    """Find other layers of full attention than a published model has, or other layers that rotate."""
+    found = [each for each in rows_of(case) if "full_every" in each or "no_rope_every" in each]
+    if not found:
+        return None
+    count, name = found[0]["layers"], found[0]["name"]
+    full, skip = found[0].get("full_every"), found[0].get("no_rope_every")
+    if full is not None:
+        given = _full_layers(case, count)
+        if given is not None and given[0] != _every(count, full):
+            return _pattern(case, given[1], full, count, name)
+    if skip is not None:
+        flags, interval = case.text.get(NO_ROPE), case.text.get(NO_ROPE_EVERY)
+        if isinstance(flags, list) and len(flags) == count and flags != _every(count, skip):
+            return _pattern(case, NO_ROPE, skip, count, name)
+        if not flags and whole(interval) and interval != skip:
+            return _pattern(case, NO_ROPE_EVERY, skip, count, name)
+    return None
+
+
+def _pattern(case: Examination, key: str, every: int, count: int, name: str) -> Facts:
+    """Return the facts about a wrong pattern of layers, with the published one."""
+    new: Any = every
+    if key == NO_ROPE:
+        new = _every(count, every)
+    elif key == "layer_types":
+        words = ("full_attention", "sliding_attention")
+        new = [words[flag] for flag in _every(count, every)]
+    value = case.text[key]
+    told = f"{every} layers with one of full attention"
+    facts = {"key": key, "value": value, "new": new, "model": name, "every": every, "told": told}
+    return {**facts, "holder": case.text, "name": key}
+
+
+@finder
+def no_rope_in_rope_model(case: Examination, row: Mistake) -> Facts | None:
+    """Find a flag of a bias or of learned positions in a model that was published with a rope."""
+    found = rows_of(case)
+    if not found:
+        return None
+    facts: Facts = {"model": found[0]["name"], "holder": case.text}
+    if case.text.get("alibi") is True:
+        return {**facts, "key": "alibi", "value": True, "new": False, "name": "alibi"}
+    key = "position_embedding_type"
+    kind = case.text.get(key)
+    if isinstance(kind, str) and kind in row.names:
+        return {**facts, "key": key, "value": kind, "new": "rope", "name": key}
+    return None
