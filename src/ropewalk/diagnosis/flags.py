@@ -8,10 +8,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ropewalk.config.keys import FRACTION_KEYS, THETA_KEYS
 from ropewalk.diagnosis.case import Specs
 from ropewalk.frequencies import Default, Linear, Yarn
 from ropewalk.frequencies.formulas import mscale
 
+ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
 TRANSFORMERS = """\
 import json
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -49,16 +51,46 @@ def flags(
     changed = changes(old, new)
     if not changed:
         return {}
-    text = json.dumps(changed)
+    text, whole = json.dumps(changed), json.dumps(_with_whole_rope(changed, new, specs))
     long = "" if length is None else f" --max-model-len {length}"
     context = "" if length is None else f" --context-length {length}"
     return {
-        "vllm": f"--hf-overrides {shlex.quote(text)}{long}",
+        "vllm": f"--hf-overrides {shlex.quote(whole)}{long}",
         "sglang": f"--json-model-override-args {shlex.quote(text)}{context}",
         "llama.cpp": llama_cpp(specs, length),
         "transformers": TRANSFORMERS.format(text=text),
         "mlx-lm": MLX_LM.format(text=text),
     }
+
+
+def _with_whole_rope(
+    changed: Mapping[str, Any], new: Mapping[str, Any], specs: Specs | None
+) -> dict[str, Any]:
+    """Return changed keys with theta and the rotated fraction inside the rope object.
+
+    vLLM sets each key on the config that transformers has read already: a new rope object replaces
+    the one with theta, and theta beside it is not read any more.
+    """
+    result = dict(changed)
+    for key, value in changed.items():
+        if key.endswith("_config") and isinstance(value, Mapping):
+            result[key] = _with_whole_rope(value, value, specs)
+    rotated = [spec for spec in (specs or {}).values() if spec is not None]
+    if not (changed.keys() & {*ROPE_OBJECTS, *THETA_KEYS, *FRACTION_KEYS}) or not rotated:
+        return result
+    name = next((key for key in ROPE_OBJECTS if new.get(key)), "rope_scaling")
+    rope = dict(new.get(name) or {})
+    if any(isinstance(value, Mapping) for value in rope.values()):  # one for each layer type
+        return result
+    if "type" not in rope:
+        rope.setdefault("rope_type", "default")
+    if len({spec.theta for spec in rotated}) == 1:
+        rope.setdefault(THETA_KEYS[0], rotated[0].theta)
+    dims = {(spec.rotary_dim, spec.head_dim, spec.rotary_start) for spec in rotated}
+    rotary_dim, head_dim, start = dims.pop()
+    if not dims and rotary_dim is not None and start == 0:
+        rope.setdefault(FRACTION_KEYS[0], rotary_dim / head_dim)
+    return result | {name: rope}
 
 
 def llama_cpp(specs: Specs | None, length: int | None) -> str:
