@@ -42,6 +42,17 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         isinstance(reading.case.spec.scaling, LongRope)
         and len(reading.case.spec.scaling.long_factor) != reading.spec.pairs
     ),
+    # full layers have heads of another size than the others
+    "head sizes by layer type": lambda reading: (
+        reading.case.value("config.global_head_dim")
+        not in (None, reading.case.value("config.head_dim"))
+    ),
+    # the fraction that the config gives is not the one that the sections were made for
+    "sections for another part": lambda reading: _sections_for_another_part(reading.case),
+    "sections for another part outside": lambda reading: (
+        reading.case.spec.rotated_dims
+        != int(reading.case.head_dim * (reading.case.value("config.partial_rotary_factor") or 0.25))
+    ),
     "longrope in some layer": lambda reading: any(
         rope.get("rope_type") == "longrope" for rope in reading.case.ropes
     ),
@@ -50,6 +61,7 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rope object read": lambda reading: bool(reading.keys),
     # a multimodal config has a scaled rope beside its text model
     "scaled outside": lambda reading: _scaled_outside(reading.case),
+    "in a multimodal config": lambda reading: "model_type_outside" in reading.case.config,
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
@@ -63,6 +75,11 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         reading.case.length - 1 > getattr(reading.spec.scaling, "original_length", 0)
     ),
 }
+
+
+def _sections_for_another_part(case: ServedLayer) -> bool:
+    fraction = case.value("fraction")
+    return fraction is not None and case.spec.rotated_dims != int(case.head_dim * fraction)
 
 
 def _scaled_outside(case: ServedLayer) -> bool:

@@ -361,6 +361,9 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     if read == "by layer type":
         keys = (v5 or model["ropes"]).get(case.layer_type, {})
         theta = keys.get("rope_theta", 10_000.0)
+    elif read == "if given":
+        theta = v5.get("rope_theta", model["v5_theta"]) if v5 else model.get("fixed_v4_theta", theta)
+        keys = v5
     elif read == "only":
         theta, keys = v5.get("rope_theta"), v5
     elif read == "theta":
@@ -371,6 +374,8 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     elif case.layer_type == "sliding_attention" and "sliding" in model:
         keys = None
         theta = config.get(model["sliding"], 10_000.0) if model["sliding"] else theta
+    if model.get("fraction_in_rope"):
+        fraction = (keys or {}).get("partial_rotary_factor", None if read == "if given" else fraction)
     theta = model.get("theta") if theta is None else theta
     if model.get("fixed_theta") is not None:
         theta = model["fixed_theta"]

@@ -97,6 +97,18 @@ class Rule:
             and all(value(path) not in refused for path, refused in self.is_not.items())
         )
 
+    @property
+    def is_about_family(self) -> bool:
+        """Whether the row applies to a family whatever its rope is."""
+        others = (self.scaling, self.not_scaling, self.layer_type, self.given, self.lacks)
+        written = (self.null, self.is_, self.is_not)
+        return (
+            self.family is not None
+            and not any(others)
+            and not any(written)
+            and set(self.when) <= {"not in a multimodal config"}
+        )
+
     def first_null(self, case: ServedLayer) -> str | None:
         """Return the first key of `null` that the config writes as null."""
         rope = case.rope_with_nulls
@@ -182,6 +194,16 @@ class Release:
             notes.append(EngineRule(reason, row["says"], row["source"], self.read))
             config = TAKEN_AS[row["as"]](config)
         return config, notes
+
+    def has_no_model(self, case: ServedLayer) -> EngineReading | None:
+        """Return the reading of an engine that refuses every config of the family, None if it
+        does not.
+        """
+        reading = EngineReading(case, self.read)
+        for rule in self.rules:
+            if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
+                return reading.fail(f"refused: {rule.text(reading)}")
+        return None
 
     @property
     def tree(self) -> str:

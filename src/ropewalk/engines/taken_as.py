@@ -41,6 +41,14 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         "truncate": False,
         TRAINED: 4096,
     },
+    "cwm": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        TRAINED: 8192,
+        "rope_theta": 1e6,
+    },
     "apertus": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -56,6 +64,18 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
             "rope_theta": 1e6,
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "mimo_v2_flash": {
+        "full_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.334,
+            "rope_theta": 5e6,
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.334,
+            "rope_theta": 1e4,
+        },
     },
 }
 
@@ -182,6 +202,29 @@ def _default_rope(config: Config) -> Config:
     return {**config, "rope_parameters": theta | rope}
 
 
+def _ropes_beside(config: Config) -> Config:
+    """Return the config with a rope for each layer type, of the keys beside the rope."""
+    fraction = {
+        key: config[key] for key in ("partial_rotary_factor",) if config.get(key) is not None
+    }
+    thetas = {"full_attention": "rope_theta", "sliding_attention": "swa_rope_theta"}
+    ropes = {
+        name: {"rope_type": "default", "rope_theta": config.get(key) or 10_000.0, **fraction}
+        for name, key in thetas.items()
+    }
+    return {**config, "rope_parameters": ropes, "ropes_beside": True}
+
+
+def _default_layers(config: Config) -> Config:
+    """Return the config with the ropes of DEFAULT_ROPES if they are by layer type, else with an
+    unscaled one.
+    """
+    rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
+    return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
+        config
+    )
+
+
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
     """Return sections in the same proportions, at least 1 each; the last one gets the rest."""
     fitting = [max(1, count * pairs // (sum(sections) or 1)) for count in sections]
@@ -246,6 +289,8 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
     },
+    "an unscaled rope for every layer type": lambda config: _default_layers(config),
+    "ropes of the keys beside them": _ropes_beside,
     "the default rope of the class": _default_rope,
     "the default scaling of the class": lambda config: {
         **config,

@@ -167,7 +167,7 @@ USUAL = {
     "text instead of an attention_factor": "numbers",
     "llama3 without one of its two frequency factors": "complete",
     "empty rope_parameters in a family whose default is scaled": "an unscaled rope",
-    "no rope in a family whose default is scaled": "an unscaled rope",
+    "no rope in a family whose default is scaled": "an unscaled rope for every layer type",
     "scaling without a number that it needs": "complete",
     "null instead of a number that a scaling needs": "complete",
     "factor below 1": "placeholders",
