@@ -52,6 +52,9 @@ NOT_RUN = (
     "no weights",
     "not supported on CPU",
     "not compiled with CUDA",
+    # a small checkpoint whose sizes llama.cpp takes for those of another model
+    "check_tensor_dims",
+    "wrong number of tensors",
     "module 'triton' has no attribute",  # which is empty in an environment without a GPU
     "does not name its layer",  # of a node in llama.cpp's graph, by which its rotation is found
 )

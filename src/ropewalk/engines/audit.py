@@ -207,6 +207,9 @@ def audit(
     text = config_file.text_part(loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if text is not loaded:  # a rule may say what an engine does with it
+        vision = loaded.get("vision_config")
+        if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
+            outside["vision_rope_outside"] = True
         text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
         raise RopeError(
@@ -288,6 +291,8 @@ class _Question:
         written = replace(self.cases[layer_type], config=self.original, length=length)
         if (problem := length_problem(release, written)) is not None:
             return EngineReading(written, release.read).fail(problem)
+        if (unknown := written.unknown_layer_type) is not None:
+            return EngineReading(written, release.read).fail(f"not known: {unknown}")
         if (without_model := release.has_no_model(written)) is not None:
             return without_model
         if not self.why:

@@ -62,6 +62,20 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     # a multimodal config has a scaled rope beside its text model
     "scaled outside": lambda reading: _scaled_outside(reading.case),
     "in a multimodal config": lambda reading: "model_type_outside" in reading.case.config,
+    # the layer types of the config are not as many as its layers
+    "other number of layer types": lambda reading: _other_number_of_layer_types(reading.case),
+    "no full layer": lambda reading: (
+        "full_attention" not in (reading.case.config.get("layer_types") or ("full_attention",))
+    ),
+    "a layer type without a rope": lambda reading: any(
+        rope is None for rope in (reading.case.config.get("rope_parameters") or {}).values()
+    ),
+    "three sections": lambda reading: (
+        len(reading.case.value("rope.mrope_section") or (0, 0, 0)) == 3
+    ),
+    "mrope without sections": lambda reading: (
+        reading.case.rope_type == "mrope" and reading.case.value("rope.mrope_section") is None
+    ),
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
@@ -86,6 +100,11 @@ def _scaled_outside(case: ServedLayer) -> bool:
     rope = case.config.get("rope_scaling_outside")
     named = isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type"))
     return bool(named) and named != "default"
+
+
+def _other_number_of_layer_types(case: ServedLayer) -> bool:
+    types, layers = case.config.get("layer_types"), case.config.get("num_hidden_layers")
+    return isinstance(types, list) and layers is not None and len(types) != layers
 
 
 def _gives_theta(case: ServedLayer) -> bool:

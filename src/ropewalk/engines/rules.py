@@ -19,6 +19,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
+from ropewalk.engines.rope_faults import has_three_sections
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -180,6 +181,8 @@ class Release:
                 for row in rows
                 if model_type in row.get("family", self.families)
                 and model_type not in row.get("not_family", ())
+                and row.get("three", has_three_sections(config)) == has_three_sections(config)
+                and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})
             if reason in OTHER and not row.get("always") and "as" not in row:

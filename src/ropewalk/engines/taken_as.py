@@ -14,16 +14,23 @@ from ropewalk.engines.rope_faults import (
     MAGNITUDES,
     NEEDED,
     NUMBERS,
+    WIDTHS,
     Config,
     below_zero,
     has_no_name,
     has_unknown_name,
     has_wrong_sections,
     is_above,
+    is_above_one,
     is_below_one,
     is_float_length,
+    is_no_number,
+    is_no_width,
     is_numeric_text,
     name_of,
+    no_numbers,
+    no_objects,
+    number_in,
     pairs_of,
     unknown_keys,
     with_numbers,
@@ -134,6 +141,25 @@ def _other_theta(config: Config) -> Config:
     return with_ropes(change(config), change)
 
 
+def _theta_instead(config: Config, theta: float) -> Config:
+    """Return the config with a theta wherever it has something else than a number."""
+
+    def change(place: Config) -> Config:
+        return {**place, "rope_theta": theta} if is_no_number(place.get("rope_theta")) else place
+
+    return with_ropes(change(config), change)
+
+
+def _fraction_instead(config: Config, other: Config) -> Config:
+    """Return the config with another fraction, or none, wherever it is above 1."""
+
+    def change(place: Config) -> Config:
+        without_it = without("partial_rotary_factor")(place)
+        return {**without_it, **other} if is_above_one(place) else place
+
+    return with_ropes(change(config), change)
+
+
 def _complete(config: Config) -> Config:
     """Return the config with every number that a scaling needs."""
     pairs = pairs_of(config)
@@ -158,7 +184,7 @@ def _fitting_lists(config: Config) -> Config:
     return with_ropes(
         config,
         lambda rope: {
-            key: [2.0] * pairs if key in LISTS and isinstance(value, list) else value
+            key: [2.0] * pairs if key in LISTS and value is not None else value
             for key, value in rope.items()
         },
     )
@@ -268,6 +294,25 @@ def _by_layer_type(config: Config) -> Config:
 
 #: what an engine may take such a config for: another config, which `from_hf` reads
 TAKEN_AS: dict[str, Callable[[Config], Config]] = {
+    "no rope that is no object": lambda config: without(*no_objects(config))(config),
+    "linear by 7 instead of no object": lambda config: {
+        **config,
+        **{key: {"rope_type": "linear", "factor": 7.0} for key in no_objects(config)},
+    },
+    "integer widths": lambda config: {
+        key: int(float(value)) if key in WIDTHS and is_no_width(value) else value
+        for key, value in config.items()
+    },
+    "integer lengths": lambda config: {
+        key: number_in(value) if key in LENGTH_KEYS else value for key, value in config.items()
+    },
+    "numbers in the rope": lambda config: with_ropes(
+        config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
+    ),
+    "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
+    "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
+    "no fraction": lambda config: _fraction_instead(config, {}),
+    "fraction 0.375": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.375}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
     "type alone": lambda config: with_ropes(config, without("rope_type")),

@@ -129,6 +129,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
             )
         else:
             first = attending[0] if attending and not declared else 0
+            if rotates and not declared:
+                first = next((index for index, is_rotated in enumerate(rotates) if is_rotated), 0)
             first_layers[name] = declared.index(name) if declared and name in declared else first
     return first_layers
 
