@@ -76,6 +76,9 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "mrope without sections": lambda reading: (
         reading.case.rope_type == "mrope" and reading.case.value("rope.mrope_section") is None
     ),
+    "longer than served": lambda reading: (
+        reading.case.length > (reading.case.max_position or reading.case.length)
+    ),
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
