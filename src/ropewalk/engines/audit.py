@@ -207,6 +207,8 @@ def audit(
     text = config_file.text_part(loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
     if text is not loaded:  # a rule may say what an engine does with it
+        if loaded.get("rope_theta") is not None:
+            outside["rope_theta_outside"] = loaded["rope_theta"]
         vision = loaded.get("vision_config")
         if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
             outside["vision_rope_outside"] = True

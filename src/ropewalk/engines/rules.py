@@ -19,7 +19,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
-from ropewalk.engines.rope_faults import has_three_sections
+from ropewalk.engines.rope_faults import has_three_sections, name_of
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -182,6 +182,7 @@ class Release:
                 if model_type in row.get("family", self.families)
                 and model_type not in row.get("not_family", ())
                 and row.get("three", has_three_sections(config)) == has_three_sections(config)
+                and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
                 and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})
