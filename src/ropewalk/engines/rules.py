@@ -19,7 +19,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
-from ropewalk.engines.rope_faults import has_three_sections, name_of
+from ropewalk.engines.rope_faults import all_ropes, has_three_sections, name_of
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -183,6 +183,7 @@ class Release:
                 and model_type not in row.get("not_family", ())
                 and row.get("three", has_three_sections(config)) == has_three_sections(config)
                 and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
+                and not _has_name(config, row.get("not_names", ()))
                 and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})
@@ -238,6 +239,11 @@ class Release:
                 ended.add(rule.chain)
             OPERATIONS[rule.then](reading, rule, self, releases)
         return reading
+
+
+def _has_name(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return whether a rope of a config has one of the names of scalings."""
+    return any(name_of(rope) in [*names] for rope in all_ropes(config))
 
 
 def load(*folders: Path) -> dict[str, dict[str, Release]]:
