@@ -270,7 +270,13 @@ def engine_blocks() -> dict[str, str]:
         )
     made = {"summary": summary, "matrix": lines, "releases": releases, "draws": draws}
     blocks = {f"engines-{name}": "\n".join(each) + "\n" for name, each in made.items()}
-    return blocks | {f"engines-{kind}": _counts(f"draw_{kind}") for kind in ("mistakes", "recent")}
+    drawn = ("draw_mistakes", "draw_recent", "independent recent", "independent mistakes")
+    return blocks | {f"engines-{_block_of(draw)}": _counts(draw) for draw in drawn}
+
+
+def _block_of(draw: str) -> str:
+    """Return how a block of a draw is named: without "draw_", and with hyphens."""
+    return draw.removeprefix("draw_").replace(" ", "-")
 
 
 def _counts(draw: str) -> str:
@@ -402,7 +408,10 @@ MAKERS: dict[str, Callable[[], str]] = {
     "families-all": families_all,
     **{
         f"engines-{name}": lambda name=name: engine_blocks()[f"engines-{name}"]
-        for name in ("summary", "matrix", "releases", "draws", "mistakes", "recent")
+        for name in (
+            *("summary", "matrix", "releases", "draws", "mistakes", "recent"),
+            *("independent-recent", "independent-mistakes"),
+        )
     },
     **{
         f"stacks-{name}": lambda name=name: stack_blocks()[f"stacks-{name}"]

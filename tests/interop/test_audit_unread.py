@@ -266,9 +266,11 @@ def test_one_rope_for_all_layer_types_of_gemma_3_is_read_by_llama_cpp_alone(loca
 
 
 @pytest.mark.parametrize("value", ["x", 3, [1], True, 0.5])
-def test_a_rope_that_is_no_object_is_refused_by_name(value):
-    with pytest.raises(RopeError, match="rope_scaling"):
-        audit({**SIZES, "model_type": "llama", "rope_theta": 1e4, "rope_scaling": value})
+def test_a_rope_that_is_no_object_is_warned_of_by_name(value):
+    config = {**SIZES, "model_type": "llama", "rope_theta": 1e4, "rope_scaling": value}
+    result = audit(config, records={})
+    assert "rope_scaling" in result.warnings[0]
+    assert {finding.problem.split(":")[0] for finding in result.findings} == {"refused"}
 
 
 @pytest.mark.parametrize(
@@ -283,3 +285,81 @@ def test_a_wrong_value_in_a_rope_raises_nothing_but_a_rope_error(key, wrong):
             audit({**config, "rope_theta": 1e4})
         except RopeError as error:
             assert error.field  # noqa: PT017
+
+
+QWEN = {
+    **SIZES,
+    "model_type": "qwen3_5_text",
+    "head_dim": 256,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e7,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [11, 11, 10],
+        "mrope_interleaved": True,
+    },
+}
+
+
+def test_qwen_3_5_rotates_a_quarter_of_its_heads_with_sections_that_add_up_to_it():
+    outer = {"model_type": "qwen3_5", "text_config": QWEN}
+    for config in (QWEN, outer):
+        for engine, finding in found(config).items():
+            if engine == "mlx-lm" and config is QWEN:
+                assert finding.problem.startswith("refused")  # no model of that name
+                continue
+            assert finding.problem is None, engine
+            assert finding.radians == pytest.approx(ladder(1e7), rel=1e-12)
+            has_axes = engine in ("hf", "sglang", "llama.cpp") or (
+                engine == "vllm" and config is outer
+            )
+            assert finding.axis_of_pair[:4] == ((0, 1, 2, 0) if has_axes else (0, 0, 0, 0))
+
+
+def test_vllm_reads_the_keys_beside_the_rope_of_mimo():
+    config = {**SIZES, "model_type": "mimo_v2_flash", "head_dim": 192, "swa_rope_theta": 1e4}
+    ropes = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    beside = {"rope_theta": 5e6, "partial_rotary_factor": 1 / 3}
+    for keys, full, size in (({"rope_parameters": ropes}, 1e6, 192), (beside, 5e6, 64)):
+        for layer_type, theta in (("full_attention", full), ("sliding_attention", 1e4)):
+            radians = found({**config, **keys}, layer_type)["vllm"].radians
+            rotating = [each for each in radians if each]
+            assert rotating == pytest.approx(ladder(theta, size), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", ["dynamic", [LINEAR], 4.0])
+def test_a_rope_that_is_no_object_is_an_error_unless_the_engine_reads_none(value):
+    config = {**SIZES, "model_type": "gemma2", "head_dim": 64, "rope_theta": 1e4}
+    written = {**config, "rope_scaling": value}
+    assert problems(written) == {
+        "hf": "refused", "vllm": "refused", "sglang": "refused", "mlx-lm": "runs",
+        "llama.cpp": "refused",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("factor", "4x"), ("factor", [4.0]), ("rope_theta", [1e4]), ("rope_theta", "10,000")],
+)
+def test_something_else_than_a_number_is_an_error_where_it_is_read(key, value):
+    rope = {"rope_theta": 1e4, **LINEAR, key: value}
+    read = problems({**SIZES, "model_type": "llama", "rope_parameters": rope})
+    # mlx-lm's Llama does not read rope_parameters
+    assert read["mlx-lm"] == "runs"
+    assert {read[engine] for engine in ("hf", "vllm", "sglang")} == {"refused"}
+
+
+def test_a_rope_under_the_name_of_no_layer_type_is_not_known():
+    ropes = {name: {"rope_type": "default", "rope_theta": 1e4} for name in ("global", "local")}
+    config = {**SIZES, "model_type": "qwen3", "head_dim": 64, "rope_parameters": ropes}
+    kinds = {finding.problem.split(":")[0] for finding in audit(config, records={}).findings}
+    assert kinds == {"not known"}
+
+
+def test_a_missing_family_is_refused_whatever_its_rope_is():
+    rope = {"rope_type": "no such name", "factor": 2.0}
+    config = {**SIZES, "model_type": "falcon", "rope_theta": 1e4, "rope_scaling": rope}
+    assert problems(config)["mlx-lm"] == "refused"

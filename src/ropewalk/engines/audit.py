@@ -32,6 +32,8 @@ ENGINES: dict[str, Release] = newest()
 REFERENCE = "hf"
 #: how a finding is known
 RUN, RECORDED, RULE, NOT_KNOWN = "run", "recorded", "rule", "not known"
+#: the key under which rules find the model_type of the config that a text model is a part of
+OUTER_TYPE = "model_type_outside"
 #: keys whose null each family reads in its own way, as an error, the whole head or a default; the
 #: rules do not say which
 NULL_NOT_READ = ("rope_type", "type", "partial_rotary_factor", "rotary_pct")
@@ -205,8 +207,13 @@ def audit(
     loaded = config_file.load(config)
     text = config_file.text_part(loaded)
     outside = {f"{key}_outside": loaded[key] for key in ROPES if loaded.get(key)}
-    if text is not loaded and outside:
-        text = {**text, **outside}  # a rule may say what an engine does with it
+    if text is not loaded:  # a rule may say what an engine does with it
+        if loaded.get("rope_theta") is not None:
+            outside["rope_theta_outside"] = loaded["rope_theta"]
+        vision = loaded.get("vision_config")
+        if isinstance(vision, Mapping) and any(vision.get(key) for key in ROPES):
+            outside["vision_rope_outside"] = True
+        text = {**text, **outside, OUTER_TYPE: loaded.get("model_type")}
     if DIFFUSERS_KEY in text:
         raise RopeError(
             DIFFUSERS_KEY,
@@ -287,6 +294,10 @@ class _Question:
         written = replace(self.cases[layer_type], config=self.original, length=length)
         if (problem := length_problem(release, written)) is not None:
             return EngineReading(written, release.read).fail(problem)
+        if (unknown := written.unknown_layer_type) is not None:
+            return EngineReading(written, release.read).fail(f"not known: {unknown}")
+        if (without_model := release.has_no_model(written)) is not None:
+            return without_model
         if not self.why:
             return self._apply(release, self.cases[layer_type], length)
 
@@ -397,7 +408,8 @@ def _findings(
     runs        {(engine, layer type, length): what a run here found}; it comes before a record
     """
     spec = asked.cases[layer_type].spec
-    name = "" if asked.why else digest(asked.text, asked.specs, length, asked.limit)
+    text = {key: value for key, value in asked.text.items() if key != OUTER_TYPE}
+    name = "" if asked.why else digest(text, asked.specs, length, asked.limit)
     found = []
     for engine, release in asked.releases.items():
         reading = asked.read(engine, layer_type, length)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropewalk.axes import AxisMap
+from ropewalk.config.families import family_of
 from ropewalk.spec import RopeSpec
 
 TRAINED = "original_max_position_embeddings"
@@ -99,6 +100,17 @@ class ServedLayer:
     def by_layer_type(self) -> bool:
         """Whether `rope_parameters` has a rope for this layer type."""
         return self.layer_type in ropes_by_layer_type(self.config)
+
+    @property
+    def unknown_layer_type(self) -> str | None:
+        """Why the rope of this layer type may be the rope of no layer; None if it is not."""
+        if not self.by_layer_type:
+            return None
+        declared = self.config.get("layer_types")
+        usual = self.layer_type.endswith("_attention")
+        own = self.layer_type in family_of(self.model_type).layer_thetas
+        known = own or usual or self.layer_type in (declared or ())
+        return None if known else f"no layer has the type {self.layer_type}"
 
     @property
     def ropes(self) -> list[Mapping[str, Any]]:

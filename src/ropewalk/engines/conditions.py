@@ -42,6 +42,17 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
         isinstance(reading.case.spec.scaling, LongRope)
         and len(reading.case.spec.scaling.long_factor) != reading.spec.pairs
     ),
+    # full layers have heads of another size than the others
+    "head sizes by layer type": lambda reading: (
+        reading.case.value("config.global_head_dim")
+        not in (None, reading.case.value("config.head_dim"))
+    ),
+    # the fraction that the config gives is not the one that the sections were made for
+    "sections for another part": lambda reading: _sections_for_another_part(reading.case),
+    "sections for another part outside": lambda reading: (
+        reading.case.spec.rotated_dims
+        != int(reading.case.head_dim * (reading.case.value("config.partial_rotary_factor") or 0.25))
+    ),
     "longrope in some layer": lambda reading: any(
         rope.get("rope_type") == "longrope" for rope in reading.case.ropes
     ),
@@ -50,6 +61,24 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
     "rope object read": lambda reading: bool(reading.keys),
     # a multimodal config has a scaled rope beside its text model
     "scaled outside": lambda reading: _scaled_outside(reading.case),
+    "in a multimodal config": lambda reading: "model_type_outside" in reading.case.config,
+    # the layer types of the config are not as many as its layers
+    "other number of layer types": lambda reading: _other_number_of_layer_types(reading.case),
+    "no full layer": lambda reading: (
+        "full_attention" not in (reading.case.config.get("layer_types") or ("full_attention",))
+    ),
+    "a layer type without a rope": lambda reading: any(
+        rope is None for rope in (reading.case.config.get("rope_parameters") or {}).values()
+    ),
+    "three sections": lambda reading: (
+        len(reading.case.value("rope.mrope_section") or (0, 0, 0)) == 3
+    ),
+    "mrope without sections": lambda reading: (
+        reading.case.rope_type == "mrope" and reading.case.value("rope.mrope_section") is None
+    ),
+    "longer than served": lambda reading: (
+        reading.case.length > (reading.case.max_position or reading.case.length)
+    ),
     "no key factor": lambda reading: "factor" not in reading.case.rope_with_nulls,
     "v4 rope given": lambda reading: bool(reading.case.config.get("rope_scaling")),
     "mamba layers": lambda reading: "mamba" in (reading.case.config.get("layer_types") or ()),
@@ -65,10 +94,20 @@ CONDITIONS: dict[str, Callable[[EngineReading], bool]] = {
 }
 
 
+def _sections_for_another_part(case: ServedLayer) -> bool:
+    fraction = case.value("fraction")
+    return fraction is not None and case.spec.rotated_dims != int(case.head_dim * fraction)
+
+
 def _scaled_outside(case: ServedLayer) -> bool:
     rope = case.config.get("rope_scaling_outside")
     named = isinstance(rope, Mapping) and (rope.get("rope_type") or rope.get("type"))
     return bool(named) and named != "default"
+
+
+def _other_number_of_layer_types(case: ServedLayer) -> bool:
+    types, layers = case.config.get("layer_types"), case.config.get("num_hidden_layers")
+    return isinstance(types, list) and layers is not None and len(types) != layers
 
 
 def _gives_theta(case: ServedLayer) -> bool:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ropewalk.axes import AxisMap
 from ropewalk.engines.case import TRAINED, ServedLayer, ropes_by_layer_type
 from ropewalk.engines.reading import EngineReading, mscale
 from ropewalk.engines.rules import OPERATIONS, Release, Releases, Rule
@@ -321,6 +322,18 @@ def _chunk(reading: EngineReading, rule: Rule, release: Release, releases: Relea
     reading.chunk_axes(rule.text(reading), rule.source)
 
 
+@_operation("interleave axes")
+def _interleave(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
+    """Neighbouring pairs have different axes."""
+    _, height, width = reading.case.sections
+    axes = [0] * reading.spec.pairs
+    for axis, count in ((1, height), (2, width)):  # both end at the last pair
+        places = slice(axis, 3 * count, 3)
+        axes[places] = [axis] * len(axes[places])
+    fields = {"axes": AxisMap(tuple(axes), 3)}
+    reading.set_fields("mrope_interleaved", rule.text(reading), rule.source, **fields)
+
+
 @_operation("drop axes")
 def _drop_axes(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
     """Every pair rotates by the text position."""
@@ -362,6 +375,11 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     if read == "by layer type":
         keys = (v5 or model["ropes"]).get(case.layer_type, {})
         theta = keys.get("rope_theta", 10_000.0)
+    elif read == "if given":
+        theta = (
+            v5.get("rope_theta", model["v5_theta"]) if v5 else model.get("fixed_v4_theta", theta)
+        )
+        keys = v5
     elif read == "only":
         theta, keys = v5.get("rope_theta"), v5
     elif read == "theta":
@@ -372,6 +390,10 @@ def _arguments(reading: EngineReading, rule: Rule, release: Release, releases: R
     elif case.layer_type == "sliding_attention" and "sliding" in model:
         keys = None
         theta = config.get(model["sliding"], 10_000.0) if model["sliding"] else theta
+    if model.get("fraction_in_rope"):
+        fraction = (keys or {}).get(
+            "partial_rotary_factor", None if read == "if given" else fraction
+        )
     theta = model.get("theta") if theta is None else theta
     if model.get("fixed_theta") is not None:
         theta = model["fixed_theta"]

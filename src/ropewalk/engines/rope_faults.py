@@ -36,6 +36,8 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "su": ("short_factor", "long_factor"),
 }
 LISTS = ("short_factor", "long_factor")
+#: config keys of widths, which are integers
+WIDTHS = ("head_dim", "qk_rope_head_dim", "rotary_dim")
 BANDS = ("low_freq_factor", "high_freq_factor")
 MAGNITUDES = ("attention_factor", "attn_factor", "mscale", "mscale_all_dim")
 
@@ -102,6 +104,41 @@ def with_numbers(config: Config) -> Config:
             key: number_in(value) if key in NUMBERS else value for key, value in rope.items()
         },
     )
+
+
+def is_no_number(value: Any) -> bool:
+    """Return whether a value is a list, or a text that holds no number."""
+    return isinstance(value, list) or (isinstance(value, str) and not is_numeric_text(value))
+
+
+def no_numbers(rope: Config) -> list[str]:
+    """Return the keys of a rope, without theta, that have something else than a number."""
+    return [key for key in NUMBERS if key != "rope_theta" and is_no_number(rope.get(key))]
+
+
+def has_no_factor_list(rope: Config) -> bool:
+    """Return whether LongRoPE has factors that are no list of numbers."""
+    given = [rope[key] for key in LISTS if rope.get(key) is not None]
+    return name_of(rope) in ("longrope", "su") and any(
+        not isinstance(each, list) or any(isinstance(value, str) for value in each)
+        for each in given
+    )
+
+
+def is_no_width(value: Any) -> bool:
+    """Return whether a width is a float, or a text that holds a number."""
+    return isinstance(value, float) or is_numeric_text(value)
+
+
+def is_above_one(place: Config) -> bool:
+    """Return whether the fraction of the head that rotates is above 1."""
+    fraction: Any = place.get("partial_rotary_factor")
+    return _is_number(fraction) and fraction > 1
+
+
+def no_objects(config: Config) -> list[str]:
+    """Return the keys of ropes whose value is no object."""
+    return [key for key in ROPES if not isinstance(config.get(key), Mapping | None)]
 
 
 def lacks_needed(rope: Config) -> bool:
@@ -199,6 +236,12 @@ def has_wrong_sections(config: Config) -> bool:
     lists = [each for each in given if isinstance(each, list)]
     counts = [each for each in lists if all(isinstance(count, int) for count in each)]
     return any(sum(each) != pairs_of(config) for each in counts)
+
+
+def has_three_sections(config: Config) -> bool:
+    """Return whether the sections of every rope that has them are three."""
+    given = [rope.get("mrope_section") for rope in all_ropes(config)]
+    return all(len(each) == 3 for each in given if isinstance(each, list))
 
 
 def has_two_ropes(config: Config) -> bool:

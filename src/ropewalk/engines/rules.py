@@ -19,6 +19,7 @@ from ropewalk.caches import cached
 from ropewalk.engines.case import ServedLayer
 from ropewalk.engines.conditions import CONDITIONS
 from ropewalk.engines.reading import EngineReading, EngineRule
+from ropewalk.engines.rope_faults import all_ropes, has_three_sections, name_of
 from ropewalk.engines.taken_as import TAKEN_AS
 from ropewalk.engines.unread import OTHER, REASONS, USUAL, usual
 from ropewalk.errors import RopeError
@@ -97,6 +98,18 @@ class Rule:
             and all(value(path) not in refused for path, refused in self.is_not.items())
         )
 
+    @property
+    def is_about_family(self) -> bool:
+        """Whether the row applies to a family whatever its rope is."""
+        others = (self.scaling, self.not_scaling, self.layer_type, self.given, self.lacks)
+        written = (self.null, self.is_, self.is_not)
+        return (
+            self.family is not None
+            and not any(others)
+            and not any(written)
+            and set(self.when) <= {"not in a multimodal config"}
+        )
+
     def first_null(self, case: ServedLayer) -> str | None:
         """Return the first key of `null` that the config writes as null."""
         rope = case.rope_with_nulls
@@ -169,6 +182,10 @@ class Release:
                 for row in rows
                 if model_type in row.get("family", self.families)
                 and model_type not in row.get("not_family", ())
+                and row.get("three", has_three_sections(config)) == has_three_sections(config)
+                and ("name" not in row or row["name"] == name_of(config.get("rope_scaling") or {}))
+                and not _has_name(config, row.get("not_names", ()))
+                and not (row.get("alone") and "model_type_outside" in config)
             )
             row = next(families, {})
             if reason in OTHER and not row.get("always") and "as" not in row:
@@ -183,6 +200,16 @@ class Release:
             notes.append(EngineRule(reason, row["says"], row["source"], self.read))
             config = TAKEN_AS[row["as"]](config)
         return config, notes
+
+    def has_no_model(self, case: ServedLayer) -> EngineReading | None:
+        """Return the reading of an engine that refuses every config of the family, None if it
+        does not.
+        """
+        reading = EngineReading(case, self.read)
+        for rule in self.rules:
+            if rule.then == "refuse" and rule.is_about_family and rule.matches(reading):
+                return reading.fail(f"refused: {rule.text(reading)}")
+        return None
 
     @property
     def tree(self) -> str:
@@ -213,6 +240,11 @@ class Release:
                 ended.add(rule.chain)
             OPERATIONS[rule.then](reading, rule, self, releases)
         return reading
+
+
+def _has_name(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return whether a rope of a config has one of the names of scalings."""
+    return any(name_of(rope) in [*names] for rope in all_ropes(config))
 
 
 def load(*folders: Path) -> dict[str, dict[str, Release]]:

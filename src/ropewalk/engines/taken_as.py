@@ -16,16 +16,23 @@ from ropewalk.engines.rope_faults import (
     MAGNITUDES,
     NEEDED,
     NUMBERS,
+    WIDTHS,
     Config,
     below_zero,
     has_no_name,
     has_unknown_name,
     has_wrong_sections,
     is_above,
+    is_above_one,
     is_below_one,
     is_float_length,
+    is_no_number,
+    is_no_width,
     is_numeric_text,
     name_of,
+    no_numbers,
+    no_objects,
+    number_in,
     pairs_of,
     unknown_keys,
     with_numbers,
@@ -43,6 +50,14 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
         "truncate": False,
         TRAINED: 4096,
     },
+    "cwm": {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        TRAINED: 8192,
+        "rope_theta": 1e6,
+    },
     "apertus": {
         "rope_type": "llama3",
         "factor": 8.0,
@@ -58,6 +73,18 @@ DEFAULT_ROPES: dict[str, dict[str, Any]] = {
             "rope_theta": 1e6,
         },
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "mimo_v2_flash": {
+        "full_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.334,
+            "rope_theta": 5e6,
+        },
+        "sliding_attention": {
+            "rope_type": "default",
+            "partial_rotary_factor": 0.334,
+            "rope_theta": 1e4,
+        },
     },
 }
 
@@ -119,6 +146,25 @@ def _other_theta(config: Config) -> Config:
     return with_ropes(change(config), change)
 
 
+def _theta_instead(config: Config, theta: float) -> Config:
+    """Return the config with a theta wherever it has something else than a number."""
+
+    def change(place: Config) -> Config:
+        return {**place, "rope_theta": theta} if is_no_number(place.get("rope_theta")) else place
+
+    return with_ropes(change(config), change)
+
+
+def _fraction_instead(config: Config, other: Config) -> Config:
+    """Return the config with another fraction, or none, wherever it is above 1."""
+
+    def change(place: Config) -> Config:
+        without_it = without("partial_rotary_factor")(place)
+        return {**without_it, **other} if is_above_one(place) else place
+
+    return with_ropes(change(config), change)
+
+
 def _complete(config: Config) -> Config:
     """Return the config with every number that a scaling needs."""
     pairs = pairs_of(config)
@@ -143,7 +189,7 @@ def _fitting_lists(config: Config) -> Config:
     return with_ropes(
         config,
         lambda rope: {
-            key: [2.0] * pairs if key in LISTS and isinstance(value, list) else value
+            key: [2.0] * pairs if key in LISTS and value is not None else value
             for key, value in rope.items()
         },
     )
@@ -187,6 +233,29 @@ def _default_rope(config: Config) -> Config:
     rope = DEFAULT_ROPES[str(config.get("model_type"))]
     theta = {"rope_theta": _theta_of(config)} if "rope_type" in rope else {}
     return {**config, "rope_parameters": theta | rope}
+
+
+def _ropes_beside(config: Config) -> Config:
+    """Return the config with a rope for each layer type, of the keys beside the rope."""
+    fraction = {
+        key: config[key] for key in ("partial_rotary_factor",) if config.get(key) is not None
+    }
+    thetas = {"full_attention": "rope_theta", "sliding_attention": "swa_rope_theta"}
+    ropes = {
+        name: {"rope_type": "default", "rope_theta": config.get(key) or 10_000.0, **fraction}
+        for name, key in thetas.items()
+    }
+    return {**config, "rope_parameters": ropes, "ropes_beside": True}
+
+
+def _default_layers(config: Config) -> Config:
+    """Return the config with the ropes of DEFAULT_ROPES if they are by layer type, else with an
+    unscaled one.
+    """
+    rope = DEFAULT_ROPES.get(str(config.get("model_type")), {"rope_type": ""})
+    return TAKEN_AS["an unscaled rope" if "rope_type" in rope else "the default rope of the class"](
+        config
+    )
 
 
 def _scaled_to_fit(sections: list[int], pairs: int) -> list[int]:
@@ -234,6 +303,25 @@ def _by_layer_type(config: Config) -> Config:
 
 #: what an engine may take such a config for: another config, which `from_hf` reads
 TAKEN_AS: dict[str, Callable[[Config], Config]] = {
+    "no rope that is no object": lambda config: without(*no_objects(config))(config),
+    "linear by 7 instead of no object": lambda config: {
+        **config,
+        **{key: {"rope_type": "linear", "factor": 7.0} for key in no_objects(config)},
+    },
+    "integer widths": lambda config: {
+        key: int(float(value)) if key in WIDTHS and is_no_width(value) else value
+        for key, value in config.items()
+    },
+    "integer lengths": lambda config: {
+        key: number_in(value) if key in LENGTH_KEYS else value for key, value in config.items()
+    },
+    "numbers in the rope": lambda config: with_ropes(
+        config, lambda rope: {**rope, **{key: NUMBERS[key] for key in no_numbers(rope)}}
+    ),
+    "theta 10,000": lambda config: _theta_instead(config, 10_000.0),
+    "theta 100,000": lambda config: _theta_instead(config, 100_000.0),
+    "no fraction": lambda config: _fraction_instead(config, {}),
+    "fraction 0.375": lambda config: _fraction_instead(config, {"partial_rotary_factor": 0.375}),
     "integers": lambda config: with_ropes(_integers(config), _integers),
     "rope_type alone": lambda config: with_ropes(config, without("type")),
     "type alone": lambda config: with_ropes(config, without("rope_type")),
@@ -255,6 +343,8 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
         **config,
         "rope_parameters": {"rope_type": "default", "rope_theta": _theta_of(config)},
     },
+    "an unscaled rope for every layer type": lambda config: _default_layers(config),
+    "ropes of the keys beside them": _ropes_beside,
     "the default rope of the class": _default_rope,
     "the default scaling of the class": lambda config: {
         **config,

@@ -9,7 +9,7 @@ it computes the same from two configs with different values in its place, those 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ropewalk.engines.case import LENGTH_KEYS, TRAINED
@@ -17,11 +17,12 @@ from ropewalk.engines.rope_faults import (
     BANDS,
     MAGNITUDES,
     NUMBERS,
-    ROPES,
+    WIDTHS,
     Config,
     all_ropes,
     below_zero,
     contradicts,
+    has_no_factor_list,
     has_no_name,
     has_null_needed,
     has_one_rope_for_all,
@@ -30,14 +31,19 @@ from ropewalk.engines.rope_faults import (
     has_wrong_lists,
     has_wrong_sections,
     is_above,
+    is_above_one,
     is_below_one,
     is_float_length,
+    is_no_number,
+    is_no_width,
     is_numeric_text,
     is_text_model,
     lacks_factors,
     lacks_needed,
     lacks_rope,
     name_of,
+    no_numbers,
+    no_objects,
     unknown_keys,
 )
 from ropewalk.engines.taken_as import (
@@ -48,6 +54,24 @@ from ropewalk.engines.taken_as import (
 
 #: why `from_hf` refuses a config that engines may read
 REASONS: dict[str, Callable[[Config], bool]] = {
+    "empty rope that is no object": lambda config: any(
+        not config[key] for key in no_objects(config)
+    ),
+    "rope that is no object": lambda config: any(config[key] for key in no_objects(config)),
+    "width that is no integer": lambda config: any(is_no_width(config.get(key)) for key in WIDTHS),
+    "text instead of a served length": lambda config: any(
+        is_numeric_text(config.get(key)) for key in LENGTH_KEYS
+    ),
+    "something else than a number in the rope": lambda config: any(
+        map(no_numbers, all_ropes(config))
+    ),
+    "something else than a number as theta": lambda config: any(
+        is_no_number(place.get("rope_theta")) for place in (config, *all_ropes(config))
+    ),
+    "factors of longrope that are no numbers": lambda config: any(
+        map(has_no_factor_list, all_ropes(config))
+    ),
+    "fraction above 1": lambda config: any(map(is_above_one, (config, *all_ropes(config)))),
     "float length in the rope": lambda config: any(
         is_float_length(rope.get(TRAINED)) for rope in all_ropes(config)
     ),
@@ -150,6 +174,14 @@ REASONS: dict[str, Callable[[Config], bool]] = {
 #: {reason: the name in TAKEN_AS by which the config is read to find its layer types and lengths,
 #: whatever engines do}
 USUAL = {
+    "empty rope that is no object": "no rope that is no object",
+    "rope that is no object": "no rope that is no object",
+    "width that is no integer": "integer widths",
+    "text instead of a served length": "integer lengths",
+    "something else than a number in the rope": "numbers in the rope",
+    "something else than a number as theta": "theta 10,000",
+    "factors of longrope that are no numbers": "fitting lists",
+    "fraction above 1": "no fraction",
     "float length in the rope": "integers",
     "float length beside the rope": "integers",
     "type contradicts rope_type in rope_scaling": "rope_type alone",
@@ -168,7 +200,7 @@ USUAL = {
     "text instead of an attention_factor": "numbers",
     "llama3 without one of its two frequency factors": "complete",
     "empty rope_parameters in a family whose default is scaled": "an unscaled rope",
-    "no rope in a family whose default is scaled": "an unscaled rope",
+    "no rope in a family whose default is scaled": "an unscaled rope for every layer type",
     "scaling without a number that it needs": "complete",
     "null instead of a number that a scaling needs": "complete",
     "factor below 1": "placeholders",
@@ -189,6 +221,11 @@ USUAL = {
 #: {reason: the same with another value in the place of the faulty one}; an engine that computes the
 #: same from both does not read the value
 OTHER = {
+    "rope that is no object": "linear by 7 instead of no object",
+    "something else than a number in the rope": "linear by 7",
+    "something else than a number as theta": "theta 100,000",
+    "factors of longrope that are no numbers": "linear by 7",
+    "fraction above 1": "fraction 0.375",
     "text instead of a trained length": "linear by 7",
     "text instead of a theta": "ten times the theta",
     "text instead of a number": "linear by 7",
@@ -206,9 +243,10 @@ OTHER = {
 
 
 def reasons(config: Config) -> list[str]:
-    """Return the REASONS that hold for a config; none if its ropes are no objects."""
-    if any(not isinstance(config.get(key), Mapping | None) for key in ROPES):
-        return []
+    """Return the REASONS that hold for a config."""
+    if no_objects(config):  # nothing else can be read
+        names = ("empty rope that is no object", "rope that is no object")
+        return [name for name in names if REASONS[name](config)]
     return [name for name, holds in REASONS.items() if holds(config)]
 
 

@@ -121,6 +121,7 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     text = config_file.text_part(config_file.load(dict(config)))
     declared = text.get("layer_types")
     rotates = text.get("no_rope_layers")
+    attending = text.get("attn_layer_indices")  # the others are Mamba layers
     first_layers = {}
     for name in layer_types:
         if name == NO_ROPE:
@@ -129,7 +130,10 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
                 (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
             )
         else:
-            first_layers[name] = declared.index(name) if declared and name in declared else 0
+            first = attending[0] if attending and not declared else 0
+            if rotates and not declared:
+                first = next((index for index, is_rotated in enumerate(rotates) if is_rotated), 0)
+            first_layers[name] = declared.index(name) if declared and name in declared else first
     return first_layers
 
 

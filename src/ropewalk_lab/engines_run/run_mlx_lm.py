@@ -59,11 +59,13 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
 
 
 def _head_dim(module: nn.Module) -> int:
-    """Return the head size of an attention module: its attribute, or the input size of its output
-    projection / heads.
+    """Return the head size of an attention module: its attribute, the output size of its keys, or the
+    input size of its output projection, by heads.
     """
     if isinstance(getattr(module, "head_dim", None), int):
         return module.head_dim
+    if hasattr(module, "k_proj") and hasattr(module, "n_kv_heads"):  # values may have another size
+        return module.k_proj.weight.shape[0] // module.n_kv_heads
     heads = next(
         getattr(module, name)
         for name in ("n_heads", "num_heads", "num_attention_heads", "heads")

@@ -51,6 +51,15 @@ stubs.install(
     "gguf",
 )
 import torch
+
+# Qwen 3.5's module takes these kernels for CPUs when it is imported; a rotary module needs none
+for name in (
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+):
+    setattr(torch.ops.sgl_kernel, name, stubs.make(name))
 from sglang.srt import runtime_context
 from sglang.srt.configs.load_config import LoadConfig
 from sglang.srt.configs.model_config import ModelConfig
