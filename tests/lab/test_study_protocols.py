@@ -3,18 +3,20 @@ run.
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from lab_tiny import WORDS, write_text
-from study_cases import run_tiny
+from study_cases import run_tiny, saved_decoder, tail_losses
 
 import ropewalk as rw
 from ropewalk.errors import RopeError
+from ropewalk.frequencies import SCALINGS, Given, Linear
 from ropewalk.interop.checkpoint.safetensors_file import read_header, read_rows
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk_lab.corpus import open_corpus
@@ -39,6 +41,7 @@ from ropewalk_lab.studies import (
     run_study,
     training,
 )
+from ropewalk_lab.studies.extension_methods import METHODS
 from ropewalk_lab.studies.jobs import Workspace
 from ropewalk_lab.studies.rows import row, select
 from tensor_forms import tensors
@@ -471,6 +474,87 @@ def test_every_study_is_listed_here_or_tested_elsewhere():
     real = {name for name in STUDIES if name.startswith("real_")}
     others = {"base", "frequencies", "methods"}
     assert {module.STUDY.name for module in modules} | others | real == set(STUDIES)
+
+
+@dataclass(frozen=True)
+class Harmonics(rw.frequencies.Scaling):
+    """Pair i rotates by `first` / (i + 1)."""
+
+    first: float = 1.0
+    name: ClassVar[str] = "harmonics"
+
+    def _radians(self, dim, theta, length, ops):
+        return [self.first / (i + 1) for i in range(dim // 2)]
+
+
+SHARPER = ["model.init_std=0.4"]
+
+
+def test_a_scaling_of_the_users_own_is_trained_and_read_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCALINGS, "harmonics", Harmonics)
+    monkeypatch.setitem(METHODS, "slower", lambda factor, length: Linear(factor=3 * factor))
+    chosen = {"frequencies": ["geometric", "harmonics", "geometric + slower"], "texts": [""]}
+    folder = run_tiny("frequencies", tmp_path, changes=SHARPER, **chosen)
+    rows, facts = read_study(folder)
+    windows = open_corpus(tmp_path / "text", cache=tmp_path / "cache").valid.windows(6, 65)
+    # the factor is 2 at twice the trained length; at the trained length no method acts
+    radians = {
+        "geometric": [10_000.0 ** (-i / 8) for i in range(8)],
+        "harmonics": [1 / (i + 1) for i in range(8)],
+        "geometric + slower": [10_000.0 ** (-i / 8) / 6 for i in range(8)],
+    }
+    for name in chosen["frequencies"]:
+        for length in (32, 64):
+            read_with = radians["geometric" if length == 32 and "+" in name else name]
+            spec = rw.RopeSpec(16, scaling=Given(tuple(read_with)))
+            trained = "harmonics-0" if name == "harmonics" else "geometric-0"
+            model = saved_decoder(tmp_path / "out" / "models", trained, spec)
+            (measured,) = select(rows, "loss", frequencies=name, length=length)
+            expected = tail_losses(model, windows, length, 32)
+            np.testing.assert_allclose(measured["values"], expected, rtol=2e-5)
+    assert len(list((tmp_path / "out" / "models").glob("geometric*"))) == 1
+    claims = [claim.text for claim in STUDIES["frequencies"].findings(rows, facts).claims]
+    assert [text for text in claims if text.startswith("At 64")] == [
+        "At 64, geometric has a lower loss than harmonics",
+        "At 64, geometric has a lower loss than geometric + slower",
+        "At 64, harmonics has a lower loss than geometric + slower",
+    ]
+
+
+def test_a_changed_formula_with_the_same_name_is_trained_again(tmp_path, monkeypatch):
+    chosen = {"frequencies": ["harmonics"], "texts": [""], "changes": SHARPER}
+    losses = []
+    for first in (1.0, 1.0, 0.5):
+        # the class has one name and no fields that differ, so that its repr is the same
+        formula = lambda self, dim, *_, by=first: [by / (i + 1) for i in range(dim // 2)]
+        own = type("Own", (rw.frequencies.Scaling,), {"name": "harmonics", "_radians": formula})
+        # forget what was computed for the class before
+        rw.caches.clear_caches()
+        monkeypatch.setitem(SCALINGS, "harmonics", own)
+        rows, _ = read_study(run_tiny("frequencies", tmp_path, **chosen))
+        losses.append(select(rows, "loss", length=64)[0]["values"])
+    assert losses[0] == losses[1] != losses[2]
+    assert len(list((tmp_path / "out" / "models").glob("harmonics-0-*"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("harmonic", "must be one of geometric, linear"),
+        ("given", "one frequency for each of the 8 pairs"),
+        ("geometric + harmonics", "must be one of linear, ntk"),
+        ("linear + yarn", "after variants of plain RoPE only"),
+        ("demanding", "made without arguments"),
+    ],
+)
+def test_a_name_that_cannot_be_trained_is_refused_before_the_first_training(
+    name, rule, tmp_path, monkeypatch
+):
+    demanding = type("Demanding", (), {"__init__": lambda self, factor: None})
+    monkeypatch.setitem(SCALINGS, "demanding", demanding)
+    with pytest.raises(RopeError, match=rule):
+        run_tiny("frequencies", tmp_path, frequencies=["geometric", name], texts=[""])
+    assert not (tmp_path / "out" / "models").exists()
 
 
 def test_kinds_of_frequencies_are_those_of_the_table_and_alpha_is_what_was_learned(tmp_path):

@@ -1,6 +1,8 @@
 """Studies `base` and `frequencies`: a model for each variant of RoPE, and its loss by length.
 
-What such a study varies, and how it names it, is a table of rope_variants.toml.
+What such a study varies, and how it names it, is a table of rope_variants.toml. A variant of
+`frequencies` may also be any scaling of SCALINGS, and "geometric + yarn" is the model of the first,
+read beyond its trained length with the second, a method of the study `extend`.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ropewalk.errors import choice
+from ropewalk.errors import RopeError, choice
 from ropewalk.frequencies import SCALINGS
+from ropewalk.models.migrate import migrate
 from ropewalk_lab.data_files import toml_beside
 from ropewalk_lab.studies import training
+from ropewalk_lab.studies.extension_methods import METHODS, rope_spec, spec_for
 from ropewalk_lab.studies.findings import (
     Claim,
     Findings,
@@ -32,8 +36,11 @@ from ropewalk_lab.studies.findings import (
 )
 from ropewalk_lab.studies.jobs import Job, JobRunner, Workspace
 from ropewalk_lab.studies.presets import ABOUT, presets_of
-from ropewalk_lab.studies.rows import Row, distinct, row, score, select
+from ropewalk_lab.studies.rows import Row, digest, distinct, row, score, select
 from ropewalk_lab.studies.study import Study
+
+#: between a variant that is trained and the method that it is read with: "geometric + yarn"
+WITH = " + "
 
 
 @dataclass(frozen=True)
@@ -49,13 +56,35 @@ class RopeVariants:
     variants: dict[str, dict[str, Any]] = dataclass_field(default_factory=dict)
 
     def rope(self, variant: Any) -> dict[str, Any]:
-        """Return the fields of the RopeSpec of a variant; a number is a base."""
+        """Return the fields of the RopeSpec that a variant is trained with.
+
+        A number is a base; a name that the table lacks is that of a scaling.
+        """
         if not self.variants:
             return {"theta": variant}
-        fields = dict(self.variants[choice(self.setting, variant, self.variants)])
+        trained, method = parts(variant)
+        choice(self.setting, trained, self.variants | SCALINGS)
+        if method:
+            choice(f"{self.setting}, method", method, METHODS)
+        fields = dict(self.variants.get(trained, {"scaling": trained}))
         if scaling := fields.get("scaling"):
-            fields["scaling"] = SCALINGS[scaling]()
+            if method:  # the scaling of the method would replace that of the training
+                rule = f"must name a method after variants of plain RoPE only, not after {trained}"
+                raise RopeError(self.setting, rule, variant)
+            try:
+                fields["scaling"] = SCALINGS[scaling]()
+            except TypeError as error:  # it has fields without a default
+                rule = f"must be a scaling that is made without arguments ({error})"
+                raise RopeError(self.setting, rule, scaling) from None
         return fields
+
+
+def parts(variant: Any) -> tuple[Any, str]:
+    """Return the variant that is trained, and the method that it is read with, "" if none."""
+    if not isinstance(variant, str):
+        return variant, ""
+    trained, _, method = variant.partition(WITH)
+    return trained, method
 
 
 TABLES = {name: RopeVariants(**table) for name, table in toml_beside(__file__).items()}
@@ -70,11 +99,14 @@ def run(study: str, runner: JobRunner) -> dict[str, Any]:
     """
     settings, table = runner.settings, TABLES[study]
     shared = runner.pick("preset", "changes", "multiples", "windows")
+    # every name is checked before the first training
+    formulas = {each: formula(study, each, settings) for each in settings[table.setting]}
     jobs = [
         Job(
             "-".join((file_name(variant), *([text] if text else []), str(seed))),
             measure,
-            {"study": study, "variant": variant, "text": text, "seed": seed, **shared},
+            {"study": study, "variant": variant, "text": text, "seed": seed, **shared}
+            | ({"formula": formulas[variant]} if formulas[variant] else {}),
         )
         for seed in runner.seeds
         for text in settings.get("texts", [""])
@@ -84,12 +116,26 @@ def run(study: str, runner: JobRunner) -> dict[str, Any]:
     return training.preset_facts(settings["preset"], settings["changes"])
 
 
+def formula(study: str, variant: Any, settings: dict[str, Any]) -> str:
+    """Return a hash of the frequencies of a scaling that the table lacks, "" for other variants.
+
+    A user may change the formula and keep its name; the models and rows of the old one are then not
+    used again.
+    """
+    table = TABLES[study]
+    preset = training.make_rope_preset(
+        settings["preset"], settings["changes"], 0, **table.rope(variant)
+    )
+    known = not table.variants or parts(variant)[0] in table.variants
+    return "" if known else digest(preset.model["encoding"].frequencies())
+
+
 def file_name(variant: Any) -> str:
-    """Return the name of a variant for files: without spaces, slashes and commas."""
+    """Return the name of a variant for files: without spaces, slashes, commas and plus signs."""
     return f"base-{variant:g}" if isinstance(variant, float) else variant.translate(_PLAIN)
 
 
-_PLAIN = str.maketrans({" ": "-", "/": "-", ",": None})
+_PLAIN = str.maketrans({" ": "-", "/": "-", ",": None, "+": "with"})
 
 
 def measure(
@@ -103,27 +149,36 @@ def measure(
     changes: list[str],
     multiples: list[int],
     windows: int,
+    formula: str = "",
 ) -> list[Row]:
     """Train one variant and measure its loss at every length, and how far its learned frequencies
     moved; return the rows.
 
     study      the table of the variants in TABLES
-    variant    a base, or a name of the table
+    variant    a base, a name of the table or of a scaling; with " + " and a method of `extend`, the
+               model is read with this method, its factor being the multiple
     text       a source of text, "" for that of the preset
     multiples  the lengths, as multiples of the trained length
     windows    the number of held-out windows
+    formula    a hash of the frequencies, for those that their name does not identify
     """
-    table = TABLES[study]
+    table, (trained, method) = TABLES[study], parts(variant)
     if text:
         changes = [*changes, f"data.source={text}"]
     full_preset = training.make_rope_preset(preset, changes, seed, **table.rope(variant))
-    name = "-".join((file_name(variant), *([text] if text else []), str(seed)))
+    name = "-".join((file_name(trained), *([text] if text else []), str(seed)))
     fields = {table.field: variant, **({"text": text} if text else {}), "seed": seed}
-    rows = training.train_and_measure(workspace, name, full_preset, multiples, windows, **fields)
-    # the model is trained now, so this loads it
-    model = training.train_or_load(workspace, name, full_preset).model
+    model = training.train_or_load(workspace, name, full_preset, origin=formula).model
+    length = training.trained_length(full_preset)
+    held_out = training.held_out_windows(full_preset, windows, max(multiples) * length)
+    rows = []
+    for multiple in multiples:
+        reader = model
+        if method and multiple > 1:
+            reader = migrate(model, spec_for(method, rope_spec(model), multiple, length)).model
+        rows += training.loss_rows(reader, held_out, [multiple * length], length, **fields)
     moved = log_scales(model)
-    return [*rows, *([row("alpha", moved, **fields)] if moved.size else [])]
+    return [*rows, *([row("alpha", moved, **fields)] if moved.size and not method else [])]
 
 
 def log_scales(model: nn.Module) -> np.ndarray:
@@ -237,12 +292,20 @@ def _claims(
     where: dict[str, str],
 ) -> list[Claim]:
     """Return the claims that the reference of `table` has a lower loss than every other variant, at
-    the shortest and the longest length.
+    the shortest and the longest length, and so has every trained one than those with a method.
 
     of     words that name the text in a claim
     where  fields that the rows must have
     """
-    result, first = [], label(table, table.reference)
+    result = []
+    with_method = [each for each in variants if parts(each)[1]]
+    orders = [(table.reference, each) for each in variants if each != table.reference]
+    orders += [
+        (each, other)
+        for other in with_method
+        for each in variants
+        if each != table.reference and each not in with_method
+    ]
     for length in dict.fromkeys((lengths[0], lengths[-1])):  # once if they are the same
         losses = {
             label(table, each): score(
@@ -250,7 +313,7 @@ def _claims(
             )
             for each in (table.reference, *variants)
         }
-        for other in (label(table, each) for each in variants if each != table.reference):
+        for first, other in ((label(table, one), label(table, two)) for one, two in orders):
             text = f"At {length}{of}, {first} has a lower loss than {other}"
             result.append(claim_order(text, losses, [first, other]))
     return result
