@@ -571,6 +571,14 @@ BROKEN = [
     Broken("published_head_dim_differs", changed(QWEN3_8B, head_dim=64), QWEN3_8B),
     Broken("published_fraction_differs", changed(PYTHIA, rotary_pct=1.0), PYTHIA),
     # others
+    Broken(
+        "model_type_missing",
+        {
+            "architectures": ["LlamaForCausalLM"],
+            **{k: v for k, v in LLAMA.items() if k != "model_type"},
+        },
+        {"architectures": ["LlamaForCausalLM"], **LLAMA},
+    ),
     Broken("config_unreadable", {"model_type": "nanochat", "head_dim": 64}, None),
     Broken(
         "model_type_unknown",

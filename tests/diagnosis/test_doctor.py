@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import shlex
 import subprocess
 import warnings
 
@@ -700,3 +701,34 @@ def test_a_size_under_another_name_is_not_a_misspelled_key():
     config = {"model_type": "exaone", "hidden_size": 4096, "num_attention_heads": 32}
     config |= {"num_hidden_layers": 32, "num_layers": 32, "max_position_embeddings": 4096}
     assert "key_misspelled" not in [f.id for f in rw.doctor({**config, "rope_theta": 1e6}).findings]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"model_type": "glm4", "partial_rotary_factor": 0.5, "rope_scaling": {"rope_type": "yarm"}},
+    ],
+)
+def test_the_rope_object_of_vllms_flags_says_the_whole_rope_alone(changes):
+    """vLLM puts it in the place of the object into which transformers has moved theta and the
+    rotated fraction, so keys beside it are not read any more.
+    """
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 8192,
+        **changes,
+    }
+    if config.get("rope_scaling"):
+        config["rope_scaling"] |= {"factor": 4.0, "original_max_position_embeddings": 8192}
+        config["max_position_embeddings"] = 32768
+    found = rw.doctor(config, engine="vllm", length=32768)
+    overrides = json.loads(shlex.split(found.flags["vllm"])[1])
+    beside = ("rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters")
+    served = {key: value for key, value in found.corrected.items() if key not in beside}
+    served["rope_parameters"] = overrides.get("rope_parameters") or overrides["rope_scaling"]
+    assert rw.from_hf(served) == rw.from_hf(found.corrected)

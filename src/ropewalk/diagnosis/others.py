@@ -5,6 +5,7 @@ that are not read.
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 from ropewalk.config.families import families
@@ -35,6 +36,22 @@ def unreadable(case: Examination, row: Mistake) -> Facts | None:
     """Find a config that cannot be read, for a reason that no other row is about."""
     error = case.error()
     return None if error is None else {"key": error.field, "value": error.value, "why": error.rule}
+
+
+@finder
+def model_type_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find a config without model_type whose `architectures` name the class of a known family."""
+    if case.metadata is not None or case.text.get("model_type") or case.root.get("model_type"):
+        return None
+    classes = case.root.get("architectures")
+    if not isinstance(classes, list) or not classes or not isinstance(classes[0], str):
+        return None
+    head = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", classes[0]).lower()
+    known = [name for name in families() if name.replace("_", "") == head]
+    if not known:
+        return None
+    facts = {"key": "model_type", "value": classes[0], "new": known[0]}
+    return {**facts, "holder": case.root, "name": "model_type"}
 
 
 @finder
