@@ -373,11 +373,9 @@ def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path):
     big_checkpoint(tmp_path / "a", 32)
     assert "nothing" in script(KILLED, tmp_path / "a", tmp_path / "b")
     if not (tmp_path / "b").exists():
-        # what the last killed run left is recognised and cleared
-        assert sorted(path.name for path in tmp_path.iterdir()) == [
-            partial_path(tmp_path / "b").name,
-            "a",
-        ]
+        # what the killed runs left, if any of them came to write, is recognised and cleared
+        left = {path.name for path in tmp_path.iterdir()}
+        assert {"a"} <= left <= {"a", partial_path(tmp_path / "b").name}
         convert_checkpoint(tmp_path / "a", tmp_path / "b", "half", "interleaved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
     convert_checkpoint(tmp_path / "b", tmp_path / "c", "interleaved", "half")

@@ -181,7 +181,7 @@ def test_a_pattern_of_equal_layers_gives_one_layer_type(pattern, tmp_path):
     assert list(found) == ["full_attention"]
     assert (found["full_attention"] is not None) == pattern[0]
     if not pattern[0]:
-        with pytest.raises(RopeError, match="no layer that rotates"):
+        with pytest.raises(RopeError, match="must be a file with layers that rotate"):
             rw.gguf.from_gguf(path)
 
 
