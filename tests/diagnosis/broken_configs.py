@@ -136,6 +136,81 @@ def scaled(base: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return {key: value for key, value in new.items() if value is not GONE}
 
 
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA3_TEXT = {
+    "model_type": "gemma3_text",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 131072,
+}
+GEMMA3_FULL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0}
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_position_embeddings": 131072,
+}
+GEMMA4_FULL = {
+    "rope_type": "proportional",
+    "partial_rotary_factor": 0.25,
+    "rope_theta": 1000000.0,
+}
+CODELLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "num_hidden_layers": 32,
+    "vocab_size": 32016,
+    "max_position_embeddings": 16384,
+    "rope_theta": 1000000.0,
+}
+EXAONE4 = {
+    "model_type": "exaone4",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000.0,
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+}
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "num_hidden_layers": 61,
+    "vocab_size": 129280,
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 163840,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+}
+MROPE_LONG = {
+    "model_type": "qwen2_5_vl_text",
+    "hidden_size": 512,
+    "num_attention_heads": 4,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 3.0,
+        "original_max_position_embeddings": 32768,
+        "mrope_section": [16, 24, 24],
+    },
+}
+
+
 @dataclass(frozen=True)
 class Broken:
     """A broken config, the id that must come first, and what was meant."""
@@ -586,4 +661,76 @@ BROKEN = [
         LLAMA,
     ),
     Broken("keys_not_read", changed(RIGHT3, {**LLAMA3, "beta_fast": 32.0}), RIGHT3),
+    # layers, towers, and extensions of a published model
+    Broken(
+        "layer_scaling_extra",
+        {
+            **GEMMA3_TEXT,
+            "rope_parameters": {
+                "full_attention": GEMMA3_FULL,
+                "sliding_attention": {**GEMMA3_FULL, "rope_theta": 10000.0},
+            },
+        },
+        {
+            **GEMMA3_TEXT,
+            "rope_parameters": {"full_attention": GEMMA3_FULL, "sliding_attention": PLAIN},
+        },
+    ),
+    Broken(
+        "full_attention_not_proportional",
+        {
+            **GEMMA4,
+            "rope_parameters": {
+                "full_attention": {**GEMMA4_FULL, "rope_type": "default"},
+                "sliding_attention": PLAIN,
+            },
+        },
+        {**GEMMA4, "rope_parameters": {"full_attention": GEMMA4_FULL, "sliding_attention": PLAIN}},
+    ),
+    Broken(
+        "longrope_lists_padded",
+        changed(
+            PHI3,
+            {
+                **LONGROPE,
+                "short_factor": [*SHORT, SHORT[-1]],
+                "long_factor": [*LONG, LONG[-1], LONG[-1]],
+            },
+        ),
+        changed(PHI3, LONGROPE),
+    ),
+    Broken(
+        "extended_twice",
+        changed(CODELLAMA, {"rope_type": "linear", "factor": 4.0}),
+        changed(CODELLAMA, None),
+    ),
+    Broken(
+        "factor_small_with_axes",
+        {**MROPE_LONG, "max_position_embeddings": 131072},
+        None,
+    ),
+    Broken(
+        "vision_theta_differs",
+        {
+            "model_type": "mistral3",
+            "text_config": LLAMA,
+            "vision_config": {"model_type": "pixtral", "rope_theta": 1e9},
+        },
+        {
+            "model_type": "mistral3",
+            "text_config": LLAMA,
+            "vision_config": {"model_type": "pixtral", "rope_theta": 10000.0},
+        },
+    ),
+    Broken(
+        "no_rope_layers_length",
+        changed(SMOLLM3, no_rope_layers=[1, 1, 1, 0] * 7),
+        changed(SMOLLM3, no_rope_layers=[1, 1, 1, 0] * 9),
+    ),
+    Broken("window_null", {**EXAONE4, "sliding_window": None}, EXAONE4),
+    Broken(
+        "pairs_not_interleaved",
+        {**DEEPSEEK, "rope_interleave": False},
+        {**DEEPSEEK, "rope_interleave": True},
+    ),
 ]

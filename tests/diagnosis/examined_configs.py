@@ -24,6 +24,7 @@ def meant(rope: dict[str, Any], length: int | None) -> tuple[list[float], float]
     base, factor = plain(rope["d"], rope["theta"]), rope.get("factor", 1.0)
     return {
         "default": lambda: (base, 1.0),
+        "proportional": lambda: (proportional(rope), 1.0),
         "linear": lambda: ([each / factor for each in base], 1.0),
         "ntk": lambda: (larger_theta(rope, rope.get("alpha", 1.0)), 1.0),
         "dynamic": lambda: (dynamic(rope, length), 1.0),
@@ -31,6 +32,14 @@ def meant(rope: dict[str, Any], length: int | None) -> tuple[list[float], float]
         "llama3": lambda: (llama3(rope, base), 1.0),
         "longrope": lambda: longrope(rope, base, length),
     }[rope["kind"]]()
+
+
+def proportional(rope: dict[str, Any]) -> list[float]:
+    """The fast pairs of a whole head, and no rotation of the others."""
+    return [
+        each if pair < rope["pairs"] else 0.0
+        for pair, each in enumerate(plain(rope["d"], rope["theta"]))
+    ]
 
 
 def larger_theta(rope: dict[str, Any], alpha: float) -> list[float]:

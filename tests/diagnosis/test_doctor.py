@@ -152,8 +152,9 @@ def test_the_published_table_agrees_with_itself(row):
         config["qk_rope_head_dim"] = 64
     elif "head_dim" in row:
         config["head_dim"] = row["head_dim"]
-    if "intermediate_size" in row:
-        config["intermediate_size"] = row["intermediate_size"]
+    for key in ("intermediate_size", "use_parallel_residual"):
+        if key in row:
+            config[key] = row[key]
     if "rotated" in row and config["model_type"] != "gptj":
         head = row.get("head_dim") or row["hidden_size"] // row["heads"]
         name = "rotary_pct" if config["model_type"] == "gpt_neox" else "partial_rotary_factor"
@@ -632,8 +633,8 @@ def test_a_factor_is_not_raised_from_a_trained_length_that_is_wrong():
     config |= {"head_dim": 128, "max_position_embeddings": 262144, "rope_theta": 5000000}
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     found = rw.doctor({**config, "rope_scaling": rope})
-    assert found.findings[0].id == "trained_length_wrong"
-    assert found.corrected is None
+    assert found.findings[0].id == "extended_twice"
+    assert found.corrected == {**config, "rope_scaling": None}
     # the model serves that length without a scaling, and a longer one from there
     assert rw.doctor({**config, "rope_scaling": rope}, length=262144).corrected == {
         **config,
@@ -732,3 +733,16 @@ def test_the_rope_object_of_vllms_flags_says_the_whole_rope_alone(changes):
     served = {key: value for key, value in found.corrected.items() if key not in beside}
     served["rope_parameters"] = overrides.get("rope_parameters") or overrides["rope_scaling"]
     assert rw.from_hf(served) == rw.from_hf(found.corrected)
+
+
+def test_a_form_with_which_an_engine_starts_is_written_and_told_once():
+    lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    config = {"model_type": "phi3", "hidden_size": 3072, "num_attention_heads": 32}
+    config |= {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    config |= {"rope_scaling": {"rope_type": "longrope", **lists}}
+    found = rw.doctor(config, engine="mlx-lm")
+    told = [(each.id, each.repaired) for each in found.findings if each.severity != "note"]
+    # mlx-lm has the long factors for short texts too
+    assert told == [("engine_refuses", True), ("engine_differs", False)]
+    assert found.corrected["rope_scaling"]["type"] == "longrope"
+    assert rw.from_hf(found.corrected, precision="exact") == rw.from_hf(config, precision="exact")

@@ -1,5 +1,5 @@
-"""Configs by an author who did not know the rows: the cause is found by its row, what is corrected
-is the rope that he calculated, and his right configs are left alone.
+"""Configs by authors who did not know the rows: the cause is found by its row, what is corrected is
+the rope that its author calculated, and right configs are left alone.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def findings(case: Examination, engine: str) -> list[Finding]:
     except RopeError as error:
         facts = {"key": error.field, "value": error.value, "why": str(error)}
         return [_finding(rows["engine_not_known"], facts, None, False)]
-    told = []
+    told: list[Finding] = []
+    whys: set[str] = set()
     for each in found:
         if each.agrees:
             continue
@@ -55,10 +56,17 @@ def findings(case: Examination, engine: str) -> list[Finding]:
         if problem:
             kind = "engine_refuses" if problem.startswith("refused") else "engine_not_known"
         why = problem or _in_words(each)
+        if kind == "engine_refuses" and any(why == other for other in whys):
+            continue  # of another length or layer type
+        whys.add(why)
         repaired = kind != "engine_not_known" and _rewritten(case, engine)
+        starts = not repaired and kind == "engine_refuses" and _rewritten(case, engine, starts=True)
+        repaired = repaired or starts
         title = each.layer_type
         facts = {"key": title, "value": engine, "why": why}
         told.append(_finding(rows[kind], facts, each, repaired))
+        if starts:  # what it computes then
+            return told + findings(case, engine)
         if repaired:
             break
     return told
@@ -73,9 +81,9 @@ def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[An
     return list(result.of(engine))
 
 
-def _rewritten(case: Examination, engine: str) -> bool:
-    """Write the config in the first form that reads the same and that the engine agrees with;
-    return whether there is one.
+def _rewritten(case: Examination, engine: str, starts: bool = False) -> bool:
+    """Write the config in the first form that reads the same and that the engine agrees with, or
+    with which it `starts`; return whether there is one.
     """
     meant = case.specs()
     forms = list(FORMS)
@@ -89,7 +97,8 @@ def _rewritten(case: Examination, engine: str) -> bool:
             form(text_of(root))
             if root == case.root or specs_of(root) != meant:
                 continue
-            if all(each.agrees for each in _audited(root, engine, case.length)):
+            found = _audited(root, engine, case.length)
+            if all(each.problem is None if starts else each.agrees for each in found):
                 case.root.clear()
                 case.root.update(root)
                 return True

@@ -19,6 +19,8 @@ from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
+#: the theta that ChatGLM multiplies by rope_ratio
+CHATGLM_THETA = 10_000.0
 #: the scaling of Llama 3.1, for which Meta's own config has only a flag
 LLAMA3 = {
     "rope_type": "llama3",
@@ -135,6 +137,8 @@ def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str,
         found[key] = value
         if sense == "params" and isinstance(value, dict):
             meant |= {own: value[k] for own, k in PARAMS.items() if positive(value.get(k))}
+            if value.get("apply_scale") is False:  # the magnitude is 1
+                meant |= {"mscale": 1.0, "mscale_all_dim": 1.0}
             meant["rope_type"] = "yarn"
         elif sense == "llama3" and value is True:
             meant |= LLAMA3
@@ -145,7 +149,7 @@ def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str,
         elif sense == "ntk" and number:
             meant["ntk"] = number
         elif sense == "ratio" and number:
-            meant[THETA] = 10_000.0 * number
+            meant[THETA] = CHATGLM_THETA * number
         elif number and sense not in ("", "params", "llama3", "rope_type"):
             meant[sense] = value if sense == TRAINED_LENGTH_KEY else float(number)
     if found and any(plain.startswith("yarn_") for plain in found) and "factor" in meant:
@@ -177,7 +181,8 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
         scaling = dict(published)  # with the keys that the other stack has no name for
     same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
     # another theta in the key that is read, or another scaling: one of the two was meant
-    clash = bool(own and not same_theta and alpha <= 1) or bool(scaling and scaled)
+    ratio = own == CHATGLM_THETA and any(row.names.get(key.lower()) == "ratio" for key in found)
+    clash = bool(own and not same_theta and alpha <= 1 and not ratio) or bool(scaling and scaled)
     told = ", ".join(found)
     parts = [f"{key} {value:g}" for key, value in scaling.items() if positive(value)]
     words = " ".join([str(scaling.get("rope_type", "")), *parts]).strip()

@@ -34,6 +34,20 @@ def window_lost(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def window_null(case: Examination, row: Mistake) -> Facts | None:
+    """Find a null window beside a pattern of layers with and without one, where those without one
+    do not rotate.
+    """
+    if case.family.unrotated != "full_attention" or not case.text.get("sliding_window_pattern"):
+        return None
+    if case.text.get("sliding_window", WINDOW) is not None:
+        return None
+    facts = {"key": "sliding_window", "value": None, "new": WINDOW, "model": case.model_type}
+    facts |= {"pattern": case.text["sliding_window_pattern"], "name": "sliding_window"}
+    return {**facts, "holder": case.text}
+
+
+@finder
 def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
     """Find `no_rope_layers` with 1 for layers that do not rotate, or with their numbers; `names`
     has the form that the row is about.
@@ -51,7 +65,11 @@ def no_rope_inverted(case: Examination, row: Mistake) -> Facts | None:
     facts |= {"rotate": sum(map(bool, given)) if flags else 0, "interval": interval}
     if "inverted" in row.names and flags and whole_list and [1 - each for each in given] == usual:
         return {**facts, "new": usual}
-    if "numbers" in row.names and not (flags and whole_list):
+    if "short" in row.names and flags and not whole_list and len(given) > INTERVAL:
+        shared = min(len(given), count)
+        fits = given[:shared] == usual[:shared]
+        return {**facts, "count": len(given), "new": usual, "fixable": fits}
+    if "numbers" in row.names and not (flags and (whole_list or len(given) > INTERVAL)):
         skipped = {each for each in given if isinstance(each, int) and 0 <= each <= count}
         unrotated = {layer for layer, rotates in enumerate(usual) if not rotates}
         fits = skipped in (unrotated, {layer + 1 for layer in unrotated})

@@ -123,6 +123,10 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
     trained length is a published one.
     """
     trained, served, factor = case.trained, case.served, case.factor
+    # positions of images and videos grow slower than tokens
+    axes = any(rope.get(key) is not None for _, rope in case.ropes() for key in keys.SECTION_KEYS)
+    if axes != ("axes" in row.names):
+        return None
     if case.rope_type == "linear":
         trained = published_trained_length(case)
     if case.rope_type not in STATIC or not trained or not served or not factor:

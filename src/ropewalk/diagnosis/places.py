@@ -18,9 +18,15 @@ from ropewalk.diagnosis.case import (
     positive,
     specs_of,
     type_of,
+    whole,
 )
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import LOST_THETA, published_theta, published_trained_length
+from ropewalk.diagnosis.published import (
+    LOST_THETA,
+    published_theta,
+    published_trained_length,
+    rows_of,
+)
 from ropewalk.diagnosis.spelling import LIKENESS, nearest
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
@@ -86,6 +92,13 @@ def _without(case: Examination, key: str) -> dict[str, Any]:
     return case.with_(change)
 
 
+def _reaches_served(case: Examination, keep: str) -> bool:
+    """Return whether the scaling of one of the two rope objects reaches the served length exactly."""
+    rope = case.text[keep]
+    factor, trained = positive(rope.get("factor")), positive(rope.get(TRAINED_LENGTH_KEY))
+    return bool(factor and trained and case.served) and factor * trained == case.served
+
+
 @finder
 def both_objects(case: Examination, row: Mistake) -> Facts | None:
     """Find `rope_scaling` beside `rope_parameters`; a row with "agree" in `names` is for objects
@@ -102,6 +115,9 @@ def both_objects(case: Examination, row: Mistake) -> Facts | None:
     if agree:
         return facts
     keep = "rope_scaling" if old is not None else "rope_parameters"
+    fits = [key for key in OBJECT_KEYS if _reaches_served(case, key)]
+    if old is not None and new is not None and len(fits) == 1:
+        keep = fits[0]
     return {**facts, "keep": keep, "fixable": old is not None or new is not None}
 
 
@@ -369,10 +385,14 @@ def scaling_outside(case: Examination, row: Mistake) -> Facts | None:
     if not isinstance(kind, str) or kind not in keys.rope_types() or kind == "default":
         return None
     own = {*keys.keys_of(keys.rope_types()[kind]), *(() if rope else ("rope_type", "type"))}
+    own |= {"alpha"} & {*case.family.reads}
     own -= {*keys.LENGTH_KEYS, TRAINED_LENGTH_KEY, *(rope or ())}
     given = [key for key, value in case.text.items() if key in own and value is not None]
     if len(given) < (2 if rope is None else 1):
         return None
+    inner = TRAINED_LENGTH_KEY in keys.keys_of(keys.rope_types()[kind])
+    if rope is None and inner and TRAINED_LENGTH_KEY not in case.family.defaults:
+        given += [TRAINED_LENGTH_KEY] if whole(case.text.get(TRAINED_LENGTH_KEY)) else []
     return {"key": ", ".join(given), "value": kind, "new": given, "rope": rope}
 
 
@@ -442,6 +462,62 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
         return None
     facts = {"key": f"rope_parameters.{plain[0]}", "value": type_of(wrong), "layer": scaled[0]}
     return {**facts, "ropes": (right, wrong)}
+
+
+@finder
+def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
+    that is scaled.
+    """
+    layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
+    scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
+    for name in (n for n in layers if n in thetas and not thetas[n].scaled):
+        rope = layers[name]
+        if scaled and not _is_default(rope):
+            new = {"rope_type": "default", THETA: rope.get(THETA, thetas[name].default)}
+            facts = {"key": f"rope_parameters.{name}", "value": type_of(rope), "new": new}
+            facts |= {"layer": scaled[0], "model": case.model_type, "name": name}
+            return {**facts, "holder": case.text["rope_parameters"]}
+    return None
+
+
+@finder
+def full_not_proportional(case: Examination, row: Mistake) -> Facts | None:
+    """Find full attention that rotates whole heads in a family where a part of each rotates, by the
+    name proportional; `names` has the model types and the part.
+    """
+    rope = layers_of(_objects(case)[0] or {}).get("full_attention")
+    if case.model_type not in row.names or rope is None:
+        return None
+    facts = {"model": case.model_type, "holder": rope, "place": "rope_parameters.full_attention"}
+    if type_of(rope) == "default":
+        facts |= {"name": "rope_type", "value": "default", "new": "proportional"}
+    elif type_of(rope) == "proportional" and rope.get(FRACTION) is None:
+        facts |= {"name": FRACTION, "value": None, "new": float(row.names[case.model_type])}
+    else:
+        return None
+    return {**facts, "key": f"{facts['place']}.{facts['name']}"}
+
+
+@finder
+def vision_theta(case: Examination, row: Mistake) -> Facts | None:
+    """Find another theta in the vision tower than every model with it has; `names` has the towers
+    and their thetas.
+    """
+    tower = case.root.get("vision_config")
+    if (
+        not isinstance(tower, dict)
+        or (usual := row.names.get(str(tower.get("model_type")))) is None
+    ):
+        return None
+    for place in ("rope_parameters", ""):
+        holder = tower.get(place) if place else tower
+        value = positive(holder.get(THETA)) if isinstance(holder, dict) else None
+        if value not in (None, float(usual)):
+            key = ".".join(filter(None, ("vision_config", place, THETA)))
+            facts = {"key": key, "value": value, "new": float(usual), "holder": holder}
+            return {**facts, "name": THETA, "model": tower["model_type"]}
+    return None
 
 
 @repair
@@ -516,7 +592,17 @@ def width_contradicts(case: Examination, row: Mistake) -> Facts | None:
     if "rotary_dim" not in case.family.reads or not width or not fraction or not head:
         return None
     if int(head * fraction) != width and fraction <= 1:
+        rotated = {each.get("rotated") for each in rows_of(case)}
+        new = {width: width / head, int(head * fraction): int(head * fraction)}
+        new = new[rotated.pop()] if len(rotated) == 1 and rotated <= new.keys() else None
+        name = "rotary_dim" if isinstance(new, int) else FRACTION
+        places = (holder for _, holder in case.places() if holder.get(name) is not None)
+        holder = next(places, None)
         return {
+            "new": new,
+            "name": name,
+            "holder": holder,
+            "fixable": new is not None and holder is not None,
             "key": "rotary_dim",
             "value": width,
             "other": fraction,
@@ -551,7 +637,8 @@ def trained_length_twice(case: Examination, row: Mistake) -> Facts | None:
         return None
     factor, served = case.factor, case.served
     fits = [each for each in (inside, outside) if factor and each * factor == served]
-    new = fits[0] if len(fits) == 1 else None
+    known = published_trained_length(case)
+    new = fits[0] if len(fits) == 1 else known if known in (inside, outside) else None
     return {
         "key": TRAINED_LENGTH_KEY,
         "value": inside,

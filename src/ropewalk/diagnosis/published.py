@@ -36,10 +36,13 @@ IDENTITY = {
 }
 #: what tells models of the same sizes apart, if both the config and the row have it
 WIDTH = "intermediate_size"
+PARALLEL = "use_parallel_residual"
 #: keys whose default is what most models have: without them the formula of the scaling is used
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
+#: tokens; a larger theta of a model of this length is its extension
+LONG = 16_384
 #: the layer type whose theta is the published one
 FULL = "full_attention"
 
@@ -70,6 +73,7 @@ def rows_of_any_length(case: Examination) -> list[dict[str, Any]]:
         and case.model_type in row["model_types"]
         and (not inside or row.get("inside"))
         and text.get("num_key_value_heads", row.get("kv_heads")) == row.get("kv_heads")
+        and row.get(PARALLEL, True) == text.get(PARALLEL, True)
         and row.get(WIDTH, text.get(WIDTH)) in (None, text.get(WIDTH, row.get(WIDTH)))
     ]
 
@@ -429,6 +433,71 @@ def put_trained_length(case: Examination, row: Mistake, facts: Facts) -> None:
 
 
 @finder
+def extended_twice(case: Examination, row: Mistake) -> Facts | None:
+    """Find a scaling on a theta that reaches the served length already: that of a model published
+    with this length and without a scaling, or one raised by more than the factor asks for.
+    """
+    theta, factor, served, rope = _theta(case), case.factor, case.served, case.flat()
+    if case.rope_type not in ("yarn", "linear") or not factor or factor <= 1 or not served:
+        return None
+    if rope is None or theta is None or (case.length or 0) > served:
+        return None
+    rows = rows_of_any_length(case)
+    own = [each for each in rows if theta in each["theta"]]
+    reach = (case.trained or 0) * factor
+    if own:
+        long = theta > LOST_THETA and served >= LONG and own[0]["lengths"] == [served]
+        # a linear factor has no trained length; YaRN's own reach is no farther than the theta's
+        over = long and case.trained is None if case.rope_type == "linear" else reach > 0
+        found = long and over and reach <= served * 1.02 and all("scaling" not in r for r in own)
+    else:
+        plain = [each for each in rows if "scaling" not in each]
+        known = {each for r in plain for each in r["theta"]}
+        trained = {_trained(each) for each in plain}
+        width = case.head_dim or 128
+        # the factor is spent on the same stretch as the theta
+        found = len(known) == len(trained) == 1 and math.isclose(
+            (min(trained) or 0) * factor, served, rel_tol=0.02
+        )
+        found = found and theta > 1.01 * min(known) * factor ** (width / (width - 2))
+    if not found:
+        return None
+    facts = {"key": "rope_scaling", "value": case.rope_type, "factor": factor, "theta": theta}
+    facts |= {"model": (own or rows)[0]["name"], "served": served, "rope": rope}
+    return facts
+
+
+@repair
+def remove_scaling(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Leave the plain rope with its theta."""
+    rope = facts["rope"]
+    if case.text.get("rope_scaling") is rope:
+        if case.text.get("rope_theta") is None and rope.get("rope_theta") is not None:
+            case.text["rope_theta"] = rope["rope_theta"]
+        case.text["rope_scaling"] = None
+    else:
+        kept = {k: v for k, v in rope.items() if k in keys.COMMON_KEYS and k != "rope_type"}
+        case.text["rope_parameters"] = {"rope_type": "default", **kept}
+    case.text.pop(TRAINED_LENGTH_KEY, None)
+
+
+@finder
+def pairs_flag(case: Examination, row: Mistake) -> Facts | None:
+    """Find pairs of halves in a published model whose pairs are neighbours; `names` has the model
+    types.
+    """
+    rows = rows_of(case)
+    if (
+        case.model_type not in row.names
+        or not rows
+        or case.text.get("rope_interleave") is not False
+    ):
+        return None
+    facts = {"key": "rope_interleave", "value": False, "new": True, "name": "rope_interleave"}
+    return {**facts, "model": rows[0]["name"], "holder": case.text}
+
+
+@finder
 def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
     """Find the scaling of another release of the same sizes, in a model that with this length was
     published without one.
@@ -535,10 +604,10 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
     rows = [each for each in rows_of(case) if "rotated" in each]
     widths = {each["rotated"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
     if len(widths) != 1 or not specs or specs[0].rotated_dims in widths:
         return None
     width = widths.pop()
-    name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
     reads = {*case.family.reads, *case.family.defaults}
     counted = "rotary_dim" in reads and case.get("partial_rotary_factor") is None
     rope = case.flat()

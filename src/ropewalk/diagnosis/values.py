@@ -248,9 +248,23 @@ def _half(values: list) -> list | None:
     return values[::2] if values[::2] == values[1::2] else None
 
 
+@finder
+def lists_padded(case: Examination, row: Mistake) -> Facts | None:
+    """Find lists with more factors than pairs that rotate, which repeat the last one."""
+    pairs = rotated_pairs(case)
+    for place, rope in case.ropes():
+        lists = _lists(rope)
+        if not lists or not pairs or any(len(each) <= pairs for each in lists):
+            continue
+        if all(set(each[pairs:]) == {each[pairs - 1]} for each in lists):
+            facts = {"key": at(place, "long_factor"), "value": len(lists[1]), "pairs": pairs}
+            return {**facts, "halves": [each[:pairs] for each in lists], "holder": rope}
+    return None
+
+
 @repair
 def halve_lists(case: Examination, row: Mistake, facts: Facts) -> None:
-    """Write each factor once."""
+    """Write the lists of one factor for each pair."""
     facts["holder"]["short_factor"], facts["holder"]["long_factor"] = facts["halves"]
 
 
