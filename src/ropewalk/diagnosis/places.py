@@ -96,7 +96,7 @@ def _reaches_served(case: Examination, keep: str) -> bool:
     """Return whether the scaling of one of the two rope objects reaches the served length exactly."""
     rope = case.text[keep]
     factor, trained = positive(rope.get("factor")), positive(rope.get(TRAINED_LENGTH_KEY))
-    return bool(factor and trained and case.served) and factor * trained == case.served
+    return factor is not None and trained is not None and factor * trained == case.served
 
 
 @finder

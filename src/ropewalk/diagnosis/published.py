@@ -41,8 +41,8 @@ PARALLEL = "use_parallel_residual"
 REMOVABLE = ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow")
 #: the default theta of most model classes, which a model gets if its config has lost its own
 LOST_THETA = 10_000.0
-#: tokens; a larger theta of a model of this length is its extension
-LONG = 16_384
+#: what a model shares with the one that it was trained on from
+SHAPE = ("hidden_size", "heads", "layers")
 #: the layer type whose theta is the published one
 FULL = "full_attention"
 
@@ -445,19 +445,20 @@ def extended_twice(case: Examination, row: Mistake) -> Facts | None:
     rows = rows_of_any_length(case)
     own = [each for each in rows if theta in each["theta"]]
     reach = (case.trained or 0) * factor
-    if own:
-        long = theta > LOST_THETA and served >= LONG and own[0]["lengths"] == [served]
-        # a linear factor has no trained length; YaRN's own reach is no farther than the theta's
-        over = long and case.trained is None if case.rope_type == "linear" else reach > 0
-        found = long and over and reach <= served * 1.02 and all("scaling" not in r for r in own)
+    if own and theta > LOST_THETA:
+        # a linear factor tells no trained length: it must be that from a shorter model of this shape
+        same = [r for r in models() if all(r[key] == own[0][key] for key in SHAPE)]
+        shorter = {(_trained(r) or 0) * factor for r in same if max(r["theta"]) < theta}
+        over = served in shorter if case.rope_type == "linear" else 0 < reach <= served * 1.02
+        found = over and own[0]["lengths"] == [served] and all("scaling" not in r for r in own)
     else:
-        plain = [each for each in rows if "scaling" not in each]
+        plain = [] if own else [each for each in rows if "scaling" not in each]
         known = {each for r in plain for each in r["theta"]}
-        trained = {_trained(each) for each in plain}
+        trained = {_trained(each) or 0 for each in plain}
         width = case.head_dim or 128
         # the factor is spent on the same stretch as the theta
         found = len(known) == len(trained) == 1 and math.isclose(
-            (min(trained) or 0) * factor, served, rel_tol=0.02
+            min(trained) * factor, served, rel_tol=0.02
         )
         found = found and theta > 1.01 * min(known) * factor ** (width / (width - 2))
     if not found:
