@@ -87,7 +87,7 @@ REFUSED = {
     # seq_dim
     "tokens on the last axis": ("seq_dim", "before the last", call(seq_dim=-1)),
     "tokens on the last axis, counted": ("seq_dim", "before the last", call(seq_dim=3)),
-    "tokens past the axes": ("seq_dim", "from -4 to -2", call(seq_dim=-5)),
+    "tokens past the axes": ("seq_dim", "-4 to -2, or 0 to 2", call(seq_dim=-5)),
     "tokens on a half axis": ("seq_dim", "an axis of x", call(seq_dim=-2.0)),
     "tokens on axis true": ("seq_dim", "an axis of x", call(seq_dim=True)),
     # k

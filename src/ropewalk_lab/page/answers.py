@@ -231,6 +231,7 @@ def _published(row: Mapping[str, Any]) -> dict[str, Any]:
         "rotary_emb_base" if model_type == "gpt_neox" else "rope_theta": row["theta"][0],
         "rope_scaling": row.get("scaling"),
         "intermediate_size": row.get("intermediate_size"),
+        "use_parallel_residual": row.get("use_parallel_residual"),
     }
     if family_of(model_type).latent:
         config["qk_rope_head_dim"] = row.get("head_dim", 64)
