@@ -746,3 +746,12 @@ def test_a_form_with_which_an_engine_starts_is_written_and_told_once():
     assert told == [("engine_refuses", True), ("engine_differs", False)]
     assert found.corrected["rope_scaling"]["type"] == "longrope"
     assert rw.from_hf(found.corrected, precision="exact") == rw.from_hf(config, precision="exact")
+
+
+@pytest.mark.parametrize("part", ['\\"', "/*", "\n", ", "])
+def test_a_long_text_that_is_no_json_is_refused_without_long_searches(tmp_path, part):
+    """A search that starts again at every character would take hours here."""
+    path = tmp_path / "config.json"
+    path.write_text('{"a": "' + part * 300_000 if part == '\\"' else "{" + part * 300_000)
+    with pytest.raises(rw.RopeError, match="JSON"):
+        rw.doctor(path)

@@ -53,9 +53,12 @@ def as_json(text: str, error: RopeError) -> str:
     """Return the text of a config as JSON: without comments and without commas after the last key,
     with the words of JSON for those of Python. Raise `error` if that is no JSON either.
     """
-    parts = re.split(r'("(?:[^"\\\n]|\\.)*")', text)
+    # a string or comment without its end is taken to the end, so that no part is searched twice
+    parts = re.split(r'("(?:[^"\\\n]|\\.)*+"?)', text)
     for index in range(0, len(parts), 2):
-        part = re.sub(r"//[^\n]*|/\*.*?\*/|(?m:^\s*#[^\n]*)", "", parts[index], flags=re.DOTALL)
+        part = re.sub(
+            r"//[^\n]*|/\*.*?(?:\*/|\Z)|(?m:^[ \t]*#[^\n]*)", "", parts[index], flags=re.DOTALL
+        )
         for python, word in (("True", "true"), ("False", "false"), ("None", "null")):
             part = re.sub(rf"\b{python}\b", word, part)
         parts[index] = part
