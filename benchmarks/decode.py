@@ -58,8 +58,11 @@ OTHERS = {
 PROMPT, NEW = 128, 128
 BATCHES = (1, 16, 32, 64, 128)
 OTHER_BATCHES = (1, 16)
-#: lengths of the prompt for the rows by length of context
-CONTEXTS = (128, 4096, 32768)
+#: (batch, length of the prompt) for the rows by length of context; the first model also has LARGER
+CONTEXTS = ((1, 128), (1, 4096), (1, 32768))
+LARGER = ((1, 120_000), (16, 128), (16, 4096), (8, 32768), (64, 128), (64, 4096))
+#: a case with more tokens than this is timed once, without the memory of the generation before
+MOST_REPEATED = 1 << 16
 
 
 def copy_rate() -> float:
@@ -128,6 +131,18 @@ def step_row(
     }
 
 
+def step_milliseconds(model: Decoder, tokens: Tensor, new: int) -> float:
+    """Return the time of one step of greedy generation, from one of `new` steps and one of none."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    model.generate(tokens, new + 1)
+    torch.cuda.synchronize()
+    middle = time.perf_counter()
+    model.generate(tokens, 1)
+    torch.cuda.synchronize()
+    return (2 * middle - start - time.perf_counter()) / new * 1e3
+
+
 def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor:
     """Generate with our decoder; with a graph the capacity is given, so that all lengths use one
     graph.
@@ -184,18 +199,21 @@ def other_rows() -> Iterator[dict[str, Any]]:
 
 
 def context_rows() -> Iterator[dict[str, Any]]:
-    """Yield the rows of our decoder for one sequence, after prompts of CONTEXTS tokens, with the
-    shares of three limits.
+    """Yield the rows of our decoder after prompts of CONTEXTS tokens, with the shares of three
+    limits.
     """
     copy, others = copy_rate(), {"read": read_rate(), "nominal": nominal_rate()}
     configs = {name: DecoderConfig(**sizes) for name, sizes in MODELS.items()}
     configs["Llama-3.2-1B shape"] = _other_config("Llama-3.2-1B")
     for name, config in configs.items():
         model = _on_gpu(lambda config=config: Decoder(config))
-        for length in CONTEXTS:
-            prompt, limit, row = _case(model, name, 1, copy, length)
+        for batch, length in CONTEXTS + (LARGER if name == next(iter(configs)) else ()):
+            prompt, limit, row = _case(model, name, batch, copy, length)
             row |= {"what": "generate, by context", "prompt": length, "contender": "ropewalk"}
-            row = step_row(partial(ours, model, prompt, None), limit, 3, **row)
+            if prompt.numel() <= MOST_REPEATED:
+                row = step_row(partial(ours, model, prompt, None), limit, 3, **row)
+            else:
+                row = step_row(partial(_alone, model, prompt), limit, 1, **row)
             for each, rate in others.items():
                 if rate is not None:
                     row[f"percent_of_{each}"] = round(row["percent_of_limit"] * copy / rate, 1)
@@ -204,6 +222,13 @@ def context_rows() -> Iterator[dict[str, Any]]:
             clear_caches()
         del model
         torch.cuda.empty_cache()
+
+
+def _alone(model: Decoder, prompt: Tensor, new: int) -> None:
+    """Generate after the caches and captured steps of earlier generations are freed."""
+    clear_caches()
+    torch.cuda.empty_cache()
+    ours(model, prompt, None, new)
 
 
 def _other_config(name: str) -> DecoderConfig:

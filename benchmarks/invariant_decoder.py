@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decode import _on_gpu
+from decode import _on_gpu, step_milliseconds
 from kernel_worth import shapes
 from ropewalk.caches import clear_caches
 from ropewalk.models import Decoder, DecoderConfig
@@ -115,18 +114,6 @@ def trainer_and_sampler(model: Decoder) -> float:
         return float((a - b).abs().max())
 
 
-def milliseconds(model: Decoder, tokens: Tensor, new: int) -> float:
-    """Return the time of one step of greedy generation."""
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    model.generate(tokens, new + 1)
-    torch.cuda.synchronize()
-    middle = time.perf_counter()
-    model.generate(tokens, 1)
-    torch.cuda.synchronize()
-    return (2 * middle - start - time.perf_counter()) / new * 1e3
-
-
 def measure() -> Iterator[dict[str, Any]]:
     """Yield the rows of all models."""
     torch.manual_seed(0)
@@ -146,7 +133,7 @@ def measure() -> Iterator[dict[str, Any]]:
             times: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(ROUNDS + 1):
                 for model.invariant in (True, False):
-                    taken = milliseconds(model, tokens, 48)
+                    taken = step_milliseconds(model, tokens, 48)
                     if turn:  # the first compiles and captures
                         times[model.invariant].append(taken)
             model.invariant = True

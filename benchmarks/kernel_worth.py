@@ -1,10 +1,11 @@
 """What each GPU kernel is worth: the time of a whole model's step with it and without it.
 
-A step is a prompt or a training step. "Without" means that the same model computes the same result
-by the next simpler way, which each row names. The two take turns, in one process. A kernel is kept
-if it makes a step of some real shape at least 2 % faster.
+A step is a prompt, a training step or a decode step. "Without" means that the same model computes
+the same result by the next simpler way, which each row names. The two take turns, in one process. A
+kernel is kept if it makes a step of some real shape at least 2 % faster.
 
-The decode kernels are not here: `decode.py` times whole steps with them beside transformers.
+Of the decode kernels only the QKV product of many rows is here; `decode.py` times whole steps with
+all of them beside transformers.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from unittest import mock
 
 import torch
 
-from decode import MODELS, OTHERS, _on_gpu
+from decode import MODELS, OTHERS, _on_gpu, step_milliseconds
 from ropewalk.attention import linear, lse
 from ropewalk.attention.remap import ReRope
 from ropewalk.caches import clear_caches
+from ropewalk.kernels.qkv import launch as qkv_launch
 from ropewalk.models import Decoder, DecoderConfig
 from ropewalk.models.decoder_attention import PackedAttention
 from ropewalk.models.presets import PRESETS
@@ -38,6 +40,7 @@ class Kernel:
 
     off      (object, attribute, result): that function returns this result while the kernel is off
     changes  fields of the models' config, without which they would not use the kernel
+    rows     of the decode steps
     """
 
     name: str
@@ -46,6 +49,7 @@ class Kernel:
     changes: dict[str, Any] = field(default_factory=dict)
     models: tuple[str, ...] = ("Qwen3-0.6B shape", "Llama-3.2-1B shape")
     prompts: tuple[int, ...] = (2048, 8192, 32768)
+    rows: tuple[int, ...] = ()
     trained: bool = True
 
     def switched_off(self) -> AbstractContextManager[Any]:
@@ -60,6 +64,8 @@ REMAPPED: dict[str, Any] = {
     "prompts": (8192, 32768),
     "trained": False,  # the kernel has no backward pass
 }
+#: models for which the QKV product of more than 64 rows is one launch
+SMALL = ("Qwen3-0.6B", "Qwen2.5-0.5B", "SmolLM2-135M", "Qwen2.5-1.5B", "Llama-3.2-1B", "Qwen3-1.7B")
 KERNELS = (
     Kernel(
         "norm, rotation and cache write",
@@ -67,6 +73,15 @@ KERNELS = (
         (PackedAttention, "project_rotated", None),
         models=("Llama-3-8B shape", "Qwen3-4B shape", "Qwen3-0.6B shape", "Llama-3.2-1B shape"),
         prompts=(512, 2048, 8192, 16384),
+    ),
+    Kernel(
+        "QKV of many rows in one launch",
+        "the library's product and a second launch",
+        (qkv_launch, "pick_qkv_tile", None),
+        models=tuple(f"{name} shape" for name in SMALL),
+        prompts=(),
+        rows=(96, 128, 256),
+        trained=False,  # training does not use it
     ),
     Kernel(
         "linear attention",
@@ -111,6 +126,24 @@ def compare(call: Callable[[], Any], kernel: Kernel, rounds: int = ROUNDS) -> di
         for name, way in ways.items():
             with way():
                 times[name].append(milliseconds(call))
+    return compared(times)
+
+
+def compare_steps(model: Decoder, rows: int, kernel: Kernel) -> dict[str, Any]:
+    """Return the median times of a decode step with and without a kernel, and what it gains."""
+    tokens = random_tokens(model, rows, 128)
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(ROUNDS):
+        for name, way in (("with", nullcontext), ("without", kernel.switched_off)):
+            with way(), torch.no_grad():
+                clear_caches()  # the captured steps of the other way
+                step_milliseconds(model, tokens, 4)  # captures
+                times[name].append(step_milliseconds(model, tokens, 48))
+    return compared(times)
+
+
+def compared(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the medians of times "with" and "without", the gain and the spread, as keys of a row."""
     median = {name: statistics.median(values) for name, values in times.items()}
     spread = max((max(values) - min(values)) / median[name] for name, values in times.items())
     return {
@@ -147,8 +180,8 @@ def training_step(model: Decoder, rows: int, tokens: int) -> Callable[[], Any]:
 def shapes() -> dict[str, dict[str, Any]]:
     """Return the fields of `DecoderConfig` for each shape of a model."""
     fields = dict(MODELS)
-    for name in ("Qwen3-4B", "Llama-3.2-1B"):
-        hidden, heads, kv, head_dim, inner, layers, vocabulary, normed = OTHERS[name]
+    for name, sizes in OTHERS.items():
+        hidden, heads, kv, head_dim, inner, layers, vocabulary, normed = sizes
         fields[f"{name} shape"] = {
             "vocab_size": vocabulary, "hidden_size": hidden, "intermediate_size": inner,
             "num_layers": layers, "num_heads": heads, "num_kv_heads": kv, "head_dim": head_dim,
@@ -176,6 +209,9 @@ def measure() -> Iterator[dict[str, Any]]:
             for tokens in kernel.prompts:
                 where = {"model": name, "step": f"prompt of {tokens:,} tokens"}
                 yield row | where | compare(prompt_step(model, tokens), kernel)
+            for rows in kernel.rows:
+                where = {"model": name, "step": f"decode step of {rows} rows"}
+                yield row | where | compare_steps(model, rows, kernel)
             del model
             torch.cuda.empty_cache()
 

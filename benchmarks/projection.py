@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ropewalk.kernels.decode_step.config import most_in_one_launch
+from ropewalk.kernels.decode_step.config import pick_qkv_tile
 from ropewalk.kernels.norm_rotation import KVSlots, QKNorm, qk_norm_rope
 from ropewalk.kernels.qkv import qkv_norm_rope
 from ropewalk.kernels.support import multiprocessors
@@ -32,7 +32,7 @@ from ropewalk_lab.bench.rows import run_script
 
 ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
-SHAPES_ROWS = (1, 8, 16, 32, 64, 128, 512, 2048, 4096, 16384)
+SHAPES_ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 4096, 16384)
 SHAPES_ROUNDS = 21
 
 
@@ -74,17 +74,25 @@ SHAPES = {
     "gpt-oss-20b": Shape(2880, 64, 8, 64, bias=True, tuned=True),
     "Llama-3-70B": Shape(8192, 64, 8, 128),
     "Mistral-Nemo-12B": Shape(5120, 32, 8, 128),
-    "Qwen3-4B": Shape(2560, 32, 8, 128, norm=True),
-    "Qwen3-30B-A3B": Shape(2048, 32, 4, 128, norm=True),
-    "Qwen2.5-0.5B": Shape(896, 14, 2, 64, bias=True),
+    "Qwen3-4B": Shape(2560, 32, 8, 128, norm=True, tuned=True),
+    "Qwen3-30B-A3B": Shape(2048, 32, 4, 128, norm=True, tuned=True),
+    "Qwen2.5-0.5B": Shape(896, 14, 2, 64, bias=True, tuned=True),
     "Gemma-3-27B": Shape(5376, 32, 16, 128, norm=True),
-    "Falcon3-7B": Shape(3072, 12, 4, 256),
+    "Falcon3-7B": Shape(3072, 12, 4, 256, tuned=True),
     "StableLM-2-12B": Shape(5120, 32, 8, 160, norm=True),
     "Llama-2-13B": Shape(5120, 40, 40, 128),
     "Nemotron-4-340B": Shape(18432, 96, 8, 192),
     "Phi-4": Shape(5120, 40, 10, 128),
     "Qwen3-32B": Shape(5120, 64, 8, 128, norm=True),
-    "SmolLM2-135M": Shape(576, 9, 3, 64),
+    "Qwen3-1.7B": Shape(2048, 16, 8, 128, norm=True),
+    "Qwen2.5-1.5B": Shape(1536, 12, 2, 128, bias=True),
+    "TinyLlama-1.1B": Shape(2048, 32, 4, 64),
+    "OLMo-2-1B": Shape(2048, 16, 16, 128),
+    "LFM2-1.2B": Shape(2048, 32, 8, 64, norm=True),
+    "Gemma-3-1B": Shape(1152, 4, 1, 256, norm=True),
+    "Pythia-410M": Shape(1024, 16, 16, 64, bias=True),
+    "SmolLM2-360M": Shape(960, 15, 5, 64),
+    "SmolLM2-135M": Shape(576, 9, 3, 64, tuned=True),
 }
 
 
@@ -119,7 +127,16 @@ class Projection:
         self.cache = KVSlots(*(make(rows, shape.k_heads, shape.head_dim) for _ in range(2)))
         heads, available = shape.q_heads + 2 * shape.k_heads, multiprocessors(self.slots.device)
         self.rows = rows
-        self.in_one_launch = rows <= most_in_one_launch(heads, shape.head_dim, available)
+        tile = pick_qkv_tile(
+            rows,
+            shape.hidden,
+            heads,
+            shape.head_dim,
+            norm=False,
+            head_norm=shape.norm,
+            available=available,
+        )
+        self.in_one_launch = tile is not None
 
     def product(self, i: int) -> Tensor:
         """Return x @ weight^T, plus the bias if there is one, of the i-th inputs: the packed qkv."""

@@ -13,11 +13,26 @@ from typing import Any
 import torch
 
 import norm_rotation
+from projection import SHAPES, Projection
+from ropewalk.kernels.decode_step.config import ProductTile
+from ropewalk.kernels.decode_step.workspace import kept_workspace
 from ropewalk.kernels.request import Request
+from ropewalk.kernels.support import power_of_two
 from ropewalk_lab.bench.cases import BenchCase, make_case
 from ropewalk_lab.bench.gpu import DECODE, ceiling_us, copies, replay_us
 from ropewalk_lab.bench.rows import run_script
 
+#: the QKV products of many rows
+QKV_SHAPES = (
+    "Qwen3-0.6B", "Llama-3.2-1B", "Qwen2.5-0.5B", "Qwen3-4B", "Gemma-3-4B", "Qwen3-30B-A3B",
+    "Qwen2.5-7B", "Llama-3-8B", "SmolLM2-135M", "Falcon3-7B", "gpt-oss-20b", "Phi-2",
+)  # fmt: skip
+QKV_ROWS = (80, 128, 192, 256)
+QKV_TILES = (
+    ProductTile(64, 16, 128, 6), ProductTile(64, 16, 64, 8), ProductTile(64, 32, 128, 4),
+    ProductTile(64, 32, 64, 6), ProductTile(64, 64, 64, 5), ProductTile(128, 32, 64, 5),
+    ProductTile(128, 32, 64, 5, 8), ProductTile(128, 64, 64, 4, 8),
+)  # fmt: skip
 WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)
 
 
@@ -30,6 +45,8 @@ def measure() -> Iterator[dict[str, Any]]:
             yield from sweep_rotation(name, order)
     for name in norm_rotation.SHAPES:
         yield from sweep_norm_rotation(name)
+    for name, rows in itertools.product(QKV_SHAPES, QKV_ROWS):
+        yield from sweep_qkv(name, rows)
 
 
 def rotation_configs(order: str, pairs: int, q_heads: int, decode: bool) -> Iterator[Any]:
@@ -106,13 +123,47 @@ def sweep_norm_rotation(name: str) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
+def sweep_qkv(name: str, rows: int) -> list[dict[str, Any]]:
+    """Return rows with times of `qkv_product` for one model and number of rows, the fastest first;
+    one of them is the library's product and a second launch.
+    """
+    from ropewalk.kernels.qkv.launch import qkv_product
+
+    case = Projection(rows, SHAPES[name])
+    heads, dims = case.shape.q_heads, case.shape.head_dim
+    head_norm = case.norm if case.shape.norm else None
+
+    def call(tile: ProductTile, i: int) -> torch.Tensor:
+        """Compute q of the i-th inputs, and fill the cache, with this tile."""
+        q = case.xs[i].new_empty(rows, heads, dims)
+        whole = -(-rows // tile.rows) * tile.rows
+        memory = kept_workspace(whole, heads, case.shape.k_heads, dims, q.device)
+        where = case.cache, case.slots, case.positions, case.spec
+        options = {"bias": case.bias, "head_norm": head_norm, "workspace": memory, "tile": tile}
+        qkv_product(case.xs[i], case.weights[i], q, *where, **options)
+        return q
+
+    every = range(case.count)
+    calls: dict[Any, list[Callable[[], Any]]] = {
+        tile: [partial(call, tile, i) for i in every]
+        for tile in QKV_TILES
+        if tile.columns <= max(16, power_of_two(dims) // 2)
+    }
+    way = partial(case.inside, norm=case.shape.norm, backend="definition")
+    calls["two launches"] = [partial(way, i) for i in every]
+    product = replay_us([partial(case.product, i) for i in every], replays=7)
+    return _sweep({"shape": name, "rows": rows, "pass": "qkv, sweep"}, calls, product)
+
+
+@torch.no_grad()
 def _sweep(
     common: dict[str, Any], calls: dict[Any, list[Callable[[], Any]]], copy: float
 ) -> list[dict[str, Any]]:
     """Return one row per configuration, the fastest first; configurations that fail come last, with
     the error.
 
-    common, copy  keys of every row, and the microseconds of a copy of the same bytes
+    common, copy  keys of every row, and the microseconds of a copy of the same bytes; for QKV, of
+                  the library's product alone
     """
     rows = []
     for config, calls_of_config in calls.items():

@@ -95,11 +95,14 @@ def test_norms_that_a_user_put_in_place_are_computed(tokens):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cached", "launches"), [(64, True, 0), (65, True, 1), (9, False, 1)]
+    ("depth", "tokens", "cached", "launches"),
+    [(4096, 64, True, 0), (4096, 65, True, 1), (256, 128, True, 0), (256, 9, False, 1)],
 )
-def test_few_tokens_with_a_cache_take_one_launch(tokens, cached, launches, calls):
-    weight = torch.randn(1024, 256, device="cuda", dtype=torch.bfloat16)
-    x = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16)
+def test_few_tokens_or_a_small_model_with_a_cache_take_one_launch(
+    depth, tokens, cached, launches, calls
+):
+    weight = torch.randn(1024, depth, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(tokens, depth, device="cuda", dtype=torch.bfloat16)
     positions = torch.arange(tokens, device="cuda")
     memory = torch.zeros(2, tokens, 2, 128, device="cuda", dtype=torch.bfloat16)
     where = {"cache": KVSlots(*memory), "slots": positions} if cached else {}

@@ -9,6 +9,7 @@ Triton is imported. `interpreted_decode.py` has the laws of one launch.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ import torch
 import ropewalk as rw
 from ropewalk import axes, frequencies
 from ropewalk.errors import RopeError
-from ropewalk.kernels.decode_step.config import most_in_one_launch
+from ropewalk.kernels.decode_step.config import pick_qkv_tile
 from ropewalk.kernels.norm_rotation import KVSlots, QKNorm
 from ropewalk.kernels.qkv import qkv_norm_rope, why_not
 from ropewalk.kernels.qkv.launch import qkv_product
@@ -161,14 +162,19 @@ def test_gradients_equal_those_of_the_definition(norm, dtype):
 
 def test_one_launch_is_refused_without_a_cache_and_for_more_tokens():
     spec, dtype = SPECS["half"], next(iter(DTYPES))
-    x, weight, _, positions = inputs(spec, dtype)
-    cache, slots = caches(spec, dtype), torch.arange(TOKENS, device=DEVICE)
+    available = multiprocessors(torch.device(DEVICE))
+    pick = partial(pick_qkv_tile, norm=False, head_norm=False, available=available)
+    shape = DEPTH, HEADS[0] + 2 * HEADS[1], spec.head_dim
+    launches = [pick(rows, *shape) is not None for rows in range(1, 100 * available)]
+    most = launches.index(False)
+    assert most >= 32
+    assert not any(launches[most:])
+    x, weight, _, positions = inputs(spec, dtype, most + 1)
+    cache, slots = caches(spec, dtype), torch.arange(most + 1, device=DEVICE) % 80
     call = {"spec": spec, "heads": HEADS}
-    most = most_in_one_launch(HEADS[0] + 2 * HEADS[1], spec.head_dim, multiprocessors(x.device))
-    assert most in (32, 64)
     for tokens, stored, reason in (
         (most, True, None),
-        (most + 1, True, f"{most} tokens"),
+        (most + 1, True, f"for {most + 1} tokens of this shape"),
         (2, False, "cache"),
     ):
         where = {"cache": cache, "slots": slots[:tokens]} if stored else {}

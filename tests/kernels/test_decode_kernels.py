@@ -19,7 +19,6 @@ from ropewalk.kernels.decode_step.config import (
     ProductTile,
     few_programs,
     library_is_faster,
-    most_in_one_launch,
     pick_keys,
     pick_qkv_tile,
     pick_splits,
@@ -84,7 +83,7 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
         for head_dim in (64, 80, 256)
         for head_norm in (False, True)
     ]
-    for tile in tiles:
+    for tile in filter(None, tiles):
         assert (tile.rows == 1) == (rows == 1)
         assert tile.rows == 1 or rows <= tile.rows <= MOST_TILE_ROWS
         fitted = tile.fitted(element_size, shared)
@@ -102,17 +101,34 @@ def test_tiles_fit_into_shared_memory(rows, depth, shared, element_size):
 
 
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "most"),
+    ("depth", "heads", "head_dim", "most"),
     [
-        (48, 128, 64),  # 96 programs for 132 multiprocessors
-        (112, 128, 64),  # 224 programs, two on most multiprocessors
-        (80, 128, 32),  # 160: most multiprocessors have one, some two
-        (112, 192, 32),  # 336: 72 are left when 264 have run
-        (64, 80, 32),  # a head of 40 pairs leaves half of its second tile empty
+        (4096, 48, 128, 64),  # 96 programs for 132 multiprocessors
+        (4096, 112, 128, 64),  # 224 programs, two on most multiprocessors
+        (4096, 80, 128, 32),  # 160: most multiprocessors have one, some two
+        (4096, 112, 192, 32),  # 336: 72 are left when 264 have run
+        (2560, 64, 80, 32),  # a head of 40 pairs leaves half of its second tile empty
+        (1024, 32, 128, 256),  # 64 pairs of each head, four tiles of rows: 128 programs
+        (2048, 48, 64, 128),  # 32 pairs of each head, two tiles of rows: 96 programs
+        (2048, 40, 128, 64),  # 160 programs of 32 pairs; 64 pairs would be too many weights
+        (2560, 32, 64, 64),  # too many terms
+        (576, 15, 64, 512),  # 32 pairs of each head, eight tiles of rows: 120 programs
+        (1536, 18, 96, 192),  # 32 pairs of 48, twice: 36 programs for each tile of rows
     ],
 )
-def test_up_to_64_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy(heads, head_dim, most):
-    assert most_in_one_launch(heads, head_dim, available=132) == most
+def test_tokens_are_one_launch_if_the_programs_keep_the_gpu_busy_and_are_short(
+    depth, heads, head_dim, most
+):
+    pick = partial(pick_qkv_tile, norm=False, head_norm=False, available=132)
+    launches = [pick(rows, depth, heads, head_dim) is not None for rows in range(1, 1025)]
+    assert launches == [rows <= most for rows in range(1, 1025)]
+
+
+@pytest.mark.parametrize("rows", [65, 128, 256])
+def test_the_programs_of_a_head_that_is_normed_are_few(rows):
+    tile = pick_qkv_tile(rows, 576, 15, 64, norm=False, head_norm=True, available=132)
+    assert tile is not None
+    assert tile.columns == 32
 
 
 def test_a_tile_has_at_least_one_stage():

@@ -194,22 +194,25 @@ def contexts_table(rows: list[Row]) -> str:
     """Return a table of decode steps by the length of the prompt: their time, and their speed in
     per cent of three limits of the memory (the rate of a copy, of reading, and the nominal one).
     """
-    latest = {(r["shape"], r["prompt"]): r for r in rows if r["what"] == "generate, by context"}
+    found = [r for r in rows if r["what"] == "generate, by context"]
+    shapes = list(dict.fromkeys(r["shape"] for r in found))
+    latest = {(shapes.index(r["shape"]), r["batch"], r["prompt"]): r for r in found}
     lines = [
         [
             r["shape"].removesuffix(" shape"),
+            str(r["batch"]),
             f"{r['prompt']:,}",
             f"{r['step_ms']:.2f} ms",
             *(f"{r[f'percent_of_{limit}']:.0f} %" for limit in ("limit", "read", "nominal")),
         ]
-        for r in latest.values()
+        for _, r in sorted(latest.items())
     ]
     rates = next(iter(latest.values()))
     headers = [
         f"{name}, {rates[f'{key}_GBps'] / 1000:.1f} TB/s"
         for name, key in (("of a copy", "copy"), ("of reading", "read"), ("nominal", "nominal"))
     ]
-    return markdown(["model", "prompt", "step", *headers], lines)
+    return markdown(["model", "rows", "prompt", "step", *headers], lines)
 
 
 def generation_table(rows: list[Row]) -> str:

@@ -22,6 +22,11 @@ MOST_TILE_ROWS = 64
 QKV_PAIRS = 32
 #: fewer tiles than this in shared memory at once would make the products wait for their loads
 FEWEST_STAGES = 3
+#: the tiles of `qkv_product` for many rows of a small model: (pairs, depth, stages). The first whose
+#: programs all run at the same time is taken, if a program sums at most MOST_TERMS terms and reads
+#: at most MOST_WEIGHTS weights for one member of its pairs
+SMALL_QKV_TILES = ((16, 128, 6), (32, 128, 4), (64, 64, 5))
+MOST_TERMS, MOST_WEIGHTS = 2048, 64 * 1024
 #: a product with more columns than this gives the logits
 MOST_HIDDEN = 32768
 #: above MOST_TILE_ROWS rows, the most results of a product that is faster than the library's
@@ -116,9 +121,9 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -
 
 def pick_qkv_tile(
     rows: int, depth: int, heads: int, head_dim: int, *, norm: bool, head_norm: bool, available: int
-) -> ProductTile:
-    """Return the tile of `qkv_product`, from sweeps on an H200 over eleven models; its columns are
-    pairs.
+) -> ProductTile | None:
+    """Return the tile of `qkv_product`, or None where the library's product and a second launch are
+    faster; from sweeps on an H200 over more than twenty models. The columns of the tile are pairs.
 
     heads      of q, k and v together
     norm       the product also norms its input, which must be a single row
@@ -137,32 +142,42 @@ def pick_qkv_tile(
         if depth <= 1024:
             return ProductTile(1, 2, 1024)
         return ProductTile(1, 1, 512 if depth % 1024 else 1024)
+    programs = _programs(heads, head_dim, QKV_PAIRS)
     # with more programs than multiprocessors, two share one multiprocessor and its memory
-    crowded = _programs(heads, head_dim, QKV_PAIRS) > available
+    crowded = programs > available
     if rows <= 32:
         height, stages = 16 if rows <= 16 else 32, 4 if crowded else 6
         return ProductTile(height, QKV_PAIRS, stages=stages, masked=rows <= 16)
+    # large tiles are slow if heads do not fill them, or if the last programs leave multiprocessors
+    # without work
+    fills = head_dim % (2 * QKV_PAIRS) == 0
+    busy = programs / (-(-programs // (2 * available)) * 2 * available)
+    if rows > MOST_TILE_ROWS or not fills or (crowded and busy <= 0.8):
+        return _small_qkv_tile(rows, depth, heads, head_dim, head_norm, available)
     if not head_norm and _programs(heads, head_dim, QKV_PAIRS // 2) <= available:
         return ProductTile(MOST_TILE_ROWS, QKV_PAIRS // 2, stages=6)
     return ProductTile(MOST_TILE_ROWS, QKV_PAIRS, stages=3 if crowded else 6)
 
 
+def _small_qkv_tile(
+    rows: int, depth: int, heads: int, head_dim: int, head_norm: bool, available: int
+) -> ProductTile | None:
+    """Return the tile of `qkv_product` for more than 32 rows of a small model, or None: every tile
+    of rows reads the weights again, which takes large models longer than a second launch.
+    """
+    for pairs, step, stages in SMALL_QKV_TILES:
+        if head_norm and pairs < QKV_PAIRS:
+            continue
+        programs = _programs(heads, head_dim, pairs) * -(-rows // MOST_TILE_ROWS)
+        small = depth <= MOST_TERMS and depth * pairs <= MOST_WEIGHTS
+        if programs <= available and small:
+            return ProductTile(MOST_TILE_ROWS, pairs, step, stages)
+    return None
+
+
 def _programs(heads: int, head_dim: int, pairs: int) -> int:
     """Return how many programs compute a tile of rows if each takes `pairs` pairs of one head."""
     return heads * -(-head_dim // (2 * pairs))
-
-
-def most_in_one_launch(heads: int, head_dim: int, available: int) -> int:
-    """Return the most tokens for which the QKV product with the rotation inside is faster than the
-    library's product and a second launch, from sweeps on an H200; see `pick_qkv_tile`.
-
-    More than 32 tokens are slow if heads do not fill their tiles, or if the last programs leave
-    multiprocessors without work.
-    """
-    programs, together = _programs(heads, head_dim, QKV_PAIRS), 2 * available
-    busy = programs / (-(-programs // together) * together)
-    fills = head_dim % (2 * QKV_PAIRS) == 0 and (programs <= available or busy > 0.8)
-    return MOST_TILE_ROWS if fills else MOST_TILE_ROWS // 2
 
 
 def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ropewalk.errors import RopeError, choice, integer
-from ropewalk.kernels.decode_step.config import most_in_one_launch
+from ropewalk.kernels.decode_step.config import pick_qkv_tile
 from ropewalk.kernels.decode_step.workspace import kept_workspace
 from ropewalk.kernels.norm_rotation.api import BACKENDS, checked_call
 from ropewalk.kernels.norm_rotation.config import why_not_kernel
@@ -98,13 +98,20 @@ def _why_not(
     if call.cache is None:
         return "the kernel stores k and v, so it needs a cache"
     heads = call.q.shape[1] + 2 * call.k.shape[1]
-    most = most_in_one_launch(heads, call.spec.head_dim, multiprocessors(rows.device))
-    if len(rows) > most:
-        return f"with these heads the kernel takes at most {most} tokens, these are {len(rows)}"
-    if reason := why_not_kernel(call):
-        return reason
     if not rows.numel():
         return "there are no tokens"
+    tile = pick_qkv_tile(
+        *rows.shape,
+        heads,
+        call.spec.head_dim,
+        norm=False,
+        head_norm=call.head_norm is not None,
+        available=multiprocessors(rows.device),
+    )
+    if tile is None:
+        return f"for {len(rows)} tokens of this shape the product and a second launch are faster"
+    if reason := why_not_kernel(call):
+        return reason
     if isinstance(call.norm, LatentNorm):
         return "the kernel normalises whole heads, not latents"
     if (

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from ropewalk.kernels.decode_step.config import (
     ProductTile,
-    most_in_one_launch,
     pick_qkv_tile,
     run_concurrently,
 )
@@ -46,9 +45,6 @@ def qkv_product(
     rows, depth = x.shape
     q_heads, k_heads, head_dim = q_out.shape[1], cache.k.shape[-2], q_out.shape[2]
     heads, available = q_heads + 2 * k_heads, multiprocessors(x.device)
-    if tile is None and norm is None and rows > most_in_one_launch(heads, head_dim, available):
-        _many_rows(x, weight, q_out, cache, slots, positions, spec, bias, head_norm)
-        return
     if tile is None:
         tile = pick_qkv_tile(
             rows,
@@ -59,6 +55,9 @@ def qkv_product(
             head_norm=head_norm is not None,
             available=available,
         )
+    if tile is None:
+        _two_launches(x, weight, q_out, cache, slots, positions, spec, bias, head_norm)
+        return
     tile = tile.fitted(x.element_size(), shared_memory(x.device))
     spec_tables = tables(spec, x.device)
     # of the rotated queries, then of the rotated keys
@@ -148,13 +147,11 @@ def qkv_product(
         )
 
 
-def _many_rows(
+def _two_launches(
     x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec,
     bias: Tensor | None, head_norm: QKNorm | None,
 ) -> None:  # fmt: skip
-    """Do what `qkv_product` does for more rows than its kernel takes: by the library's product and
-    a second launch.
-    """
+    """Do what `qkv_product` does by the library's product and a second launch."""
     qk_norm_rope(
         F.linear(x, weight, bias),
         spec=spec,
