@@ -75,7 +75,9 @@ class GradientNorms:
         self._group = torch.tensor([self.names.index(group_of[name]) for name in trained])
 
     def measure(self) -> Tensor:
-        """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""
+        """Return the norm of all gradients, then those of the groups in the order of `names`,
+        float32 [1 + groups], on the device.
+        """
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
         # which parameters have a gradient
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]

@@ -34,7 +34,8 @@ def write_atomically(path: Path, text: str, field: str = "path") -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        error.filename = str(path)  # a full disk names no file, and the draft is none of the user's
+        # the error of a full disk names no file, and others name the draft, which nobody asked for
+        error.filename = str(path)
         raise
     finally:
         with suppress(OSError):

@@ -24,7 +24,8 @@ MAX_LOGITS = 1 << 26
 class Reader:
     """A causal language model of transformers, or a `Decoder`, as functions of tokens.
 
-    The logits must be one linear function of the last hidden state, which a few tokens check.
+    The logits must be one linear function of the last hidden state; `__init__` checks this on five
+    tokens.
 
     kernels, attention  whose kernels rotate, and whose compute attention: "ropewalk", or "the
                         model's own"
