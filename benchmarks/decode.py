@@ -129,8 +129,8 @@ def step_row(
 
 
 def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor:
-    """Generate with our decoder; with a graph the capacity is given, so that all lengths use one
-    graph.
+    """Generate `new` tokens with our decoder. `graph` is False for no CUDA graph; None captures
+    one, with a cache of fixed capacity, so that every `new` uses the same graph.
     """
     capacity = prompt.shape[1] + NEW
     cache = {"cache": "static", "capacity": capacity} if graph is None else {}
@@ -138,7 +138,7 @@ def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor
 
 
 def theirs(model: Any, prompt: Tensor, cache: str | None, new: int) -> Tensor:
-    """Generate with transformers."""
+    """Generate `new` tokens with transformers; `cache` is its `cache_implementation`."""
     return model.generate(
         prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, cache_implementation=cache
     )

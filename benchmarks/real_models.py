@@ -160,7 +160,7 @@ def wait_for(
 
 
 def pack(folder: Path) -> None:
-    """Write rows.tar.gz into a folder: its rows, facts, tables, pages and logs."""
+    """Write rows.tar.gz into a folder: the rows, facts, pages, figures and logs below it."""
     kept = [
         path
         for path in sorted(folder.rglob("*"))

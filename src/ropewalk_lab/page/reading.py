@@ -68,8 +68,8 @@ class ReadingRequest:
     """What is to be read, and how.
 
     text    one of TEXTS; `typed` is the text if it is OWN
-    tokens  the length of the text with its pass key, which is stated after the share `depth` of the
-            text
+    tokens  the most tokens of the text with its pass key, which is stated after the share `depth`
+            of the text
     gap     positions that are skipped between the statement and the question, so that they are as
             far apart as in a longer text
     """

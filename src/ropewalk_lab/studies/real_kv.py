@@ -129,8 +129,8 @@ class Continuation:
         return cache
 
     def loss(self, tokens: Tensor, cache: Any, first: int) -> float:
-        """Return the mean loss of tokens after the first, which continue a cache at positions from
-        `first`.
+        """Return the mean loss of tokens[1:], each predicted from the cache and the tokens before
+        it; tokens[0] has the position `first`.
         """
         logits = self.read(tokens[:-1], cache, first)
         return float(F.cross_entropy(logits, tokens[1:]))
