@@ -319,7 +319,7 @@ def test_lines_without_a_label_are_not_trained_on(tmp_path):
     assert opened.classes == ("kind 0", "kind 1", "kind 2")
 
 
-def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
+def test_a_decoder_checkpoint_starts_a_language_model_and_no_classifier(tmp_path):
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(264, 16, 24, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "start")

@@ -49,8 +49,8 @@ def folder(tmp_path_factory):
 
 
 def by_transformers(folder, request):
-    """Tokens, losses in float64 and attention [layers, H, S, S] of transformers with its own
-    scaling.
+    """Return (text, positions, losses from float64 logits, attention [layers, H, S, S]) of the
+    request's text, by transformers with its own scaling.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder)

@@ -58,7 +58,7 @@ def test_a_training_that_wrote_nothing_for_15_seconds_is_not_printed(
     assert capsys.readouterr().err == f"encodings: {shown} (1 of 4)\n"
 
 
-def test_a_line_comes_at_least_every_twenty_seconds():
+def test_lines_of_progress_are_at_most_twenty_seconds_apart():
     assert jobs.LINES + jobs.POLL <= 20
 
 

@@ -206,7 +206,7 @@ def test_runs_may_have_folders_of_any_name_and_no_figures(folder, tmp_path):
         write_report(tmp_path)
 
 
-def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
+def test_retrieval_is_advised_only_if_pass_keys_are_found_at_the_trained_length():
     common = {"base": 10_000.0, "seed": 0, "length": 96, "depth": 0.0}
     rows = [row("found", [0.0, 1.0], method="none", **common)]
     failed = StudyResult(

@@ -30,7 +30,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_presets_read_and_have_the_size_they_say(name):
+def test_every_preset_is_read_and_its_model_has_the_stated_size(name):
     assert preset_names() == sorted(SIZES)
     preset = read_preset(name)
     assert make_data(preset.data).objective in OBJECTIVES
@@ -42,7 +42,7 @@ def test_presets_read_and_have_the_size_they_say(name):
         )
 
 
-def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
+def test_presets_of_roformer_have_the_published_stages_or_those_made_smaller():
     paper, small = read_preset("roformer-paper"), read_preset("mlm")
     lengths, batches = (512, 1536, 256, 128, 1536, 512), (256, 256, 256, 512, 256, 512)
     steps = (200_000, 12_500, 120_000, 80_000, 10_000, 30_000)
@@ -179,7 +179,7 @@ def test_a_task_is_mixed_into_text(tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "least"), [("causal", 256), ("masked", 257)])
-def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objective, least):
+def test_a_vocab_size_below_the_tokens_of_the_tokenizer_is_refused(tmp_path, objective, least):
     preset = tables(tmp_path, objective, source=str(write_text(tmp_path / "text")))
     preset.model["vocab_size"] = least
     assert make_trainer(preset, progress=False).run().step == 3
@@ -193,7 +193,7 @@ def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objectiv
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, documents):
+def test_a_run_is_not_continued_with_another_setting_of_documents(tmp_path, documents):
     source = str(write_text(tmp_path / "text"))
     run = tmp_path / "run"
     make_trainer(
@@ -206,7 +206,9 @@ def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, do
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_command_trains_and_goes_on(tmp_path, capsys, monkeypatch, precision):
+def test_the_command_trains_and_continues_only_with_the_same_settings(
+    tmp_path, capsys, monkeypatch, precision
+):
     monkeypatch.delenv("RANK", raising=False)
     source, folder = write_text(tmp_path / "text"), tmp_path / "run"
     given = [

@@ -59,7 +59,7 @@ def test_too_short_a_length_is_refused(name):
         ("needle", "The number of Ada is 12345. " * 3 + "What is it? The number of Ada is 12345"),
     ],
 )
-def test_the_shortest_sample_holds_all_that_is_needed_and_no_more(name, text):
+def test_the_shortest_length_of_a_task_is_that_of_its_shortest_sample(name, text):
     assert TASKS[name].shortest == len(text)
 
 
@@ -86,7 +86,7 @@ def test_sums_are_right(digits):
         assert len(a) == len(b) == len(c) - 1 == (digits or 12)
 
 
-def test_induction_has_one_answer():
+def test_in_induction_the_letter_before_the_answer_occurs_once_before():
     for text, counted in rows("induction"):
         assert text[:-2].count(text[-2]) == 1
         assert counted == text[-1] == text[text.index(text[-2]) + 1]
@@ -117,7 +117,7 @@ def test_only_one_of_several_needles_is_asked_for():
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "induction"])
-def test_depth_places_what_is_asked_for(name):
+def test_depth_says_where_the_answer_is_stated(name):
     length, found = 400, []
     for depth in (0.0, 0.5, 1.0):
         text, counted = rows(name, length, depth=depth)[0]

@@ -97,7 +97,7 @@ def test_byte_level_white_space_starts_a_word_and_two_hashes_are_no_word_pieces(
 
 @pytest.mark.parametrize("name", ["<eos>", "<|end_of_text|>", None])
 def test_a_separator_is_a_token_of_the_vocabulary(tmp_path, name):
-    """The letter č of a vocabulary that is not of bytes is no white space."""
+    """Byte-level vocabularies write a white-space byte as č; in others, as here, č is a letter."""
     vocab = {"č": 0, "▁a": 1, "##": 2} | ({} if name is None else {name: 3})
     tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [])).save(str(tmp_path / "tokenizer.json"))
     if name is None:

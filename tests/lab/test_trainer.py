@@ -32,8 +32,8 @@ from ropewalk_lab.settings import CHANGEABLE
 
 
 def by_hand(model, batches, settings):
-    """The definition: cross entropy of logits, torch's own clip, AdamW over matrices and the rest,
-    a cosine.
+    """Train `model` by a loop written out here, with torch's own clip and AdamW and a cosine
+    schedule; return (loss, norm of the gradients, learning rate) of each step.
     """
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -274,7 +274,9 @@ def test_a_folder_with_only_damaged_checkpoints_is_refused(tmp_path):
         tiny_trainer(tmp_path).run()
 
 
-def test_a_full_disk_costs_one_checkpoint(tmp_path, monkeypatch, logged):
+def test_a_checkpoint_that_a_full_disk_refuses_is_skipped_with_a_warning(
+    tmp_path, monkeypatch, logged
+):
     write, calls = checkpoint.write_file, []
 
     def full(path, header, make):
@@ -329,7 +331,7 @@ def test_settings_that_change_no_result_may_change_on_resume(tmp_path, whole):
     assert losses(changed) == whole[0.0][0]
 
 
-def test_other_data_and_other_models_are_refused(tmp_path):
+def test_a_run_is_not_continued_with_other_data_or_another_model(tmp_path):
     tiny_trainer(tmp_path).run(stop=3)
     with pytest.raises(RopeError, match="data"):
         tiny_trainer(tmp_path, batches=TaskBatches("copy")).run()
