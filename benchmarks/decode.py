@@ -88,7 +88,7 @@ def nominal_rate() -> float | None:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
-    """Return the shortest of several times of a call, in seconds, until the GPU has finished."""
+    """Return the seconds of the fastest of `repeats` calls; a call ends when the GPU has finished."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()

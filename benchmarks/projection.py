@@ -38,8 +38,8 @@ SHAPES_ROUNDS = 21
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model's QKV projection, and what follows it; `tuned`: its times chose the
-    tiles.
+    """The sizes of a model's QKV projection, whether a norm of the heads follows it and whether it
+    has a bias; `tuned`: whether the kernel's tiles were chosen by times of this model.
     """
 
     hidden: int

@@ -251,7 +251,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if extra:
         raise RopeError(
             "shares",
-            "can mix only sources whose batches have no other tensors than inputs and targets",
+            "must mix sources whose batches have inputs and targets and no other tensors",
             extra,
         )
     inputs, targets = (

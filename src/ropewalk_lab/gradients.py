@@ -17,8 +17,8 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
 def group_names(model: nn.Module) -> dict[str, str]:
-    """Return {name of a parameter: its group}: frequencies, encoding (its other parameters), or the
-    module within the layer.
+    """Return {name of a parameter: its group}: FREQUENCIES if a Rope has it, ENCODING if it is
+    another parameter of an encoding, else the name of its module in the layer or the model.
     """
     of_encodings = {}
     for module in model.modules():

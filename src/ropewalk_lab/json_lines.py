@@ -23,7 +23,7 @@ def write_atomically(path: Path, text: str, field: str = "path") -> None:
     """
     if path.exists() and not path.is_file():
         raise RopeError(
-            field, "must be a file or new; a device or folder is not replaced", str(path)
+            field, "must be a file, or not exist; a device or folder is not replaced", str(path)
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")

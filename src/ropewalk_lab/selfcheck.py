@@ -82,17 +82,18 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """The limit of `error`: ROUNDING plus, for each position from 0, half of 2^-64 turns with
-        "exact", 2^-23 with "hf_frequencies", or 2^-22 with "hf", which also rounds the angle; at
-        most 2, which no error exceeds.
+        """The limit of `error`: ROUNDING + position x u, at most 2, which no error exceeds.
+
+        u is half of 2^-64 turns with "exact", 2^-23 radians with "hf_frequencies", and 2^-22 with
+        "hf", which also rounds the angle.
         """
         unit = {"exact": np.pi * 2.0**-64, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """The limit of `own_error`: ROUNDING plus, for each position from 0, half of 2^-64 turns.
-        "hf" rounds angles as transformers does, so its limit is 2, which no error exceeds.
+        """The limit of `own_error`: ROUNDING + position x half of 2^-64 turns. "hf" rounds angles as
+        transformers does, so its limit is 2, which no error exceeds.
         """
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
 

@@ -339,6 +339,7 @@ class Trainer:
         if state["data"] != self.batches.fingerprint:
             raise RopeError(
                 "data",
-                f"must be those of the run in {self.folder}, {state['data']}",
+                f"must be those of the run in {self.folder}, {state['data']}; use a new folder for "
+                "other data",
                 self.batches.fingerprint,
             )

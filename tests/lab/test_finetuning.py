@@ -545,7 +545,7 @@ REFUSED = {
     ),
     "too short": (
         ["--tokenizer", "{0}/vocab.txt", "--length", "3"],
-        "length: must leave room for text beside 3 special tokens",
+        "length: must be at least 4, to leave room for text beside 3 special tokens",
     ),
     "more positions than the model has": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.encoding=learned", "--length", "2000"],

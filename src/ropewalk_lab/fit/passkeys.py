@@ -29,8 +29,8 @@ ASKED = "\nWhat is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class PassKey:
-    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five
-    digits.
+    """The prompt of a pass key, which ends with the right answer: tokens [S], of which the last
+    `answer` are the five digits.
 
     stated  the place of the first token after the statement
     asked   the place of the first token of the question
@@ -43,8 +43,8 @@ class PassKey:
 
 
 def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens; the statement stands after the share `depth` of
-    the filler (0: before the filler).
+    """Return the prompt of a pass key, of at most `length` tokens; the statement stands after the
+    share `depth` of the filler (0: before the filler).
 
     encode  text -> tokens, without special tokens
     """
@@ -62,8 +62,8 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
 
 
 def plant_passkey(encode: Encode, text: str, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens whose filler is the beginning of `text`; the
-    statement stands after the share `depth` of that beginning.
+    """Return the prompt of a pass key, of at most `length` tokens, whose filler is the beginning of
+    `text`; the statement stands after the share `depth` of that beginning.
     """
     content = list(encode(text))
 
@@ -85,8 +85,9 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return a pass key; `around` gives the tokens before and after the statement, for the number
-    of tokens left to them. Raise an error if `length` leaves fewer than `least` tokens to them.
+    """Return the prompt of a pass key; `around` gives the tokens before and after the statement,
+    for the number of tokens left to them. Raise an error if `length` leaves fewer than `least`
+    tokens to them.
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))

@@ -186,7 +186,9 @@ def _vocabulary(model: Any) -> list[int]:
 def make_samples(
     tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: FitSize
 ) -> Samples:
-    """Return samples with windows that are spread over the texts, and one more for a search."""
+    """Return samples with windows that are spread over the texts; if there is a search, with one
+    more window for it.
+    """
     count, spare = size.windows, size.search > 0
     counts = [count // len(tokens) + (text < count % len(tokens)) for text in range(len(tokens))]
     counts[0] += spare  # the spare window is the last of the first text

@@ -54,8 +54,8 @@ class Reader:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Raise an error if the logits of the model are not those of its head on the last hidden
-        state.
+        """Raise an error if the logits of the model are not finite, or not those of its head on the
+        last hidden state.
         """
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)

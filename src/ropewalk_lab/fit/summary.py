@@ -20,7 +20,9 @@ def short_length(tokens: int) -> str:
 
 
 def score_text(values: Sequence[float]) -> str:
-    """Return mean ± standard error; "not finite" if a value is not."""
+    """Return mean ± standard error as text, without the error for a single value; "not finite" if a
+    value is not.
+    """
     if not np.isfinite(values).all():
         return "not finite"
     score = Score(np.array([values]))

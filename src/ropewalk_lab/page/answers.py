@@ -178,7 +178,9 @@ def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
 
 
 def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the exact frequencies of a rope that is chosen in the view "The story"."""
+    """Return the exact frequencies and the magnitude of the rope that is chosen in the view "The
+    story".
+    """
     spec, served = _spec(asked)
     return {"radians": spec.frequencies(served).radians, "magnitude": spec.magnitude(served)}
 

@@ -276,7 +276,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
 def _write(
     model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]
 ) -> str:
-    """Return the text that the model writes after the tokens, the likeliest token each time."""
+    """Return the WRITTEN tokens that the model adds greedily to the given ones, as text."""
     last, written, cache = int(positions[-1]), [], None
     step, places = tokens[None], positions[None]
     for count in range(WRITTEN):

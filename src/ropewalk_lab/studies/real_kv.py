@@ -145,8 +145,8 @@ class Continuation:
         """Return the loss of the last `count` tokens of a window for every way to continue from a
         cache.
 
-        The cache has all tokens before them except the last one, which is read again because its
-        logits predict the next token.
+        The cache has all tokens before these `count` except the last one, which is read together
+        with them, because its logits predict the first of them.
         """
         length = len(window) - count
         last, half = length - 1, length // 2

@@ -232,7 +232,9 @@ TEXTS = {"stdlib": "code", "prose": "prose"}
 
 
 def label(table: RopeVariants, variant: Any, *, short: bool = False) -> str:
-    """Return a variant as text; `short` leaves out the word that the column has as its title."""
+    """Return a variant as text; with `short` a base is its number alone: "10,000" instead of "base
+    10,000".
+    """
     return (
         f"{variant:,.0f}" if short and isinstance(variant, float) else table.label.format(variant)
     )
