@@ -28,7 +28,7 @@ LIMITS = {
     "real_kv": 60,
     "real_tune": 600,
 }
-#: seconds to end after a limit, before a part is killed
+#: seconds that a part has to end after it was stopped at its limit; then it is killed
 GRACE = 3
 
 

@@ -150,7 +150,8 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": device_name(),
         "cores": cores(),
-        # programs that want a core; more than cores: they wait
+        # the mean number of programs that wanted a core in the last minute; if there were more than
+        # cores, some waited
         "load": round(os.getloadavg()[0], 1),
     }
     sizes = [

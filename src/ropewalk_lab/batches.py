@@ -21,7 +21,7 @@ from ropewalk_lab.tokenizer import Tokenizer
 
 #: the target of a token without a loss; torch's cross entropy ignores it by default
 IGNORED = -100
-#: the number of the first held-out sample; no training gets there
+#: the sample number of the first held-out sample; no training gets there
 BEYOND_TRAINING = 1 << 40
 _LOW_20_BITS = np.uint64(2**20 - 1)
 

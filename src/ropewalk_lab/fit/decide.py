@@ -15,7 +15,8 @@ from ropewalk_lab.fit.ledger import Row
 from ropewalk_lab.fit.methods import NONE
 from ropewalk_lab.scores import SIGMAS, Score, standard_error
 
-#: measure -> its name in sentences; lower is better in all of them
+#: measure -> its name in sentences; lower is better in all of them, because the values of pass keys
+#: are the shares missed
 MEASURES = {
     "far_loss": "loss in the last band",
     "far_keys": "pass keys beyond the trained length",
@@ -24,7 +25,7 @@ MEASURES = {
 }
 #: nats per token: a smaller gain does not pay for a method that no engine serves. 0.02 nats are 2 %
 #: of the perplexity, as much as 4-bit weights cost (1.2 to 3.6 % in llama.cpp's table of Llama 2
-#: 70B), which people give for easier serving.
+#: 70B), and people accept that cost for easier serving.
 MATERIAL_LOSS = 0.02
 #: share of the pass keys: one in ten. With the default of ten keys for each length, a smaller gain
 #: is on average less than one more key found at each length.

@@ -30,8 +30,8 @@ from ropewalk_lab.studies.rows import digest
 TINY, PYTHON = "tiny", "python"
 #: windows to measure are taken from at most this many characters of each text
 CHARACTERS = 3_000_000
-#: a figure of fewer windows says little, so texts that are too short for them are refused, unless
-#: fewer are asked for
+#: texts that have fewer windows than this are refused, unless fewer are asked for: a loss over so
+#: few says little
 FEWEST_WINDOWS = 5
 
 
