@@ -69,6 +69,7 @@ def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray
 def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
     """Return the position of each `index` (0 ... size - 1) in a random permutation of `size` items;
     the entry of `seeds` at the same place determines the permutation.
+
     A Feistel network permutes the numbers 0 ... 4**n - 1, at least `size` of them; it is applied
     again to every result outside 0 ... size - 1.
     """

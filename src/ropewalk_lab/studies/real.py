@@ -122,7 +122,7 @@ def make_meter(
     """Return a meter of `fit` whose rows are kept in the workspace.
 
     trained, factor      the trained length, and how many times longer the measured windows are
-    windows              their number
+    windows              the number of these windows; 0: no text is read
     lengths, num_depths  of the pass keys that the model is asked for
     search               candidates of the search for LongRoPE's factors; its window is not measured
     """

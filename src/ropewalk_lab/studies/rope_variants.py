@@ -296,6 +296,7 @@ def _claims(
     """Return claims about the loss at the shortest and at the longest length: that of the reference
     of `table` is lower than that of every other variant, and that of every variant without a method
     is lower than that of every variant with one.
+
     of     words that name the text in a claim
     where  fields that the rows must have
     """
