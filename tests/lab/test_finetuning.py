@@ -281,7 +281,7 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
 
 
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(6, 3.0, 32), (6, 0.1, 2), (48, 2.0, 3)])
-def test_batches_go_on_from_one_pass_into_the_next(cail, batch, epochs, steps):
+def test_the_steps_of_a_fine_tuning_round_up_the_samples_of_all_passes(cail, batch, epochs, steps):
     """Only the last batch of all passes may reach beyond them: 3 passes over 64 triplets are 192,
     which is 32 batches of 6, although one pass alone takes 11.
     """

@@ -104,7 +104,7 @@ def test_each_change_of_a_preset_sets_one_value():
         ("data.share=0.5", "set data.task"),
     ],
 )
-def test_wrong_values_are_named(change, said):
+def test_wrong_changes_of_a_preset_are_refused_with_the_rule(change, said):
     with pytest.raises(RopeError, match=said):
         make_trainer(read_preset("smoke", [change]))
 
@@ -130,7 +130,7 @@ def test_an_unknown_preset_lists_the_known(tmp_path):
         read_preset(tmp_path / "bad.toml")
 
 
-def test_a_model_is_the_same_for_a_seed_and_leaves_the_generator_alone():
+def test_a_seed_determines_a_new_model_and_torchs_generator_stays():
     before = torch.get_rng_state()
     table = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
     first, again, other = (

@@ -86,7 +86,7 @@ def test_different_windows_are_not_compared():
             Score(values)
 
 
-def test_a_group_is_tied_with_its_first_and_not_with_its_last():
+def test_a_rank_group_holds_names_tied_with_its_first_alone():
     """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not
     make one group.
     """

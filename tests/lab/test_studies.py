@@ -230,7 +230,7 @@ def test_the_decay_study_has_the_bound_and_the_wavelengths_of_128_dimensions(pla
     )
 
 
-def test_studies_share_their_models(place):
+def test_four_studies_train_their_common_rope_model_once(place):
     for name in ("encodings", "extend", "decay", "norms"):
         run_tiny(name, place)
     assert len(list((place / "out" / "models").glob("rope-0-*"))) == 1

@@ -101,7 +101,7 @@ def test_recall_answers_with_the_value_of_the_key():
 
 
 @pytest.mark.parametrize("length", [75, 129, 300])
-def test_the_pass_key_is_told_once(length):
+def test_the_pass_key_is_stated_once_before_the_question(length):
     for text, counted in rows("passkey", length):
         assert re.findall(r"The pass key is (\d+)", text) == [counted, counted]
         assert text.endswith("What is the pass key? The pass key is " + counted)
@@ -134,7 +134,7 @@ def test_depth_says_where_the_answer_is_stated(name):
 
 
 @pytest.mark.parametrize("distance", [None, 30, 90])
-def test_planted_names_come_back_at_their_distance(distance):
+def test_a_planted_name_is_repeated_at_its_distance(distance):
     for text, counted in rows("planted", 129, distance=distance):
         names = [(m.start(), m[1]) for m in re.finditer("<([a-z]{16})>", text)]
         assert [name for _, name in names] == [names[0][1]] * 2

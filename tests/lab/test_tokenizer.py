@@ -269,7 +269,7 @@ def test_a_sentencepiece_word_starts_at_its_sign(tmp_path):
     assert (ours.start, ours.separator) == (4, 5)
 
 
-def test_a_length_saved_in_the_file_cuts_nothing(tmp_path):
+def test_truncation_and_padding_saved_in_a_tokenizer_file_are_ignored(tmp_path):
     """Checkpoints are often saved with the truncation and padding of their training."""
     inner = tokenizers.Tokenizer.from_str(Subwords(vocab_file(tmp_path, PIECES)).inner.to_str())
     inner.enable_truncation(4)

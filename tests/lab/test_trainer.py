@@ -162,7 +162,7 @@ def test_norms_of_groups_are_those_of_their_gradients(encoding):
 
 
 @pytest.mark.parametrize("share", [0.3, 3.0])
-def test_the_clip_is_torchs_and_lengthens_nothing(share):
+def test_clipping_equals_torchs_below_and_above_the_limit(share):
     """Directly on the gradients: AdamW hardly feels their scale, so no loss would tell."""
     ours, theirs = tiny_model(), tiny_model()
     for model in (ours, theirs):
@@ -187,7 +187,9 @@ def test_frozen_and_unused_weights_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(("stop", "dropout"), [(1, 0.0), (4, 0.2), (6, 0.0)])
-def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
+def test_a_run_in_two_pieces_gives_the_losses_and_weights_of_one_run(
+    tmp_path, whole, stop, dropout
+):
     expected, smoothed, weights = whole[dropout]
     assert tiny_trainer(tmp_path, "cut", model=tiny_model(dropout=dropout)).run(stop=stop).stopped
     torch.manual_seed(12345)
@@ -201,7 +203,7 @@ def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
     )
 
 
-def test_a_run_without_a_folder_goes_on_too(tmp_path, whole):
+def test_a_trainer_without_a_folder_continues_when_it_runs_again(tmp_path, whole):
     trainer = tiny_trainer(tmp_path, None, model=tiny_model(dropout=0.2))
     for stop in (3, 4, None):
         trainer.run(stop=stop)

@@ -286,12 +286,12 @@ CHECKS = {
 
 
 @every_figure
-def test_a_figure_shows_its_numbers(drawn, name):
+def test_a_figure_shows_the_numbers_of_its_formulas(drawn, name):
     CHECKS[name](drawn(name))
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_the_axes_say_what_the_checked_numbers_are(drawn, name):
+def test_axis_labels_are_those_written_out_here(drawn, name):
     """`CHECKS` compares the numbers of each axis with their formula; these are their names."""
     panels = zip(drawn(name).axes, AXES[name], strict=False)  # colour bars follow the panels
     assert [(ax.get_xlabel(), ax.get_ylabel()) for ax, _ in panels] == AXES[name]
@@ -405,7 +405,7 @@ def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
 
 @every_figure
 @pytest.mark.parametrize("language", look.LANGUAGES)
-def test_every_glyph_is_there_and_the_rim_of_the_paper_is_blank(few_points, name, language):
+def test_every_glyph_exists_and_the_margin_of_a_figure_is_blank(few_points, name, language):
     """A glyph that a face lacks is a warning of matplotlib's, and so an error here."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
