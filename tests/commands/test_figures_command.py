@@ -73,7 +73,7 @@ def test_a_missing_chinese_font_is_reported(capsys, tmp_path, monkeypatch):
         (("--config", "nowhere.json"), "--config: must be the path of a config.json"),
     ],
 )
-def test_a_bad_lab_command_exits_with_2_and_the_rule(capsys, tmp_path, args, says):
+def test_a_bad_request_is_one_line(capsys, tmp_path, args, says):
     code, out, err = call(capsys, tmp_path, *args)
     assert (code, out) == (2, "")
     assert err.startswith(f"ropewalk: {says}")
