@@ -1,5 +1,5 @@
-"""One run left in peace and one killed again and again, at moments drawn from a seed; prints the
-steps it was killed at.
+"""Run a training to its end, and another that is killed KILLS times at moments drawn from a seed;
+print the last logged step before each kill.
 """
 
 import json

@@ -42,7 +42,9 @@ def test_the_tokens_of_a_split_are_memory_mapped(tmp_path):
 
 
 class WordLengths(Bytes):
-    """A token for each word, 70,000 and its number of letters: more than a byte holds."""
+    """A tokenizer that gives each word the token 70,000 + its number of letters, more than a byte
+    holds.
+    """
 
     name, vocab_size, dtype, separator = "lengths", 80_000, np.uint32, 69_999
 

@@ -25,8 +25,8 @@ from ropewalk_lab.settings import read_preset
 
 
 class Text:
-    """Samples of language modelling: every token of a sample is its number modulo 3, and every
-    target is 1.
+    """Samples of language modelling: every token of a sample is the sample's number modulo 3, and
+    every target is 1.
     """
 
     fingerprint = "text"
@@ -40,7 +40,9 @@ class Text:
 
 
 def knows_a_third(tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of a model that predicts that the same token follows."""
+    """Return the logits of a model that predicts each token to follow itself; it is right at the
+    token 1 alone.
+    """
     return F.one_hot(tokens, 3).float()
 
 

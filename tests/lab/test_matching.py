@@ -93,7 +93,7 @@ def test_two_long_texts_each_get_half_of_the_row():
 
 
 class Counts(nn.Module):
-    """Scores, or vectors, by what is in a text."""
+    """A model that scores a pair, or maps a text to a vector, by whether the letter u is in it."""
 
     def __init__(self, form):
         super().__init__()

@@ -29,7 +29,7 @@ RUN = ("precision", "relative", "matching", "mlm_lengths")
 
 
 class Reader(HTMLParser):
-    """Text of a page, where it points to, and whether every tag is closed."""
+    """Collects the text of a page and the addresses it points to, and checks that tags are closed."""
 
     EMPTY = ("meta", "img", "br")
 
