@@ -168,8 +168,8 @@ def load_start(
 
 
 def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
-    """Return the smallest vocabulary that a model needs for a tokenizer: its words, and the mask if
-    the objective is "masked".
+    """Return the smallest vocabulary that a model needs for a tokenizer: the tokens that occur in
+    text, and the mask if the objective is "masked".
     """
     return (
         max(tokenizer.num_words, tokenizer.mask_id + 1)

@@ -49,7 +49,9 @@ class Ledger:
         return self._by_id.get(self._row_id(measured))
 
     def add(self, measured: Mapping[str, Any], **values: Any) -> None:
-        """Store a row, at once in the file: what was measured, as given to `find`, and the values."""
+        """Add a row, and append it to the file at once: `measured` says what was measured, in the
+        fields that `find` takes, and `values` are the results.
+        """
         row: Row = {"run": self.id, "id": self._row_id(measured), **measured, **values}
         self._by_id[row["id"]] = row
         if self.path is not None:

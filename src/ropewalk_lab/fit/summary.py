@@ -169,7 +169,9 @@ def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
 
 
 def _factor(name: str, facts: dict[str, Any]) -> str:
-    """Return the argument `factor` of `extend` for a method, if it takes one."""
+    """Return the argument `factor` of `extend` as text, such as ", factor=4"; "" for a method that
+    takes none.
+    """
     known = methods().get(name)
     return (
         "" if known is None or not known.factor else f", factor={facts['to'] / facts['trained']:g}"
