@@ -280,7 +280,7 @@ def _on_gpu(build: Callable[[], Any]) -> Any:
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield all rows."""
+    """Yield the rows of `generate_rows`, `other_rows` and `context_rows`."""
     torch.manual_seed(0)
     yield from generate_rows()
     yield from other_rows()

@@ -208,7 +208,9 @@ class Projection:
 
 
 def over_percent(times: dict[str, list[float]], way: str) -> list[float]:
-    """Return by how much a way takes longer than the product, in per cent of each round."""
+    """Return for each round by how much a way takes longer than the product, in per cent of the
+    product's time.
+    """
     return [
         100 * (time / product - 1)
         for time, product in zip(times[way], times["product"], strict=True)

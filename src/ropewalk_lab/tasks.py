@@ -82,7 +82,7 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
 
 
 def as_written(word: np.ndarray) -> np.ndarray:
-    """Return the source index of each symbol of a copy; absent symbols are len(LETTERS)."""
+    """Return the source index of each symbol of a copy: its own place."""
     return np.arange(word.shape[1])[None].repeat(len(word), 0)
 
 
