@@ -37,7 +37,7 @@ def measure() -> Iterator[dict[str, Any]]:
             "ropewalk": partial(attention.attend, q, k, v, DIM**-0.5),
             "torch": partial(sdpa, q, k, v, is_causal=True, enable_gqa=True),
         }
-        # causal outputs of the first tokens do not depend on later ones, so fewer can be checked
+        # causal outputs of the first tokens do not depend on later ones, so these alone are checked
         first = slice(0, 512)
         exact = sdpa(*(x[:, :, first].double() for x in (q, k, v)), is_causal=True, enable_gqa=True)
         errors = {

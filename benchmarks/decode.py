@@ -91,7 +91,7 @@ def nominal_rate() -> float | None:
 
 
 def seconds(call: Callable[[], Any], repeats: int = 5) -> float:
-    """Return the shortest of several times of a call, in seconds, until the GPU has finished."""
+    """Return the seconds of the fastest of `repeats` calls; a call ends when the GPU has finished."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -144,8 +144,8 @@ def step_milliseconds(model: Decoder, tokens: Tensor, new: int) -> float:
 
 
 def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor:
-    """Generate with our decoder; with a graph the capacity is given, so that all lengths use one
-    graph.
+    """Generate `new` tokens with our decoder. `graph` is False for no CUDA graph; None captures
+    one, with a cache of fixed capacity, so that every `new` uses the same graph.
     """
     capacity = prompt.shape[1] + NEW
     cache = {"cache": "static", "capacity": capacity} if graph is None else {}
@@ -153,7 +153,7 @@ def ours(model: Decoder, prompt: Tensor, graph: bool | None, new: int) -> Tensor
 
 
 def theirs(model: Any, prompt: Tensor, cache: str | None, new: int) -> Tensor:
-    """Generate with transformers."""
+    """Generate `new` tokens with transformers; `cache` is its `cache_implementation`."""
     return model.generate(
         prompt, max_new_tokens=new, min_new_tokens=new, do_sample=False, cache_implementation=cache
     )
@@ -305,7 +305,7 @@ def _on_gpu(build: Callable[[], Any]) -> Any:
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield all rows."""
+    """Yield the rows of `generate_rows`, `other_rows` and `context_rows`."""
     torch.manual_seed(0)
     yield from generate_rows()
     yield from other_rows()

@@ -1,4 +1,5 @@
-"""Count logits of an invariant Decoder that differ between batches, and what invariance costs.
+"""Count sequences whose logits from an invariant Decoder differ between batches, and time what
+invariance costs.
 
 Random texts run through models of random weights. The reference of a text is the forward over it
 alone. Its logits must have the same bits in batches of other texts, at any place, padded on the

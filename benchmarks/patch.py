@@ -41,7 +41,10 @@ SMALL = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
-CACHED, STEPS, ROUNDS, WARM_UP = 1024, 8, 300, 3
+#: tokens in the cache before a decode step, and calls in each timing of decode steps
+CACHED, STEPS = 1024, 8
+#: timings of each contender, and timings before them that are not counted
+ROUNDS, WARM_UP = 300, 3
 #: the error of a contender, compared with a float32 run, may be this many times the error of
 #: transformers
 TOLERANCE = 1.1
@@ -161,8 +164,8 @@ def _rows(
     loops: int,
     rounds: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each contender; one that cannot run, or is less accurate than transformers,
-    is not timed.
+    """Yield a row for each contender; one that is not installed, or whose error is above TOLERANCE
+    times that of transformers, is not timed.
 
     common, expected  keys of every row, and the logits of a float32 run
     loops, rounds     calls in each timing, and timings of each contender, which alternate

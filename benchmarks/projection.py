@@ -38,8 +38,8 @@ SHAPES_ROUNDS = 21
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model's QKV projection, and what follows it; `tuned`: its times chose the
-    tiles.
+    """The sizes of a model's QKV projection, whether a norm of the heads follows it and whether it
+    has a bias; `tuned`: whether the kernel's tiles were chosen by times of this model.
     """
 
     hidden: int
@@ -225,7 +225,9 @@ class Projection:
 
 
 def over_percent(times: dict[str, list[float]], way: str) -> list[float]:
-    """Return by how much a way takes longer than the product, in per cent of each round."""
+    """Return for each round by how much a way takes longer than the product, in per cent of the
+    product's time.
+    """
     return [
         100 * (time / product - 1)
         for time, product in zip(times[way], times["product"], strict=True)

@@ -28,7 +28,7 @@ LIMITS = {
     "real_kv": 60,
     "real_tune": 600,
 }
-#: seconds to end after a limit, before a part is killed
+#: seconds that a part has to end after it was stopped at its limit; then it is killed
 GRACE = 3
 
 
@@ -160,7 +160,7 @@ def wait_for(
 
 
 def pack(folder: Path) -> None:
-    """Write rows.tar.gz into a folder: its rows, facts, tables, pages and logs."""
+    """Write rows.tar.gz into a folder: the rows, facts, pages, figures and logs below it."""
     kept = [
         path
         for path in sorted(folder.rglob("*"))

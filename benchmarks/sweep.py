@@ -1,5 +1,5 @@
-"""Time all plausible kernel configurations on the GPU; the tables in `kernels/*/config.py` were
-chosen from these times.
+"""Time all plausible configurations of the rotation kernel and of the fused kernel on the GPU;
+their tables in `kernels/*/config.py` were chosen from these times.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def sweep_rotation(
 def sweep_norm_rotation(name: str) -> list[dict[str, Any]]:
     """Return rows with times of the fused kernel for one shape, the fastest first."""
     cases = norm_rotation.make_cases(name)
-    # a thread holds 16 to 64 numbers; several tokens need more threads than pairs
+    # a thread holds 16 to 64 numbers; a program of several tokens needs more threads than a head
+    # has pairs
     divisions = [
         (1, heads, warps)
         for warps in (1, 2, 4, 8)

@@ -88,7 +88,7 @@ def _seconds(loop: Callable[[int], Any], steps: int, device: torch.device) -> fl
 
 
 def _data_seconds(trainer: Trainer) -> float:
-    """Return the seconds that the data thread takes for a batch, including copies."""
+    """Return the mean seconds that loading the data of a step takes, with the copy to the device."""
     rows = [row for row in trainer.log.rows() if "data_seconds" in row]
     steps = rows[-1]["step"] - rows[0]["step"]
     return sum(row["data_seconds"] for row in rows[1:]) / max(1, steps)
@@ -96,7 +96,7 @@ def _data_seconds(trainer: Trainer) -> float:
 
 def _rows(preset: Preset, times: dict[str, float], data: float) -> Iterator[dict[str, Any]]:
     """Yield a row for each loop from its seconds per step, and one for the seconds `data` that
-    loading a batch takes.
+    loading the data of a step takes.
     """
     stage = preset.train.stages[0]
     tokens = stage.length * stage.batch

@@ -59,6 +59,8 @@ TYPE = """(async (theta) => {
   }
   return performance.now() - begin;
 })"""
+#: send hashes to the page, and return how many scripts have run plus how many foreign elements
+#: there are
 SEND = """(async (hashes, foreign) => {
   for (const hash of hashes) {
     try { history.replaceState(null, "", hash); } catch { continue; }
@@ -117,7 +119,10 @@ def loaded(address: str) -> dict[str, Any]:
 
 
 def hostile(address: str, count: int) -> dict[str, Any]:
-    """Return what `count` hostile links did, without the page's content security policy."""
+    """Return how many scripts ran, how many elements of FOREIGN appeared (counted with them) and
+    how many requests went to other hosts when `count` hostile links were sent to the page without
+    its content security policy.
+    """
     with browser() as page:
         page.send("Page.setBypassCSP", enabled=True)
         page.watch()
@@ -145,7 +150,8 @@ def main() -> None:
         "date": date.today().isoformat(),
         "machine": device_name(),
         "cores": cores(),
-        # programs that want a core; more than cores: they wait
+        # the mean number of programs that wanted a core in the last minute; if there were more than
+        # cores, some waited
         "load": round(os.getloadavg()[0], 1),
     }
     sizes = [

@@ -56,7 +56,9 @@ def one_mask(call: Call) -> Tensor:
 
 
 def milliseconds(run: Callable[[], Any], device: str) -> float:
-    """Return the shortest of several times of a call, until the device has finished."""
+    """Return the milliseconds of the fastest of ROUNDS calls; a call ends when the device has
+    finished.
+    """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     times = []
     for _ in range(ROUNDS):

@@ -21,7 +21,7 @@ from ropewalk_lab.tokenizer import Tokenizer
 
 #: the target of a token without a loss; torch's cross entropy ignores it by default
 IGNORED = -100
-#: the number of the first held-out sample; no training gets there
+#: the sample number of the first held-out sample; no training gets there
 BEYOND_TRAINING = 1 << 40
 _LOW_20_BITS = np.uint64(2**20 - 1)
 
@@ -31,8 +31,10 @@ class Batch:
     """Inputs and targets of a model; `count` is the number of targets that are not IGNORED, kept as
     an int so that no device sync is needed.
 
-    inputs   integer [B, S]                    targets  integer [B, S], or [B] for matching and
-             classes
+    inputs   integer [B, S]
+    targets  integer [B, S]; for pairs, triplets and classes [samples], where a sample has 2, 3 and
+             1 rows of `inputs`
+
     The other tensors are passed to the model as keyword arguments if they are not None.
     """
 
@@ -147,7 +149,7 @@ class TextBatches:
         """Return the start of each sample's window in the split; `index` are the numbers of the
         samples.
         """
-        # one window fewer than fit, because the windows of a pass are shifted by up to `length`
+        # one window fewer than fit, because the windows of a pass are shifted by up to `length` - 1
         # tokens
         windows = (len(self.split.tokens) - 1) // length - 1
         if windows < 1:
@@ -249,7 +251,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     if extra:
         raise RopeError(
             "shares",
-            "can mix only sources whose batches have no other tensors than inputs and targets",
+            "must mix sources whose batches have inputs and targets and no other tensors",
             extra,
         )
     inputs, targets = (
@@ -283,8 +285,8 @@ class MaskedBatches:
         return f"masked {self.share} {self.whole_words} {self.seed} {self.text.fingerprint}"
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the samples with the numbers `index`, with some tokens masked; the targets are the
-        masked tokens.
+        """Return the samples with the numbers `index`, with some tokens chosen and changed by
+        `mask_tokens`; the targets are the chosen tokens as they were.
         """
         batch = self.text.batch(index, length)
         inputs, targets = mask_tokens(
@@ -307,7 +309,7 @@ def mask_tokens(
     whole_words: bool = False,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Return (inputs, targets) [B, S] of masked language modelling; the chosen tokens depend only
+    """Return (inputs, targets) [B, S] of masked language modelling; the random choices depend only
     on (seed, index).
 
     rows, index  the tokens of each sample, and its number

@@ -210,8 +210,8 @@ def _sharded_like(pattern: Tensor, value: Tensor) -> Tensor:
 
 
 def random_states(parallel: Parallel) -> dict[str, Tensor]:
-    """Return {"cpu" and, on a GPU, "cuda": the states of torch's random generator on all ranks,
-    [world, bytes]}.
+    """Return the states of torch's random generators on all ranks, [world, bytes], under "cpu" and,
+    on a GPU, also under "cuda".
     """
     states = {"cpu": parallel.gather(torch.get_rng_state())}
     if parallel.device.type == "cuda":

@@ -76,7 +76,8 @@ def with_codes(
     if room < 0:
         raise RopeError(
             "codes",
-            f"must be fewer: they have {used} tokens, and a window has {len(window)}",
+            f"must be fewer: their statements and questions have {used} tokens, a window has "
+            f"{len(window)}",
             count,
         )
     parts, end = [], 0

@@ -150,8 +150,8 @@ def _weights(layer: Attention, x: Tensor, positions: Tensor) -> Tensor:
 
 
 def _drift(layer: Attention, length: int) -> float:
-    """Return the largest change of an attention weight when all positions are shifted by half of
-    `length`.
+    """Return the largest change of an attention weight of `length` // 2 random tokens when they are
+    shifted to the end of `length`.
     """
     seq = length // 2
     x = torch.randn(1, seq, layer.encoding.sizes.model_dim, dtype=torch.float64)
@@ -214,7 +214,7 @@ def _unit_scores(encoding: Encoding, distances: Tensor) -> Tensor:
 
 
 def _rank(encoding: Encoding, bounded: bool) -> int:
-    """Return the rank of one head's score matrix, for a few more tokens than it has dimensions.
+    """Return the rank of one head's score matrix, for 5 more tokens than a head has dimensions.
 
     A product of q and k has rank head_dim at most; linear attention cannot compute scores of a
     higher rank.

@@ -125,8 +125,8 @@ def open_corpus(
 
 
 def held_out(name: str) -> bool:
-    """Return whether the document of this name is in the held-out split: the hash of the name
-    decides, a tenth is in it.
+    """Return whether the document of this name is in the held-out split, as are about a tenth: the
+    hash of the name decides.
     """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < HELD_OUT * 2**64
 

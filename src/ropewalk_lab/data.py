@@ -48,6 +48,7 @@ class Data:
     field      the field of a JSON line that holds its text
     documents  whether attention is limited to the token's own document
     task       a name from TASKS, used instead of text, or mixed into it if `share` is given
+    share      the share of the samples that are of the task; the others are text
     masked     share of the tokens, or of the words with `whole_words`, that masked language
                modelling predicts
     cache      folder of the tokenized text; by default ROPEWALK_CACHE or the user's cache folder
@@ -110,8 +111,8 @@ class Part:
 
 @dataclass(frozen=True)
 class RunData:
-    """Batches to train on, held-out parts by name ("valid", "test"), and for classes their names: a
-    target is the index of one.
+    """Batches to train on, held-out parts by name ("valid", "test"), and `classes`: the names of
+    the classes, of which a target is an index; ("B", "C") for pairs and triplets, empty for text.
     """
 
     train: Batches
@@ -133,7 +134,7 @@ def make_data(table: dict[str, Any]) -> Data:
 
 
 def make_batches(data: Data, seed: int) -> Batches:
-    """Make the training samples that a `data` table describes."""
+    """Return the training samples that a `data` table describes, without its held-out parts."""
     return open_data(data, seed, 1).train
 
 
@@ -194,8 +195,8 @@ def _open_lines(data: Data, tokenizer: Tokenizer, seed: int) -> RunData:
     valid: list[Any] = []
     if data.valid is None:
         train, valid = split_examples(train) if has_classes else split_triplets(train)
-    # a sample without a label, as test files have, gives no loss to train on; the batches of valid
-    # and test mark such targets
+    # a sample without a label, as test files have, gives no loss to train on; in the parts to
+    # evaluate on it stays, and its target is ignored
     train = [each for each in train if each.label is not None]
     batches = partial(
         _line_batches, objective=data.objective, classes=classes, tokenizer=tokenizer, seed=seed

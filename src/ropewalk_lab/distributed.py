@@ -82,7 +82,8 @@ class Parallel:
         if batch.targets.ndim != 2:
             raise RopeError(
                 "parallel",
-                "context divides sequences, so every token must have its own target",
+                "must be ddp or fsdp for this objective: context divides sequences, so every token "
+                "would need a target of its own",
                 self.kind,
             )
         positions = shard_positions(batch.inputs.shape[1], self.rank, self.world, SHARDS)
@@ -207,7 +208,7 @@ def pick_device(name: str | None = None, number: int | None = None) -> torch.dev
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise RopeError("device", "CUDA is not available here; use cpu", name)
+        raise RopeError("device", "must be cpu: CUDA is not available here", name)
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise RopeError("device", "must be cpu, cuda or cuda:N", name)
     return torch.device(f"cuda:{number}" if name == "cuda" and number is not None else name)

@@ -272,8 +272,8 @@ def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> N
 
 @contextmanager
 def _members(path: Path) -> Iterator[tuple[list[str], Callable[[str], Any]]]:
-    """Yield the names of an archive's members, of a tar archive only plain files, and a function
-    that opens one.
+    """Context manager: yields the names of an archive's members (of a tar archive only those of
+    plain files), and a function that opens the member of a name.
     """
     if path.suffix in (".whl", ".zip"):
         with zipfile.ZipFile(path) as archive:

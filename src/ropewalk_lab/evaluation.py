@@ -74,8 +74,8 @@ def losses_and_hits(
 def tail_means(
     model: Model, windows: np.ndarray, length: int, tail: int, device: torch.device | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean loss and accuracy, both [N], of the last `tail` tokens of each window with
-    `length` tokens of context.
+    """Return the mean loss and accuracy, both [N], of the last `tail` tokens of each window, of
+    which the model reads the last `length` + 1 tokens.
     """
     integer("lengths", length, low=tail, high=windows.shape[1] - 1)
     losses, hits = losses_and_hits(model, windows[:, -(length + 1) :], tail, device)
@@ -89,8 +89,8 @@ def losses_by_length(
     tail: int,
     device: torch.device | None = None,
 ) -> dict[int, np.ndarray]:
-    """Return, for each context length, the mean loss [N] of the same last `tail` tokens of each
-    window.
+    """Return {length: mean loss [N]} of the same last `tail` tokens of each window, as `tail_means`
+    measures it at each length.
 
     The mean over all tokens would decrease with the length for any model, since a smaller share of
     tokens has a short context.

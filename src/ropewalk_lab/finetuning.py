@@ -106,7 +106,7 @@ def finetuning_preset(
             "A, B, C and label"
         )
         raise RopeError("columns", rule, ",".join(files.columns))
-    # these objectives have one
+    # the data of these objectives always have a size
     size: int = open_data(chosen, 0, length).size  # type: ignore[assignment]
     steps = math.ceil(number("epochs", epochs, above=0, high=MOST_EPOCHS) * size / batch)
     stage["steps"] = steps

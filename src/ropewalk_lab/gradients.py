@@ -17,8 +17,8 @@ FREQUENCIES, ENCODING = "frequencies", "encoding"
 
 
 def group_names(model: nn.Module) -> dict[str, str]:
-    """Return {name of a parameter: its group}: frequencies, encoding (its other parameters), or the
-    module within the layer.
+    """Return {name of a parameter: its group}: FREQUENCIES if a Rope has it, ENCODING if it is
+    another parameter of an encoding, else the name of its module in the layer or the model.
     """
     of_encodings = {}
     for module in model.modules():
@@ -75,7 +75,9 @@ class GradientNorms:
         self._group = torch.tensor([self.names.index(group_of[name]) for name in trained])
 
     def measure(self) -> Tensor:
-        """Return the norm of all gradients and of each group, float32 [1 + groups], on the device."""
+        """Return the norm of all gradients, then those of the groups in the order of `names`,
+        float32 [1 + groups], on the device.
+        """
         grads = [None if p.grad is None else local(p.grad) for p in self.parameters]
         # which parameters have a gradient
         present = [i for i, grad in enumerate(grads) if grad is not None and grad.numel()]

@@ -23,7 +23,7 @@ def write_atomically(path: Path, text: str, field: str = "path") -> None:
     """
     if path.exists() and not path.is_file():
         raise RopeError(
-            field, "must be a file or new; a device or folder is not replaced", str(path)
+            field, "must be a file, or not exist; a device or folder is not replaced", str(path)
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -34,7 +34,8 @@ def write_atomically(path: Path, text: str, field: str = "path") -> None:
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        error.filename = str(path)  # a full disk names no file, and the draft is none of the user's
+        # the error of a full disk names no file, and others name the draft, which nobody asked for
+        error.filename = str(path)
         raise
     finally:
         with suppress(OSError):

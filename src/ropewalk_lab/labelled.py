@@ -40,7 +40,9 @@ MAX_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Example:
-    """One text or two, and their class; None if it is not known."""
+    """One text or two, and their class; `second` is None for one text, `label` for an unknown
+    class.
+    """
 
     first: str
     second: str | None
@@ -80,9 +82,9 @@ def read_examples(path: str | Path, columns: Sequence[str] = ()) -> list[Example
 
 
 def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield (where, {column: value}) of every line that is not empty: a JSON object, or a row of a
-    tab-separated file, whose header is not yielded. `where` is "line 2", for messages. Raise an
-    error if a row has another number of columns.
+    """Yield (where, {column: value}) of every line that is not empty: the texts and integers of a
+    JSON object, or a row of a tab-separated file, whose header is not yielded. `where` is such as
+    "line 2", for messages. Raise an error if a row has not as many columns as the header.
 
     numbered  the file has no header and is tab-separated; its columns are named 1, 2, ...
     """
@@ -113,7 +115,9 @@ def _rows(path: Path, numbered: bool) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def classes_of(examples: Sequence[Example]) -> tuple[str, ...]:
-    """Return the classes of training examples, sorted."""
+    """Return the classes of training examples, sorted; raise an error unless there are 2 to
+    MAX_CLASSES.
+    """
     classes = tuple(sorted({example.label for example in examples if example.label is not None}))
     if not 2 <= len(classes) <= MAX_CLASSES:
         rule = (

@@ -50,7 +50,7 @@ def cores() -> int:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the version of each package that is installed."""
+    """Return {package: version} of those that are installed."""
     every_version = {name: version(name) for name in packages}
     return {name: number for name, number in every_version.items() if number is not None}
 

@@ -71,12 +71,13 @@ def split_triplets(triplets: Sequence[Triplet]) -> tuple[list[Triplet], list[Tri
 
 @dataclass(frozen=True, eq=False)
 class TripletBatches:
-    """Batches of triplets; B and C are swapped at random, so that a constant answer is right half
-    the time.
+    """Batches of triplets.
 
     form="pairs" has rows (A, B) and (A, C) for a model that reads two texts at once;
-    form="triplets" has rows A, B and C. Without `swap`, the samples are the triplets in their
-    order; the target of a triplet without a label is ignored.
+    form="triplets" has rows A, B and C. With `swap`, each pass over the triplets has a new order,
+    and B and C are exchanged at random, so that a constant answer is right half the time. Without
+    it, the samples are the triplets in their order. The target of a triplet without a label is
+    ignored.
     """
 
     FORMS: ClassVar[tuple[str, ...]] = ("pairs", "triplets")
@@ -106,10 +107,10 @@ class TripletBatches:
         )
 
     def batch(self, index: np.ndarray, length: int) -> Batch:
-        """Return the samples with the numbers `index` as padded rows; the target is 0 if B is
-        closer to A, 1 if C is.
+        """Return the samples with the numbers `index` as padded rows; the target of a sample is 0
+        if its second text is closer to A, 1 if its third is, and IGNORED without a label.
 
-        With `swap`, B and C are exchanged at random, and the target with them.
+        The second and third text are B and C, or with `swap` at random C and B.
         """
         index, size = np.asarray(index, dtype=np.int64), len(self.triplets)
         places = shuffled(index, size, self.seed) if self.swap else index % size

@@ -105,7 +105,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def fingerprint(start: str | Path) -> str:
-    """Return the sha256 of a checkpoint's config and weights."""
+    """Return a hash (sha256) of the config and the weight files of a checkpoint."""
     source = open_folder(find_model(start))
     digest = hashlib.sha256((source.path / "config.json").read_bytes())
     for name in source.shards:
@@ -168,8 +168,8 @@ def load_start(
 
 
 def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
-    """Return how many tokens a model needs for a tokenizer, with the mask if the objective is
-    "masked".
+    """Return the smallest vocabulary that a model needs for a tokenizer: the tokens that occur in
+    text, and the mask if the objective is "masked".
     """
     return (
         max(tokenizer.num_words, tokenizer.mask_id + 1)

@@ -12,7 +12,7 @@ from ropewalk_lab.batches import IGNORED, TaskBatches
 from ropewalk_lab.evaluation import MAX_TOKENS, Model, evaluating
 from ropewalk_lab.objectives import logits_of
 
-#: the number of the first text; evaluations and trainings use smaller ones
+#: the sample number of the first text; evaluations and trainings use smaller numbers
 FIRST = 1 << 41
 
 
@@ -28,8 +28,8 @@ def answer_loss(
     """Return the mean loss of the answer's tokens in `count` texts of `length` tokens that state
     the answer at the start.
 
-    Other tokens do not count: most of them do not need a long context, so their loss hides whether
-    it is used.
+    Other tokens do not count: most of them do not need a long context, so their loss would hide
+    whether the model uses it.
     """
     needle = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
     # numbers of the samples

@@ -50,8 +50,8 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
     """Return the loss of causal or masked language modelling, summed over the targets; the two
     differ only in their batches.
 
-    If the model has a method `loss` (for chunked logits or the balance loss of experts), which
-    returns a mean, it is used.
+    If the model has a method `loss` (for chunked logits or the balance loss of experts), its mean
+    is used, times the number of targets.
     """
     if hasattr(type(model), "loss"):
         return model.loss(batch.inputs, batch.targets, **batch.keywords) * batch.count  # type: ignore[operator]
@@ -60,8 +60,8 @@ def language(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def pairs(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of choosing between the rows (A, B) and (A, C): one score per row, a softmax
-    over both.
+    """Return the loss of choosing between the rows (A, B) and (A, C), summed over the samples: one
+    score per row, a softmax over both.
     """
     return F.cross_entropy(pair_scores(predict(model, batch)), batch.targets, reduction="sum")
 
@@ -78,7 +78,9 @@ def triplets(model: nn.Module, batch: Batch, margin: float = 0.2) -> Tensor:
 
 
 def classes(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the loss of classifying every row: a softmax over the model's logits [B, classes]."""
+    """Return the loss of classifying every row, summed over the rows: a softmax over the model's
+    logits [B, classes].
+    """
     return F.cross_entropy(class_scores(predict(model, batch)), batch.targets, reduction="sum")
 
 

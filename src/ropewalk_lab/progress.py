@@ -23,20 +23,20 @@ class Progress:
         """Start at `done` of `total` steps; nothing is ever shown if it is not enabled."""
         self.title, self.total, self.done, self.enabled = title, total, done, enabled
         self.began = self.printed = time.monotonic()
-        # what changes a line is not understood by a file or a dumb terminal
+        # a file or a dumb terminal does not understand the codes that overwrite a line
         self.terminal = enabled and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         if self.terminal:
             self._change("")
 
     def is_due(self, seconds: float) -> bool:
-        """Return whether to show something: always on a terminal, elsewhere if nothing was printed
-        for some seconds.
+        """Return whether to show something: always on a terminal, elsewhere if progress is enabled
+        and nothing was printed for `seconds` seconds.
         """
         return self.terminal or (self.enabled and time.monotonic() - self.printed >= seconds)
 
     def show(self, done: int, text: str, total: int | None = None, *, now: bool = False) -> None:
-        """Show the number of finished steps and a text; elsewhere than on a terminal every LINES
-        seconds, unless it is to be shown now. `total` replaces the number of steps.
+        """Show the number of finished steps and a text. In a pipe or file this prints a line only
+        if the last one is LINES seconds old, or with `now`. `total` replaces the number of steps.
         """
         self.done, self.total = done, self.total if total is None else total
         if self.terminal:

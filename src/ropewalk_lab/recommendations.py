@@ -90,7 +90,7 @@ def lowest(scores: Mapping[str, Score], what: str, *, same_model: bool = False) 
 
 
 def _trained_length(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encoding with the lowest loss at the trained length."""
+    """Return (advice, reason): the encoding with the lowest loss at the trained length."""
     length = distinct(result.rows, "loss", "length")[0]
     # a comma separates an encoding from a change of the model, such as "rope, sliding window"
     names = [name for name in distinct(result.rows, "loss", "model") if "," not in name]
@@ -99,8 +99,8 @@ def _trained_length(result: StudyResult) -> tuple[str, str]:
 
 
 def _longer_code(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encoding with the lowest loss on source code longer
-    than the trained length.
+    """Return (advice, reason): the encoding with the lowest loss on source code, at the longest
+    measured length.
     """
     if result.corpus not in CODE:
         return "Not measured here.", f"the text was {result.corpus}; set data.source to code"
@@ -112,8 +112,8 @@ def _longer_code(result: StudyResult) -> tuple[str, str]:
 
 
 def _stream(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the encodings whose loss rises by at most 0.05, including
-    two standard errors, from the trained length to the longest.
+    """Return (advice, reason): the encodings whose loss rises by at most 0.05 from the trained
+    length to the longest, two standard errors of the rise included.
     """
     lengths = distinct(result.rows, "loss", "length")
     stable = []
@@ -139,7 +139,9 @@ def _stream(result: StudyResult) -> tuple[str, str]:
 
 
 def _zero_shot(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the scaling with the lowest loss without training."""
+    """Return (advice, reason): the scaling with the lowest loss at the largest factor, without
+    training.
+    """
     factor = max(distinct(result.rows, "loss", "factor", tuned=0))
     methods = distinct(result.rows, "loss", "method", tuned=0)
     trained_length = select(result.rows, "loss", tuned=0, factor=1)[0]["length"]
@@ -156,7 +158,9 @@ def _zero_shot(result: StudyResult) -> tuple[str, str]:
 
 
 def _fine_tuned(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the scaling with the lowest loss after fine-tuning."""
+    """Return (advice, reason): the scaling with the lowest loss at the largest factor, after
+    fine-tuning for that factor.
+    """
     rows = [row for row in result.rows if row["metric"] == "loss" and row["tuned"]]
     if not rows:
         return "Not measured here.", "no method was fine-tuned; set tuned_factors"
@@ -170,8 +174,8 @@ def _fine_tuned(result: StudyResult) -> tuple[str, str]:
 
 
 def _retrieval(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the method that misses the fewest pass keys at the longest
-    length, with the first base.
+    """Return (advice, reason): the method that misses the fewest pass keys at the longest length,
+    among models with the first base θ of the study.
     """
     claim = result.findings.claims[0]
     if claim.verdict != HOLDS:
@@ -194,7 +198,7 @@ def _retrieval(result: StudyResult) -> tuple[str, str]:
 
 
 def _first_claim(result: StudyResult) -> tuple[str, str]:
-    """Return (recommendation, evidence): the study's main claim and whether it holds."""
+    """Return (advice, reason): the study's first claim with its verdict, and the evidence."""
     claim = result.findings.claims[0]
     return f"{claim.text}: {claim.verdict}.", claim.evidence
 

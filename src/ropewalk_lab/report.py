@@ -130,7 +130,7 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
     """Return a sentence about the noise between trainings: measured if there are several seeds,
     otherwise the published value.
 
-    It is empty if no row depends on a seed, or if there are several seeds but no losses.
+    It is empty if the study does not depend on seeds, or if no loss was measured with several.
     """
     if facts["seeds"] == 1:
         said = (
@@ -159,7 +159,9 @@ def noise(rows: list[Row], facts: dict[str, Any]) -> str:
 
 
 def _environment(facts: dict[str, Any]) -> str:
-    """Return a sentence: preset, seeds, machine, versions and text of a study."""
+    """Return two or more short sentences: preset, seeds, device, versions, date and text of a
+    study.
+    """
     machine, corpus = facts["machine"], facts.get("corpus", {})
     versions = f"torch {machine['torch']}, Python {machine['python']}, {machine['date']}."
     text = f" Text: sha256 {corpus['fingerprint'][:16]}." if corpus else ""

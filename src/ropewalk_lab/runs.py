@@ -60,7 +60,7 @@ RUN_FILE, RESULTS_FILE = "run.json", "results.json"
 @dataclass(frozen=True)
 class RunReport:
     """How a run ended, its results on the held-out parts, and the folder of its model; `reason`
-    says why there is none.
+    says why there is no model.
     """
 
     outcome: Outcome
@@ -209,11 +209,11 @@ def _check_vocabulary(model: Any, tokenizer: Tokenizer, objective: str) -> None:
 
 
 def _check_model(folder: Path, table: dict[str, Any]) -> None:
-    """Raise an error if the run in a folder has another model, or would replace a model of no run,
-    else record this one.
+    """Raise an error if the folder has a run of another model, if its folder `model` was written by
+    no run, or if `start` lies in that; else record this model in RUN_FILE.
 
-    Loading a checkpoint would not fail if another model has weights of the same shapes. `start` is
-    recorded as a hash.
+    Models are compared here, because a checkpoint of another model loads without an error if its
+    weights have the same shapes. `start` is recorded as a hash.
     """
     written = folder / "model"  # the trained model replaces this folder
     if "start" in table and find_model(table["start"]).resolve().is_relative_to(written.resolve()):
@@ -273,7 +273,7 @@ def run_preset(
     """Train the model of a preset, evaluate it on the held-out parts, and write it to the folder
     `model` of the run.
 
-    Every rank must call this. A run that was stopped is not evaluated.
+    Every rank must call this. A run that was stopped is not evaluated, and its model not written.
 
     folder       where the run is stored; no other run may use it meanwhile
     parallel     the ranks that train together

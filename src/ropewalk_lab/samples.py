@@ -56,7 +56,9 @@ def _triplets(draw: random.Random, count: int, characters: int) -> list[str]:
 
 
 def _sentence_pairs(draw: random.Random, count: int, characters: int) -> list[str]:
-    """Return lines in the format of GLUE's RTE: does the first sentence entail the second?"""
+    """Return a header and `count` lines in the format of GLUE's RTE, whose question is whether the
+    first text entails the second.
+    """
     lines = ["index\tsentence1\tsentence2\tlabel"]
     for number in range(count):
         thing, quality, place = draw.choice(THINGS), draw.choice(QUALITIES), draw.choice(PLACES)

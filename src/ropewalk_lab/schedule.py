@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ropewalk.errors import integer
 
-#: tokens of one step; more would be a typing error
+#: the most tokens of one step; more would be a typing error
 MOST_TOKENS = 1 << 28
 
 
@@ -80,8 +80,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def learning_rate(
     step: int, steps: int, *, highest: float, schedule: str, warmup: int, final: float
 ) -> float:
-    """Return the rate of a step (from 0): linear over `warmup` steps, then the schedule down to
-    `final` times the highest.
+    """Return the rate of a step (from 0): it rises linearly over `warmup` steps to `highest`, then
+    follows the schedule, which ends at `final` times `highest` ("constant" stays at `highest`).
     """
     if step < warmup:
         return highest * (step + 1) / warmup

@@ -40,7 +40,7 @@ _PI = Decimal("3.141592653589793238462643383279502884197169399375105820974944592
 
 
 def definition(pairs: int, theta: float = 10_000.0) -> list[Decimal]:
-    """Return the frequencies theta^(-2i/d) to 60 digits."""
+    """Return the frequencies theta^(-2i/d), d = 2 * pairs, to 60 digits."""
     with localcontext(prec=_DIGITS):
         return [Decimal(theta) ** (Decimal(-i) / pairs) for i in range(pairs)]
 
@@ -68,11 +68,11 @@ def table_error(spec: RopeSpec, radians: Sequence[Decimal], positions: Sequence[
 
 @dataclass(frozen=True)
 class Precision:
-    """Errors of cos and sin near one position with one precision policy.
+    """Largest absolute errors of cos and sin near one position with one precision policy.
 
-    error      relative to the exact frequencies theta^(-2i/d)
-    own_error  relative to the policy's own frequencies: float32 ones, or with "exact" those with 40
-               digits
+    error      against cos and sin of the exact frequencies theta^(-2i/d)
+    own_error  against those of the policy's own frequencies: float32 ones, or with "exact" those
+               with 40 digits
     """
 
     policy: str
@@ -82,16 +82,17 @@ class Precision:
 
     @property
     def bound(self) -> float:
-        """The limit of `error`: ROUNDING, and for each step half of 2^-64 turns with "exact", one
-        rounding unit of float32 with "hf_frequencies", or two with "hf", which also rounds the
-        angle.
+        """The limit of `error`: ROUNDING + position x u, at most 2, which no error exceeds.
+
+        u is half of 2^-64 turns with "exact", 2^-23 radians with "hf_frequencies", and 2^-22 with
+        "hf", which also rounds the angle.
         """
         unit = {"exact": np.pi * 2.0**-64, "hf_frequencies": 2.0**-23, "hf": 2.0**-22}[self.policy]
         return min(2.0, ROUNDING + self.position * unit)
 
     @property
     def own_bound(self) -> float:
-        """The limit of `own_error`: ROUNDING, and for each step half of 2^-64 turns. "hf" rounds as
+        """The limit of `own_error`: ROUNDING + position x half of 2^-64 turns. "hf" rounds angles as
         transformers does, so its limit is 2, which no error exceeds.
         """
         return 2.0 if self.policy == "hf" else ROUNDING + self.position * np.pi * 2.0**-64
@@ -168,7 +169,7 @@ def laws() -> list[Law]:
 
 def order_difference(rope: Rope | None) -> float:
     """Return the largest difference of a word's attention output between "cat chases mouse" and
-    "mouse chases cat".
+    "mouse chases cat", with words rotated by `rope`; None: not rotated.
     """
     words = torch.randn(
         3, HEAD_DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
@@ -181,7 +182,7 @@ def order_difference(rope: Rope | None) -> float:
 
 
 def _scores(rope: Rope, q: Tensor, k: Tensor, offset: int) -> Tensor:
-    """Return the scores of q and k in float64, rotated at positions offset, offset + 1, ..."""
+    """Return <q, k> / HEAD_DIM in float64, with q and k rotated at offset, offset + 1, ..."""
     q, k = rope(q.double(), k.double(), offset=offset)
     return q @ k.mT / HEAD_DIM
 
@@ -208,8 +209,8 @@ def _hf_difference() -> Tensor:
 class Speed:
     """Error and time of one implementation.
 
-    error         largest error of a rotated pair, divided by the norm of the pair; None if not
-                  measured
+    error         largest error of a component of a rotated pair, divided by the norm of the pair;
+                  None if not measured
     bound         the limit of `error`; None if there is none
     milliseconds  time to rotate one q and one k
     reason        why it was not measured, or None
@@ -302,8 +303,8 @@ def _query_key(tokens: int, dtype: str, device: str) -> tuple[Tensor, Tensor]:
 def _rotation_error(
     rotate: Callable[[Tensor, Tensor], Tensor], layout: str, dtype: str, device: str
 ) -> float:
-    """Return the largest error of `rotate(x, positions)`, divided by the norm of the pair, over
-    small and large positions.
+    """Return the largest error of a component of `rotate(x, positions)`, divided by the norm of its
+    pair, over small and large positions.
     """
     positions = [0, 1, 17, *(p + 1 for p in POSITIONS[:3])]
     x = torch.randn(1, 3, len(positions), HEAD_DIM, generator=torch.Generator().manual_seed(1)).to(
@@ -331,7 +332,9 @@ def _pairs(x: Tensor, layout: str) -> np.ndarray:
 
 
 def clock(run: Callable[[], object], device: str = "cpu", seconds: float = 0.4) -> float:
-    """Return the median time of at least three calls in milliseconds, after one warm-up call."""
+    """Return the median time of a call in milliseconds, after one warm-up call; calls are timed for
+    about `seconds`, at least three.
+    """
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     run()
     wait()

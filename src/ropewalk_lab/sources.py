@@ -248,7 +248,7 @@ def _rows_of(folder: Path, field: str) -> Iterator[Document]:
     except ImportError:
         raise RopeError(
             "source",
-            "must be text, or a saved dataset with the datasets package: pip install datasets",
+            "must be text files; to read a saved dataset, run: pip install datasets",
             str(folder),
         ) from None
     rows = datasets.load_from_disk(str(folder))

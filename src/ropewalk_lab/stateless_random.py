@@ -32,7 +32,7 @@ def fold(*numbers: int) -> int:
     """Return one 64-bit seed from several integers; another order of them gives another seed."""
     seed = np.zeros(1, dtype=np.uint64)
     for number in numbers:
-        # times 3, so that the numbers before weigh differently from this one
+        # times 3, so that the order of the numbers matters
         seed = mix(
             seed * np.uint64(3) + np.array([number & _WRAP], dtype=np.uint64) + np.uint64(_GOLDEN)
         )
@@ -51,8 +51,8 @@ def bits(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
 def below(
     seed: int, index: np.ndarray, stream: int, count: int, high: int | np.ndarray
 ) -> np.ndarray:
-    """Return int64 [len(index), count] in 0 ... high - 1, high < 2^32; `high` may be an array, per
-    row or per number.
+    """Return random int64 [len(index), count] in 0 ... high - 1, high < 2^32; `high` may be an
+    array, one for each row or for each number.
     """
     limit = np.asarray(high, dtype=np.uint64)
     limit = limit[:, None] if limit.ndim == 1 else limit
@@ -62,13 +62,13 @@ def below(
 
 
 def uniform(seed: int, index: np.ndarray, stream: int, count: int) -> np.ndarray:
-    """Return float64 [len(index), count] in [0, 1)."""
+    """Return random float64 [len(index), count] in [0, 1)."""
     return (bits(seed, index, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def permuted(index: np.ndarray, size: int, seeds: np.ndarray) -> np.ndarray:
-    """Return the position of each `index` (0 ... size - 1) in a random permutation of `size` items
-    that its seed determines.
+    """Return the position of each `index` (0 ... size - 1) in a random permutation of `size` items;
+    the entry of `seeds` at the same place determines the permutation.
 
     A Feistel network permutes the numbers 0 ... 4**n - 1, at least `size` of them; it is applied
     again to every result outside 0 ... size - 1.

@@ -32,8 +32,8 @@ _VOCAB_SETTINGS: dict[str, Any] = {
 class Subwords:
     """Tokens of a vocabulary; a mask token is added if the vocabulary has none.
 
-    path  tokenizer.json, or a vocab.txt with one token per line; a tokenizer_config.json beside it
-          is read
+    path  tokenizer.json, or a vocab.txt with one token per line; a tokenizer_config.json beside a
+          vocab.txt is read too
     """
 
     dtype = np.uint32
@@ -103,7 +103,9 @@ class Subwords:
         return np.asarray(encoded.ids, dtype=np.uint32)
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Return, for each token of [..., S], whether a word begins there."""
+        """Return, for each token of [..., S], whether a word begins there; at the first of a row
+        one always does.
+        """
         starts = self._starts[tokens]
         starts[..., 0] = True
         return starts
@@ -114,8 +116,8 @@ def _word_starts(inner: Any, texts: list[str]) -> np.ndarray:
     parts = json.loads(inner.to_str())
     if parts["model"]["type"] == "WordPiece":  # ## continues a word
         return np.array([not text.startswith("##") for text in texts])
-    # ▁ (sentencepiece) is a space before a word, as Ġ of the byte level; other letters and digits
-    # continue one
+    # a token begins a word if it begins with a space, which is ▁ in sentencepiece and Ġ in byte
+    # level, or with a punctuation mark; one that begins with a letter or a digit continues a word
     spaces = ("Ġ", "▁")
     if '"ByteLevel"' in json.dumps([parts["pre_tokenizer"], parts["decoder"]]):
         # bytes 9 to 13, from the tab and the newline to the carriage return

@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """How to make samples, the shortest possible length, and an example or description."""
+    """How to make samples, the fewest tokens of a row, and an example or description."""
 
     make: Callable[..., Sample]
     shortest: int
@@ -55,8 +55,8 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
     """
 
     def make(seed: int, index: np.ndarray, length: int, least: float = 1.0) -> Sample:
-        """Return words of n letters, a bar, and the answer as target; n is at least the share
-        `least` of the largest.
+        """Return words of n letters, a bar, and the answer as target; n is random, from the share
+        `least` of the largest n that fits to that largest n.
         """
         max_n = (length - 1) // 2
         min_n = max(1, int(max_n * number("least", least, low=0, high=1)))
@@ -82,7 +82,7 @@ def transcription(order: Callable[[np.ndarray], np.ndarray]) -> Callable[..., Sa
 
 
 def as_written(word: np.ndarray) -> np.ndarray:
-    """Return the source index of each symbol of a copy; absent symbols are len(LETTERS)."""
+    """Return the source index of each symbol of a copy: its own place."""
     return np.arange(word.shape[1])[None].repeat(len(word), 0)
 
 
@@ -119,8 +119,8 @@ def addition(seed: int, index: np.ndarray, length: int, digits: int | None = Non
 
 
 def induction(seed: int, index: np.ndarray, length: int, depth: float | None = None) -> Sample:
-    """Return random letters that contain a letter A once, followed by some B, and end in A B; the
-    last B is the target.
+    """Return random letters with a letter A and some letter B after it, which end in A B again; A
+    occurs nowhere else, and the last B is the target.
 
     `depth` is the relative position of the first A; by default it is random.
     """
@@ -142,8 +142,8 @@ def induction(seed: int, index: np.ndarray, length: int, depth: float | None = N
 def recall(
     seed: int, index: np.ndarray, length: int, pairs: int = 8, depth: float | None = None
 ) -> Sample:
-    """Return (letter, digit) pairs among filler, then one of the letters and, as the target, its
-    digit.
+    """Return (letter, digit) pairs among filler, then "?", one of the letters and, as the target,
+    its digit.
 
     `depth` is the relative position of the pair in question; None: at random.
     """

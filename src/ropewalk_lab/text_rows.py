@@ -40,7 +40,9 @@ def make_row(tokenizer: Tokenizer, first: str, second: str | None, length: int) 
     room = length - special
     if room < 1:
         raise RopeError(
-            "length", f"must leave room for text beside {special} special tokens", length
+            "length",
+            f"must be at least {special + 1}, to leave room for text beside {special} special tokens",
+            length,
         )
     if second is None:
         parts, types = [a[:room]], [0]

@@ -34,7 +34,7 @@ OWNERS = (
     b"Sue",
     b"Tim",
 )
-#: characters of the text that is repeated, and of its repeat that are given as a cue
+#: letters of a name that is repeated, and how many of them are given as a cue when it is repeated
 COPIED, CUE = 16, 3
 
 
@@ -98,8 +98,8 @@ def passkey(seed: int, index: np.ndarray, length: int, depth: float | None = Non
 def needle(
     seed: int, index: np.ndarray, length: int, depth: float | None = None, needles: int = 3
 ) -> Sample:
-    """Return filler that states the numbers of several people and ends with a question about one of
-    them.
+    """Return filler that states the numbers of several people and ends with the question for one of
+    them and the answer; that person's number is stated at the relative position `depth`.
     """
     n = integer("needles", needles, low=1, high=len(OWNERS))
     names = np.frombuffer(b"".join(OWNERS), dtype=np.uint8).reshape(len(OWNERS), -1)
@@ -114,7 +114,8 @@ def needle(
 
 
 def planted(seed: int, index: np.ndarray, length: int, distance: int | None = None) -> Sample:
-    """Return words drawn by Zipf's law and a random name that is repeated `distance` tokens later.
+    """Return words drawn by Zipf's law and a random name that is repeated `distance` tokens later,
+    by default half of `length`.
 
     The name is 16 letters between < and >. In the copy, the first three letters are given and the
     others are targets.

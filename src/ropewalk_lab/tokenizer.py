@@ -10,8 +10,8 @@ import numpy as np
 from ropewalk.errors import RopeError
 from ropewalk_lab.subwords import Subwords
 
-#: the file of a checkpoint that holds its tokenizer; vocab.txt comes first, as a RoFormer's
-#: tokenizer.json has no segmentation
+#: files that may hold the tokenizer of a checkpoint; the first that exists is used. vocab.txt comes
+#: first, because a RoFormer's tokenizer.json lacks the segmentation into Chinese words
 TOKENIZER_FILES = ("vocab.txt", "tokenizer.json")
 
 
@@ -38,7 +38,9 @@ class Tokenizer(Protocol):
         ...
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Return, for each token of [..., S], whether a word begins there."""
+        """Return, for each token of [..., S], whether a word begins there; at the first of a row
+        one always does.
+        """
         ...
 
 
@@ -59,8 +61,8 @@ class Bytes:
         return np.frombuffer(text, dtype=np.uint8)
 
     def starts_word(self, tokens: np.ndarray) -> np.ndarray:
-        """Return whether a word begins at each token: a run of letters, digits, _ and non-ASCII
-        bytes, or any other byte.
+        """Return whether a word begins at each token. A word is a run of letters, digits, _ and
+        non-ASCII bytes; every other byte is a word of its own. The first token of a row begins one.
         """
         inside = _WORD[np.minimum(tokens, 255)]
         starts = np.ones(tokens.shape, dtype=bool)

@@ -118,7 +118,7 @@ class Trainer:
         if not self.step:
             torch.manual_seed(fold(self.settings.seed, self.parallel.rank))
         if not self.resume() and self.folder is not None and self.parallel.first:
-            # the rows of a run that was killed before its first checkpoint
+            # remove the rows of a run that was killed before its first checkpoint
             self.log.truncate(self.step)
         last = steps if stop is None else min(stop, steps)
         bar = Progress("train", steps, self.step, self._progress)
@@ -204,7 +204,7 @@ class Trainer:
     @property
     def smoothed(self) -> float | None:
         """The exponential moving average of the loss over the logged steps, corrected for its start
-        at zero.
+        at zero; None before the first is logged.
         """
         logged = self.step - len(self._unlogged)
         return self._average / (1 - self.settings.smoothing**logged) if logged else None
@@ -339,6 +339,7 @@ class Trainer:
         if state["data"] != self.batches.fingerprint:
             raise RopeError(
                 "data",
-                f"must be those of the run in {self.folder}, {state['data']}",
+                f"must be those of the run in {self.folder}, {state['data']}; use a new folder for "
+                "other data",
                 self.batches.fingerprint,
             )

@@ -88,7 +88,7 @@ def test_a_contender_that_cannot_run_is_skipped_and_the_others_are_timed(monkeyp
     ]
 
 
-def test_rows_carry_a_time_and_the_ceiling_of_the_same_run(tmp_path):
+def test_rows_have_the_time_of_a_call_and_of_a_copy(tmp_path):
     found = list(
         cpu._case_rows(
             cases.make_case("tiny", "bhsd"), "bhsd", ("ropewalk", "transformers, eager"), rounds=2
@@ -187,7 +187,7 @@ def test_every_table_is_on_a_page(monkeypatch):
     assert [name for name in page_tables.MAKERS if f"<!-- {name}: start -->" not in text] == []
 
 
-def test_a_bar_in_a_cell_does_not_end_the_cell():
+def test_a_vertical_bar_in_a_markdown_cell_is_escaped():
     header, alignment, line = tables.markdown(["of", "|x|"], [["a", "1"]]).splitlines()
     assert header == r"| of | \|x\| |"
     assert alignment.count("|") == line.count("|") == 3

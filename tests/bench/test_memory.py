@@ -94,7 +94,7 @@ def test_rotating_in_place_allocates_nothing_and_otherwise_only_the_results(monk
     assert peaks["transformers, eager"] > case.bytes
 
 
-def test_rows_and_table_have_the_peak(monkeypatch, capsys):
+def test_rows_and_the_printed_table_have_the_peak_memory(monkeypatch, capsys):
     monkeypatch.setitem(cases.SHAPES, "tiny", (2, 64, 4, 2, 64, torch.float32))
     case = cases.make_case("tiny", "bhsd")
     found = {row["pass"]: row for row in cpu._case_rows(case, "bhsd", ("ropewalk",), rounds=2)}

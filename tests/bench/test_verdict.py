@@ -14,14 +14,14 @@ def row(contender: str, us: float, shape: str = "a", **more) -> dict:
     }
 
 
-def test_a_verdict_without_lost_cases_gives_the_ratio_to_a_copy():
+def test_without_lost_cases_the_verdict_is_the_ratio_to_a_copy():
     rows = [row("ropewalk", 12.0), row("peer", 30.0), row("ropewalk, eager", 11.0)]
     assert verdict(rows) == (
         "Verdict: ropewalk is the fastest in 1 of 1 cases, in the median 1.20 times as long as a copy."
     )
 
 
-def test_a_lost_case_names_the_winner():
+def test_the_verdict_names_the_winner_of_lost_cases():
     rows = [row("ropewalk", 12.0), row("peer", 30.0)]
     rows += [row("ropewalk", 40.0, "b"), row("peer", 20.0, "b"), row("other", 35.0, "b")]
     assert verdict(rows) == (

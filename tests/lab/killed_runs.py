@@ -1,5 +1,5 @@
-"""One run left in peace and one killed again and again, at moments drawn from a seed; prints the
-steps it was killed at.
+"""Run a training to its end, and another that is killed KILLS times at moments drawn from a seed;
+print the last logged step before each kill.
 """
 
 import json
@@ -23,7 +23,7 @@ KILLS = 3
 
 
 def begin(folder: Path, run: str) -> int:
-    """A run in a process of its own, begun or continued; its id."""
+    """Begin or continue a run in a process of its own; return the process id."""
     child = os.fork()
     if child:
         return child
@@ -33,7 +33,9 @@ def begin(folder: Path, run: str) -> int:
 
 
 def kill_somewhere(folder: Path, draw: random.Random) -> int:
-    """Start the run, let it take a few steps and kill it without warning; the last step it logged."""
+    """Begin or continue the run "killed", kill it after a few steps; return the last step in its
+    log.
+    """
     log = folder / "killed" / "log.jsonl"
     child, before = begin(folder, "killed"), len(read_log(log))
     wanted = before + draw.randint(2, 5)

@@ -22,7 +22,9 @@ WORLD = 2
 
 
 def shared_run(folder: Path, kind: str, parallel=None, stop: int | None = None):
-    """A run with unequal counts of targets, learned frequencies, accumulation and clipping."""
+    """Train with unequal counts of targets, learned frequencies, accumulation and clipping, up to
+    `stop`, from the last checkpoint if there is one; return the trainer.
+    """
     masked = MaskedBatches(tiny_batches(folder), Bytes(), share=0.4)
     model = tiny_model("rope_learnable")
     settings = tiny_settings(accumulation=2, clip=0.5)
@@ -34,7 +36,9 @@ def shared_run(folder: Path, kind: str, parallel=None, stop: int | None = None):
 
 
 def evaluated_run(folder: Path, kind: str, parallel):
-    """A masked language model of a preset, trained for a step and evaluated on held-out text."""
+    """Train a masked language model of a preset for a step, and return the report with its
+    evaluation on held-out text.
+    """
     text = [
         f"data.source={folder / 'text'}",
         f"data.cache={folder / 'cache'}",
@@ -53,7 +57,9 @@ def evaluated_run(folder: Path, kind: str, parallel):
 
 
 def start(rank: int, folder: str, ports: dict[str, int]) -> None:
-    """Every kind of run in two pieces: the second continues what the first saved."""
+    """Run what one rank does: for each kind of parallel run, the shared run in two pieces, of which
+    the second continues the first, then the evaluated run.
+    """
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     for kind, port in ports.items():

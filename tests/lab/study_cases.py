@@ -24,7 +24,7 @@ SMALLER = {
 
 
 def tiny(name: str, folder: Path, **settings) -> Study:
-    """A study whose smoke preset reads a small folder of text."""
+    """Return a study whose only preset, smoke, reads a small folder of text."""
     study = STUDIES[name]
     smoke = study.presets["smoke"] | SMALLER.get(name, {}) | settings
     if "changes" in smoke:
@@ -40,8 +40,8 @@ def tiny(name: str, folder: Path, **settings) -> Study:
 def run_tiny(
     name: str, folder: Path, out: str = "out", workers: int = 1, figures: bool = False, **settings
 ) -> Path:
-    """The folder of a tiny study that has run; figures take longer than all else, so they are drawn
-    where they are asked for.
+    """Run a tiny study and return its folder. Figures are drawn only with `figures`, because they
+    take longer than all else.
     """
     with nullcontext() if figures else mock.patch("ropewalk_lab.studies.study.draw_figures"):
         return run_study(
@@ -55,12 +55,13 @@ SIZES: dict[str, Any] = {
     "num_layers": 2,
     "num_heads": 2,
 }
-#: wide weights, or attention is even and no position matters in models that were hardly trained
+#: with smaller initial weights, attention in hardly trained models would be nearly uniform, and
+#: positions would not matter
 SHARP = ["model.init_std=0.4"]
 
 
 def saved_decoder(models: Path, name: str, encoding) -> Decoder:
-    """A trained model from its checkpoint alone."""
+    """Return the trained decoder of a study, built here and with the weights of its checkpoint."""
     (path,) = models.glob(f"{name}-*/step-*/model.safetensors")
     header = read_header(path)
     model = Decoder(DecoderConfig(vocab_size=264, encoding=encoding, length=32, **SIZES))

@@ -1,4 +1,6 @@
-"""Batches by sample number: every window once, masks in their shares, mixtures that know no batch."""
+"""Batches by sample number: every window once, masks in their shares, and samples that do not
+depend on their batch.
+"""
 
 import numpy as np
 import pytest
@@ -146,7 +148,7 @@ def test_passes_begin_at_different_offsets(tmp_path):
     assert set(offsets.tolist()) == set(range(7))
 
 
-def test_other_samples_have_another_fingerprint(tmp_path):
+def test_mixtures_of_another_seed_have_another_fingerprint(tmp_path):
     parts = (tiny_batches(tmp_path), TaskBatches("passkey"))
     one, other = (MixedBatches(parts, (0.5, 0.5), seed) for seed in (0, 1))
     index = np.arange(40)

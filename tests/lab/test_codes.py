@@ -60,8 +60,8 @@ def test_windows_of_one_seed_are_equal_and_of_two_differ():
 
 @pytest.mark.parametrize(("tokens", "count"), [(100, 2), (65536, len(NAMES) + 1), (1000, -1)])
 def test_more_codes_than_names_or_than_the_window_holds_are_refused(tokens, count):
-    rule = {100: "must be fewer: they have .* tokens, and a window has 100; got 2"}.get(
-        tokens, "must be"
-    )
+    rule = {
+        100: "must be fewer: their statements and questions have .* tokens, a window has 100; got 2"
+    }.get(tokens, "must be")
     with pytest.raises(RopeError, match=f"codes.*{rule}"):
         window_of(tokens, count)

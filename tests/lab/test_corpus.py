@@ -37,12 +37,14 @@ def test_every_file_is_in_the_split_its_name_says(tmp_path):
     assert all(held_out(name) == out for name, out in by_hash.items())
 
 
-def test_tokens_are_mapped_not_read(tmp_path):
+def test_the_tokens_of_a_split_are_memory_mapped(tmp_path):
     assert isinstance(tiny_corpus(tmp_path).train.tokens, np.memmap)
 
 
 class WordLengths(Bytes):
-    """A token for each word, 70,000 and its number of letters: more than a byte holds."""
+    """A tokenizer that gives each word the token 70,000 + its number of letters, more than a byte
+    holds.
+    """
 
     name, vocab_size, dtype, separator = "lengths", 80_000, np.uint32, 69_999
 
@@ -200,7 +202,7 @@ def test_every_source_finds_over_100_files_without_tests_and_installed_packages(
     assert not any(each.startswith(("python/site-packages", "python/test/")) for each in names)
 
 
-def test_prose_has_docstrings_and_no_code():
+def test_prose_begins_with_a_docstring_and_not_with_code():
     source = SOURCES["prose"]()
     text = {
         name: b"".join(t for _, t in source.read(name, path))

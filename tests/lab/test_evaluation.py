@@ -135,7 +135,7 @@ def test_evaluation_does_not_see_training_samples():
     assert not {bytes(r.tolist()) for r in first} & {bytes(r.tolist()) for r in later}
 
 
-def test_impossible_lengths_are_refused(windows):
+def test_lengths_beyond_the_window_or_below_the_tail_are_refused(windows):
     # windows of 65 tokens, so 64 targets; the loss is that of the last 8
     with pytest.raises(RopeError, match="lengths"):
         losses_by_length(uniform_model, windows, [65], 8)

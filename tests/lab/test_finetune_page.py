@@ -22,7 +22,7 @@ BLOCKS = re.findall(
 
 
 def commands(block: str) -> list[list[str]]:
-    """The words of each command; a line that ends in a backslash goes on."""
+    """Return the words after `ropewalk` of each command; a backslash joins a line to the next."""
     lines = block.replace("\\\n", " ").splitlines()
     found = [shlex.split(line, comments=True) for line in lines]
     assert all(words[0] == "ropewalk" for words in found)

@@ -281,7 +281,7 @@ def test_the_rate_rises_for_a_tenth_and_falls_to_nothing(cail):
 
 
 @pytest.mark.parametrize(("batch", "epochs", "steps"), [(6, 3.0, 32), (6, 0.1, 2), (48, 2.0, 3)])
-def test_batches_go_on_from_one_pass_into_the_next(cail, batch, epochs, steps):
+def test_the_steps_of_a_fine_tuning_round_up_the_samples_of_all_passes(cail, batch, epochs, steps):
     """Only the last batch of all passes may reach beyond them: 3 passes over 64 triplets are 192,
     which is 32 batches of 6, although one pass alone takes 11.
     """
@@ -319,7 +319,7 @@ def test_lines_without_a_label_are_not_trained_on(tmp_path):
     assert opened.classes == ("kind 0", "kind 1", "kind 2")
 
 
-def test_a_decoder_goes_on_from_a_checkpoint_with_text(tmp_path):
+def test_a_decoder_checkpoint_starts_a_language_model_and_no_classifier(tmp_path):
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(264, 16, 24, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "start")
@@ -545,7 +545,7 @@ REFUSED = {
     ),
     "too short": (
         ["--tokenizer", "{0}/vocab.txt", "--length", "3"],
-        "length: must leave room for text beside 3 special tokens",
+        "length: must be at least 4, to leave room for text beside 3 special tokens",
     ),
     "more positions than the model has": (
         ["--tokenizer", "{0}/vocab.txt", "--set", "model.encoding=learned", "--length", "2000"],

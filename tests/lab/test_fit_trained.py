@@ -56,8 +56,8 @@ def trained(folder, theta: float, layers: int, steps: int) -> tuple[Decoder, tor
 def measured(
     rows: list[dict], method: str, length: int = LENGTH, to: int = TO
 ) -> dict[str, np.ndarray]:
-    """Measure -> one value for each window or pass key, lower is better; read without the code that
-    decides.
+    """Return {measure: one value for each window or pass key}, lower is better, computed without
+    the code of `fit.decide`.
     """
     own = sorted(
         (row for row in rows if row["method"] == method and row["metric"] == "text"),
@@ -85,7 +85,7 @@ def is_better(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def unbeaten(best: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    """Whether the other method is better in no measure, or worse in one."""
+    """Return whether the other method is better in no measure, or worse in at least one."""
     better = [measure for measure in best if is_better(other[measure], best[measure])]
     return not better or any(is_better(best[measure], other[measure]) for measure in best)
 

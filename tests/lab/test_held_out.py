@@ -25,8 +25,8 @@ from ropewalk_lab.settings import read_preset
 
 
 class Text:
-    """Samples of language modelling: every token of a sample is its number modulo 3, and every
-    target is 1.
+    """Samples of language modelling: every token of a sample is the sample's number modulo 3, and
+    every target is 1.
     """
 
     fingerprint = "text"
@@ -40,7 +40,9 @@ class Text:
 
 
 def knows_a_third(tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of a model that predicts that the same token follows."""
+    """Return the logits of a model that predicts each token to follow itself; it is right at the
+    token 1 alone.
+    """
     return F.one_hot(tokens, 3).float()
 
 
@@ -97,7 +99,7 @@ def test_the_bar_counts_the_samples_of_the_part(monkeypatch):
     assert shown == [("evaluate valid", 5, 0), *shares, "closed"]
 
 
-def test_ranks_that_divide_rows_add_up_to_the_whole():
+def test_a_context_run_sums_loss_hits_and_count_over_the_ranks():
     """A context run of one rank takes the path of several: loss, hits and count are summed over the
     ranks.
     """
@@ -110,7 +112,7 @@ def test_ranks_that_divide_rows_add_up_to_the_whole():
     assert found.loss == pytest.approx((right + 2 * wrong) / 3, rel=1e-6)
 
 
-def test_rows_of_no_length_are_refused(tmp_path):
+def test_a_length_of_0_and_an_absent_model_are_refused(tmp_path):
     folder = write_checkpoint(tmp_path / "model", head="classification", num_labels=1)
     (folder / "ropewalk.json").write_text(
         json.dumps({"objective": "pairs", "length": 8, "tokenizer": "vocab.txt"})

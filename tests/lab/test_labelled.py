@@ -222,7 +222,7 @@ def test_data_of_other_texts_labels_or_tokenizers_have_other_fingerprints(tmp_pa
 
 
 class Given(nn.Module):
-    """A model whose output is known."""
+    """A model that returns a given output."""
 
     def __init__(self, output):
         super().__init__()

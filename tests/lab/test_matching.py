@@ -84,7 +84,7 @@ def test_every_triplet_once_before_any_comes_again():
     assert found == {t.encode() for m in MANY for t in (m.b, m.c)}
 
 
-def test_long_texts_are_cut_to_half_each():
+def test_two_long_texts_each_get_half_of_the_row():
     long = [Triplet("a" * 99, "b" * 99, "c" * 99, "B")]
     batch = TripletBatches(long, swap=False).batch(np.array([0]), 20)
     assert [bytes(row.tolist()) for row in batch.inputs] == [
@@ -93,7 +93,7 @@ def test_long_texts_are_cut_to_half_each():
 
 
 class Counts(nn.Module):
-    """Scores, or vectors, by what is in a text."""
+    """A model that scores a pair, or maps a text to a vector, by whether the letter u is in it."""
 
     def __init__(self, form):
         super().__init__()

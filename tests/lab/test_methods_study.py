@@ -203,7 +203,7 @@ def test_a_gpu_trains_one_model_at_a_time_unless_asked(tmp_path):
     assert seen == [1, 5]
 
 
-def test_claims_of_one_length_are_about_that_length():
+def test_with_one_length_every_claim_of_methods_is_about_it():
     texts = [claim.text for claim in methods.claims([], [96])]
     assert texts
     assert all(text.startswith("At 96, ") for text in texts)

@@ -20,7 +20,9 @@ def test_the_answer_loss_ignores_all_other_tokens():
     batch = task.batch(np.array([1 << 41]), 160)
 
     def knows(answer: bool):
-        """A model sure of the right token at the answer, or everywhere else."""
+        """Return a model that is sure of the right token at the answer if `answer`, else at all
+        other tokens.
+        """
         sure = (batch.targets != IGNORED) == answer
         logits = torch.zeros(1, 160, VOCABULARY)
         right = torch.where(

@@ -49,8 +49,8 @@ def folder(tmp_path_factory):
 
 
 def by_transformers(folder, request):
-    """Tokens, losses in float64 and attention [layers, H, S, S] of transformers with its own
-    scaling.
+    """Return (text, positions, losses from float64 logits, attention [layers, H, S, S]) of the
+    request's text, by transformers with its own scaling.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -186,7 +186,7 @@ def test_what_is_written_is_the_greedy_text_of_transformers(folder):
     assert found.written == tokenizer.decode(written)
 
 
-def test_the_head_that_is_shown_first_attends_from_the_question_to_the_statement(folder):
+def test_telling_head_attends_most_from_the_question_to_the_statement(folder):
     found = reading.read(reading.load(str(folder)), ASKED)
     layer, head = reading.telling_head(found)
     keys = slice(max(found.stated - 1, 0), found.stated + 1)

@@ -58,7 +58,7 @@ def test_a_training_that_wrote_nothing_for_15_seconds_is_not_printed(
     assert capsys.readouterr().err == f"encodings: {shown} (1 of 4)\n"
 
 
-def test_a_line_comes_at_least_every_twenty_seconds():
+def test_lines_of_progress_are_at_most_twenty_seconds_apart():
     assert jobs.LINES + jobs.POLL <= 20
 
 
@@ -71,7 +71,7 @@ def test_a_finished_job_is_printed_with_its_seconds_and_its_number(capsys, tmp_p
 
 
 @pytest.mark.parametrize("before", [None, "7"])
-def test_workers_get_one_openmp_thread_and_the_environment_stays(monkeypatch, before):
+def test_workers_get_one_openmp_thread_and_the_variable_is_restored(monkeypatch, before):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if before is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", before)

@@ -158,11 +158,11 @@ def test_the_published_matching_names_how_its_models_were_tuned():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_settings_of_others_are_told_as_they_were(name):
+def test_settings_of_published_tables_have_the_numbers_written_out_here(name):
     assert SETTINGS[name] in PUBLISHED[name].setting
 
 
-def test_every_setting_with_a_number_is_written_out_here():
+def test_no_setting_with_a_number_is_missing_here():
     with_numbers = {name for name, table in PUBLISHED.items() if re.search(r"\d\d", table.setting)}
     assert with_numbers <= {*SETTINGS, "roformer-cail"}
 

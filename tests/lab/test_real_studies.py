@@ -86,7 +86,7 @@ def test_mean_kl_equals_the_kl_of_all_logits_at_once(tiny):
     assert real_precision.mean_kl(model, model, tokens, 0) == pytest.approx(0.0, abs=1e-7)
 
 
-def test_with_exact_angles_far_positions_change_nothing(tiny):
+def test_positions_from_10_million_change_nothing_with_exact_angles(tiny):
     """transformers computes the angles in float32, which at ten million differs; ours do not."""
     model, encode = tiny
     tokens = real_windows(["python"], encode, 33, 2)[:1]
@@ -98,7 +98,7 @@ def test_with_exact_angles_far_positions_change_nothing(tiny):
     assert theirs > 100 * ours
 
 
-def test_a_shifted_cache_is_like_reading_again(tiny):
+def test_continuing_a_shifted_cache_gives_the_loss_of_reading_again(tiny):
     model, encode = tiny
     window = real_windows(["python"], encode, 40, 2)[0]
     with patched(model):
@@ -394,7 +394,7 @@ def test_a_short_text_gives_fewer_windows_and_the_others_more(
         assert [chr(window[0]) for window in take()] == list(starts)
 
 
-def test_a_loss_that_is_missing_moves_no_other_point_of_the_figure(monkeypatch):
+def test_a_missing_loss_shifts_no_other_point_of_the_figure(monkeypatch):
     drawn = {}
     monkeypatch.setattr(real_tune, "line_figure", lambda series, **_: drawn.update(series))
     fields = {"method": "yarn", "steps": 2}

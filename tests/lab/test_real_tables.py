@@ -54,7 +54,7 @@ def test_an_unscaled_model_has_the_losses_of_its_bands(tmp_path):
         assert found[band] == pytest.approx(losses, rel=1e-4)
 
 
-def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monkeypatch):
+def test_a_training_at_a_rate_near_0_leaves_the_losses_as_they_were(tmp_path, monkeypatch):
     """The text to train on begins after the 3,000,000 characters that windows are taken from, and
     has 9,000,000.
     """
@@ -90,7 +90,7 @@ def test_a_training_without_a_rate_leaves_the_losses_as_they_were(tmp_path, monk
 
 
 @pytest.mark.parametrize("windows", [0, 3])
-def test_without_a_search_no_window_is_spared(tmp_path, windows):
+def test_without_a_search_there_is_no_spare_window(tmp_path, windows):
     model, encode = open_real("tiny", CPU)
     meter = make_meter(
         Workspace(tmp_path, CPU),
@@ -115,7 +115,9 @@ def test_the_note_of_a_table_names_model_texts_and_seeds():
 def extend_rows(
     factor: float, losses: dict[str, tuple[tuple[float, float], ...]], ppl: float
 ) -> list[dict]:
-    """Rows of a study with two windows each, of a mean and a standard error."""
+    """Return rows of `real_extend`; `losses` has (mean, standard error) by method and band, and
+    each loss row has two windows with these.
+    """
     fields = {"factor": factor, "trained": 8192}
     rows = [
         row("loss", [mean - error, mean + error], band=band, method=name, **fields)
@@ -191,7 +193,7 @@ def test_the_heat_map_has_a_panel_for_each_method():
     assert np.asarray(panels["yarn"]).tolist() == [[0, 1], [0, 1]]
 
 
-def test_the_divergence_is_told_with_the_error_of_paired_windows():
+def test_the_claim_about_kl_states_the_error_over_paired_windows():
     fields = {"dtype": "float16", "length": 48, "offset": 0, "trained": 64}
     ours, more = np.arange(1, 10), np.array([2, 4, 2, 4, 2, 4, 2, 4, 3])
     rows = [row("kl", 1e-4 * ours, rotation="ropewalk", **fields)]

@@ -29,7 +29,7 @@ RUN = ("precision", "relative", "matching", "mlm_lengths")
 
 
 class Reader(HTMLParser):
-    """Text of a page, where it points to, and whether every tag is closed."""
+    """Collects the text of a page and the addresses it points to, and checks that tags are closed."""
 
     EMPTY = ("meta", "img", "br")
 
@@ -206,7 +206,7 @@ def test_runs_may_have_folders_of_any_name_and_no_figures(folder, tmp_path):
         write_report(tmp_path)
 
 
-def test_no_recommendation_on_retrieval_where_nothing_is_retrieved():
+def test_retrieval_is_advised_only_if_pass_keys_are_found_at_the_trained_length():
     common = {"base": 10_000.0, "seed": 0, "length": 96, "depth": 0.0}
     rows = [row("found", [0.0, 1.0], method="none", **common)]
     failed = StudyResult(
@@ -243,7 +243,7 @@ def test_depths_of_a_pass_key_are_samples_and_not_seeds():
     assert recommend({"passkey": held})[5].advice == "yarn."
 
 
-def test_the_noise_between_seeds_is_measured_or_said_to_be_published():
+def test_the_report_states_the_measured_noise_of_seeds_or_the_published_one():
     rows = [
         row("loss", [mean], model="a", length=8, seed=seed)
         for seed, mean in enumerate((1.0, 1.2, 1.4))
@@ -340,7 +340,7 @@ def test_the_command_lists_runs_and_reports(capsys, tmp_path):
         (("lab", "report", "."), "ropewalk lab run"),
     ],
 )
-def test_a_bad_request_is_one_line(capsys, tmp_path, monkeypatch, args, says):
+def test_a_bad_lab_command_exits_with_2_and_the_rule(capsys, tmp_path, monkeypatch, args, says):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *args)
     assert (code, out) == (2, "")

@@ -47,7 +47,7 @@ def test_every_token_of_the_vocabulary_is_there_once(tmp_path, form):
 
 
 @pytest.mark.parametrize("name", ["text.jsonl", "train.json"])
-def test_chinese_is_written_as_chinese(tmp_path, name):
+def test_json_lines_of_a_sample_hold_chinese_without_escapes(tmp_path, name):
     write_sample(tmp_path / "sample", "cail", count=20)
     lines = (tmp_path / "sample" / name).read_text(encoding="utf-8").splitlines()
     assert not any("\\u" in line for line in lines)
@@ -58,6 +58,6 @@ def test_chinese_is_written_as_chinese(tmp_path, name):
     "size",
     [{"count": 2**62}, {"count": 20, "characters": 2**62}, {"count": 100_000, "characters": 201}],
 )
-def test_a_sample_that_no_memory_holds_is_refused(tmp_path, size):
+def test_a_sample_with_too_many_lines_or_characters_is_refused(tmp_path, size):
     with pytest.raises(RopeError, match=f"{list(size)[-1]}: must be an integer from"):
         write_sample(tmp_path / "sample", **size)

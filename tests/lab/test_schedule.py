@@ -39,7 +39,7 @@ def rates(schedule, steps=101, warmup=10, final=0.1):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_warms_up_and_ends_where_it_should(schedule):
+def test_every_schedule_warms_up_and_then_never_rises_until_its_final_rate(schedule):
     found = rates(schedule)
     assert found[:10] == pytest.approx([0.2 * (i + 1) for i in range(10)])
     assert found[10] == 2.0
@@ -70,7 +70,7 @@ ROFORMER = [
 
 
 @pytest.mark.parametrize("factor", [1, 2, 4, 8])
-def test_one_factor_makes_roformers_stages_smaller(factor):
+def test_roformer_stages_divide_lengths_batches_and_steps_by_powers_of_the_factor(factor):
     expected = [
         (n // factor, batch // factor**2, round(steps / factor**4)) for n, batch, steps in ROFORMER
     ]
@@ -82,7 +82,7 @@ def test_one_factor_makes_roformers_stages_smaller(factor):
 
 
 @pytest.mark.parametrize("factor", [0, 1.5, 32])
-def test_factors_that_leave_nothing_are_refused(factor):
+def test_roformer_stages_refuse_a_factor_that_is_no_integer_from_1_to_16(factor):
     with pytest.raises((RopeError, Exception), match="factor"):
         roformer_stages(factor)
 

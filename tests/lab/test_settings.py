@@ -30,7 +30,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_presets_read_and_have_the_size_they_say(name):
+def test_every_preset_is_read_and_its_model_has_the_stated_size(name):
     assert preset_names() == sorted(SIZES)
     preset = read_preset(name)
     assert make_data(preset.data).objective in OBJECTIVES
@@ -42,7 +42,7 @@ def test_presets_read_and_have_the_size_they_say(name):
         )
 
 
-def test_the_presets_of_roformer_are_its_recipe_and_a_quarter_of_it():
+def test_presets_of_roformer_have_the_published_stages_or_those_made_smaller():
     paper, small = read_preset("roformer-paper"), read_preset("mlm")
     lengths, batches = (512, 1536, 256, 128, 1536, 512), (256, 256, 256, 512, 256, 512)
     steps = (200_000, 12_500, 120_000, 80_000, 10_000, 30_000)
@@ -104,7 +104,7 @@ def test_each_change_of_a_preset_sets_one_value():
         ("data.share=0.5", "set data.task"),
     ],
 )
-def test_wrong_values_are_named(change, said):
+def test_wrong_changes_of_a_preset_are_refused_with_the_rule(change, said):
     with pytest.raises(RopeError, match=said):
         make_trainer(read_preset("smoke", [change]))
 
@@ -130,7 +130,7 @@ def test_an_unknown_preset_lists_the_known(tmp_path):
         read_preset(tmp_path / "bad.toml")
 
 
-def test_a_model_is_the_same_for_a_seed_and_leaves_the_generator_alone():
+def test_a_seed_determines_a_new_model_and_torchs_generator_stays():
     before = torch.get_rng_state()
     table = {"hidden_size": 8, "intermediate_size": 8, "num_layers": 1, "num_heads": 2}
     first, again, other = (
@@ -179,7 +179,7 @@ def test_a_task_is_mixed_into_text(tmp_path):
 
 
 @pytest.mark.parametrize(("objective", "least"), [("causal", 256), ("masked", 257)])
-def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objective, least):
+def test_a_vocab_size_below_the_tokens_of_the_tokenizer_is_refused(tmp_path, objective, least):
     preset = tables(tmp_path, objective, source=str(write_text(tmp_path / "text")))
     preset.model["vocab_size"] = least
     assert make_trainer(preset, progress=False).run().step == 3
@@ -193,7 +193,7 @@ def test_a_new_model_has_at_least_the_tokens_of_its_tokenizer(tmp_path, objectiv
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, documents):
+def test_a_run_is_not_continued_with_another_setting_of_documents(tmp_path, documents):
     source = str(write_text(tmp_path / "text"))
     run = tmp_path / "run"
     make_trainer(
@@ -206,7 +206,9 @@ def test_a_run_is_not_continued_with_another_attention_to_documents(tmp_path, do
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_command_trains_and_goes_on(tmp_path, capsys, monkeypatch, precision):
+def test_the_command_trains_and_continues_only_with_the_same_settings(
+    tmp_path, capsys, monkeypatch, precision
+):
     monkeypatch.delenv("RANK", raising=False)
     source, folder = write_text(tmp_path / "text"), tmp_path / "run"
     given = [

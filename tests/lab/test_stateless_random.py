@@ -1,5 +1,5 @@
-"""Numbers without a state: the published generator, shuffles that lose nothing, samples that do not
-know their batch.
+"""Random numbers without a state: splitmix64, permutations, and samples that do not depend on their
+batch.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ def test_a_permutation_has_every_number_once(size):
         assert not np.array_equal(found, permuted(np.arange(size), size, seeds + np.uint64(1)))
 
 
-def test_seeds_fold_in_order():
+def test_fold_depends_on_the_order_and_number_of_its_arguments():
     assert len({fold(1, 2), fold(2, 1), fold(1), fold(1, 2, 0), fold(-1)}) == 5
 
 

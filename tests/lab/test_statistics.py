@@ -28,7 +28,7 @@ def test_scores_that_differ_by_noise_are_tied():
     assert compare(noisy, noisy).verdict == "tied"
 
 
-def test_errors_are_those_of_the_formula():
+def test_the_standard_error_adds_the_squares_over_windows_and_over_seeds():
     values = RNG.normal(size=(3, 40))
     of_windows = np.std(values.mean(0), ddof=1) / math.sqrt(40)
     of_seeds = np.std(values.mean(1), ddof=1) / math.sqrt(3)
@@ -86,7 +86,7 @@ def test_different_windows_are_not_compared():
             Score(values)
 
 
-def test_a_group_is_tied_with_its_first_and_not_with_its_last():
+def test_a_rank_group_holds_names_tied_with_its_first_alone():
     """Steps of 0.02 are ties beside a noise of 0.015, two steps are not; a chain of ties must not
     make one group.
     """

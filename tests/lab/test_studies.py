@@ -157,7 +157,7 @@ def test_the_sliding_window_of_encodings_gives_the_losses_of_limited_attention(p
     np.testing.assert_allclose(row["values"], tail_losses(model, windows, 128, 32), rtol=2e-5)
 
 
-def test_interpolation_divides_every_frequency(place):
+def test_losses_of_the_method_linear_are_those_of_divided_frequencies(place):
     rows, _ = read_study(run_tiny("extend", place, "sharp", changes=SHARP))
     windows = open_corpus(place / "text", cache=place / "cache").valid.windows(6, 129)
     slower = tuple(float(10_000.0 ** (-2 * pair / 16)) / 4 for pair in range(8))
@@ -169,7 +169,7 @@ def test_interpolation_divides_every_frequency(place):
 
 
 @pytest.mark.parametrize("preset", ["cpu", "gpu", "cluster"])
-def test_the_stated_bases_are_run_by_every_preset_that_trains_enough(preset):
+def test_all_presets_but_smoke_train_the_four_bases_of_the_stated_ablation(preset):
     assert STUDIES["base"].presets[preset]["bases"] == [100, 1_000, 10_000, 100_000]
 
 
@@ -230,7 +230,7 @@ def test_the_decay_study_has_the_bound_and_the_wavelengths_of_128_dimensions(pla
     )
 
 
-def test_studies_share_their_models(place):
+def test_four_studies_train_their_common_rope_model_once(place):
     for name in ("encodings", "extend", "decay", "norms"):
         run_tiny(name, place)
     assert len(list((place / "out" / "models").glob("rope-0-*"))) == 1
@@ -313,7 +313,7 @@ def test_real_triplets_come_from_a_file(place):
     assert STUDIES["matching"].findings(rows, facts).tables[0].rows[0][3] == "-"
 
 
-def test_a_broken_file_of_rows_is_named(place):
+def test_missing_or_broken_rows_and_incomplete_facts_are_refused(place):
     folder = run_tiny("precision", place, "broken")
     lines = (folder / ROWS).read_text().splitlines(keepends=True)
     (folder / ROWS).write_text("".join(lines[:-1]))  # cut at the end of a line
@@ -333,7 +333,7 @@ def test_a_broken_file_of_rows_is_named(place):
         write_report(folder.parent)
 
 
-def test_a_setting_of_a_list_is_toml(place):
+def test_a_changed_list_of_a_study_is_read_as_toml(place):
     assert tiny("extend", place).settings("smoke", ["factors=[2, 8]", "preset=cpu"])["factors"] == [
         2,
         8,

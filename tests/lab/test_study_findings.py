@@ -16,7 +16,7 @@ from ropewalk_lab.studies.findings import FAILS, HOLDS, cell, percent
 from ropewalk_lab.studies.rows import row, score
 
 
-def test_plain_rope_of_the_norms_is_the_model_without_any():
+def test_each_row_of_the_stated_norm_ablation_gets_our_model_of_that_kind():
     rows = []
     for place, name in enumerate(("none", "norm not kept", "LayerNorm before", "LayerNorm after")):
         rows += [
@@ -61,13 +61,13 @@ def test_a_larger_base_is_better_only_if_it_misses_fewer():
         assert claims["At 192, base 500,000 misses fewer pass keys than base 10,000"] == verdict
 
 
-def test_the_reach_ends_at_the_first_length_that_fails():
+def test_the_longest_working_length_is_the_one_before_the_first_failure():
     assert passkey._reach({96: 1.0, 192: 0.96, 384: 0.5, 768: 1.0}) == "192"
     assert passkey._reach({96: 0.94, 192: 1.0}) == "none"
     assert passkey._reach({96: 1.0, 192: None}) == "96"
 
 
-def test_a_relative_encoding_that_moves_is_named():
+def test_a_relative_encoding_whose_logits_change_fails_the_claim_and_is_named():
     rows = [
         row("moved", [1e-6], model="rope", shift=5, seed=0),
         row("moved", [1.0], model="sinusoidal", shift=5, seed=0),
@@ -78,7 +78,7 @@ def test_a_relative_encoding_that_moves_is_named():
     assert (claim.verdict, claim.evidence) == (FAILS, "except alibi")
 
 
-def test_an_inexact_method_fails_the_claim_of_precision():
+def test_the_claim_of_precision_fails_if_the_exact_method_has_a_large_error():
     rows = [row("error", 1e-7, way=way, position=5) for way in precision.COS_SIN_METHODS]
     assert precision.findings(rows, {}).claims[0].verdict == HOLDS
     rows[0] = row("error", 1e-5, way="exact", position=5)
@@ -89,7 +89,7 @@ def test_the_mean_of_a_row_is_the_mean_of_its_values():
     assert row("loss", [1.0, 2.0, 6.0])["mean"] == 3.0
 
 
-def test_seeds_are_paired_with_seeds():
+def test_a_score_has_its_rows_in_the_order_of_their_seeds():
     rows = [row("loss", [float(seed), 2.0 * seed], model="a", seed=seed) for seed in (2, 0, 1)]
     found = score(rows, "loss", model="a")
     assert found is not None
@@ -118,7 +118,7 @@ def test_encodings_are_sorted_by_their_loss_as_a_number():
     assert [cells[0] for cells in table.rows] == ["alibi", "rope", "none"]
 
 
-def test_the_trained_size_of_images_is_that_of_the_settings():
+def test_the_note_on_images_names_the_trained_size_of_the_settings():
     rows = [
         row("wrong", [0.0, 1.0], model=name, seed=0, side=side)
         for name in ("rope", "rope_2d")
@@ -133,7 +133,7 @@ def test_a_count_is_exact_and_a_loss_has_six_digits():
     assert row("loss", [1.23456789])["values"] == [1.23457]
 
 
-def test_a_final_model_is_claimed_to_gain_from_longer_inputs():
+def test_the_last_claim_of_stages_is_that_longer_inputs_have_a_lower_loss():
     def verdict(at_8, at_16):
         rows = [
             row("loss", [loss, loss + 0.01], stage=1, length=length, trained=16, seed=0)

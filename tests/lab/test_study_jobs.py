@@ -115,7 +115,7 @@ def test_pass_keys_have_their_share_of_the_samples(no_training, changes, tmp_pat
     ("norm", "name", "origin"),
     [("none", "rope-3", ""), ("LayerNorm after", "LayerNorm-after-3", None)],
 )
-def test_the_model_without_a_norm_is_the_one_that_other_studies_train(
+def test_the_model_without_a_norm_has_the_name_that_other_studies_use(
     no_training, changes, tmp_path, norm, name, origin
 ):
     settings = {"multiples": [1], "windows": 1, "shift": 5}
@@ -191,7 +191,7 @@ def test_jobs_that_end_after_another_has_failed_are_stored(tmp_path):
         (real_passkey, {"factor": 8.0, "depths": 1, "lengths": [300]}),
     ],
 )
-def test_an_error_of_every_method_is_raised_and_of_one_is_not(
+def test_a_refused_method_is_left_out_and_an_error_only_if_none_is_left(
     study, options, tmp_path, monkeypatch
 ):
     measure = Meter.measure

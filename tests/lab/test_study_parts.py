@@ -67,7 +67,7 @@ def test_an_order_holds_only_beyond_the_noise():
     assert claim_order("", several, ["a", "b"]).verdict == HOLDS
 
 
-def test_a_limit_holds_only_beyond_doubt():
+def test_claims_about_a_limit_are_within_noise_unless_two_errors_from_it():
     base = noisy(1.0, 0.0)
     assert claim_within("", noisy(1.01, 0.001), base, 0.05).verdict == HOLDS
     assert claim_within("", noisy(0.8, 0.001), base, 0.05).verdict == FAILS
@@ -78,7 +78,7 @@ def test_a_limit_holds_only_beyond_doubt():
     assert claim_not_higher("", None, base, 0.05).verdict == UNKNOWN
 
 
-def test_an_excess_within_two_errors_of_the_limit_is_no_failure():
+def test_claim_not_higher_fails_only_if_the_excess_is_two_errors_above_the_limit():
     other = Score(np.zeros((1, 4)))
     for values, verdict in (
         ([0.0, 0.1, 0.0, 0.2], TIED),
@@ -106,7 +106,7 @@ def test_a_claim_about_a_threshold_holds_on_the_claimed_side(value, above, verdi
     assert claim_threshold("", math.nan, 0.05, above=above).verdict == UNKNOWN
 
 
-def test_generated_cases_say_their_matter_where_they_should():
+def test_generated_cases_name_their_subject_within_or_after_the_short_length():
     cases = matching.generated(400, 32, 80, seed=3)
     early = 0
     for case in cases:
@@ -128,13 +128,13 @@ def test_generated_cases_say_their_matter_where_they_should():
 
 
 def test_a_model_that_finds_the_subject_reaches_the_best_possible_accuracy():
-    """A model that only counts bytes knows the nearer text wherever it can see the matter."""
+    """The model here finds the subject in brackets if it is among the tokens that it reads."""
     cases = matching.generated(300, 32, 80, seed=4)
 
     class Counts(torch.nn.Module):
         def forward(self, tokens, padding=None):
-            # which matter stands between the brackets, as one of eight directions; a constant where
-            # none is seen
+            # which subject stands in brackets, as one of eight directions; a constant vector if
+            # none does
             found = torch.full((*tokens.shape, len(matching.MATTERS)), 0.01)
             for i, letters in enumerate(tokens):
                 text = bytes(letters.tolist()).decode()
@@ -235,9 +235,9 @@ def test_masked_tokens_are_the_same_at_every_length():
 
 
 @pytest.mark.parametrize("answer", ["text", "input", "next"])
-def test_masked_accuracy_counts_targets_that_were_named(answer):
-    """Every masked token is right for a model that names the text, few for one that names its
-    input.
+def test_masked_accuracy_is_the_share_of_targets_that_are_predicted(answer):
+    """A model that predicts the text is right at every masked token, one that predicts its input at
+    few, and one that predicts the byte above that of the text at none.
     """
     text = np.random.default_rng(1).integers(0, 256, (6, 64))
     inputs, targets = mask_tokens(text, np.arange(6), Bytes(), seed=1)
@@ -303,7 +303,7 @@ def test_yarn_keeps_its_ramp_within_the_turns_of_a_short_training():
     assert extension_methods.spec_for("none", plain, 4, 128) == plain
 
 
-def test_a_search_never_does_worse_than_what_it_starts_from():
+def test_searched_factors_are_no_worse_than_all_ones_or_all_the_factor():
     torch.manual_seed(1)
     model = Decoder(
         DecoderConfig(30, 16, 24, num_layers=1, num_heads=2, head_dim=8, init_std=0.5, length=8)
@@ -340,7 +340,7 @@ def test_values_that_are_not_finite_become_the_largest_json_number():
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_embeddings_begin_at_one_unless_they_make_the_logits():
+def test_embeddings_begin_with_a_deviation_of_1_unless_tied_to_the_output():
     for tied in (False, True):
         torch.manual_seed(0)
         config = DecoderConfig(

@@ -80,14 +80,16 @@ def sizes() -> list[tuple[str, str, str, int]]:
     ]
 
 
-def test_presets_measure_as_much_as_the_page_says():
+def test_preset_sizes_are_those_of_the_table_on_the_page():
     assert {study for study, *_ in sizes()} == set(STUDIES) - {"real_tune"}
     for study, setting, preset, number in sizes():
         assert STUDIES[study].presets[preset][setting] == number, (study, preset)
 
 
-def test_a_cpu_trains_each_model_once_and_a_cluster_three_times():
-    """As the page says; two studies train nothing, and one trains for very long."""
+def test_presets_have_one_seed_on_a_cpu_and_three_on_a_cluster():
+    """As the page says. Exceptions with one seed on a cluster: two studies that train nothing, and
+    one that trains for very long.
+    """
     small = {name: study.presets for name, study in STUDIES.items() if not name.startswith("real_")}
     for name, presets in small.items():
         assert presets["smoke"]["seeds"] >= 1
@@ -97,8 +99,8 @@ def test_a_cpu_trains_each_model_once_and_a_cluster_three_times():
         ), name
 
 
-def test_lists_that_mean_all_of_a_registry_have_all_of_it():
-    """The settings are data, so a new encoding or method must be written there too."""
+def test_gpu_presets_list_every_entry_of_a_registry():
+    """Presets are data, so a new encoding or method must be written into them too."""
     text = [name for name in ENCODINGS if name not in ("rope_2d", "rope_3d", "t5")]
     presets = {name: STUDIES[name].presets["gpu"] for name in STUDIES}
     assert presets["encodings"]["encodings"] == text
@@ -122,7 +124,7 @@ def test_the_stages_are_roformers_made_smaller(preset, factor):
     assert STUDIES["mlm_lengths"].presets[preset]["stages"] == stages
 
 
-def test_a_preset_is_its_own_copy():
+def test_changing_a_preset_does_not_change_the_next_copy_of_it():
     first, second = presets_of("base"), presets_of("base")
     first["cpu"]["bases"].append(7.0)
     assert second["cpu"]["bases"] == STUDIES["base"].presets["cpu"]["bases"]
@@ -142,7 +144,7 @@ def test_multiples_of_the_trained_length_are_powers_of_two(study):
             assert multiples.count(1) == ("multiples" in preset)
 
 
-def test_positions_of_the_reference_are_the_first_that_are_measured():
+def test_offsets_of_real_precision_ascend_from_0():
     for preset in STUDIES["real_precision"].presets.values():
         assert preset["offsets"][0] == 0
         assert preset["offsets"] == sorted(preset["offsets"])

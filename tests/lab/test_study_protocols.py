@@ -142,7 +142,9 @@ def test_longrope_is_searched_on_text_that_is_trained_on(text, trainings, monkey
     assert select(rows, "factors")[0]["values"] == [1.0] * 8
 
 
-def test_every_method_is_measured_on_short_and_on_long_text(text, trainings, monkeypatch):
+def test_extend_measures_every_method_at_the_trained_and_the_longer_length(
+    text, trainings, monkeypatch
+):
     seen = []
 
     def watched(model, windows, lengths, tail, /, **fields):
@@ -369,7 +371,7 @@ def test_an_answer_is_wrong_if_another_colour_is_likelier():
 
 
 @pytest.mark.parametrize("kind", linear.MODELS)
-def test_linear_compares_attention_and_encoding(kind, text, monkeypatch):
+def test_each_model_of_linear_has_the_attention_and_encoding_of_its_name(kind, text, monkeypatch):
     chosen = []
     monkeypatch.setattr(
         training,
@@ -442,7 +444,7 @@ def test_the_longest_stage_is_the_trained_length():
     assert training.trained_length(training.make_preset("smoke", [stages], 0)) == 48
 
 
-def test_attention_is_measured_where_every_distance_exists(text, trainings, monkeypatch):
+def test_decay_measures_queries_of_the_last_quarter_at_powers_of_two(text, trainings, monkeypatch):
     seen = []
 
     def watched(model, tokens, first):

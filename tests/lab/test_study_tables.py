@@ -82,7 +82,7 @@ def test_kinds_of_frequencies_have_a_table_for_each_text_and_one_of_alpha():
     assert found.ours == {}
 
 
-def test_attention_falls_only_if_it_falls_at_both_steps():
+def test_the_claim_of_decay_fails_if_attention_rises_at_one_of_two_steps():
     weights = {1: 0.5, 2: 0.3, 4: 0.1}
     rows = [
         each
@@ -248,12 +248,12 @@ def test_our_losses_stand_under_the_published_names():
     assert found.cells == {"RoPE": ("1.000", "2.000"), "ALiBi": ("-", "-")}
 
 
-def test_the_digest_of_objects_that_json_lacks_follows_their_text():
+def test_the_digest_of_an_object_depends_on_its_repr():
     specs = [{"encoding": RopeSpec(head_dim=8, theta=theta)} for theta in (100.0, 100.0, 200.0)]
     first, again, other = map(digest, specs)
     assert first == again != other
 
 
 @pytest.mark.parametrize("value", [{"a": 1, "b": 2}, {"b": 2, "a": 1}])
-def test_the_order_of_settings_does_not_matter(value):
+def test_the_digest_does_not_depend_on_the_order_of_settings(value):
     assert digest(value) == digest({"a": 1, "b": 2})

@@ -59,7 +59,7 @@ def test_too_short_a_length_is_refused(name):
         ("needle", "The number of Ada is 12345. " * 3 + "What is it? The number of Ada is 12345"),
     ],
 )
-def test_the_shortest_sample_holds_all_that_is_needed_and_no_more(name, text):
+def test_the_shortest_length_of_a_task_is_that_of_its_shortest_sample(name, text):
     assert TASKS[name].shortest == len(text)
 
 
@@ -86,7 +86,7 @@ def test_sums_are_right(digits):
         assert len(a) == len(b) == len(c) - 1 == (digits or 12)
 
 
-def test_induction_has_one_answer():
+def test_in_induction_the_letter_before_the_answer_occurs_once_before():
     for text, counted in rows("induction"):
         assert text[:-2].count(text[-2]) == 1
         assert counted == text[-1] == text[text.index(text[-2]) + 1]
@@ -101,7 +101,7 @@ def test_recall_answers_with_the_value_of_the_key():
 
 
 @pytest.mark.parametrize("length", [75, 129, 300])
-def test_the_pass_key_is_told_once(length):
+def test_the_pass_key_is_stated_once_before_the_question(length):
     for text, counted in rows("passkey", length):
         assert re.findall(r"The pass key is (\d+)", text) == [counted, counted]
         assert text.endswith("What is the pass key? The pass key is " + counted)
@@ -117,7 +117,7 @@ def test_only_one_of_several_needles_is_asked_for():
 
 
 @pytest.mark.parametrize("name", ["passkey", "needle", "recall", "induction"])
-def test_depth_places_what_is_asked_for(name):
+def test_depth_says_where_the_answer_is_stated(name):
     length, found = 400, []
     for depth in (0.0, 0.5, 1.0):
         text, counted = rows(name, length, depth=depth)[0]
@@ -134,7 +134,7 @@ def test_depth_places_what_is_asked_for(name):
 
 
 @pytest.mark.parametrize("distance", [None, 30, 90])
-def test_planted_names_come_back_at_their_distance(distance):
+def test_a_planted_name_is_repeated_at_its_distance(distance):
     for text, counted in rows("planted", 129, distance=distance):
         names = [(m.start(), m[1]) for m in re.finditer("<([a-z]{16})>", text)]
         assert [name for _, name in names] == [names[0][1]] * 2

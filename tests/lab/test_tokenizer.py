@@ -97,7 +97,7 @@ def test_byte_level_white_space_starts_a_word_and_two_hashes_are_no_word_pieces(
 
 @pytest.mark.parametrize("name", ["<eos>", "<|end_of_text|>", None])
 def test_a_separator_is_a_token_of_the_vocabulary(tmp_path, name):
-    """The letter č of a vocabulary that is not of bytes is no white space."""
+    """Byte-level vocabularies write a white-space byte as č; in others, as here, č is a letter."""
     vocab = {"č": 0, "▁a": 1, "##": 2} | ({} if name is None else {name: 3})
     tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [])).save(str(tmp_path / "tokenizer.json"))
     if name is None:
@@ -269,7 +269,7 @@ def test_a_sentencepiece_word_starts_at_its_sign(tmp_path):
     assert (ours.start, ours.separator) == (4, 5)
 
 
-def test_a_length_saved_in_the_file_cuts_nothing(tmp_path):
+def test_truncation_and_padding_saved_in_a_tokenizer_file_are_ignored(tmp_path):
     """Checkpoints are often saved with the truncation and padding of their training."""
     inner = tokenizers.Tokenizer.from_str(Subwords(vocab_file(tmp_path, PIECES)).inner.to_str())
     inner.enable_truncation(4)

@@ -32,8 +32,8 @@ from ropewalk_lab.settings import CHANGEABLE
 
 
 def by_hand(model, batches, settings):
-    """The definition: cross entropy of logits, torch's own clip, AdamW over matrices and the rest,
-    a cosine.
+    """Train `model` by a loop written out here, with torch's own clip and AdamW and a cosine
+    schedule; return (loss, norm of the gradients, learning rate) of each step.
     """
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]
@@ -162,7 +162,7 @@ def test_norms_of_groups_are_those_of_their_gradients(encoding):
 
 
 @pytest.mark.parametrize("share", [0.3, 3.0])
-def test_the_clip_is_torchs_and_lengthens_nothing(share):
+def test_clipping_equals_torchs_below_and_above_the_limit(share):
     """Directly on the gradients: AdamW hardly feels their scale, so no loss would tell."""
     ours, theirs = tiny_model(), tiny_model()
     for model in (ours, theirs):
@@ -187,7 +187,9 @@ def test_frozen_and_unused_weights_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize(("stop", "dropout"), [(1, 0.0), (4, 0.2), (6, 0.0)])
-def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
+def test_a_run_in_two_pieces_gives_the_losses_and_weights_of_one_run(
+    tmp_path, whole, stop, dropout
+):
     expected, smoothed, weights = whole[dropout]
     assert tiny_trainer(tmp_path, "cut", model=tiny_model(dropout=dropout)).run(stop=stop).stopped
     torch.manual_seed(12345)
@@ -201,7 +203,7 @@ def test_a_run_in_two_pieces_is_the_run_in_one(tmp_path, whole, stop, dropout):
     )
 
 
-def test_a_run_without_a_folder_goes_on_too(tmp_path, whole):
+def test_a_trainer_without_a_folder_continues_when_it_runs_again(tmp_path, whole):
     trainer = tiny_trainer(tmp_path, None, model=tiny_model(dropout=0.2))
     for stop in (3, 4, None):
         trainer.run(stop=stop)
@@ -274,7 +276,9 @@ def test_a_folder_with_only_damaged_checkpoints_is_refused(tmp_path):
         tiny_trainer(tmp_path).run()
 
 
-def test_a_full_disk_costs_one_checkpoint(tmp_path, monkeypatch, logged):
+def test_a_checkpoint_that_a_full_disk_refuses_is_skipped_with_a_warning(
+    tmp_path, monkeypatch, logged
+):
     write, calls = checkpoint.write_file, []
 
     def full(path, header, make):
@@ -329,7 +333,7 @@ def test_settings_that_change_no_result_may_change_on_resume(tmp_path, whole):
     assert losses(changed) == whole[0.0][0]
 
 
-def test_other_data_and_other_models_are_refused(tmp_path):
+def test_a_run_is_not_continued_with_other_data_or_another_model(tmp_path):
     tiny_trainer(tmp_path).run(stop=3)
     with pytest.raises(RopeError, match="data"):
         tiny_trainer(tmp_path, batches=TaskBatches("copy")).run()

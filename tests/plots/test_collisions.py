@@ -28,7 +28,9 @@ def view_of(name: str, language: str = "en") -> plots.View:
 
 
 def labels_outside(axis) -> list[Text]:
-    """The labels of ticks beyond the ends of an axis: matplotlib has them, but does not draw them."""
+    """Return the labels of ticks beyond the ends of an axis, which matplotlib makes but does not
+    draw.
+    """
     low, high = sorted(axis.get_view_interval())
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
     return [
@@ -40,7 +42,7 @@ def labels_outside(axis) -> list[Text]:
 
 
 def overlapping(figure) -> list[tuple[str, str]]:
-    """The pairs of texts whose boxes share more than a point in both directions."""
+    """Return the pairs of texts whose boxes overlap by more than 1.5 pixels in both directions."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     undrawn = {
@@ -76,7 +78,7 @@ def test_no_two_texts_overlap(monkeypatch, name, config):
         assert any(words.startswith("head_dim ") and "trained " in words for words in texts)
 
 
-def test_a_collision_is_seen():
+def test_two_overlapping_texts_are_found():
     figure, (ax,) = look.blank(look.LIGHT)
     ax.text(0.5, 0.5, "one text")
     ax.text(0.52, 0.5, "another")

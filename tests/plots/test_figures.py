@@ -286,18 +286,18 @@ CHECKS = {
 
 
 @every_figure
-def test_a_figure_shows_its_numbers(drawn, name):
+def test_a_figure_shows_the_numbers_of_its_formulas(drawn, name):
     CHECKS[name](drawn(name))
 
 
 @pytest.mark.parametrize("name", AXES)
-def test_the_axes_say_what_the_checked_numbers_are(drawn, name):
+def test_axis_labels_are_those_written_out_here(drawn, name):
     """`CHECKS` compares the numbers of each axis with their formula; these are their names."""
     panels = zip(drawn(name).axes, AXES[name], strict=False)  # colour bars follow the panels
     assert [(ax.get_xlabel(), ax.get_ylabel()) for ax, _ in panels] == AXES[name]
 
 
-def test_every_figure_with_axes_has_its_names_written_out():
+def test_every_figure_but_the_clocks_has_its_axis_labels_written_out_here():
     assert set(AXES) == set(plots.FIGURES) - {"clocks"}
 
 
@@ -350,7 +350,7 @@ def test_a_figure_is_a_small_picture_with_a_title_and_axis_labels(drawn, name, t
 @pytest.mark.sampled
 @every_figure
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_figure_takes_any_spec(few_points, name, spec):
+def test_every_figure_is_drawn_for_every_kind_of_spec(few_points, name, spec):
     plots.draw(name, plots.View(SPECS[spec], 32, 64))
 
 
@@ -372,7 +372,7 @@ def test_a_spec_with_a_scaling_shows_it_beside_the_plain_one():
     assert labels(plots.draw("coverage", view))[2] == "after yarn"
 
 
-def test_a_hand_that_does_not_rotate_says_so():
+def test_a_clock_of_frequency_0_says_that_it_does_not_rotate():
     figure = plots.clock_faces([1.0, 0.0], (0, 7))
     assert "does not rotate" in {text.get_text() for text in figure.axes[0].texts}
 
@@ -405,7 +405,7 @@ def test_chinese_labels_are_chinese(monkeypatch, few_points, name):
 
 @every_figure
 @pytest.mark.parametrize("language", look.LANGUAGES)
-def test_every_glyph_is_there_and_the_rim_of_the_paper_is_blank(few_points, name, language):
+def test_every_glyph_exists_and_the_margin_of_a_figure_is_blank(few_points, name, language):
     """A glyph that a face lacks is a warning of matplotlib's, and so an error here."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -495,7 +495,7 @@ def test_the_contact_sheet_holds_every_picture(drawn):
         assert pixels[..., :3].std() > 5
 
 
-def test_given_data_is_drawn_as_it_is():
+def test_precision_lines_and_ratio_lines_draw_the_given_numbers():
     figure = plots.precision_lines({"mine": ([1000, 5000], [1e-5, 1e-4])})
     assert curve(figure, 0) == (pytest.approx([1000, 5000]), pytest.approx([1e-5, 1e-4]))
     figure = plots.ratio_lines({"linear": [0.5, 0.5, 0.5]})
@@ -511,7 +511,7 @@ def test_given_data_is_drawn_as_it_is():
         (lambda: plots.save(None, Path("a.bmp")), "format: must be one of png, svg, pdf"),
     ],
 )
-def test_bad_requests_are_refused_by_name(make, says):
+def test_unknown_figures_languages_and_formats_and_too_short_lengths_are_refused(make, says):
     with pytest.raises(rw.RopeError, match=says):
         make()
 

@@ -23,7 +23,7 @@ YARN = Yarn(factor=4.0, original_length=512)
 
 
 @pytest.mark.parametrize("look", [Look(), Look(language="zh")], ids=["en", "zh"])
-def test_lines_are_those_of_the_methods(look):
+def test_lines_show_the_remapped_distances_and_temperatures(look):
     ax = distance_lines({"a": ReRope(3), "b": SelfExtend(2, 4)}, 7, trained=6, look=look).axes[0]
     plain, first, second, _ = ax.get_lines()
     assert [*plain.get_ydata()] == [*range(8)]
@@ -35,7 +35,7 @@ def test_lines_are_those_of_the_methods(look):
 
 
 @pytest.mark.parametrize("title", ["Any {words} of the caller", "distance"])
-def test_a_title_may_be_any_text(monkeypatch, title):
+def test_a_title_is_translated_only_if_it_has_a_translation(monkeypatch, title):
     monkeypatch.setattr(looks, "chinese_font", lambda: "Some Font")
     chinese = Look(language="zh")
     titles = {"distance": "距离"}
@@ -49,7 +49,7 @@ def test_a_title_may_be_any_text(monkeypatch, title):
     assert (ax.get_title(loc="left"), ax.get_xlabel(), ax.get_ylabel()) == ("RoPE", "键", "查询")
 
 
-def test_ticks_are_the_lengths_themselves():
+def test_ticks_of_the_loss_by_position_are_the_ends_of_the_bands():
     bands = [
         LossBand(0, 512, 1.0),
         LossBand(512, 1024, 1.0),

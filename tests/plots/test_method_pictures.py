@@ -49,7 +49,7 @@ def lines(figure) -> dict[str, tuple[list, list]]:
     }
 
 
-def test_pictures_show_the_formulas(pictures):
+def test_pictures_of_methods_show_numbers_of_their_formulas(pictures):
     look = Look(dark=True)
     drawn = {name: draw(look) for name, draw in pictures.items()}
     assert all(figure.axes[0].get_title(loc="left") for figure in drawn.values())

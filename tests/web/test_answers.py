@@ -98,7 +98,7 @@ def test_a_config_that_cannot_be_read_is_compared_as_corrected():
     assert {each["engine"] for each in whole["findings"]} == set(rw.audit(QWEN).engines)
 
 
-def test_the_cost_is_that_of_the_package():
+def test_the_answer_cost_has_the_memory_and_errors_of_the_package():
     rope = {"scaling": "yarn", "factor": 4.0, "original_length": 4096, "head_dim": 64}
     found = asked(ask="cost", theta=10000.0, trained=4096, served=16384, **rope)["ok"]
     spec = rw.RopeSpec(64, scaling=rw.frequencies.Yarn(4096, factor=4.0))
@@ -127,7 +127,7 @@ def test_the_cost_is_that_of_the_package():
         json.dumps({"ask": "doctor", "text": "x" * (1 << 19)}),
     ],
 )
-def test_what_is_no_request_is_refused_in_words(request_):
+def test_malformed_requests_are_answered_with_a_rule(request_):
     found = json.loads(answer(request_))
     assert set(found) == {"error"}
     assert found["error"]["rule"].startswith("must")
@@ -137,7 +137,7 @@ def test_no_message_names_a_folder_of_this_machine():
     assert "/tmp" not in answer(json.dumps({"ask": "doctor", "text": "{"}))
 
 
-def test_every_known_model_is_there_and_gets_exit_status_0():
+def test_doctor_finds_no_error_in_any_known_model():
     known = known_models()
     left_out = {row["name"] for row in models() if "left_out" in row.get("scaling", {})}
     assert list(known) == [row["name"] for row in models() if row["name"] not in left_out]

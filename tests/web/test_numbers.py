@@ -68,7 +68,7 @@ def test_numbers_are_written_as_python_writes_them(page):
         assert found == [f"{value:.{count}g}" for value in values]
 
 
-def test_the_score_is_the_mean_of_the_rotated_pairs(page):
+def test_the_score_in_javascript_is_the_mean_over_rotated_pairs(page):
     """q and k are ones; both are rotated here, by complex numbers."""
     for distance in (0, 1, 12, 255, 4095):
         radians = rw.RopeSpec(64).frequencies().radians
@@ -83,7 +83,7 @@ def test_the_score_is_the_mean_of_the_rotated_pairs(page):
         assert found == f"{mean:.3f}"
 
 
-def test_both_layouts_give_the_same_score_as_the_library(page):
+def test_javascript_scores_in_both_layouts_equal_those_of_the_library(page):
     torch = pytest.importorskip("torch")
     q = torch.tensor([0.9, -0.4, 0.3, 0.8, -0.6, 0.5, 0.2, 0.7], dtype=torch.float64)
     k = torch.tensor([0.5, 0.6, -0.7, 0.4, 0.3, 0.8, -0.2, 0.9], dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_the_error_of_float32_angles_is_that_of_numpy(page):
         assert found == pytest.approx(worst, rel=1e-4)
 
 
-def test_a_plain_config_is_read_as_python_reads_it(page):
+def test_javascript_reads_the_frequencies_of_a_plain_config_as_python_does(page):
     base = {
         "model_type": "llama",
         "hidden_size": 4096,
@@ -142,7 +142,7 @@ def test_a_plain_config_is_read_as_python_reads_it(page):
         )
 
 
-def test_what_is_no_plain_config_is_left_to_python(page):
+def test_javascript_returns_null_for_what_is_no_plain_config(page):
     texts = [
         "",
         "[]",

@@ -255,7 +255,9 @@ def test_the_keyboard_reaches_everything(browser, local):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_a_step_lands_at_the_top_and_on_a_phone_the_picture_is_first(browser, local, width):
+def test_each_step_of_the_story_scrolls_to_the_top_and_a_phone_shows_the_picture_first(
+    browser, local, width
+):
     show(browser, local, width, "story?lang=en", "document.querySelector('.go .primary') !== null")
     for step in range(2, 8):
         browser.js("scrollTo(0, 400); document.querySelector('.go .primary').click()")
@@ -269,7 +271,7 @@ def test_a_step_lands_at_the_top_and_on_a_phone_the_picture_is_first(browser, lo
         assert first == (width < 800)
 
 
-def test_the_score_moves_with_the_distance_and_not_with_both(browser, local):
+def test_the_score_changes_with_the_distance_and_not_if_q_and_k_move_together(browser, local):
     show(browser, local, 1440, "story?step=2&lang=en", "document.querySelector('.fact b') !== null")
     score = "document.querySelector('.fact b').textContent"
     radians = rw.RopeSpec(64).frequencies().radians[8]
@@ -284,7 +286,7 @@ def test_the_score_moves_with_the_distance_and_not_with_both(browser, local):
     assert "shift=1" in browser.link()
 
 
-def test_the_seventh_step_opens_where_engines_differ(browser, local):
+def test_step_seven_begins_with_a_config_on_which_engines_differ(browser, local):
     show(browser, local, 1440, "story?step=7&lang=en", VIEWS["story?step=7"])
     assert browser.js("document.querySelectorAll('.engine .factor, .engine .differs').length") >= 2
 
@@ -349,7 +351,7 @@ def test_every_part_of_a_finding_is_in_chinese(browser, local):
     assert [part for part in parts if not re.search("[\u4e00-\u9fff]", part)] == []
 
 
-def test_methods_draw_the_numbers_of_the_results(browser, local):
+def test_the_view_of_methods_shows_the_committed_shares_of_pass_keys(browser, local):
     show(
         browser,
         local,
@@ -363,7 +365,7 @@ def test_methods_draw_the_numbers_of_the_results(browser, local):
     assert cells[0][1:4] == ["100 %", "90 %", "90 %"]
 
 
-def test_a_model_reads_and_writes(browser, local):
+def test_the_view_of_a_model_shows_both_readings(browser, local):
     show(browser, local, 1440, "model?lang=en", VIEWS["model"])
     browser.js("document.querySelector('button.primary').click()")
     browser.wait("document.querySelectorAll('.prose').length === 2", "the readings")

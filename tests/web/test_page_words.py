@@ -40,7 +40,7 @@ def test_chinese_is_chinese_and_english_is_not():
 
 
 @pytest.mark.parametrize("name", sorted(CODE))
-def test_the_code_names_words_that_exist(name):
+def test_the_keys_of_words_in_the_javascript_exist(name):
     found = re.findall(r"\b(?:t|rich)\(\"([\w. ]+)\"", CODE[name])
     assert [key for key in found if key not in WORDS["en"]] == []
     # keys that are put together: every one that begins and ends so exists
@@ -49,7 +49,7 @@ def test_the_code_names_words_that_exist(name):
 
 
 @pytest.mark.parametrize("name", sorted(CODE))
-def test_no_sentence_is_in_the_code(name):
+def test_no_javascript_file_contains_a_sentence(name):
     lines = [
         line for line in CODE[name].splitlines() if not line.lstrip().startswith(("//", "*", "/*"))
     ]

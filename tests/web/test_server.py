@@ -30,7 +30,7 @@ def answer(address, path="/", data=None, **headers):
         return error.code, error.headers, error.read().decode()
 
 
-def test_every_answer_has_the_policy_and_is_not_sniffed(local):
+def test_every_answer_has_the_content_security_policy_and_nosniff(local):
     for path in (
         "/",
         "/js/main.js",
@@ -175,7 +175,7 @@ def test_a_reading_reports_progress_and_gives_the_packages_results(local):
         ({"text": "own", "typed": 3}, "text"),
     ],
 )
-def test_a_reading_that_cannot_be_is_refused_in_words(local, asked, field):
+def test_a_bad_request_for_a_reading_is_refused_with_the_name_of_its_field(local, asked, field):
     *_, last = reads(local, **asked)
     assert last["error"]["field"] == field
 

@@ -112,8 +112,8 @@ def lucidrains(case: BenchCase) -> Call:
 
 
 def liger(case: BenchCase) -> Call:
-    """Return a function that runs liger-kernel, in place, on [B, H, S, D] views of [B, S, H, D]
-    memory.
+    """Return a function that runs liger-kernel, which takes [B, H, S, D]: q and k [B, S, H, D] are
+    passed as transposed views, which it rotates in place; contiguous [B, H, S, D] ones it copies.
     """
     # compared with, not a dependency
     from liger_kernel.ops.rope import LigerRopeFunction  # type: ignore[import-not-found]
@@ -128,7 +128,7 @@ def liger(case: BenchCase) -> Call:
             return rotated_q.transpose(1, 2), rotated_k.transpose(1, 2)
 
         return call
-    return lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)  # q and k are such views already
+    return lambda q, k: LigerRopeFunction.apply(q, k, cos, sin)
 
 
 #: name of a contender -> the function that prepares it for a case

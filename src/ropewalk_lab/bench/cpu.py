@@ -25,7 +25,8 @@ CPU_SHAPES = {
     "cpu decode": (1, 1, 32, 8, 128, torch.float32),
 }
 SHAPES.update(CPU_SHAPES)
-#: [B, H, S, D] contiguous, and as a view of [B, S, H, D], as a model's projections produce it
+#: memory orders of a shape: [B, H, S, D] contiguous, and as a view of [B, S, H, D], as a model's
+#: projections produce it; other shapes have the first order alone
 ORDERS = {"cpu prefill": ("bhsd", "bhsd view")}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: how often each contender is timed, in turns with the others

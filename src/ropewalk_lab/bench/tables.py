@@ -83,7 +83,9 @@ def decode_table(rows: list[Row]) -> str:
 
 
 def variant_table(rows: list[Row]) -> str:
-    """Return a table of the speed of each variant in per cent of a copy, in the latest run."""
+    """Return a table of the speed of each variant in per cent of a copy, from the latest row of
+    each variant, shape and order.
+    """
     percents = {
         (r["variant"], r["shape"], r["order"]): r["percent_of_copy"] for r in rows if "variant" in r
     }
@@ -456,8 +458,8 @@ def _less_memory(optimised: Row | None, efficient: Row | None) -> str:
 
 
 def memory_table(rows: list[Row]) -> str:
-    """Return the peak memory of one call of shape A by contender and order of dimensions; one that
-    was not measured has the reason, or "no row".
+    """Return a table of the peak memory of one forward call of shape A in bfloat16, by contender
+    and order of dimensions; a cell without a measurement has the reason, or "no row".
     """
     orders = ("bshd", "bhsd")
     shown = [r for r in rows if r["shape"] == "A" and r["dtype"] == "bfloat16"]
@@ -517,7 +519,7 @@ def _headers(cases: list[tuple[str, str]]) -> list[str]:
 
 
 def _span(values: list[float], digits: int) -> str:
-    """Return "smallest to largest", or one number if both are printed the same."""
+    """Return "smallest to largest", one number if both are printed the same, or "-" without values."""
     texts = (
         dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
         if values

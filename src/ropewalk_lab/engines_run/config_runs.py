@@ -23,7 +23,8 @@ def run(
     """Return what an installed engine computes from a config at these lengths.
 
     The engine builds a small model with the config's rope for each length, and one without the
-    rope. If both raise an error, it says nothing about the rope: a RopeError is raised.
+    rope. If it fails with the rope and without, its error is not about the rope, and a RopeError is
+    raised.
     """
     small = small_config(config)
     specs = specs_of(small)

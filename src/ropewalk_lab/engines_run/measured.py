@@ -15,7 +15,7 @@ from ropewalk_lab.engines_run.installed import TITLES
 
 #: a runner's name for its engine -> ours, where they differ
 KEYS = {"transformers": "hf"}
-#: how `from_hf` names the layers of a type that are not rotated, if others are
+#: the key under which `from_hf` has the layers that are not rotated, if others of their type are
 NO_ROPE = "no_rope"
 #: relative difference of two frequencies, or of two magnitudes, that is rounding in float32
 SAME_RADIANS = 2e-5

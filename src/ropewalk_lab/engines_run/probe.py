@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-#: entries of a matrix below this are rounding
+#: radians: the angle of a pair counts as 0 below this
 NOISE = 1e-12
 #: how far a matrix may be from the rotation that was read from it
 TOLERANCE = 2e-5

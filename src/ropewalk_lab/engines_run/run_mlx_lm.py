@@ -59,8 +59,8 @@ def _rope_of(layer: nn.Module, config: dict[str, Any]) -> tuple[Any, int]:
 
 
 def _head_dim(module: nn.Module) -> int:
-    """Return the head size of an attention module: its attribute, the output size of its keys, or the
-    input size of its output projection, by heads.
+    """Return the head size of an attention module: its attribute, or the output size of its key
+    projection or the input size of its output projection, divided by the number of heads.
     """
     if isinstance(getattr(module, "head_dim", None), int):
         return module.head_dim

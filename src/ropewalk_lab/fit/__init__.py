@@ -1,5 +1,5 @@
-"""Find the method that lets a loaded model read further: `fit` measures those that the model can
-use on a text, trains nothing, and recommends one.
+"""Find the method with which a model reads texts longer than its trained length: `fit` measures
+methods on text and on pass keys, trains nothing, and recommends one.
 
 `session` is the public API. It runs these modules in order: `open_model` opens the model, `plan`
 takes the samples (`text`, `passkeys`), `measure` reads them with each method (`methods`, `reader`)

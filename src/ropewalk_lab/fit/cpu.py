@@ -96,13 +96,14 @@ def weights_by_columns(model: nn.Module) -> Iterator[None]:
     """Context manager: store the float32 matrices of linear layers column by column on a 64-bit ARM
     CPU.
 
-    Shapes and values stay. OpenBLAS, which torch uses there, multiplies many rows by such a matrix
-    about a tenth faster, because it need not transpose it. A matrix that is also an embedding stays
-    as it is: tokens are looked up in its rows.
+    Shapes and values stay; afterwards the matrices are stored row by row again. OpenBLAS, which
+    torch uses on such CPUs under Linux, multiplies many rows by such a matrix about a tenth faster,
+    because it need not transpose it. A matrix that is also an embedding stays as it is: tokens are
+    looked up in its rows.
     """
     embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
     weights = {each.weight for each in model.modules() if type(each) is nn.Linear} - embeddings
-    # the native attention is compiled for 64-bit ARM alone, so where it is, torch has OpenBLAS
+    # the native attention is compiled for 64-bit ARM alone, so this is such a CPU
     changed = [each for each in weights if attention.available() and _is_plain(each)]
     for weight in changed:
         weight.data = weight.data.t().contiguous().t()

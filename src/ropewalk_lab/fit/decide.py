@@ -15,7 +15,8 @@ from ropewalk_lab.fit.ledger import Row
 from ropewalk_lab.fit.methods import NONE
 from ropewalk_lab.scores import SIGMAS, Score, standard_error
 
-#: measure -> its name in sentences; lower is better in all of them
+#: measure -> its name in sentences; lower is better in all of them, because the values of pass keys
+#: are the shares missed
 MEASURES = {
     "far_loss": "loss in the last band",
     "far_keys": "pass keys beyond the trained length",
@@ -24,12 +25,12 @@ MEASURES = {
 }
 #: nats per token: a smaller gain does not pay for a method that no engine serves. 0.02 nats are 2 %
 #: of the perplexity, as much as 4-bit weights cost (1.2 to 3.6 % in llama.cpp's table of Llama 2
-#: 70B), which people give for easier serving.
+#: 70B), and people accept that cost for easier serving.
 MATERIAL_LOSS = 0.02
 #: share of the pass keys: one in ten. With the default of ten keys for each length, a smaller gain
-#: is less than one key of a length.
+#: is on average less than one more key found at each length.
 MATERIAL_KEYS = 0.1
-#: nats: `exp` of more is no float
+#: nats: `math.exp` of slightly more raises an OverflowError
 MOST_NATS = 700.0
 #: measure -> score, of one method
 Scores = dict[str, Score]
@@ -90,7 +91,7 @@ class Gap:
     def sign(self) -> int:
         """-1 if a is better, 1 if b is, 0 if the difference is within the noise.
 
-        A single sample has no error bar: its difference counts beyond the smallest material one.
+        The noise is SIGMAS standard errors; for a single sample, which has none, it is `material`.
         """
         noise = self.material if math.isnan(self.error) else SIGMAS * self.error
         return 0 if abs(self.difference) <= noise else 1 if self.difference > 0 else -1
@@ -102,7 +103,7 @@ class Gap:
 
     @property
     def share(self) -> float:
-        """The difference as a share of the pass keys, or of the perplexity: 0.1 nats are 11 %."""
+        """The difference as a share of the pass keys, or of the perplexity: 0.1 nats are 0.105."""
         if self.measure.endswith("keys"):
             return self.difference
         return math.expm1(min(self.difference, MOST_NATS))
@@ -183,8 +184,8 @@ def _alike(one: Scores, other: Scores) -> bool:
 
 
 def _shortfalls(scores: Scores, rivals: Sequence[Scores]) -> list[float]:
-    """Return for each measure how far a method is behind the best of its rivals beyond the noise,
-    as a share; 0 if it is not.
+    """Return for each measure the largest `Gap.share` by which a method is worse than one of its
+    rivals beyond the noise; 0 if it is worse than none.
     """
     shortfalls = dict.fromkeys(scores, 0.0)
     for rival in rivals:
@@ -195,7 +196,7 @@ def _shortfalls(scores: Scores, rivals: Sequence[Scores]) -> list[float]:
 
 
 def decide(scores: Mapping[str, Scores], in_config: Sequence[str]) -> Decision:
-    """Return the recommended method and the best ones.
+    """Return the recommended method, the best of all, and the best that a config can express.
 
     in_config  the methods that a config can express, so that engines serve them; the unchanged
                model is always one
@@ -225,11 +226,11 @@ def choose(
 ) -> MethodChoice:
     """Return the best method of `scores`.
 
-    First come methods that no other beats. Of these, the one whose largest shortfall in any measure
-    is smallest: it is nowhere far behind the best. Then the one with the smallest sum of them, with
-    most pass keys beyond the trained length, and with the smallest loss there.
+    It is one that no other beats. Of these, it is the one whose largest shortfall in any measure is
+    smallest, so that it is nowhere far behind the best. Equal ones are ordered by the sum of their
+    shortfalls, then by pass keys beyond the trained length, then by the loss there. The unchanged
+    model, or else one of `prefer`, is returned instead if no measure tells it from that method.
 
-    prefer  methods taken first if no measurement tells them from the best
     others  the methods that the result compares it with; None: those of `scores`
     """
     unbeaten = [
@@ -265,7 +266,7 @@ def choose(
 
 
 def _reason(scores: Scores, others: Mapping[str, Scores]) -> str:
-    """Return a sentence for each measure: the value, and how the best of the other methods
+    """Return the reason in words: of each measure the value, and how the best of the other methods
     compares.
     """
     sentences = []

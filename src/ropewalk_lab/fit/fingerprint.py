@@ -17,12 +17,13 @@ from ropewalk.encodings.rotary import Rotary
 
 #: bytes that are hashed at a time, and copied from a GPU
 CHUNK = 1 << 26
-#: keys of a config that say where a model was, not what it computes
+#: keys of a config that say where the model was loaded from, not what it computes
 PLACES = ("_name_or_path",)
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Return 32 hex digits from the class, the config, the ropes and all tensors of a model.
+    """Return 32 hex digits from the class, the config without PLACES, the specs of a Decoder's
+    ropes, and all tensors of a model.
 
     Of each parameter and buffer the name, shape, dtype and all bytes in their order count, so that
     permuted or rounded weights are another model. SHA-256 takes about a second for 1 GB on each
@@ -54,7 +55,9 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON data: a set as a sorted list, any other object as its text."""
+    """Return a value as JSON data: a dataclass and an object with `to_dict` as a dict, a set as a
+    sorted list, any other object as its text.
+    """
     if callable(getattr(value, "to_dict", None)):
         return plain(value.to_dict())
     if is_dataclass(value) and not isinstance(value, type):

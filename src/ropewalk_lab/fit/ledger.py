@@ -49,7 +49,9 @@ class Ledger:
         return self._by_id.get(self._row_id(measured))
 
     def add(self, measured: Mapping[str, Any], **values: Any) -> None:
-        """Store a row, at once in the file: what was measured, as given to `find`, and the values."""
+        """Add a row, and append it to the file at once: `measured` says what was measured, in the
+        fields that `find` takes, and `values` are the results.
+        """
         row: Row = {"run": self.id, "id": self._row_id(measured), **measured, **values}
         self._by_id[row["id"]] = row
         if self.path is not None:
@@ -66,7 +68,7 @@ class Ledger:
 def only_writer(path: Path | None) -> Iterator[None]:
     """Context manager: this is the only program that measures into a file; another one is refused.
 
-    The operating system gives the lock back when a program ends, however it ends. Where files
+    The operating system releases the lock when a program ends, however it ends. Where files
     cannot be locked, as on some network drives, nothing is refused.
     """
     if path is None:
@@ -101,9 +103,10 @@ def _lock(file: IO[str]) -> None:
 
 
 def _stored_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file. A last line that was cut off while it was written is removed from
-    the file, or gets its end of line if that alone is missing. Raise an error if another line is
-    not a JSON object.
+    """Yield the rows of a file; raise an error if a line is not a JSON object.
+
+    A last line that was cut off while it was written is removed from the file; if only its newline
+    is missing, that is added.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     for index, line in enumerate(lines):
@@ -125,7 +128,7 @@ def _stored_rows(path: Path) -> Iterator[Row]:
         if not isinstance(row, dict):
             raise RopeError(
                 "rows",
-                f"line {index + 1} must be an object; remove the file to measure again",
+                f"line {index + 1} must be a JSON object; remove the file to measure again",
                 str(path),
             )
         yield row

@@ -19,7 +19,7 @@ from ropewalk_lab.fit.plan import Samples
 from ropewalk_lab.fit.reader import Reader
 from ropewalk_lab.fit.text import KeyTokens, band_means, key_tokens
 
-#: tokens in one forward pass over pass keys
+#: the most tokens in one forward pass over pass keys, unless one pass key has more
 BATCH_TOKENS = 1 << 16
 #: candidates of each round of a search for LongRoPE's factors
 POPULATION = 16
@@ -267,8 +267,8 @@ class Meter:
         return factors
 
     def _start_clock(self) -> float:
-        """Return the time, after the GPU has finished its work; its peak memory starts again from
-        here.
+        """Return the time in seconds, after a GPU has finished its work; `_memory` counts the peak
+        from here on.
         """
         if self.reader.device.type == "cuda":
             torch.cuda.synchronize(self.reader.device)

@@ -46,7 +46,9 @@ class Method:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def variant(self) -> str:
-        """Return a short name of the kind and all options: rows of other options are not its own."""
+        """Return 8 hex digits of the kind and its options, which tell apart the rows of a method
+        that was measured with different options.
+        """
         return digest([self.kind, self.factor, plain(self.options)], 8)
 
     @property
@@ -57,8 +59,8 @@ class Method:
         )
 
 
-#: methods that are not a kind of `extend` by their name: name -> its kind and options there; add a
-#: line and `fit` measures it
+#: methods whose name is not a kind of `extend`: name -> the kind and the options of `extend`; `fit`
+#: measures every entry
 METHODS: dict[str, Method] = {
     NONE: Method(kind=None, factor=False),
     "by_parts": Method("yarn", options={"attention_factor": 1.0}),
@@ -66,7 +68,7 @@ METHODS: dict[str, Method] = {
 
 
 def methods(long_factor: tuple[float, ...] | None = None) -> dict[str, Method]:
-    """Return every method by name; longrope only with its factors, one per pair."""
+    """Return every method by name; longrope only if `long_factor` is given, one factor per pair."""
     by_name = dict(METHODS)
     for name, scaling in kinds().items():
         if name != LONGROPE:
@@ -142,7 +144,7 @@ def _decoder_extended(
     model: Decoder, method: Method, factor: float, trained: int
 ) -> Iterator[None]:
     """Context manager: the ropes of our own decoder have the scaling of a method, and their own
-    again afterwards; raise an error if no layer has RoPE.
+    again afterwards; raise an error if no layer has RoPE, or if a rope has a scaling already.
     """
     encodings = _rotary(model)
     if not encodings:

@@ -140,8 +140,8 @@ def _from_folder(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
 
 @contextmanager
 def _refused(path: Path, rule: str) -> Iterator[None]:
-    """Context manager: an error of transformers, which has many types, becomes a RopeError with its
-    first words.
+    """Context manager: any error inside, such as one of the many types of transformers, becomes a
+    RopeError that quotes its first 200 characters.
     """
     try:
         yield
@@ -190,7 +190,7 @@ def _from_gguf(path: Path, dtype: torch.dtype) -> tuple[Any, Encode]:
         {name: tuple(value.shape) for name, value in outline.state_dict().items()},
         set(weights.names),
     )
-    # a file without an output matrix is that of a model that shares the embeddings
+    # a file without an output matrix belongs to a model whose output uses the embedding matrix
     if wrong := sorted((shapes.keys() ^ found) - ({"lm_head.weight"} - found)):
         raise RopeError("model", "must hold the weights of its architecture and no others", wrong)
     for name in found:

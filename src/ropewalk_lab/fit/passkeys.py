@@ -29,8 +29,8 @@ ASKED = "\nWhat is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class PassKey:
-    """A prompt that ends with the right answer: tokens [S], of which the last `answer` are the five
-    digits.
+    """The prompt of a pass key, which ends with the right answer: tokens [S], of which the last
+    `answer` are the five digits.
 
     stated  the place of the first token after the statement
     asked   the place of the first token of the question
@@ -43,8 +43,8 @@ class PassKey:
 
 
 def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens, the statement after the share `depth` of the
-    filler (0: at the start).
+    """Return the prompt of a pass key, of at most `length` tokens; the statement stands after the
+    share `depth` of the filler (0: before the filler).
 
     encode  text -> tokens, without special tokens
     """
@@ -62,8 +62,8 @@ def make_passkey(encode: Encode, length: int, depth: float, seed: int = 0) -> Pa
 
 
 def plant_passkey(encode: Encode, text: str, length: int, depth: float, seed: int = 0) -> PassKey:
-    """Return a pass key of at most `length` tokens inside a text, the statement after the share
-    `depth` of it.
+    """Return the prompt of a pass key, of at most `length` tokens, whose filler is the beginning of
+    `text`; the statement stands after the share `depth` of that beginning.
     """
     content = list(encode(text))
 
@@ -85,8 +85,9 @@ def _passkey(
     around: Callable[[int], tuple[list[int], list[int]]],
     least: int = 0,
 ) -> PassKey:
-    """Return a pass key; `around` gives the tokens before and after the statement, for the number
-    of tokens left to them. Raise an error if `length` leaves fewer than `least`.
+    """Return the prompt of a pass key; `around` gives the tokens before and after the statement,
+    for the number of tokens left to them. Raise an error if `length` leaves fewer than `least`
+    tokens to them.
     """
     number("depth", depth, low=0, high=1)
     key = str(random.Random(f"{seed} {length} {depth}").randint(10_000, 99_999))
@@ -104,13 +105,13 @@ def _passkey(
 
 
 def wording() -> str:
-    """Return a short name of the wording: pass keys in other words are another measurement."""
+    """Return 8 hex digits of the wording: pass keys in other words are another measurement."""
     return hashlib.sha256("".join((TASK, FILLER, STATED, ASKED)).encode()).hexdigest()[:8]
 
 
 def shortest_passkey(encode: Encode) -> int:
-    """Return the fewest tokens with which pass keys are asked for: one repeat of FILLER, and a
-    margin.
+    """Return the smallest length at which pass keys are asked for: the fixed texts, FILLER once,
+    and a margin.
     """
     tokens = list(encode(TASK + STATED.format(key=12345) + FILLER + f"{ASKED} 12345"))
     return len(tokens) + 8  # the parts of a pass key, encoded one by one, may have more tokens
@@ -118,7 +119,7 @@ def shortest_passkey(encode: Encode) -> int:
 
 def passkey_lengths(trained: int, to: int) -> list[int]:
     """Return the lengths at which pass keys are asked for: 1/4, 1/2 and 1 times the trained length;
-    1.5, 2, 3, 4, 8, 16, ... times that length while it is below `to`; and `to` itself.
+    those of 1.5, 2, 3, 4, 8, 16, ... times that length that are below `to`; and `to` itself.
 
     Each is made 5 % shorter, because a model may need some tokens for its answer.
     """

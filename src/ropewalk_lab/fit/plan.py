@@ -30,9 +30,9 @@ from ropewalk_lab.machine import versions
 
 #: upper bound for pass keys of one length and candidates of a search; catches typos
 MOST = 100_000
-#: packages that compute a loss: rows of other versions are not resumed
+#: packages that compute a loss: what other versions of them measured is measured again
 CODE = ("ropewalk", "torch", "transformers")
-#: raised when a measurement changes its meaning, so that older rows are not resumed
+#: increased when a measurement changes its meaning, so that it is not read from older rows
 MEASUREMENT = 2
 
 
@@ -80,7 +80,7 @@ class FitSize:
     seed: int
 
     def __post_init__(self) -> None:
-        """Check the numbers, which may be NumPy's, and store Python's."""
+        """Check the numbers, which may be NumPy integers, and store them as Python integers."""
         bounds = {
             "windows": {"low": 1},
             "passkeys": {"low": 0, "high": MOST},
@@ -96,7 +96,7 @@ class FitSize:
 class Plan:
     """What a fit measures.
 
-    facts   what identifies the measurement: rows of other facts are never mixed with its rows
+    facts   what identifies the measurement: only rows measured with equal facts are used again
     """
 
     samples: Samples
@@ -186,7 +186,9 @@ def _vocabulary(model: Any) -> list[int]:
 def make_samples(
     tokens: Sequence[Tensor], encode: Encode | None, trained: int, to: int, size: FitSize
 ) -> Samples:
-    """Return samples with windows that are spread over the texts, and one more for a search."""
+    """Return samples with windows that are spread over the texts; if there is a search, with one
+    more window for it.
+    """
     count, spare = size.windows, size.search > 0
     counts = [count // len(tokens) + (text < count % len(tokens)) for text in range(len(tokens))]
     counts[0] += spare  # the spare window is the last of the first text

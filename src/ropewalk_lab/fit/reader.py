@@ -24,7 +24,8 @@ MAX_LOGITS = 1 << 26
 class Reader:
     """A causal language model of transformers, or a `Decoder`, as functions of tokens.
 
-    The logits must be one linear function of the last hidden state, which a few tokens check.
+    The logits must be one linear function of the last hidden state; `__init__` checks this on five
+    tokens.
 
     kernels, attention  whose kernels rotate, and whose compute attention: "ropewalk", or "the
                         model's own"
@@ -53,8 +54,8 @@ class Reader:
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Raise an error if the logits of the model are not those of its head on the last hidden
-        state.
+        """Raise an error if the logits of the model are not finite, or not those of its head on the
+        last hidden state.
         """
         tokens = torch.arange(5, device=self.device)[None] % self.vocab_size
         logits = self.model(tokens)

@@ -34,7 +34,7 @@ ROWS, FACTS, CONFIG = "rows.jsonl", "fit.json", "fit-config.json"
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What `fit` measured: rows, facts about model, text and machine, and the decision.
+    """What `fit` measured (the rows, and facts about model, text and machine), and its decision.
 
     config   the model's config with the method `in_config`; None if that is the unchanged model, or
              if no config can express it, as for a Decoder
@@ -77,8 +77,8 @@ class Fit:
         return summary.sentences(self.decision, self.facts, self.skipped, self.rows)
 
     def write(self, folder: Path) -> None:
-        """Write the facts with the decision, and the config, into a folder; without a config, that
-        of an earlier fit is removed.
+        """Write the facts with the decision, and the config, into a folder. If there is no config,
+        the config that an earlier fit wrote there is removed.
         """
         kept = self.facts | self.decision.as_dict() | {"skipped": self.skipped}
         for name, data in ((FACTS, kept), (CONFIG, self.config)):

@@ -20,7 +20,9 @@ def short_length(tokens: int) -> str:
 
 
 def score_text(values: Sequence[float]) -> str:
-    """Return mean ± standard error; "not finite" if a value is not."""
+    """Return mean ± standard error as text, without the error for a single value; "not finite" if a
+    value is not.
+    """
     if not np.isfinite(values).all():
         return "not finite"
     score = Score(np.array([values]))
@@ -71,7 +73,7 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     far_keys = [row["found"] for row in asked if row["length"] > trained]
     cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
     cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
-    # rows that were measured on a CPU have none
+    # rows that were measured on a CPU have no memory
     memory = [row["memory"] for row in far if row["memory"]]
     cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
     return cells
@@ -167,7 +169,9 @@ def _beside(decision: Decision, facts: dict[str, Any]) -> list[str]:
 
 
 def _factor(name: str, facts: dict[str, Any]) -> str:
-    """Return the argument `factor` of `extend` for a method, if it takes one."""
+    """Return the argument `factor` of `extend` as text, such as ", factor=4"; "" for a method that
+    takes none.
+    """
     known = methods().get(name)
     return (
         "" if known is None or not known.factor else f", factor={facts['to'] / facts['trained']:g}"

@@ -22,7 +22,7 @@ Band = tuple[int, int]
 #: LongPPL's limits in nats: a long context lowers the loss of a key token by more than GAIN, to
 #: less than LIMIT
 GAIN = LIMIT = 2.0
-#: tokens in one forward pass over short windows
+#: the most tokens in one forward pass over pieces of a window, unless one piece has more
 BATCH_TOKENS = 1 << 15
 
 
@@ -83,9 +83,10 @@ def limited_losses(reader: Reader, window: Tensor, context: int, stride: int) ->
     """Return the loss [S - 1] of every token of a window, beginning with token 1, read with a short
     context.
 
-    The window is cut into pieces of `context + stride` tokens, which start `stride` tokens apart;
-    positions begin at 0 in each. A piece gives the losses of the tokens after its first `context`
-    ones, which so have at least that many before them; the first piece gives all its losses.
+    The window is read in overlapping pieces of `context + stride` tokens, the last one shorter if
+    the window ends before. They start `stride` tokens apart, and positions begin at 0 in each. A
+    piece gives the losses of the tokens after its first `context` ones, so that each of them has at
+    least `context` tokens before it. The first piece gives all its losses.
     """
     length, piece = len(window), context + stride
     losses = torch.empty(length - 1)
@@ -122,8 +123,8 @@ def key_tokens(reader: Reader, window: Tensor, trained: int) -> KeyTokens:
     a long context.
 
     The model itself judges, unextended and within its trained length: the short context has a
-    quarter of that length, the long one three quarters at least, as far as the window has them. So
-    the tokens are the same for every method.
+    quarter of that length or slightly more, the long one at least three quarters; a token near the
+    start of the window has fewer. So the tokens are the same for every method.
     """
     quarter = max(1, trained // 4)
     short = limited_losses(reader, window, quarter, max(1, quarter // 4))

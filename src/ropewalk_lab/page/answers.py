@@ -26,7 +26,7 @@ from ropewalk.gguf import InMemory, hf_config
 from ropewalk.spec import RopeSpec
 from ropewalk.strategies import memory
 
-#: characters of a config, and tokens of the longest length that is asked for
+#: the most characters of a config, and the longest length in tokens that may be asked for
 MAX_TEXT = 1 << 18
 MAX_LENGTH = 1 << 40
 #: the object under which the page passes the metadata of a GGUF file, and its small tensors
@@ -68,7 +68,7 @@ def _text(asked: Mapping[str, Any]) -> str:
 
 
 def _gguf(text: str) -> InMemory | None:
-    """Return the metadata of a GGUF file if that is what the page passed on."""
+    """Return the metadata of a GGUF file if the text holds one under GGUF, else None."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -178,7 +178,9 @@ def _spec(asked: Mapping[str, Any]) -> tuple[RopeSpec, int]:
 
 
 def _rope(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the exact frequencies of a rope that is chosen in the view "The story"."""
+    """Return the exact frequencies and the magnitude of the rope that is chosen in the view "The
+    story".
+    """
     spec, served = _spec(asked)
     return {"radians": spec.frequencies(served).radians, "magnitude": spec.magnitude(served)}
 

@@ -68,8 +68,8 @@ class ReadingRequest:
     """What is to be read, and how.
 
     text    one of TEXTS; `typed` is the text if it is OWN
-    tokens  the length of the text with its pass key, which is stated after the share `depth` of the
-            text
+    tokens  the most tokens of the text with its pass key, which is stated after the share `depth`
+            of the text
     gap     positions that are skipped between the statement and the question, so that they are as
             far apart as in a longer text
     """
@@ -276,7 +276,7 @@ def _read(model: LoadedModel, request: ReadingRequest, report: Report) -> Readin
 def _write(
     model: LoadedModel, tokens: Tensor, positions: Tensor, done: Callable[[int], None]
 ) -> str:
-    """Return the text that the model writes after the tokens, the likeliest token each time."""
+    """Return the WRITTEN tokens that the model adds greedily to the given ones, as text."""
     last, written, cache = int(positions[-1]), [], None
     step, places = tokens[None], positions[None]
     for count in range(WRITTEN):

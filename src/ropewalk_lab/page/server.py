@@ -254,7 +254,7 @@ def _readings(body: str, progress: Any) -> dict[str, Any]:
 
     asked = json.loads(body)
     if not isinstance(asked, dict):
-        raise RopeError("request", "must be an object", type(asked).__name__)
+        raise RopeError("request", "must be a JSON object", type(asked).__name__)
     name = asked.get("model")
     if not isinstance(name, str) or not name or len(name) > 4096:
         raise RopeError(
@@ -265,7 +265,7 @@ def _readings(body: str, progress: Any) -> dict[str, Any]:
     method = choice("method", asked.get("method"), reading.offered_methods())
     typed = asked.get("typed", "")
     if not isinstance(typed, str):
-        raise RopeError("text", "must be a text", type(typed).__name__)
+        raise RopeError("text", "must be a string", type(typed).__name__)
     if len(typed) > reading.MAX_TEXT:
         raise RopeError("text", f"must have at most {reading.MAX_TEXT} characters", len(typed))
     request = reading.ReadingRequest(

@@ -3,6 +3,7 @@ Figure.
 
 The functions are in `ladder`, `distance` and `rotation`, the moving picture in `motion`; `look` has
 colours, fonts and file formats; `captions` says what each figure shows, `words` has Chinese labels.
+`methods` and `further` draw figures that are not in FIGURES.
 """
 
 from __future__ import annotations
@@ -64,11 +65,10 @@ MOTION = "reading"
 
 def draw(name: str, view: View | None = None) -> Any:
     """Draw one figure by name, with the parameters of the view below its title, and return it as a
-    matplotlib Figure.
+    matplotlib Figure; `clocks` has no title and no parameters.
     """
     view = view or View()
     figure = FIGURES[choice("figure", name, FIGURES)](view)
-    # the subtitle is placed below the title, and the clocks have no title
     if name != "clocks":
         subtitle(figure.axes[0], view.look, view.parameters)
     return finish(figure, view.look)
@@ -109,7 +109,8 @@ def write_all(
     """Write the named figures (by default all) and a contact sheet of them into a folder; return
     the paths, the sheet's last.
 
-    The name `reading` is the moving picture, which is always a GIF and not on the sheet.
+    The name `reading` is the moving picture, which is always a GIF and not on the sheet. If it is
+    the only name, there is no sheet.
     """
     view, names = view or View(), names or [*FIGURES, MOTION]
     figures_by_name = {name: draw(name, view) for name in names if name != MOTION}

@@ -33,8 +33,8 @@ def loss_by_position(
     about: str = "",
     look: Look = LIGHT,
 ) -> Any:
-    """Draw the loss by position: without a scaling and with the best method in colour, the others
-    in grey.
+    """Draw the loss by position, one line per method: `none` and the method with the lowest loss in
+    its last band in colour, the others in grey.
 
     methods  name -> its bands, from the first position to the last; `none` is the model as it is
     about    a line below the title: texts, windows, what was trained

@@ -98,8 +98,8 @@ def periodicity(view: View) -> Any:
 
 
 def coverage(view: View) -> Any:
-    """Draw the number of turns of each pair within the trained and the served length, with a line
-    at one turn.
+    """Draw the number of turns of each pair within the trained length, and within the served length
+    without and with scaling; a dashed line is at one turn.
     """
     look = view.look
     figure, (ax,) = blank(look)
@@ -123,7 +123,9 @@ def coverage(view: View) -> Any:
 
 
 def scalings(view: View) -> Any:
-    """Draw the frequency of each pair under every static scaling, divided by its plain frequency."""
+    """Draw the frequency of each pair under each scaling of `View.stretched`, divided by its
+    frequency without scaling.
+    """
     return ratio_lines(
         {name: analysis.stretch(spec, view.served) for name, spec in view.stretched().items()},
         view.look,

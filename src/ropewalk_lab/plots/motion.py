@@ -220,11 +220,11 @@ def _draw_dial(
     canvas.ring(x, y, 0, 360, look.grid, 2)
     seen = 360 * min(dial.trained_turns, 1.0)
     canvas.ring(x, y, 0, seen, look.quiet)
-    # degrees; a faster hand could not be followed
+    # degrees, at most MAX_TURNS turns: a faster hand could not be followed
     turned = 360 * min(dial.served_turns, MAX_TURNS) * progress
     outside = progress > dial.leaves_at
     if outside:
-        # a capped hand may lag behind
+        # a hand slowed to MAX_TURNS may still be within the trained angles
         canvas.ring(x, y, seen, max(min(turned, 360.0) - seen, 0.0), new_colour)
     angle, reach = math.radians(turned), _RADIUS - 10
     colour = new_colour if outside else look.colour(0)

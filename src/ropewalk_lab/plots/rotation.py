@@ -44,8 +44,9 @@ def rotation(view: View) -> Any:
 
 
 def variants(view: View) -> Any:
-    """Draw default, YaRN and xPos queries and an added encoding: the norm against position on the
-    left, the trajectory of the middle pair over one turn on the right.
+    """Draw queries rotated without scaling, with YaRN, with xPos and with the spec's own scaling,
+    and an added encoding: the norm against position on the left, the trajectory of the middle pair
+    over one turn on the right.
     """
     look, middle = view.look, view.spec.pairs // 2
     wavelength = float(analysis.wavelengths(analysis.plain_radians(view.spec))[middle])

@@ -12,7 +12,9 @@ from ropewalk_lab.plots.look import LIGHT, Look
 
 @dataclass(frozen=True)
 class View:
-    """The spec, lengths and look that a figure shows; every function of FIGURES takes one."""
+    """What a figure shows: a spec, its trained and served length, and the look; every function of
+    FIGURES takes a View.
+    """
 
     spec: RopeSpec = RopeSpec(128)  # noqa: RUF009 - frozen
     trained: int = 4096
@@ -53,8 +55,8 @@ class View:
         return " · ".join(parts)
 
     def stretched(self) -> dict[str, RopeSpec]:
-        """Return {scaling: the spec with it}, for four scalings from the trained to the served
-        length and the spec's own.
+        """Return {scaling: the spec with it}, for four scalings that extend the trained length to
+        the served one, and for the spec's own if it has one.
         """
         factor = max(self.served / self.trained, 1.0)
         scalings = (

@@ -49,8 +49,8 @@ PRESETS = presets_of("extend")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Measure each seed's model without training, then fine-tune it with each of the settings
-    `tuned_methods` and `tuned_factors`; return facts for the report.
+    """Measure each seed's model without training, then fine-tune it with each method of the setting
+    `tuned_methods` at each factor of `tuned_factors`; return facts for the report.
     """
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows")
     options = runner.pick("methods", "factors", "search")
@@ -295,8 +295,9 @@ def _tuned_tables(rows: list[Row]) -> list[Table]:
 
 
 def claims(rows: list[Row], factors: list[int], trained: int) -> list[Claim]:
-    """Return the claims that methods have the order of published zero-shot tables, and that
-    fine-tuning helps.
+    """Return the claims that methods have the order of published zero-shot tables, that fine-tuning
+    helps, that LongRoPE's search beats YaRN, and what dynamic YaRN does to text of the trained
+    length. Claims about methods that were not measured are left out, except the first.
     """
     factor = 4 if 4 in factors else factors[-1]
     methods = distinct(rows, "loss", "method", tuned=0)

@@ -95,7 +95,9 @@ def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> f
 
 
 def cell(value: Score | None, form: str = ".3f") -> str:
-    """Return the mean and standard error as text, both in the format `form`; "-" without a score."""
+    """Return the mean and its standard error as text, both in the format `form`; a single value has
+    no error, and no score gives "-".
+    """
     if value is None:
         return "-"
     return (

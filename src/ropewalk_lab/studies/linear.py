@@ -37,8 +37,8 @@ PRESETS = presets_of("linear")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Train the models in parallel, then measure time and memory in one process; return the facts
-    for the report.
+    """Train one model for each kind and seed, then measure time and memory in a single job; return
+    the facts for the report.
     """
     settings, shared = runner.settings, runner.pick("preset", "changes", "windows", "multiples")
     runner.run_each(quality, "kind", MODELS, _file_name, **shared)

@@ -109,14 +109,14 @@ def _case(draw: random.Random, subject: str, low: int, high: int, size: int) -> 
 
 
 def reachable(length: int, settings: dict[str, Any]) -> float:
-    """Return the best possible accuracy on the first `length` characters; without evidence half of
-    the guesses are right.
+    """Return the best possible accuracy on the first `length` characters, `short` or `long`; where
+    the evidence is cut off, half of the guesses are right.
     """
     return 1.0 if length >= settings["long"] else EARLY + (1 - EARLY) / 2
 
 
 def models(settings: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Return the published name of each model -> (the length at which texts are cut, the encoding)."""
+    """Return {published name of a model: (number of characters at which texts are cut, encoding)}."""
     short, long = settings["short"], settings["long"]
     return {
         "BERT-512": (short, "learned"),

@@ -186,8 +186,9 @@ def new_model(method: str, model: Any, seed: int) -> nn.Module:
 def adapted(
     model: Any, method: str, factor: int, length: int, factors: tuple[float, ...] | None = None
 ) -> nn.Module:
-    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length;
-    `factors` are LongRoPE2's.
+    """Return a RoPE model, trained at `length`, adapted by a method to `factor` times that length.
+
+    factors  for LongRoPE2: its factor of each pair; None: `factor` for every pair
     """
     if method == LONGROPE2:
         return _scaled(

@@ -179,8 +179,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], stages: list[int], trained: dict[int, int]) -> list[Claim]:
-    """Return the claims that each stage of the longest length ends at a lower loss than shorter
-    stages before and after it, each measured at its own length.
+    """Return the claims that each stage of the longest length ends at a lower loss than the stages
+    directly before and after it, if these are shorter; each is measured at its own length.
 
     The last claim is that the final model has a lower loss for longer inputs. `trained` is the
     length of each stage.

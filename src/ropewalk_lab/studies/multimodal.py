@@ -104,7 +104,7 @@ def measure(
     model = train_or_load(
         workspace, f"grid-{encoding}-{seed}", full_preset, batches=GridBatches(seed, axes)
     ).model
-    # no positions beyond the training
+    # learned positions end at the size of the training
     tested = [size for size in sides if size <= side] if encoding == "learned" else sides
     rows = []
     for size in tested:

@@ -267,8 +267,8 @@ def largest_change(rows: list[Row], name: str) -> float:
 
 
 def claims(rows: list[Row], length: int) -> list[Claim]:
-    """Return the claims of articles about RoPE: a norm after the rotation breaks relative
-    positions, and costs accuracy.
+    """Return the claims of articles about RoPE: a norm after the rotation makes scores depend on
+    absolute positions and raises the loss, and so does a rotation that does not keep the norm.
     """
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []

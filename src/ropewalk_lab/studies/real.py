@@ -28,10 +28,10 @@ from ropewalk_lab.studies.rows import digest
 #: a random Llama of bytes and Python's documentation: enough to run every line of a study, not to
 #: conclude anything
 TINY, PYTHON = "tiny", "python"
-#: characters of each text that windows are taken from
+#: windows to measure are taken from at most this many characters of each text
 CHARACTERS = 3_000_000
-#: a figure of fewer windows says little, so texts that are too short for them are refused, unless
-#: fewer are asked for
+#: texts that have fewer windows than this are refused, unless fewer are asked for: a loss over so
+#: few says little
 FEWEST_WINDOWS = 5
 
 
@@ -62,7 +62,9 @@ def open_real(
 
 
 def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
-    """Return at most `count` characters of a text from the character `first`, of PYTHON 60,000."""
+    """Return at most `count` characters of a text from the character `first` on; of PYTHON at most
+    60,000.
+    """
     if name == PYTHON:
         from pydoc_data.topics import topics
 
@@ -74,8 +76,8 @@ def real_text(name: str, first: int = 0, count: int = CHARACTERS) -> str:
 def real_windows(
     texts: Sequence[str], encode: Encode, length: int, count: int, spare: int = 0
 ) -> Tensor:
-    """Return windows [count + spare, length], the same number of each text; the spare ones are the
-    last, of the first text.
+    """Return windows [count + spare, length], `count` of them shared equally among the texts; the
+    `spare` ones are the last, and from the first text.
 
     A text that is too short for its share gives fewer and the others more. If all are too short,
     there are fewer than `count` windows; fewer than FEWEST_WINDOWS of them are an error.
@@ -120,7 +122,7 @@ def make_meter(
     """Return a meter of `fit` whose rows are kept in the workspace.
 
     trained, factor      the trained length, and how many times longer the measured windows are
-    windows              their number
+    windows              the number of these windows; 0: no text is read
     lengths, num_depths  of the pass keys that the model is asked for
     search               candidates of the search for LongRoPE's factors; its window is not measured
     """

@@ -30,7 +30,7 @@ from ropewalk_lab.studies.real_picture import picture
 from ropewalk_lab.studies.rows import Row, distinct, row, score, scores_by, select
 from ropewalk_lab.studies.study import Study
 
-#: (better, worse) in the last band, as papers and forums have it
+#: (better, worse): which method has the lower loss in the last band, as papers and forums claim
 ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn"))
 PRESETS = presets_of("real_extend")
 #: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of

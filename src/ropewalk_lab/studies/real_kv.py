@@ -129,8 +129,8 @@ class Continuation:
         return cache
 
     def loss(self, tokens: Tensor, cache: Any, first: int) -> float:
-        """Return the mean loss of tokens after the first, which continue a cache at positions from
-        `first`.
+        """Return the mean loss of tokens[1:], each predicted from the cache and the tokens before
+        it; tokens[0] has the position `first`.
         """
         logits = self.read(tokens[:-1], cache, first)
         return float(F.cross_entropy(logits, tokens[1:]))
@@ -145,8 +145,8 @@ class Continuation:
         """Return the loss of the last `count` tokens of a window for every way to continue from a
         cache.
 
-        The cache has all tokens before them except the last one, which is read again because its
-        logits predict the next token.
+        The cache has all tokens before these `count` except the last one, which is read together
+        with them, because its logits predict the first of them.
         """
         length = len(window) - count
         last, half = length - 1, length // 2

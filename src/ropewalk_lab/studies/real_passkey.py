@@ -179,7 +179,7 @@ def _values(rows: list[Row], name: str, length: int) -> list[float]:
 
 
 def _share(values: list[float]) -> str:
-    """Return the mean and its standard error as text."""
+    """Return the mean and its standard error as text; "-" without values."""
     error = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{np.mean(values):.0%} ± {error:.0%}" if values else "-"
 

@@ -40,8 +40,8 @@ def bands_of_rows(rows: list[Row], method: str) -> list[LossBand]:
     """Return the loss of a method by band of positions, such as 8k-16k, sorted by position."""
     bands = []
     for name in distinct(rows, "loss", "band", method=method):
+        # "within" is the loss of texts of the trained length, not of a band of positions
         if name != "within":
-            # a loss of texts within the trained length, not of a band of positions
             low, high = map(_tokens, name.split("-"))
             losses = score(rows, "loss", method=method, band=name)
             assert losses is not None  # the band is from these rows

@@ -364,8 +364,8 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
 
 
 def claims(rows: list[Row], facts: dict[str, Any]) -> list[Claim]:
-    """Return two claims for every method and objective: far loss close to near, and pass keys found
-    at the new length.
+    """Return two claims for every method and objective: the loss in the last band is close to that
+    up to the trained length, and pass keys are found at the longest length.
     """
     result = []
     for method in distinct(rows, "loss", "method"):

@@ -23,8 +23,8 @@ PRESETS = presets_of("relative")
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
-    """Run one job for all encodings, since the models are small and random; return the facts for
-    the report.
+    """Run one job for each seed, which measures all encodings, since the models are small and
+    random; return the facts for the report.
     """
     shared = runner.pick("names", "shifts", "windows", "length")
     runner.run(Job(f"shifts-{seed}", measure, {"seed": seed, **shared}) for seed in runner.seeds)

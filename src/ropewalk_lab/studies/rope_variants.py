@@ -232,7 +232,9 @@ TEXTS = {"stdlib": "code", "prose": "prose"}
 
 
 def label(table: RopeVariants, variant: Any, *, short: bool = False) -> str:
-    """Return a variant as text; `short` leaves out the word that the column has as its title."""
+    """Return a variant as text; with `short` a base is its number alone: "10,000" instead of "base
+    10,000".
+    """
     return (
         f"{variant:,.0f}" if short and isinstance(variant, float) else table.label.format(variant)
     )
@@ -291,8 +293,9 @@ def _claims(
     of: str,
     where: dict[str, str],
 ) -> list[Claim]:
-    """Return the claims that the reference of `table` has a lower loss than every other variant, at
-    the shortest and the longest length, and so has every trained one than those with a method.
+    """Return claims about the loss at the shortest and at the longest length: that of the reference
+    of `table` is lower than that of every other variant, and that of every variant without a method
+    is lower than that of every variant with one.
 
     of     words that name the text in a claim
     where  fields that the rows must have

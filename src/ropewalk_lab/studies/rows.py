@@ -76,7 +76,7 @@ def scores_by(
 
 
 def distinct(rows: Iterable[Row], metric: str, field: str, **fields: Any) -> list[Any]:
-    """Return the different values of a field, in the order they were measured."""
+    """Return the different values of a field in the rows that `select` gives, in their order."""
     return list(
         dict.fromkeys(each[field] for each in select(rows, metric, **fields) if field in each)
     )

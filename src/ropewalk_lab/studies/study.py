@@ -26,7 +26,7 @@ FACTS, ROWS = "study.json", "rows.jsonl"
 #: lists that may be empty besides those that a preset leaves empty; without `tuned_factors` no
 #: model is fine-tuned
 MAY_BE_EMPTY = ("tuned_factors",)
-#: settings that list names of what is compared
+#: settings that list methods, and all settings that list names of what is compared
 METHODS = ("methods", "tuned_methods")
 NAMES = ("encodings", "norms", "objectives", *METHODS)
 
@@ -184,8 +184,8 @@ def _machine(device: torch.device) -> dict[str, Any]:
 def draw_figures(
     findings: Findings, folder: Path, suffixes: Iterable[str] = ("png", "svg")
 ) -> list[Path]:
-    """Write the figures of a study as PNG and SVG, and return their paths; none if matplotlib is
-    not installed.
+    """Write each figure of a study in the formats `suffixes`, and return the paths; [] if matplotlib
+    is not installed.
     """
     try:
         import matplotlib  # noqa: F401 - only to see whether it is installed

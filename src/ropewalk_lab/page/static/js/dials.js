@@ -6,7 +6,7 @@ import { digits, tokens, whole } from "./numbers.js";
 import { newAngles } from "./rope.js";
 
 const TURN = 2 * Math.PI;
-/** a hand that moves farther than this between two pictures is drawn as a disc */
+/** radians: a hand that moves farther than this between two pictures is drawn as a disc */
 const BLURRED = 0.7;
 
 /** A figure of dials; `set(rope, position)` draws, `play()` lets the position run to the served length. */
@@ -81,7 +81,7 @@ export function dials({ most = 64, caption = true } = {}) {
     element,
     set(next, where = position) { rope = next; position = where; step = 0; draw(); },
     redraw: draw,
-    /** Let the position run from 0 to the served length in some seconds; `each(position)` is called for every picture. */
+    /** Let the position run from 0 to the served length in `seconds`; `each(position, whether it is the last)` is called for every picture. */
     play(seconds = 9, each = () => {}) {
       cancelAnimationFrame(frame);
       const begin = performance.now();

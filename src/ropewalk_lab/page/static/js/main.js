@@ -26,7 +26,7 @@ const app = {
     if (hash !== location.hash) history[push ? "pushState" : "replaceState"](null, "", hash);
     if (draw) show();
   },
-  /** A link to what is shown: on a local page, to the same state of the static page if its address is known. */
+  /** A link to what is shown, or to the doctor in place of the view "model"; on a local page it leads to the static page if its address is known. */
   link() { return (document.documentElement.dataset.local || location.href.split("#")[0]) + format({ ...this.state, view: this.state.view === "model" ? "doctor" : this.state.view, lang: language }); },
   /** The address of a view with some values, from the present state. */
   address(values) { return format({ ...this.state, ...values }); },

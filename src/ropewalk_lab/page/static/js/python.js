@@ -44,8 +44,8 @@ export async function ask(request) {
 
 const lines = new Map();
 /**
- * The answer to the newest request of a kind, null to one that a newer has replaced. One request of
- * a kind is on its way at a time: while a person types, Python answers what it can.
+ * The answer to a request, or null if a newer one of its kind has replaced it. One request of a
+ * kind is on its way at a time; of those that wait, only the newest is sent.
  */
 export function newest(kind, request) {
   const line = lines.get(kind) ?? { busy: false, next: null };

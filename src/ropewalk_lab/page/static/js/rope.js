@@ -35,7 +35,7 @@ function llama3({ dim, theta, factor, original, low = 1, high = 4 }) {
 
 const mscale = (factor) => factor <= 1 ? 1 : 0.1 * Math.log(factor) + 1;
 
-/** Each scaling: the frequencies of a rope at a length, and its magnitude. */
+/** Each scaling: functions from a rope's settings to its frequencies and to its magnitude. */
 export const SCALINGS = {
   default: { radians: ({ dim, theta }) => plain(dim, theta), magnitude: () => 1 },
   linear: { radians: ({ dim, theta, factor }) => plain(dim, theta).map((speed) => speed / factor), magnitude: () => 1 },
@@ -56,16 +56,16 @@ export function ropeOf({ dim, theta, trained, served, scaling }) {
 
 export const turns = (radians, length) => radians * length / TAU;
 
-/** Which pairs reach angles that did not occur in training: less than a turn there, and more now. */
+/** For each pair, whether it reaches angles that did not occur in training: it completed less than a turn there, and turns further now. */
 export const newAngles = (rope) => rope.radians.map((speed, i) => {
   const seen = turns(rope.plain[i], rope.trained);
   return seen < 1 && turns(speed, rope.served) > seen * (1 + 1e-9);
 });
 
-/** The mean over pairs of the score of two unit vectors at a distance. */
+/** The score of q and k at a distance if both are the same unit vector in every pair: the mean over pairs of cos(frequency * distance). */
 export const score = (radians, distance) => radians.reduce((sum, speed) => sum + Math.cos(speed * distance), 0) / radians.length;
 
-/** The largest error of cos and sin at a position if position times frequency is rounded to float32. */
+/** The largest error of cos and sin at a position if frequency, position and their product are rounded to float32. */
 export function float32Error(radians, position) {
   let worst = 0;
   for (const speed of radians) {
@@ -75,7 +75,7 @@ export function float32Error(radians, position) {
   return worst;
 }
 
-/** The rope of a config.json if its keys are plain; null: Python has to read it. */
+/** The rope of a config.json if this file can read its keys; null: Python has to read it. */
 export function fromConfig(text, length) {
   let config;
   try { config = JSON.parse(text); } catch { return null; }

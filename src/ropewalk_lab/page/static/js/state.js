@@ -58,7 +58,7 @@ export function parse(hash) {
   return state;
 }
 
-/** The hash of a state, without what is as in a new page. */
+/** The hash of a state; values that a new page has are left out. */
 export function format(state) {
   const parts = [];
   for (const [name, [kind, first]] of Object.entries(FIELDS)) {

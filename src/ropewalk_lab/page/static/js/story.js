@@ -134,7 +134,7 @@ function layouts(position, theta) {
   return s("svg", { class: "chart", viewBox: `0 0 ${width} 190`, role: "img", "aria-label": t("story.layouts.label") }, s("text", { x: left, y: 14 }, t("layout.interleaved")), box("interleaved", 22), links, box("half", 124), s("text", { x: left, y: 186 }, t("layout.half")));
 }
 
-/** q · k of a small head, q at a position and k at 0, with its numbers in each layout. */
+/** q · k of a small head, q at a position and k at 0, computed in each layout: [interleaved, half]. */
 export function scoresOfLayouts(position, theta) {
   const q = [0.9, -0.4, 0.3, 0.8, -0.6, 0.5, 0.2, 0.7], k = [0.5, 0.6, -0.7, 0.4, 0.3, 0.8, -0.2, 0.9];
   const places = { interleaved: (pair) => [2 * pair, 2 * pair + 1], half: (pair) => [pair, pair + 4] };
@@ -234,10 +234,10 @@ function cost(app) {
   };
 }
 
-/** A config as Python writes it: 4.0, where JavaScript has 4 alone. */
+/** A config as the text that Python writes: with 4.0 where JavaScript would write 4. */
 const asText = (config) => JSON.stringify(config, null, 2).replace(/"(factor|rope_theta|attention_factor)": (\d+)(?=[,\n])/g, '"$1": $2.0');
 
-/** Configs that are read differently, and the rope of the story. */
+/** Configs with the lengths and the theta of the story; engines compute other ropes from some of them. */
 function cases(state) {
   const base = { model_type: "llama", hidden_size: 4096, num_attention_heads: 32, max_position_embeddings: state.served, rope_theta: state.theta };
   const yarn = { rope_type: "yarn", factor: Math.max(state.served / state.trained, 1), original_max_position_embeddings: state.trained };
