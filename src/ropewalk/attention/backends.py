@@ -18,8 +18,8 @@ from ropewalk.attention import flex
 from ropewalk.attention.masks import Visibility, part_of_scores
 from ropewalk.errors import RopeError, choice
 
-#: attention with a window is computed in blocks of this many queries, or of `window` queries if
-#: that is more
+#: torch's fused kernel computes attention with a window in blocks of this many queries, or of
+#: `window` queries if that is more
 FEWEST_IN_BLOCK = 1024
 #: the number of queries from which FlexAttention is taken for windows and documents
 #: (results/h200_window.jsonl)

@@ -1,4 +1,5 @@
-"""The sums of linear attention in plain torch: the reference for the kernels, and their backward.
+"""The sums of linear attention in plain torch: for calls that the kernels do not support, and for
+the backward pass of all calls.
 
 A weight is a dot product of features, so later queries need only two sums over past keys: of key
 feature times value, and of key features.

@@ -71,8 +71,8 @@ def factor(temperature: Temperature, positions: Tensor, **learned: Tensor) -> Te
 
 
 class QueryTemperature(nn.Module):
-    """Multiplies queries by the factors of a temperature; holds its learned numbers, one for each
-    head.
+    """Multiplies queries by the factors of a temperature; holds the temperature's learned numbers,
+    each as a parameter [num_heads].
     """
 
     def __init__(self, temperature: Temperature, num_heads: int) -> None:
