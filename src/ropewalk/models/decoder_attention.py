@@ -245,8 +245,8 @@ def next_positions(
     tokens: Tensor,
     attention: nn.Module,
 ) -> Tensor:
-    """Return the positions of tokens [B, S] for a call that gives none: [S] if all rows are alike,
-    else [B, S].
+    """Return the positions of tokens [B, S] for a call that gives none: [S] without caches, padding
+    and documents, else [B, S].
 
     They count the real tokens of each row from 0, or from the cached ones on, and restart at 0 in
     each document. Documents with a cache raise a RopeError.

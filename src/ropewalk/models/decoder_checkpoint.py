@@ -23,6 +23,9 @@ from ropewalk.temperatures import FloorLog
 class Architecture:
     """Options that the code of a model_type fixes; None if the config decides (`attention_bias`,
     `mlp_bias`).
+
+    tied     the default of `tie_word_embeddings`
+    experts  whether models of this type may have experts
     """
 
     class_name: str

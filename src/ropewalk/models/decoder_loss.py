@@ -17,7 +17,7 @@ from ropewalk.tracing import is_traced
 
 #: the target of a token that has no loss, as in torch's cross_entropy
 IGNORED = -100
-#: logits in memory at a time: 128 MB in bfloat16
+#: logits in memory at a time: 128 MiB in bfloat16
 MAX_LOGITS = 1 << 26
 
 
@@ -47,8 +47,8 @@ def check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
 
 
 def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
-    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED
-    targets do not count.
+    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32 (or float64);
+    IGNORED targets do not count.
 
     x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of
     F.cross_entropy up to rounding; they are 0 if every target is IGNORED.

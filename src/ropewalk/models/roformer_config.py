@@ -239,11 +239,7 @@ class RoFormerConfig:
                 f"must be false with causal=True and {self.encoding.scaling.name} scaling, whose "
                 "angles depend on the length"
             )
-            raise RopeError(
-                "rotary_value",
-                f"{rule}: values in a cache are not rotated again when it grows",
-                True,
-            )
+            raise RopeError("rotary_value", f"{rule}; use another scaling", True)
 
     @property
     def head_dim(self) -> int:
