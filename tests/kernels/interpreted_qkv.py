@@ -159,7 +159,7 @@ def test_gradients_equal_those_of_the_definition(norm, dtype):
         assert (ours.double() - theirs).abs().max() <= 4 * tolerance * theirs.abs().max()
 
 
-def test_one_launch_is_refused_without_a_cache_and_for_more_tokens():
+def test_one_launch_is_refused_without_a_cache_and_for_more_tokens_than_it_takes():
     spec, dtype = SPECS["half"], next(iter(DTYPES))
     x, weight, _, positions = inputs(spec, dtype)
     cache, slots = caches(spec, dtype), torch.arange(TOKENS, device=DEVICE)

@@ -72,7 +72,7 @@ def test_every_number_of_threads_gives_the_same_bits():
 
 
 @needs_library
-def test_takes_views_whose_last_dimension_is_strided():
+def test_native_attention_takes_views_whose_last_dimension_is_strided():
     q, k, v = tensors(1, 2, 2, 37, 16)
     strided = [x.mT.contiguous().mT for x in (q, k, v)]
     assert torch.equal(attention.attend(*strided, 0.25), attention.attend(q, k, v, 0.25))

@@ -61,8 +61,8 @@ def test_the_definition_equals_sums_over_chunks(feature, layout):
 def test_the_linear_kernels_fit_into_the_shared_memory_of_a_hopper(
     dtype, head_dim, feature, tmp_path, monkeypatch
 ):
-    """Every kernel, with the arguments one real call gives it; a wide head spills and is fastest
-    so, others hardly do.
+    """Every kernel, with the arguments one real call gives it. Heads of 64 dims spill at most 64
+    bytes; heads of 128 spill more, and are fastest so.
     """
     built: list = []
     operand = {"OPERAND": triton.language.bfloat16} if dtype == torch.bfloat16 else {}
