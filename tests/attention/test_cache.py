@@ -51,7 +51,7 @@ SPECS = {
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS)
-def test_a_shifted_cache_equals_one_built_there(changes, rotated):
+def test_a_shifted_cache_equals_one_built_at_the_shifted_positions(changes, rotated):
     encoding, (k, v) = rotary(**changes), draw()
     cache = filled(encoding, counted(5), k, v, rotated=rotated)
     cache.shift(-3, encoding)
@@ -157,8 +157,8 @@ def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
 
 @pytest.mark.parametrize("rotated", [None, False])
 def test_the_sinks_of_a_padded_row_are_its_first_real_tokens(rotated):
-    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone; the first row once lost its
-    sinks to padding.
+    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone: padding does not take the
+    place of sinks.
     """
     layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
     lengths, steps, longest = (5, 8, 0), 6, 8
@@ -447,7 +447,7 @@ def test_a_chunk_whose_rotation_depends_on_the_length_is_not_converted():
     assert_refused("cache", lambda: KVCache(rotated=True).extend(other, counted(SEQ), encoding))
 
 
-def test_tokens_without_their_cache_do_not_say_whether_they_are_rotated():
+def test_extend_refuses_tokens_without_their_cache():
     encoding, (k, v) = rotary(), draw()
     cache = filled(encoding, counted(), k, v)
     assert_refused("other", lambda: cache.extend(cache.seen, counted(SEQ), encoding))

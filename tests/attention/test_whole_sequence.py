@@ -53,7 +53,7 @@ def gradients(out, inputs):
 
 
 def layers():
-    """One layer for every rule about order, with a backend each."""
+    """One layer for each combination of causality, window and backend."""
     torch.manual_seed(0)
     return [
         Attention(

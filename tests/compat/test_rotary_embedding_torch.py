@@ -1,5 +1,5 @@
-"""Beside rotary-embedding-torch itself: the same numbers where it is right, the law where it is
-not.
+"""Compared with rotary-embedding-torch itself where it is right, and with the definition where it
+is not.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_xpos_decoding_gives_the_scores_of_the_whole_sequence(name, first):
     assert_close(decoded[1], peer_keys(k, first, **XPOS[name]))
 
 
-def test_xpos_by_hand_multiplies_by_the_scale():
+def test_a_given_scale_multiplies_rotated_queries_as_in_the_original():
     mine, theirs = both(use_xpos=True)
     x = x_for(mine, width=10)
     for scale in (0.5, mine.get_scale(torch.arange(7.0))):

@@ -233,7 +233,7 @@ def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
     torch.testing.assert_close(found, encoding.steepness.grad)
 
 
-def test_queries_and_keys_may_have_other_positions(alone):
+def test_queries_and_keys_may_have_different_positions(alone):
     """The bias reads q's for queries and k's for keys; causality goes by the order of the tokens."""
     encoding, q_positions, k_positions = (
         _SteepAndSpare().double(),

@@ -1,4 +1,4 @@
-"""Decoders of transformers with tiny random configs, one for each thing a family can have."""
+"""Decoders of transformers with tiny random configs, one for each option that a family can have."""
 
 import torch
 import transformers

@@ -87,7 +87,7 @@ def test_these_decoders_can_be_captured_in_a_graph(options):
         (lambda: make().double(), 1, "must be a plain torch.float"),
     ],
 )
-def test_what_cannot_be_captured_says_why(model, rows, reason):
+def test_why_not_names_what_keeps_a_step_from_being_captured(model, rows, reason):
     assert reason in decode_step.why_not(model(), torch.zeros(rows, 3, dtype=torch.int64))
 
 

@@ -1,4 +1,4 @@
-"""What attention and models take if nothing is said, and the first values that they refuse."""
+"""Defaults of attention layers and models, and values just outside their limits, which they refuse."""
 
 import math
 
