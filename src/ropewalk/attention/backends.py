@@ -127,8 +127,8 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     visible, (q_len, k_len) = call.visible, call.lengths
     block = max(FEWEST_IN_BLOCK, visible.window or 0)
     if visible.window is not None and q_len > block:
-        # a compiled graph is for a number of blocks, and `int` fixes this number without fixing the
-        # number of queries
+        # a compiled graph is for one number of blocks, and `int` fixes this number without fixing
+        # the number of queries
         starts = (i * block for i in range(int(-(-q_len // block))))
         parts = (trimmed(call.part(start, min(start + block, q_len), 0, k_len)) for start in starts)
         return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None

@@ -74,7 +74,7 @@ def make_features(
 
     The numerator weighs each value by q.k; the denominator is the sum of q_plain.k_plain.
 
-    padding  boolean [B, S], True for real tokens; the features of the other keys are 0
+    padding  boolean [B, S], True for real tokens; the features of keys that are padding are 0
     form     "numerator": q and k are phi(q) and phi(k), rotated; q_plain and k_plain are the same
              without rotation
              "rotated": q_plain and k_plain are rotated too

@@ -347,8 +347,8 @@ class Attention(SoftmaxAttention):
     num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
     causal, window, dropout  as in `Choices`, which also has the further choices: scale, backend,
                    temperature, remapping, values (RotatedValues) and sinks (LearnedSinks)
-    bias           of the four projections; ProjectionBias for those of q, k and v and of the output
-                   separately
+    bias           whether the four projections have a bias; ProjectionBias says it separately for
+                   those of q, k and v and for that of the output
     qk_norm        HeadNorm(): RMSNorm of every head of q and k
     length         the longest trained sequence, for encodings that depend on it
     """

@@ -362,8 +362,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """Return the gradients of this rank's q, k and v and of the bias; attention weights are
-        recomputed tile by tile.
+        """Return the gradients of this rank's q, k and v and of the bias's parameters; attention
+        weights are recomputed tile by tile.
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call

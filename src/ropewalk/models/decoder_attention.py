@@ -160,8 +160,8 @@ class PackedAttention(SoftmaxAttention):
         """Return the attention output [B, S, hidden] for x [B, S, hidden].
 
         positions  of the tokens, [S] or [B, S]
-        padding    boolean [B, S], True for real tokens; None: all
-        documents  [B, S], the number of each token's document; None: one
+        padding    boolean [B, S], True for real tokens; None: all are real
+        documents  [B, S], the number of each token's document; None: each row is one document
         cache      earlier tokens, which x also attends to; x is added to it
         """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out

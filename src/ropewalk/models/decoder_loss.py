@@ -108,8 +108,8 @@ class _TokenLoss(torch.autograd.Function):
 
 
 def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy of each row of x [T, hidden] and its gradient by the logits, stored
-    in the logits' memory.
+    """Return the cross entropy [T] of each row of x [T, hidden], and its gradient with respect to
+    the logits [T, V], which overwrites the logits except under torch.compile.
     """
     logits = x @ weight.transpose(0, 1)
     log_probabilities = logits.log_softmax(dim=-1, dtype=_sum_dtype(x))
@@ -136,7 +136,7 @@ def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
         return [slice(0, tokens)]
     count = -(-tokens * weight.shape[0] // max_logits)  # rounded up
     size = -(-tokens // count)
-    # a compiled graph is for a number of chunks, and `int` fixes this number without fixing the
+    # a compiled graph is for one number of chunks, and `int` fixes this number without fixing the
     # number of tokens
     return [slice(i * size, min((i + 1) * size, tokens)) for i in range(int(-(-tokens // size)))]
 

@@ -154,8 +154,8 @@ class Layer(nn.Module):
 
 
 class RoFormer(nn.Module):
-    """An encoder defined by `config`, with the head it names; with a rotary encoding it accepts any
-    length.
+    """An encoder, or with `config.causal` a decoder, with the head that `config` names; with a
+    rotary encoding it accepts any length.
 
     Without a head `model(tokens)` returns hidden states [B, S, hidden]; with one, the head's output
     (see HEADS). `gradient_checkpointing = True` saves one tensor per layer in training and

@@ -68,7 +68,7 @@ HEAD_NAMES = {
 }
 #: index buffers, and the head that only pretraining used
 IGNORED = re.compile(r"(embeddings\.(position|token_type)_ids|cls\.seq_relationship\.\w+)$")
-#: weights of heads
+#: the names of the weights of heads
 ANY_HEAD = re.compile(r"^(cls|classifier|qa_outputs|sequence_summary|pooler)\.")
 _HF_LAYER = re.compile(r"^encoder\.layer\.(\d+)\.(.+)$")
 _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")

@@ -42,7 +42,7 @@ def columns_together(COLUMNS: tl.constexpr, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def apart(both, GROUP: tl.constexpr):
-    """Return the two tiles [T, C] of which `together` made `both` [T, 2 C]."""
+    """Return the two tiles [T, C] from which `together` made `both` [T, 2 C]."""
     ROWS: tl.constexpr = both.shape[0]
     COLUMNS: tl.constexpr = both.shape[1] // 2
     first, second = tl.split(

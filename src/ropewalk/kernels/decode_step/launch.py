@@ -58,8 +58,8 @@ def product(
     x: Tensor, weight: Tensor, out: Tensor, *, norm: Norm | None = None, bias: Tensor | None = None,
     residual: Tensor | None = None, gate: bool = False, tile: ProductTile | None = None,
 ) -> None:  # fmt: skip
-    """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) *
-    second half of the columns.
+    """Write norm(x) @ weight^T + bias + residual into `out`, without those that are None. With
+    `gate`, write silu(first half of the columns) * second half instead, without a residual.
     """
     rows, depth = x.shape
     count = out.shape[1]
