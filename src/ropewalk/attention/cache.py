@@ -318,7 +318,7 @@ class KVCache:
         self.size -= integer("tokens", tokens, low=0, high=self.size)
 
     def reorder(self, rows: Tensor) -> None:
-        """Select batch rows by index, as beam search does."""
+        """Replace the batch rows by those with the indices `rows`, as beam search does."""
         self._buffers = CachedTokens(
             *(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen)
         )

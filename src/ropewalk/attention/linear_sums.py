@@ -111,7 +111,7 @@ def key_sums(features: Features, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return x [.., S, F] as [.., N, chunk, F]; the last chunk is filled with zeros."""
+    """Return x [.., S, F] as [.., N, chunk, F]; zeros follow the last token, up to whole chunks."""
     seq = x.shape[-2]
     return F.pad(x, (0, 0, 0, -seq % chunk)).unflatten(-2, (-(-seq // chunk), chunk))
 

@@ -52,7 +52,7 @@ class SoftmaxAttention(nn.Module):
     o_proj: nn.Linear
 
     def __init__(self, heads: tuple[int, int, int], encoding: Encoding, choices: Choices) -> None:
-        """Create the part that needs no projection; `heads` holds the numbers of query heads and of
+        """Create everything but the projections; `heads` holds the numbers of query heads and of
         key heads, and the size of a head.
         """
         super().__init__()

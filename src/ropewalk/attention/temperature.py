@@ -22,7 +22,7 @@ from ropewalk.temperatures import (
 
 def _log_of_count(positions: Tensor) -> Tensor:
     """Return log(p + 1), the logarithm of the number of keys that a causal query at position p
-    sees; negative positions, which padding may have, count as 0.
+    sees; negative positions, which padding may have, are taken as 0.
     """
     return (positions.clamp(min=0).to(torch.float64) + 1).log()
 

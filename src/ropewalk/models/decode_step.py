@@ -34,7 +34,7 @@ _STEPS = Cache("decode graphs", entries=4)
 #: the most rows of a captured step: above, matrix products are no longer limited by reading the
 #: weights
 MOST_ROWS = 256
-#: about the most memory for a copy of the keys of several layers
+#: about the most bytes that the keys of several layers may have to be copied at once
 STACKED_BYTES = 64 << 20
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

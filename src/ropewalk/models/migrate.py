@@ -50,7 +50,7 @@ class Migration:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters to optimise."""
+        """The parameters that are not frozen, for the optimiser."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def __str__(self) -> str:

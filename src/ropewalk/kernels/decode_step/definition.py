@@ -35,8 +35,8 @@ def product(
     residual: Tensor | None = None,
     gate: bool = False,
 ) -> Tensor:
-    """Return norm(x) @ weight^T + bias + residual, without those that are None. With `gate`, return
-    silu(first half of the columns) * second half instead, without a residual.
+    """Return norm(x) @ weight^T + bias + residual, without those that are None. With `gate`, leave
+    the residual out and return silu(first half) * second half of the columns.
     """
     out = (x if norm is None else normed(x, norm)) @ weight.mT
     if bias is not None:

@@ -59,7 +59,7 @@ def product(
     residual: Tensor | None = None, gate: bool = False, tile: ProductTile | None = None,
 ) -> None:  # fmt: skip
     """Write norm(x) @ weight^T + bias + residual into `out`, without those that are None. With
-    `gate`, write silu(first half of the columns) * second half instead, without a residual.
+    `gate`, leave the residual out and write silu(first half) * second half of the columns.
     """
     rows, depth = x.shape
     count = out.shape[1]
