@@ -95,7 +95,7 @@ def test_a_named_sequence_axis_wins_over_the_default():
     assert_close(
         mine.rotate_queries_or_keys(x, seq_dim=-3), theirs.rotate_queries_or_keys(x, seq_dim=-3)
     )
-    # the original takes -3 for an axis and 1 for another one; here they are the same
+    # the original treats 1 and -3 differently, although both name the second of four axes
     assert_close(
         mine.rotate_queries_or_keys(x, seq_dim=1), theirs.rotate_queries_or_keys(x, seq_dim=-3)
     )

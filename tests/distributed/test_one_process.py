@@ -71,7 +71,7 @@ TABLES = [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), 
 
 
 def parts_of(argument, placement):
-    """What each rank holds of an argument."""
+    """Return the part of an argument that each rank holds."""
     return (
         argument.chunk(PARTS, placement.dim) if isinstance(placement, Shard) else [argument] * PARTS
     )

@@ -70,7 +70,7 @@ def test_products_without_a_given_tile_equal_the_definition(dtype, finish):
 
 
 @dtypes
-# 64 weight rows are the left operand of a product
+# with a gate, the last tile has 64 weight rows, which become the left operand of the product
 @pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))])
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])

@@ -49,7 +49,7 @@ def two_threads():
 
 
 def members(pairs, layout):
-    """Where the first and the second member of every pair lie."""
+    """Return the dimensions of the first and of the second members of the pairs."""
     index = np.arange(pairs)
     return (index, index + pairs) if layout == "half" else (2 * index, 2 * index + 1)
 
@@ -68,7 +68,7 @@ def exact(x, positions, spec, sign=1):
 
 
 def assert_rounded_once(y, expected, largest):
-    """y is `expected` in float32 arithmetic, rounded once to y's dtype."""
+    """Check that y is `expected`, computed in float32 and rounded once to y's dtype."""
     inside = 2.5 * 2.0**-24 * largest
     smallest = torch.finfo(y.dtype).smallest_normal
     unit = 2.0 ** (expected.abs().clamp(min=smallest).log2().floor() - PRECISION[y.dtype] + 1)

@@ -55,7 +55,7 @@ SPEC = SPECS["half"]
 def by_loop(
     x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool
 ) -> Tensor:
-    """Head by head and number by number, angles with fifty digits."""
+    """Return x normed and rotated, head by head and number by number; angles have fifty digits."""
     radians, size = oracle(spec.scaling, spec.rotated_dims, spec.theta)
     weight = None if norm is None else norm.k_weight if key else norm.q_weight
     size = float(size)

@@ -338,7 +338,7 @@ def test_a_saved_config_has_no_default_token_ids_of_transformers(tmp_path):
     "used", [{}, {"use_sliding_window": False}, {"use_sliding_window": True}], ids=str
 )
 def test_the_window_of_a_qwen_is_that_of_transformers(used):
-    """Published configs name a window that the model does not use."""
+    """Published configs have a `sliding_window` that the model uses only with use_sliding_window."""
     raw = SIZES | {"sliding_window": 3, "max_window_layers": 1} | used
     config = checkpoints.FORMATS["qwen2"].config_from_hf(
         {"model_type": "qwen2", "rope_theta": 1e6, **raw}
