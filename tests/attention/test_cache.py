@@ -360,7 +360,7 @@ def test_a_cache_emptied_by_eviction_starts_again():
     ids=["mask of integers", "unknown backend", "weights", "mask of another size", "remapping"],
 )
 def test_a_call_that_fails_leaves_no_tokens_in_the_cache(kind, change, call):
-    """It goes on as if the call had not been made."""
+    """The cache goes on as if the call had not been made."""
     x = torch.randn(1, 8, SIZES.model_dim, dtype=torch.float64)
     layer = Attention(SIZES.model_dim, HEADS, remapping=change.get("remapping")).double()
     cache, untouched = KVCache(**kind), KVCache(**kind)
@@ -395,7 +395,7 @@ def test_rescale_does_not_rotate_keys_that_had_no_rotation():
 
 
 def test_a_layer_refuses_rotated_keys_whose_frequencies_follow_the_length():
-    """They would keep the rotation of the length at which they came."""
+    """Cached keys would keep the frequencies of the length at which they were added."""
     dynamic = rotary(scaling=frequencies.Dynamic(factor=2.0, original_length=4))
     plain, layer = (
         Attention(SIZES.model_dim, HEADS, encoding=each).double() for each in (rotary(), dynamic)

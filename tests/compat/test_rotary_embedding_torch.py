@@ -133,7 +133,7 @@ def test_xpos_decoding_gives_the_scores_of_the_whole_sequence(name, first):
     whole = torch.einsum(layout, *mine.rotate_queries_and_keys(q, k))
     decoded = mine.rotate_queries_with_cached_keys(last(q), k)
     assert_close(torch.einsum(layout, *decoded), whole[:, :, -2:])
-    # the keys are the original's; its queries are centred on themselves
+    # keys equal the original's; queries do not, because the original centres them on themselves
     assert_close(decoded[1], peer_keys(k, first, **XPOS[name]))
 
 

@@ -88,7 +88,7 @@ def test_generations_on_two_cuda_streams_give_the_tokens_of_the_plain_path():
     found = []
     for stream, prompt in zip(streams, prompts, strict=True):
         with torch.cuda.stream(stream):
-            # takes long enough that the first has not begun when the second is started
+            # so long a product that the first generation has not begun when the second is started
             large @ large
             found.append(model.generate(prompt, 30, graph=True))
     torch.cuda.synchronize()
@@ -205,7 +205,7 @@ def test_the_host_never_waits_for_a_step():
 
 
 def test_a_remapped_model_reads_a_long_prompt_with_a_cache():
-    """Its cache holds keys that are not rotated, whatever the fused kernels would ask of it."""
+    """Its cache holds keys that are not rotated, so the fused kernels, which rotate, are not used."""
     model = make(remapping=ReRope(16))
     prompt = torch.randint(0, 499, (1, 300), device="cuda")
     cached = model.generate(prompt, 4)

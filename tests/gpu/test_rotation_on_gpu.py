@@ -25,8 +25,8 @@ ORDERS = {
 
 
 def rotated_by_definition(x, spec, positions, seq_dim, *, key=False, length=None):
-    """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small
-    positions only.
+    """Return x rotated in float64 on the CPU, by cos and sin of float64 angles, which are exact
+    enough for small positions only.
     """
     found = ladder(spec, length)
     where = torch.as_tensor(positions).cpu()

@@ -273,8 +273,8 @@ def test_the_qkv_product_equals_the_definition(dtype, rows, tile, name, norm):
     "spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str
 )
 def test_the_qkv_product_of_wide_tiles_equals_the_definition(dtype, spec, norm):
-    """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two
-    parts, one of them narrower.
+    """A tile of 32 pairs has 64 weight rows, which become the left operand of the product; the
+    second tile of a head of 80 dims is not full.
     """
     check_qkv(dtype, 18, ProductTile(32, 32, 16), spec, norm)
 

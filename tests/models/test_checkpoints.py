@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def rewrite(folder, change):
-    """Change the weights of a folder, by their names."""
+    """Let `change` alter the dict of a folder's weights, and write them back."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -73,7 +73,7 @@ def test_transformers_reads_our_shards(tmp_path):
 
 
 def test_experts_are_read_from_fused_and_from_separate_tensors(tmp_path):
-    """Transformers 5 has them fused in memory, files have had both."""
+    """A file has one tensor for each expert or one for all; transformers 5 fuses them in memory."""
     model = theirs("qwen3 moe")
     model.save_pretrained(tmp_path / "apart")
     (tmp_path / "fused").mkdir()
@@ -113,7 +113,7 @@ MINIMIND = {
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_minimind_checkpoint_gives_the_logits_of_the_same_qwen3(tmp_path, experts):
-    """Its own config, tables of the rotation left in the file, and the tied head written out."""
+    """The checkpoint has MiniMind's own config, rotary tables, and a copy of the tied head."""
     options = {
         "num_experts": 4,
         "num_experts_per_tok": 1,
