@@ -143,7 +143,7 @@ def test_beams_with_positions_on_several_axes_are_reordered():
     assert torch.equal(cache.seen.k, before[[1, 0, 1]])
 
 
-def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
+def test_a_sliding_cache_keeps_its_sinks_and_the_latest_tokens():
     encoding, (k, v) = rotary(), draw()
     cache = KVCache("sliding", capacity=5, sinks=2)
     for i in range(SEQ):

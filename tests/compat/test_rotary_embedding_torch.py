@@ -214,7 +214,7 @@ def test_axial_angles_rotate_an_image_without_rows():
 
 
 @pytest.mark.parametrize("ranges", [None, torch.tensor([1.0, 0.5])])
-def test_learned_rotations_and_their_gradients(ranges):
+def test_learned_rotations_and_their_gradients_equal_the_original(ranges):
     x = torch.randn(2, 3, 7, 16)
     found, expected = (
         torch.zeros(7, 3).normal_(generator=torch.manual_seed(1)).requires_grad_() for _ in range(2)

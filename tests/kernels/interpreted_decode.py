@@ -504,7 +504,7 @@ def test_the_workspace_of_a_stream_is_made_once_and_grows(monkeypatch):
     assert not small.holds(2, 3, 256, small.sums.device)
 
 
-def test_repeated_calls_with_a_head_norm_stay_right(norm_of_two_rows):
+def test_repeated_calls_with_a_head_norm_equal_the_definition(norm_of_two_rows):
     call, want = norm_of_two_rows
     for _ in range(3):  # each call finds the workspace as the one before left it
         assert relative_error(call(), want) < 2e-2

@@ -161,7 +161,7 @@ def test_every_scaling_equals_the_definition_on_queries_and_keys(name):
 @pytest.mark.parametrize(
     ("magnitude_on", "order"), [("qk", "bhsd"), ("q", "bshd"), ("q", "bhsd"), ("scale", "bshd")]
 )
-def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
+def test_magnitudes_multiply_queries_keys_or_neither_as_the_spec_says(name, magnitude_on, order):
     spec, (place, seq_dim) = sample_spec(name, magnitude_on=magnitude_on), ORDERS[order]
     length = torch.tensor([9, 40]) if spec.needs_length else None
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)

@@ -16,7 +16,7 @@ from torch_release import needs_triton_3_6
 triton = pytest.importorskip("triton", reason="triton has no build for this platform")
 
 
-def test_a_cpu_tensor_is_taken_by_torch_and_the_reason_is_told(monkeypatch):
+def test_a_cpu_tensor_is_computed_by_torch_and_backend_triton_raises_the_reason(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     q = torch.randn(1, 3, 5, 10)
     with pytest.raises(RopeError, match="CUDA tensors"):

@@ -167,7 +167,7 @@ def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, max_logits):
         torch.testing.assert_close(3 * token_loss(*given, targets, max_logits), found)
 
 
-def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
+def test_a_token_of_probability_near_one_keeps_its_small_gradient_in_bfloat16():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
     x = torch.tensor([[7.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_loss(x, weight, torch.tensor([0])).backward()
