@@ -139,7 +139,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         # torch aligns its causal mask top-left, which is wrong behind cached keys
         is_causal = True
     elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):
-        # the exception above, a single query that is the last token, sees every key
+        # the exception is a single query that is the last token: it sees every key without a mask
         mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
         call.q,

@@ -187,7 +187,7 @@ class KVCache:
         )
         added = CachedTokens(k, v, positions, valid)
         if self.size:
-            # set with the first token
+            # the first token has set the buffers
             self._check_sizes(added, self._buffers)  # type: ignore[arg-type]
         return added
 

@@ -102,7 +102,7 @@ def linear_attention(
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
-        # None prefers Triton
+        # with backend=None, Triton runs every call that it can run
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None

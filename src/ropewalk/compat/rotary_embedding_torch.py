@@ -223,8 +223,8 @@ class RotaryEmbedding(nn.Module):
         offset: float | Tensor = 0,
         scale: float | Tensor | None = None,
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ..., an offset for each row if [B], and
-        multiply by `scale` (xPos).
+        """Rotate t at positions offset, offset + 1, ... and multiply it by `scale` (xPos). An
+        `offset` [B] has one number for each row.
         """
         if self.use_xpos and scale is None:
             raise RopeError(

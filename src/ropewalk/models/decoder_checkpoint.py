@@ -341,7 +341,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         ]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
     if isinstance(config.temperature, FloorLog) and model_type == "ministral3":
-        # others do not read it
+        # no other model_type reads this temperature
         keys = {
             TEMPERATURE_KEY: config.temperature.scale,
             TRAINED_LENGTH_KEY: config.temperature.length,

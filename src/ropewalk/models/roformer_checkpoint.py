@@ -175,8 +175,8 @@ def from_transformers(model: nn.Module) -> RoFormer:
 
 
 def unused_weights(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the weights of a transformers model that `from_transformers` ignores:
-    poolers and pretraining heads.
+    """Return the names of the weights of a transformers model that `from_transformers` ignores,
+    such as poolers and pretraining heads.
     """
     config, model_type = _config_of(model)
     # named_parameters lists a tied weight once, so its second name is not reported
