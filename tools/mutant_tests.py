@@ -63,9 +63,13 @@ _REAL = _in("lab", "real_tables study_jobs study_presets real_studies study_find
 #: those that start no processes come first
 _RING = _in(
     "distributed",
-    "one_process ring::test_shards_are_a_partition ring::test_head_tail_order_and_its_balance ring::test_refusals "  # noqa: E501
-    "ring::test_a_length_that_does_not_divide_is_refused_with_the_fix ring::test_one_rank_is_plain_attention "
-    "ring::test_tiles_hold_every_visible_pair_once_and_none_is_empty ring::test_torch_says_why_not "
+    "one_process ring::test_shards_are_a_partition "
+    "ring::test_head_tail_shards_see_as_many_keys_on_every_rank "
+    "ring::test_bad_arguments_of_ring_attention_are_refused "
+    "ring::test_a_length_that_does_not_divide_is_refused_with_the_fix "
+    "ring::test_one_rank_is_plain_attention "
+    "ring::test_tiles_hold_every_visible_pair_once_and_none_is_empty "
+    "ring::test_torch_why_not_names_what_the_engine_of_torch_cannot_run "
     "ring::test_parts_merge_to_the_softmax_of_the_whole_whatever_their_size ring",
 )
 

@@ -51,7 +51,7 @@ SPECS = {
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize("changes", SPECS.values(), ids=SPECS)
-def test_a_shifted_cache_equals_one_built_there(changes, rotated):
+def test_a_shifted_cache_equals_one_built_at_the_shifted_positions(changes, rotated):
     encoding, (k, v) = rotary(**changes), draw()
     cache = filled(encoding, counted(5), k, v, rotated=rotated)
     cache.shift(-3, encoding)
@@ -143,7 +143,7 @@ def test_beams_with_positions_on_several_axes_are_reordered():
     assert torch.equal(cache.seen.k, before[[1, 0, 1]])
 
 
-def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
+def test_a_sliding_cache_keeps_its_sinks_and_the_latest_tokens():
     encoding, (k, v) = rotary(), draw()
     cache = KVCache("sliding", capacity=5, sinks=2)
     for i in range(SEQ):
@@ -157,8 +157,8 @@ def test_a_sliding_cache_keeps_its_sinks_and_the_latest():
 
 @pytest.mark.parametrize("rotated", [None, False])
 def test_the_sinks_of_a_padded_row_are_its_first_real_tokens(rotated):
-    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone; the first row once lost its
-    sinks to padding.
+    """Rows padded on the left by 3, 0 and 8 tokens, each as if alone: padding does not take the
+    place of sinks.
     """
     layer = Attention(SIZES.model_dim, HEADS, encoding="rope").double()
     lengths, steps, longest = (5, 8, 0), 6, 8
@@ -360,7 +360,7 @@ def test_a_cache_emptied_by_eviction_starts_again():
     ids=["mask of integers", "unknown backend", "weights", "mask of another size", "remapping"],
 )
 def test_a_call_that_fails_leaves_no_tokens_in_the_cache(kind, change, call):
-    """It goes on as if the call had not been made."""
+    """The cache goes on as if the call had not been made."""
     x = torch.randn(1, 8, SIZES.model_dim, dtype=torch.float64)
     layer = Attention(SIZES.model_dim, HEADS, remapping=change.get("remapping")).double()
     cache, untouched = KVCache(**kind), KVCache(**kind)
@@ -395,7 +395,7 @@ def test_rescale_does_not_rotate_keys_that_had_no_rotation():
 
 
 def test_a_layer_refuses_rotated_keys_whose_frequencies_follow_the_length():
-    """They would keep the rotation of the length at which they came."""
+    """Cached keys would keep the frequencies of the length at which they were added."""
     dynamic = rotary(scaling=frequencies.Dynamic(factor=2.0, original_length=4))
     plain, layer = (
         Attention(SIZES.model_dim, HEADS, encoding=each).double() for each in (rotary(), dynamic)
@@ -447,7 +447,7 @@ def test_a_chunk_whose_rotation_depends_on_the_length_is_not_converted():
     assert_refused("cache", lambda: KVCache(rotated=True).extend(other, counted(SEQ), encoding))
 
 
-def test_tokens_without_their_cache_do_not_say_whether_they_are_rotated():
+def test_extend_refuses_tokens_without_their_cache():
     encoding, (k, v) = rotary(), draw()
     cache = filled(encoding, counted(), k, v)
     assert_refused("other", lambda: cache.extend(cache.seen, counted(SEQ), encoding))

@@ -104,7 +104,7 @@ class Rows:
 
 
 def assert_holds(cache, rows, rotates, message):
-    """The cache holds these tokens; the key and position of padding may be anything."""
+    """Check that the cache holds the tokens of `rows`; padding may have any key and position."""
     assert len(cache) == len(rows.rows[0]), message
     if not len(cache):
         return

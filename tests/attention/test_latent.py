@@ -118,7 +118,7 @@ def test_rotated_values_decode_from_a_moved_cache_as_in_one_pass(spec, options, 
     assert (cache.seen.v.shape[-1] == 0) is layer.shares_values
 
 
-def test_rotated_values_with_padding_documents_and_gradients_are_right():
+def test_rotated_values_of_padded_and_packed_rows_equal_the_row_alone_and_gradients_the_definition():
     layer = drawn(Attention(DIM, HEADS, 2, 10, values=RotatedValues()))
     x = torch.randn(1, 5, DIM, dtype=torch.float64, requires_grad=True)
     padded = torch.cat([torch.zeros(1, 2, DIM, dtype=torch.float64), x], dim=1)

@@ -156,7 +156,7 @@ def test_cosine_weights_lie_between_zero_and_two(rope):
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 0.25, 0.0])
 def test_a_layer_with_a_fixed_scale_equals_its_definition(scale, causal):
-    """M30: with scale 1 the weights are 1 + cos, in [0, 2]; nothing about them is learned."""
+    """With scale 1 the weights are 1 + cos, in [0, 2]; nothing about them is learned."""
     layer = LinearAttention(
         12, 2, form="cosine", scale=scale, causal=causal, out_norm=False
     ).double()
@@ -234,7 +234,7 @@ def test_twice_the_tokens_take_twice_the_operations():
 
 @pytest.mark.parametrize("form", ["numerator", "cosine"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_layer_trains_and_decodes(form, causal):
+def test_the_layer_has_finite_gradients_and_continues_from_its_state(form, causal):
     layer = LinearAttention(12, 3, 4, form=form, causal=causal)
     x = torch.randn(2, 9, 12)
     out, _ = layer(x)

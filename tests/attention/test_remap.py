@@ -367,6 +367,6 @@ def test_encodings_that_do_more_than_rotate_are_refused(encoding):
         Attention(16, 2, encoding=encoding, values=RotatedValues())
 
 
-def test_rotated_values_are_refused():
+def test_a_remapping_refuses_rotated_values():
     with pytest.raises(RopeError, match="values: must be None with a remapping"):
         Attention(16, 2, remapping=SelfExtend(2, 4), values=RotatedValues())

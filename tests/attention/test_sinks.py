@@ -28,8 +28,8 @@ def layer(**options) -> Attention:
 def written(
     made: Attention, x: torch.Tensor, hidden: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every head's scores with one more column, the sink's, whose weight is dropped after the
-    softmax.
+    """Return the output and the weights of `made`, head by head: scores have one more column, the
+    sink's, whose weight is dropped after the softmax.
     """
     q, k, v = made.project(x)
     at = torch.arange(x.shape[1])

@@ -103,7 +103,7 @@ def test_a_subclass_of_rotary_rotates_by_its_own_function():
     torch.testing.assert_close(got.out, expected, atol=1e-12, rtol=1e-10)
 
 
-# torch tells that this CPU lacks the instructions, then goes on
+# torch warns if this CPU lacks the instructions for bfloat16
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_in_float32_and_bfloat16_stays_within_rounding(dtype):

@@ -45,7 +45,7 @@ def close(got, expected, message, bound=1e-10):
 
 
 def gradients(out, inputs):
-    """Of a loss that weighs every output differently."""
+    """Return the gradients of a loss that weighs every output differently."""
     weights = torch.arange(1.0, out.numel() + 1, dtype=out.dtype).cos().view_as(out)
     return torch.autograd.grad(
         (out * weights).sum(), inputs, allow_unused=True, materialize_grads=True
@@ -53,7 +53,7 @@ def gradients(out, inputs):
 
 
 def layers():
-    """One layer for every rule about order, with a backend each."""
+    """One layer for each combination of causality, window and backend."""
     torch.manual_seed(0)
     return [
         Attention(

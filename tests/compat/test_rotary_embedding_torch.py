@@ -1,5 +1,5 @@
-"""Beside rotary-embedding-torch itself: the same numbers where it is right, the law where it is
-not.
+"""Compared with rotary-embedding-torch itself where it is right, and with the definition where it
+is not.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def test_a_named_sequence_axis_wins_over_the_default():
     assert_close(
         mine.rotate_queries_or_keys(x, seq_dim=-3), theirs.rotate_queries_or_keys(x, seq_dim=-3)
     )
-    # the original takes -3 for an axis and 1 for another one; here they are the same
+    # the original treats 1 and -3 differently, although both name the second of four axes
     assert_close(
         mine.rotate_queries_or_keys(x, seq_dim=1), theirs.rotate_queries_or_keys(x, seq_dim=-3)
     )
@@ -133,11 +133,11 @@ def test_xpos_decoding_gives_the_scores_of_the_whole_sequence(name, first):
     whole = torch.einsum(layout, *mine.rotate_queries_and_keys(q, k))
     decoded = mine.rotate_queries_with_cached_keys(last(q), k)
     assert_close(torch.einsum(layout, *decoded), whole[:, :, -2:])
-    # the keys are the original's; its queries are centred on themselves
+    # keys equal the original's; queries do not, because the original centres them on themselves
     assert_close(decoded[1], peer_keys(k, first, **XPOS[name]))
 
 
-def test_xpos_by_hand_multiplies_by_the_scale():
+def test_a_given_scale_multiplies_rotated_queries_as_in_the_original():
     mine, theirs = both(use_xpos=True)
     x = x_for(mine, width=10)
     for scale in (0.5, mine.get_scale(torch.arange(7.0))):
@@ -214,7 +214,7 @@ def test_axial_angles_rotate_an_image_without_rows():
 
 
 @pytest.mark.parametrize("ranges", [None, torch.tensor([1.0, 0.5])])
-def test_learned_rotations_and_their_gradients(ranges):
+def test_learned_rotations_and_their_gradients_equal_the_original(ranges):
     x = torch.randn(2, 3, 7, 16)
     found, expected = (
         torch.zeros(7, 3).normal_(generator=torch.manual_seed(1)).requires_grad_() for _ in range(2)

@@ -157,7 +157,7 @@ def complex_rotation(x, table):
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["shared", "by_row"])
-def test_meta_rotates_by_its_table_and_so_do_its_gradients(rows):
+def test_meta_rotates_by_its_table_and_gradients_by_the_conjugate_table(rows):
     q, k = torch.randn(B, S, H, D, requires_grad=True), torch.randn(B, S, 1, D)
     table = meta.precompute_freqs_cis(D, 20)
     table = table[torch.tensor([[3], [9]]) + torch.arange(S)] if rows else table[5 : 5 + S]

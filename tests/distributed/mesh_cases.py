@@ -141,8 +141,8 @@ def rerotate_case(mesh, axis):
 
 
 def tables_case(mesh, head_dim, strategy):
-    """Return [error of cos of positions whose tokens are cut, whether they stayed cut]; DTensor
-    caches what it decides.
+    """Return [error of cos for positions that are sharded along their tokens, whether cos is
+    sharded along them too].
     """
     at = torch.randint(0, 99, (BATCH, SEQ))
     cos, _ = rw.Rope(rw.RopeSpec(head_dim=head_dim), tables=strategy).cos_sin(
@@ -166,8 +166,8 @@ class Watched(Rotary):
 
 
 def fsdp_case(mesh):
-    """Return [error of the rotation beyond one bfloat16 rounding, whether positions came whole and
-    weights learned].
+    """Return [error of the rotation beyond one bfloat16 rounding, whether positions kept their
+    dtype and every weight has a gradient].
     """
     layer = Attention(12, 2, head_dim=6, encoding=Watched(Sizes(2, 6, 12, 64)))
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -71,7 +71,7 @@ TABLES = [(SEQ,), (1, SEQ), (BATCH, SEQ), (BATCH, 1, SEQ), (BATCH, HEADS, SEQ), 
 
 
 def parts_of(argument, placement):
-    """What each rank holds of an argument."""
+    """Return the part of an argument that each rank holds."""
     return (
         argument.chunk(PARTS, placement.dim) if isinstance(placement, Shard) else [argument] * PARTS
     )
@@ -82,8 +82,8 @@ def as_tuple(result):
 
 
 def assert_rules_hold(op, rules, arguments, axes_of_x):
-    """A rule has a placement for every argument and result; what ranks compute from their parts is
-    their part of the whole.
+    """Check that a rule has a placement for every argument and result, and that what ranks compute
+    from their parts is their part of the whole.
     """
     schema = op.default._schema
     whole = as_tuple(op(*arguments))
@@ -233,7 +233,7 @@ def test_a_parameter_that_the_bias_does_not_use_has_no_gradient(alone):
     torch.testing.assert_close(found, encoding.steepness.grad)
 
 
-def test_queries_and_keys_may_have_other_positions(alone):
+def test_queries_and_keys_may_have_different_positions(alone):
     """The bias reads q's for queries and k's for keys; causality goes by the order of the tokens."""
     encoding, q_positions, k_positions = (
         _SteepAndSpare().double(),
@@ -258,7 +258,7 @@ def test_queries_and_keys_may_have_other_positions(alone):
 )
 @pytest.mark.parametrize(("kv_heads", "seq"), [(4, 5), (2, 5), (2, 2)])
 def test_torchs_engine_is_causal_attention_on_one_rank(alone, monkeypatch, kv_heads, seq, needed):
-    """Its context and mesh need a GPU, so both are left out here; tests/gpu has them."""
+    """Its context and mesh need a GPU, so both are left out here; cuda_cases.py has them."""
     entered = []
     monkeypatch.setattr(
         context_parallel,

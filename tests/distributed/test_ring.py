@@ -94,7 +94,7 @@ def test_random_shards_equal_the_definition_on_the_whole_sequence(found, kind, r
 
 @pytest.mark.parametrize("rank", range(4))
 def test_arguments_that_differ_between_ranks_raise_the_same_error_on_every_rank(found, rank):
-    """Each of these once aborted the process, hung, or went unnoticed."""
+    """Without a check these would abort the process, hang or go unnoticed."""
     fields = {
         "head_tail of other sizes": "order",
         "head_tail of an odd size": "seq",
@@ -201,7 +201,7 @@ def test_shards_are_a_partition(kind, world):
     assert {len(each) for each in held} == {24 // world}
 
 
-def test_head_tail_order_and_its_balance():
+def test_head_tail_shards_see_as_many_keys_on_every_rank():
     assert shard_positions(32, 0, 2, "head_tail").tolist() == [*range(8), *range(24, 32)]
     assert shard_positions(32, 1, 2, "head_tail").tolist() == list(range(8, 24))
     assert shard_positions(32, 1, 2).tolist() == list(range(16, 32))
@@ -299,7 +299,7 @@ def on_cuda(*shape, dtype=torch.bfloat16):
         ("between heads", {"kv_heads": 2, "dtype": torch.float32}),
     ],
 )
-def test_torch_says_why_not(reason, change):
+def test_torch_why_not_names_what_the_engine_of_torch_cannot_run(reason, change):
     given = {
         "order": "head_tail",
         "causal": True,
@@ -368,7 +368,7 @@ def test_the_engine_is_chosen_with_a_reason(alone):
         ("scale", {"scale": 0.0}),
     ],
 )
-def test_refusals(alone, rule, change):
+def test_bad_arguments_of_ring_attention_are_refused(alone, rule, change):
     given = {
         "q": torch.randn(1, 3, 4, 6),
         "k": torch.randn(1, 3, 4, 6),

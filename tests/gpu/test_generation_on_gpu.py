@@ -43,7 +43,7 @@ def make(dtype=torch.float32, **options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_the_same_tokens_as_the_plain_path(options, rows):
+def test_a_captured_step_generates_the_tokens_of_the_plain_path(options, rows):
     model = make(**options)
     prompt = torch.randint(0, 499, (rows, 40), device="cuda")
     padding = torch.ones_like(prompt, dtype=torch.bool)
@@ -54,7 +54,7 @@ def test_the_same_tokens_as_the_plain_path(options, rows):
     assert torch.equal(model.generate(prompt, 48, padding=padding, graph=True), plain)
 
 
-def test_stop_tokens_and_streams():
+def test_stop_tokens_and_streamed_tokens_are_those_of_the_plain_path():
     model, prompt = make(), torch.randint(0, 499, (2, 9), device="cuda")
     stop = int(model.generate(prompt, 30, graph=False)[0, 20])
     plain = model.generate(prompt, 30, stop=stop, pad=7, graph=False)
@@ -65,7 +65,7 @@ def test_stop_tokens_and_streams():
     assert torch.equal(torch.cat((prompt, streamed), dim=1), plain)
 
 
-def test_two_streams_at_the_same_time():
+def test_two_generations_streamed_in_turn_give_the_tokens_of_each_alone():
     model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
     together = list(zip(*(model.stream(prompt, 30) for prompt in prompts), strict=True))
     for prompt, tokens in zip(prompts, zip(*together, strict=True), strict=True):
@@ -74,7 +74,7 @@ def test_two_streams_at_the_same_time():
         )
 
 
-def test_generations_on_two_cuda_streams():
+def test_generations_on_two_cuda_streams_give_the_tokens_of_the_plain_path():
     model, prompts = make(), torch.randint(0, 499, (2, 1, 9), device="cuda")
     plain = [model.generate(prompt, 30, graph=False) for prompt in prompts]
     streams, large = (
@@ -88,7 +88,7 @@ def test_generations_on_two_cuda_streams():
     found = []
     for stream, prompt in zip(streams, prompts, strict=True):
         with torch.cuda.stream(stream):
-            # takes long enough that the first has not begun when the second is started
+            # so long a product that the first generation has not begun when the second is started
             large @ large
             found.append(model.generate(prompt, 30, graph=True))
     torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def test_generations_on_two_cuda_streams():
     assert torch.equal(found[1], plain[1])
 
 
-def test_sampling_with_a_seed_repeats():
+def test_sampling_with_a_seed_gives_the_same_tokens_with_and_without_a_graph():
     model, prompt = make(), torch.randint(0, 499, (2, 9), device="cuda")
     sampled = [
         model.generate(prompt, 20, temperature=1.0, top_k=20, seed=4, graph=graph)
@@ -106,7 +106,7 @@ def test_sampling_with_a_seed_repeats():
     assert torch.equal(sampled[0], sampled[2])
 
 
-def test_changed_weights_are_used():
+def test_a_captured_step_uses_weights_that_were_changed_or_replaced():
     model, prompt = make(), torch.randint(0, 499, (1, 9), device="cuda")
     before = model.generate(prompt, 20, graph=True)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_changed_weights_are_used():
     )
 
 
-def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():
+def test_bfloat16_logits_of_a_captured_step_are_as_near_to_float64_as_the_plain_path():
     model, exact = make(torch.bfloat16, qk_norm=True), make(torch.float64, qk_norm=True)
     exact.load_state_dict({name: value.double() for name, value in model.state_dict().items()})
     from ropewalk.models.decode_step import captured_step
@@ -141,7 +141,9 @@ def test_bfloat16_logits_are_as_near_to_float64_as_the_plain_path():
 @pytest.mark.parametrize("rows", [1, 2, 17, 40, 64, 65, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("middle", [1000, 4224])
-def test_every_tile_at_the_width_of_a_model(rows, dtype, middle, monkeypatch):
+def test_a_captured_step_at_the_width_of_a_model_is_as_exact_as_the_plain_path(
+    rows, dtype, middle, monkeypatch
+):
     """Wide enough that tiles have their full depth and fill the shared memory."""
     sizes = {"hidden_size": 1024, "intermediate_size": middle, "head_dim": 128, "num_layers": 2}
     monkeypatch.setattr(f"{__name__}.SIZES", SIZES | sizes)
@@ -161,7 +163,7 @@ def test_every_tile_at_the_width_of_a_model(rows, dtype, middle, monkeypatch):
     assert error < max(1.5 * plain, 1e-5)
 
 
-def test_what_cannot_be_captured_says_why():
+def test_why_not_graph_names_what_keeps_a_step_from_being_captured():
     prompt = torch.randint(0, 499, (1, 9), device="cuda")
     assert why_not_graph(make(), prompt) is None
     assert "gelu" in why_not_graph(make(activation="gelu"), prompt)
@@ -177,7 +179,7 @@ def test_what_cannot_be_captured_says_why():
     assert hooked.generate(prompt, 3).shape == (1, 12)
 
 
-def test_a_model_that_is_gone_leaves_no_graph():
+def test_the_graph_of_a_deleted_model_is_dropped():
     rw.caches.clear_caches()
     model = make()
     model.generate(torch.randint(0, 499, (1, 9), device="cuda"), 3)
@@ -203,7 +205,7 @@ def test_the_host_never_waits_for_a_step():
 
 
 def test_a_remapped_model_reads_a_long_prompt_with_a_cache():
-    """Its cache holds keys that are not rotated, whatever the fused kernels would ask of it."""
+    """Its cache holds keys that are not rotated, so the fused kernels, which rotate, are not used."""
     model = make(remapping=ReRope(16))
     prompt = torch.randint(0, 499, (1, 300), device="cuda")
     cached = model.generate(prompt, 4)

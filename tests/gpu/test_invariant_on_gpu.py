@@ -37,7 +37,7 @@ def model_of(name, dtype, **how):
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_bits(name, dtype):
+def test_a_row_has_the_same_bits_in_every_batch_chunk_padding_and_captured_step(name, dtype):
     model = model_of(name, dtype, invariant=True)
     tokens = torch.randint(0, 1000, (70, 1100), device="cuda")
     alone = model(tokens[3:4])[0]
@@ -62,7 +62,7 @@ def test_bits(name, dtype):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_values_and_gradients(name):
+def test_loss_and_gradients_of_an_invariant_decoder_equal_float64(name):
     tokens, found = torch.randint(0, 1000, (2, 700), device="cuda"), {}
     for dtype, invariant in ((torch.float32, True), (torch.float64, False)):
         model = model_of(name, torch.float32, invariant=invariant).to(dtype).train()

@@ -52,7 +52,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-2)], ids=str
 )
-def test_loss_and_gradients(options, dtype, tolerance, calls):
+def test_loss_and_gradients_by_the_fused_kernels_equal_float64(options, dtype, tolerance, calls):
     tokens = torch.randint(0, 97, (2, 1100), device="cuda")
     documents = (torch.arange(1100, device="cuda") // 400).expand(2, -1)
     model, exact = model_of(options, dtype), model_of(options, torch.float64, "cpu")
@@ -66,7 +66,7 @@ def test_loss_and_gradients(options, dtype, tolerance, calls):
         assert (gradient.cpu() - want).norm() < tolerance * want.norm(), name
 
 
-def test_a_prompt_with_a_cache_and_padding(calls, monkeypatch):
+def test_a_padded_prompt_with_a_cache_is_as_exact_as_without_the_fused_kernels(calls, monkeypatch):
     model = model_of({"qk_norm": True}, torch.bfloat16).eval()
     tokens = torch.randint(0, 97, (2, 1200), device="cuda")
     padding = torch.ones_like(tokens, dtype=torch.bool)

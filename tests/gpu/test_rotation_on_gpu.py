@@ -25,8 +25,8 @@ ORDERS = {
 
 
 def rotated_by_definition(x, spec, positions, seq_dim, *, key=False, length=None):
-    """cos and sin of float64 angles on the CPU, the reference's two lines in float64; small
-    positions only.
+    """Return x rotated in float64 on the CPU, by cos and sin of float64 angles, which are exact
+    enough for small positions only.
     """
     found = ladder(spec, length)
     where = torch.as_tensor(positions).cpu()
@@ -55,7 +55,7 @@ def assert_near(ours, exact, dtype):
 @pytest.mark.parametrize("dtype", ULP, ids=str)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_every_order_layout_and_dtype(order, layout, dtype):
+def test_every_memory_order_layout_and_dtype_equals_the_definition(order, layout, dtype):
     seq_dim, shape = ORDERS[order]
     spec = rw.RopeSpec(head_dim=10, layout=layout)
     x = torch.randn(shape, device=CUDA).to(dtype)
@@ -66,7 +66,9 @@ def test_every_order_layout_and_dtype(order, layout, dtype):
 @pytest.mark.parametrize("head_dim", [16, 20, 64, 96, 128, 192, 256, 512])
 @pytest.mark.parametrize("seq", [1, 5, 133])
 @pytest.mark.parametrize(("order", "seq_dim"), [("bshd", -3), ("bhsd", -2)])
-def test_head_dims_lengths_and_grouped_heads(head_dim, seq, order, seq_dim):
+def test_every_head_dim_and_length_with_grouped_heads_equals_the_definition(
+    head_dim, seq, order, seq_dim
+):
     heads, kv_heads = 6, 2
     spec = rw.RopeSpec(head_dim=head_dim)
     shape = lambda h: (3, seq, h, head_dim) if order == "bshd" else (3, h, seq, head_dim)
@@ -94,7 +96,7 @@ def test_head_dims_lengths_and_grouped_heads(head_dim, seq, order, seq_dim):
     ids=["slice", "deinterleave", "yarn", "xpos", "llama3", "mrope", "axial"],
 )
 @pytest.mark.parametrize("inplace", [False, True])
-def test_specs(spec, inplace):
+def test_specs_of_every_kind_equal_the_definition_and_are_undone_by_unrotate(spec, inplace):
     q, k = (
         torch.randn(2, 3, 7, spec.head_dim, device=CUDA),
         torch.randn(2, 1, 7, spec.head_dim, device=CUDA),
@@ -155,7 +157,7 @@ def test_far_positions_follow_the_published_formula(position, limit):
     assert max(abs(a - b) for a, b in zip(got, exact, strict=True)) <= limit
 
 
-def test_views_of_one_buffer_and_expanded_and_empty():
+def test_views_expanded_empty_and_unaligned_tensors_equal_the_definition():
     spec = rw.RopeSpec(head_dim=10)
     rope = rw.Rope(spec)
     qkv = torch.randn(2, 7, 3 + 1 + 1, 10, device=CUDA)
@@ -180,7 +182,7 @@ def test_views_of_one_buffer_and_expanded_and_empty():
 
 
 @pytest.mark.parametrize("positions_dtype", [torch.int32, torch.int64])
-def test_positions_near_two_to_the_31(positions_dtype):
+def test_positions_near_two_to_the_31_equal_the_definition(positions_dtype):
     spec = rw.RopeSpec(head_dim=16)
     x = torch.randn(1, 2, 3, 16, device=CUDA)
     positions = torch.tensor([2**31 - 3, 2**31 - 2, 2**31 - 1])
@@ -190,7 +192,7 @@ def test_positions_near_two_to_the_31(positions_dtype):
     assert_near(found, exact, torch.float32)
 
 
-def test_more_than_two_to_the_31_elements():
+def test_a_tensor_of_more_than_two_to_the_31_elements_is_rotated():
     spec = rw.RopeSpec(head_dim=128)
     x = torch.zeros(1, 2**17 + 3, 129, 128, device=CUDA, dtype=torch.bfloat16)
     x[0, -1, -1] = torch.randn(128, device=CUDA)
@@ -221,7 +223,7 @@ def test_gradient_is_the_opposite_rotation():
     ("scaling", "inplace"),
     list(itertools.product([None, frequencies.Dynamic(2.0, 16)], [False, True])),
 )
-def test_no_call_waits_for_the_device_and_graphs_replay(scaling, inplace):
+def test_no_call_waits_for_the_device_and_a_captured_call_reads_new_inputs(scaling, inplace):
     spec = rw.RopeSpec(head_dim=16, scaling=scaling or frequencies.Default())
     rope, x = rw.Rope(spec), torch.randn(2, 3, 40, 16, device=CUDA)
     positions = torch.arange(40, device=CUDA).expand(2, 40).contiguous()

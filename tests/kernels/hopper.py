@@ -35,8 +35,8 @@ def compile_for_hopper(
 
 
 class CompileInstead:
-    """Stands where a kernel is launched, compiles it with the launch's arguments, and keeps (name,
-    compiled).
+    """Takes the place of a kernel: a launch compiles it for the launch's arguments instead, and
+    appends (name, compiled) to `built`.
     """
 
     def __init__(

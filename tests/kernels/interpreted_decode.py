@@ -63,14 +63,14 @@ def _seed():
 
 @dtypes
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
-def test_products_of_the_library_equal_the_definition(dtype, finish):
-    """65 rows without a tile use the library's product."""
+def test_products_without_a_given_tile_equal_the_definition(dtype, finish):
+    """65 rows with a gate, or in float32, are computed by torch's product, others by our kernel."""
     for bias in (False, True):
         check_product(dtype, 65, None, finish, bias)
 
 
 @dtypes
-# 64 weight rows are the left operand of a product
+# with a gate, the last tile has 64 weight rows, which become the left operand of the product
 @pytest.mark.parametrize(("rows", "tile"), [*TILES, (18, ProductTile(32, 32, 16))])
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 @pytest.mark.parametrize("bias", [False, True])
@@ -273,8 +273,8 @@ def test_the_qkv_product_equals_the_definition(dtype, rows, tile, name, norm):
     "spec", [rw.RopeSpec(128), rw.RopeSpec(80), rw.RopeSpec(80, layout="interleaved")], ids=str
 )
 def test_the_qkv_product_of_wide_tiles_equals_the_definition(dtype, spec, norm):
-    """64 dims of weights are enough for them to be the left operand; a head of 80 dims has two
-    parts, one of them narrower.
+    """A tile of 32 pairs has 64 weight rows, which become the left operand of the product; the
+    second tile of a head of 80 dims is not full.
     """
     check_qkv(dtype, 18, ProductTile(32, 32, 16), spec, norm)
 
@@ -504,7 +504,7 @@ def test_the_workspace_of_a_stream_is_made_once_and_grows(monkeypatch):
     assert not small.holds(2, 3, 256, small.sums.device)
 
 
-def test_repeated_calls_with_a_head_norm_stay_right(norm_of_two_rows):
+def test_repeated_calls_with_a_head_norm_equal_the_definition(norm_of_two_rows):
     call, want = norm_of_two_rows
     for _ in range(3):  # each call finds the workspace as the one before left it
         assert relative_error(call(), want) < 2e-2

@@ -124,7 +124,7 @@ def test_segments_of_several_chunks_equal_plain_torch(monkeypatch):
     [("numerator", torch.float32), ("cosine", torch.float32), ("numerator", torch.bfloat16)],
     ids=str,
 )
-def test_gradients_are_those_of_the_definition(form, dtype):
+def test_gradients_equal_those_of_plain_torch(form, dtype):
     q, k, v = draw(dtype, grad=True)
     scale = torch.full((H, 1, 1), 0.6, device=DEVICE, requires_grad=True)
     start = State(
@@ -191,7 +191,9 @@ def test_a_call_that_the_kernels_refuse_runs_in_torch_unless_triton_is_named(spe
 
 @pytest.mark.parametrize("encoding", ["none", "learned"])
 def test_models_without_a_rotation_are_not_rotated_by_the_kernels(encoding):
-    """What enters with the embeddings, or not at all, must not enter a second time here."""
+    """Attention does not depend on the positions if they are added to the embeddings, or if the
+    model has none.
+    """
     sizes = {
         "vocab_size": 30,
         "hidden_size": 24,

@@ -31,8 +31,8 @@ Q, K, SLOTS = 6, 3, 12
 #: two dims before the ten that rotate and two after them
 PARTIAL = rw.RopeSpec(14, rotary_dim=10, rotary_start=2)
 WHOLE = rw.RopeSpec(10)
-#: worst relative error of one rounding, and of the float32 arithmetic before it, which is also the
-#: worst absolute one
+#: the worst relative error of one rounding; ARITHMETIC is the worst error of the float32 arithmetic
+#: before it, relative or absolute
 ROUNDING = {torch.float32: 2**-24, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 if DEVICE == "cpu":
     # the interpreter cuts bfloat16 off instead of rounding it
@@ -44,7 +44,7 @@ WHERE = (3, -1, 0, 11, 6)
 
 @dataclass
 class Case:
-    """Everything one call needs, float64 on the CPU; `inputs(dtype)` is what the kernel gets of it."""
+    """Everything one call needs, on the CPU, with q, k, v and weights in `dtype`."""
 
     spec: rw.RopeSpec
     norm: str = "w"

@@ -160,7 +160,7 @@ def test_gradients_equal_those_of_the_definition(norm, dtype):
         assert (ours.double() - theirs).abs().max() <= 4 * tolerance * theirs.abs().max()
 
 
-def test_one_launch_is_refused_without_a_cache_and_for_more_tokens():
+def test_one_launch_is_refused_without_a_cache_and_for_more_tokens_than_it_takes():
     spec, dtype = SPECS["half"], next(iter(DTYPES))
     available = multiprocessors(torch.device(DEVICE))
     pick = partial(pick_qkv_tile, norm=False, head_norm=False, available=available)

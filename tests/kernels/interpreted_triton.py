@@ -51,13 +51,14 @@ def both(spec, q, k, positions=None, **how) -> tuple[Tensor, Tensor]:
     return rotate_qk(q, k, spec, positions, backend="triton", **how)
 
 
-#: name -> (the memory order of a [B, H, S, D] tensor, its axes as a view of it, seq_dim)
+#: name -> (function that copies [B, H, S, D] into this order of axes or of memory, seq_dim)
 ORDERS = {
     "bhsd": (lambda x: x.clone(), -2),
     "bshd": (lambda x: x.transpose(1, 2).contiguous(), -3),
     "sbhd": (lambda x: x.permute(2, 0, 1, 3).contiguous(), 0),
     "heads behind tokens in memory": (lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), -2),
 }
+#: name -> function that returns a tensor of this order as [B, H, S, D]
 BACK = {
     "bhsd": lambda x: x,
     "bshd": lambda x: x.transpose(1, 2),
@@ -160,7 +161,7 @@ def test_every_scaling_equals_the_definition_on_queries_and_keys(name):
 @pytest.mark.parametrize(
     ("magnitude_on", "order"), [("qk", "bhsd"), ("q", "bshd"), ("q", "bhsd"), ("scale", "bshd")]
 )
-def test_magnitudes_go_where_the_spec_says(name, magnitude_on, order):
+def test_magnitudes_multiply_queries_keys_or_neither_as_the_spec_says(name, magnitude_on, order):
     spec, (place, seq_dim) = sample_spec(name, magnitude_on=magnitude_on), ORDERS[order]
     length = torch.tensor([9, 40]) if spec.needs_length else None
     q, k, positions = heads(spec, Q), heads(spec, K), sample_positions(spec, B, S, high=60)
@@ -244,8 +245,8 @@ def test_without_positions_tokens_are_counted_from_the_offset(offset, order, seq
 
 
 @pytest.mark.parametrize("name", ["dynamic", "dynamic_yarn", "longrope"])
-def test_without_a_length_it_is_the_last_counted_position_plus_one(name):
-    """No length given: each call's own last position + 1, which differs between calls of one kind."""
+def test_the_default_length_is_the_last_counted_position_plus_one(name):
+    """It follows the offset, although calls with other offsets have the same shapes."""
     spec = sample_spec(name)
     for offset in (0, 30):
         q, k = heads(spec, Q), heads(spec, K)
@@ -388,9 +389,7 @@ def test_tables_may_be_strided():
 
 
 def test_lazy_negative_views_are_rotated_with_their_sign():
-    """The imaginary part of conjugated phases is a view with its sign to be changed, and so may x
-    be.
-    """
+    """The imaginary part of conjugated phases is a lazy negative view, and x may be one too."""
     x, phases = (
         heads(rw.RopeSpec(head_dim=10), Q),
         torch.polar(torch.ones(S, 5), torch.randn(S, 5)).conj(),
@@ -514,7 +513,9 @@ def test_why_not_names_what_the_kernel_cannot_rotate():
 
 
 def test_a_plan_for_rotating_in_place_is_not_one_for_rotating_into_new_memory():
-    """The same shapes and strides, but only one of them takes the rest of the head along."""
+    """Shapes and strides are the same, but only into new memory are the dims that do not rotate
+    copied.
+    """
     spec = rw.RopeSpec(head_dim=8, rotary_dim=4)
     x, request = heads(spec, 1), Request(spec, -2)
     first, out = x.clone(), torch.full_like(x, 7.0)

@@ -1,4 +1,6 @@
-"""Laws of the native CPU kernel, held for every instruction set this machine can run."""
+"""Laws of the native CPU kernel; those with the fixture `isa` run once for every instruction set
+that this machine has.
+"""
 
 import gc
 import itertools
@@ -47,7 +49,7 @@ def two_threads():
 
 
 def members(pairs, layout):
-    """Where the first and the second member of every pair lie."""
+    """Return the dimensions of the first and of the second members of the pairs."""
     index = np.arange(pairs)
     return (index, index + pairs) if layout == "half" else (2 * index, 2 * index + 1)
 
@@ -66,7 +68,7 @@ def exact(x, positions, spec, sign=1):
 
 
 def assert_rounded_once(y, expected, largest):
-    """y is `expected` in float32 arithmetic, rounded once to y's dtype."""
+    """Check that y is `expected`, computed in float32 and rounded once to y's dtype."""
     inside = 2.5 * 2.0**-24 * largest
     smallest = torch.finfo(y.dtype).smallest_normal
     unit = 2.0 ** (expected.abs().clamp(min=smallest).log2().floor() - PRECISION[y.dtype] + 1)
@@ -91,7 +93,7 @@ def bits(x):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize(("layout", "layout_out"), list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_pair_rotates_by_its_angle_and_the_rest_stays(isa, dtype, layout, layout_out, sign):
+def test_every_pair_rotates_by_its_angle_and_other_dims_stay(isa, dtype, layout, layout_out, sign):
     spec = RopeSpec(
         head_dim=61, rotary_dim=54, rotary_start=3, layout=layout, layout_out=layout_out
     )
@@ -104,7 +106,7 @@ def test_every_pair_rotates_by_its_angle_and_the_rest_stays(isa, dtype, layout, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_any_number_of_pairs_rotates_in_place_or_not_and_writes_nothing_outside(isa, dtype, layout):
+def test_any_number_of_pairs_rotates_in_place_or_not_and_writes_only_its_output(isa, dtype, layout):
     for pairs in range(1, 68):
         spec = RopeSpec(head_dim=2 * pairs, layout=layout)
         x, positions = torch.randn(1, 2, 2, 2 * pairs).to(dtype), torch.tensor([[5, 901]])
@@ -237,15 +239,15 @@ def test_without_positions_tokens_are_counted_from_the_offset(seq, offset):
     )
 
 
-# xPos grows without bound, so it stays near
+# the magnitude of xPos grows without bound, so its positions stay small
 @pytest.mark.parametrize(
     ("scaling", "reaches"),
     [(Yarn(factor=4.0, original_length=64), (2**20, 2**40)), (XPos(), (2000,))],
 )
 @pytest.mark.parametrize("power", [1, -1])
 def test_cos_and_sin_made_by_the_library_have_the_bits_of_the_table(isa, scaling, reaches, power):
-    """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of the table, however they
-    were found.
+    """The unit pair (1, 0) is rotated to (cos, sin): bit for bit those of `table.cos_sin`, whether
+    the library computes them or reads rows of them.
     """
     spec = RopeSpec(head_dim=22, scaling=scaling, layout="interleaved", magnitude_on="q")
     x = torch.tensor([1.0, 0.0]).repeat(11).expand(2, 1, 7, 22).contiguous()

@@ -50,7 +50,7 @@ def test_native_attention_equals_the_definition(shape):
 
 @needs_library
 def test_scores_far_below_the_largest_weigh_nothing():
-    # scores differ by far more than float32's smallest exponential
+    # most scores are so far below the largest that float32 cannot hold their exponentials
     q, k, v = tensors(rows=200, spread=300.0)
     torch.testing.assert_close(
         attention.attend(q, k, v, 1.0).double(), definition(q, k, v, 1.0), rtol=1e-3, atol=1e-3
@@ -72,7 +72,7 @@ def test_every_number_of_threads_gives_the_same_bits():
 
 
 @needs_library
-def test_takes_views_whose_last_dimension_is_strided():
+def test_native_attention_takes_views_whose_last_dimension_is_strided():
     q, k, v = tensors(1, 2, 2, 37, 16)
     strided = [x.mT.contiguous().mT for x in (q, k, v)]
     assert torch.equal(attention.attend(*strided, 0.25), attention.attend(q, k, v, 0.25))

@@ -15,9 +15,9 @@ import pytest
 
 from ropewalk.kernels.cpu import library
 
-#: by machine: functions whose rows must not spill and how many there are, the prefetch in every
-#: row, a store to the stack.
-#: x86 has half as many registers and bears a spill where arithmetic sets the pace
+#: by machine: the prefix and the number of the functions whose row loops must not spill; patterns
+#: of the prefetch in every row loop, and of a store to the stack.
+#: x86 has half as many registers, so its 16-bit loops, which arithmetic limits, may spill
 CODE = {
     "aarch64": ("neon_FULL_", 24, r"prfm\b", r"st\w+\s.*\[(sp|x29)"),
     "x86_64": ("avx2_FULL_F32_", 8, r"prefetch", r"v?mov\w*\s+%\w+,.*\(%r[sb]p"),
@@ -127,7 +127,7 @@ def test_each_cache_line_is_written_by_consecutive_stores():
 
 
 @pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="only x86 has stores past the caches that pay"
+    platform.machine() != "x86_64", reason="only on x86 are non-temporal stores faster"
 )
 def test_only_the_streamed_functions_use_non_temporal_stores():
     streamed = {

@@ -181,7 +181,7 @@ def test_compiled_for_a_consumer_gpu_the_kernels_fit_into_its_shared_memory(dtyp
         launch.product(
             zeros(rows, 4096), zeros(1024, 4096), zeros(rows, 1024), residual=zeros(rows, 1024)
         )
-    # the library adds the residual in float32
+    # in float32, torch's product computes those with a residual
     assert len(built) == (5 if dtype == torch.float32 else 7)
     shared = [(name, code.metadata.shared) for name, code in built]
     assert all(size <= SHARED[-1] for _, size in shared), shared
@@ -194,8 +194,8 @@ def _h200(monkeypatch):
 
 @pytest.mark.usefixtures("_h200")
 def test_splits_grow_with_the_capacity_and_shrink_with_the_batch():
-    """Up to 132 rows and key heads there are at most as many programs as multiprocessors, then
-    about twice as many.
+    """With up to 132 pairs of a row and a key head, there are at most as many programs as
+    multiprocessors; with more, at least twice as many if the capacity allows.
     """
     device = torch.device("cpu")
     assert [pick_splits(1, 8, capacity, device) for capacity in (64, 256, 512, 1 << 20)] == [
@@ -238,7 +238,7 @@ def test_no_row_is_divided_among_more_than_16_programs():
         (65, 64, 64, 2, True, True),
     ],
 )
-def test_the_library_computes_many_rows_long_sums_the_logits_and_float32(
+def test_torchs_product_computes_many_rows_long_sums_the_logits_and_float32(
     rows, columns, depth, size, gate, library
 ):
     assert library_is_faster(rows, columns, depth, size, gate) == library

@@ -1,5 +1,5 @@
-"""A compiled kernel is started directly only if everything that takes is there; else Triton's
-ordinary launch goes on.
+"""A compiled kernel is started directly only if Triton has everything that this needs; otherwise
+Triton's ordinary launch is used.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_a_result_that_is_no_compiled_kernel_is_not_used():
     assert not launched_plan(SimpleNamespace(run=None, function=1)).can_start
 
 
-def test_another_version_of_triton_is_not_trusted(monkeypatch):
+def test_a_kernel_is_not_started_directly_under_an_unknown_version_of_triton(monkeypatch):
     monkeypatch.setattr(launch.triton, "__version__", "3.99.0")
     assert not launched_plan(compiled_kernel()).can_start
 
@@ -106,13 +106,13 @@ def test_another_version_of_triton_is_not_trusted(monkeypatch):
     "knobs",
     [None, SimpleNamespace(), SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=None))],
 )
-def test_a_triton_without_hooks_to_look_at_is_launched_as_usual(monkeypatch, knobs):
+def test_a_kernel_is_not_started_directly_if_triton_shows_no_launch_hooks(monkeypatch, knobs):
     """Triton 3.2 has no knobs; a hook that cannot be seen must not be skipped."""
     monkeypatch.setattr(launch, "knobs", knobs)
     assert not launched_plan(compiled_kernel()).can_start
 
 
-def test_a_launch_hook_sees_every_launch(known_triton):
+def test_a_kernel_is_not_started_directly_while_a_launch_hook_is_set(known_triton):
     plan = launched_plan(compiled_kernel())
     known_triton.append(lambda *_: None)
     assert not plan.can_start

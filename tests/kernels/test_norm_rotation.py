@@ -55,7 +55,7 @@ SPEC = SPECS["half"]
 def by_loop(
     x: Tensor, spec: rw.RopeSpec, positions: Tensor, norm: QKNorm | None, key: bool
 ) -> Tensor:
-    """Head by head and number by number, angles with fifty digits."""
+    """Return x normed and rotated, head by head and number by number; angles have fifty digits."""
     radians, size = oracle(spec.scaling, spec.rotated_dims, spec.theta)
     weight = None if norm is None else norm.k_weight if key else norm.q_weight
     size = float(size)
@@ -381,7 +381,8 @@ def test_configurations_fit_every_call_and_refuse_bad_values():
     for tokens in (1, 128, 129, 2048, 2049, 10**9):
         for heads, head_dim in itertools.product((1, 3, 6, 10, 48, 200), (16, 80, 128, 256, 512)):
             config, width = pick_config(tokens, heads, head_dim), 1 << (head_dim - 1).bit_length()
-            # no program has heads that nobody has, or more numbers than it would with heads of 128
+            # a program has less than twice the heads of the call, and several heads only if they
+            # have at most 16 x 128 dimensions together
             assert config.heads < 2 * heads
             assert config.heads == 1 or config.heads * width <= 16 * 128
             assert config.warps == 1 or config.heads * width >= 256 * config.warps

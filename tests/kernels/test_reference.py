@@ -300,7 +300,9 @@ def test_interleaved_equals_rotary_embedding_torch():
 
 @both_layouts
 def test_a_table_of_the_other_layout_is_refused(layout):
-    """Mixed silently, the norm would be lost; here it cannot be."""
+    """With a table of the other layout the result would have another norm than x; here it is an
+    error.
+    """
     other = "interleaved" if layout == "half" else "half"
     a = angles()[None]
     cos, sin = (repeated(t.float(), other) for t in (a.cos(), a.sin()))
@@ -328,7 +330,7 @@ def test_a_table_of_the_other_layout_is_refused(layout):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
-    # square, so that rows taken for columns would go unnoticed by shape
+    # square, so that the shape alone would not show rows mistaken for columns
     stack = np.random.default_rng(0).normal(size=(10, 10))
     rotated = definition.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):

@@ -29,7 +29,7 @@ def test_every_law_of_every_kernel_holds_under_the_interpreter(full):
 
 
 def test_importing_ropewalk_does_not_import_triton():
-    """So does rotating a CPU tensor."""
+    """Nor does rotating a CPU tensor."""
     code = (
         "import sys, torch, ropewalk as rw; rw.Rope(rw.RopeSpec(8))(torch.zeros(1, 1, 2, 8)); "
         "assert 'triton' not in sys.modules"
@@ -61,8 +61,8 @@ def test_every_call_finds_a_configuration_that_fits(order, angles, pairs):
                 assert config.heads & (config.heads - 1) == 0
                 assert config.heads < 2 * max(heads)
                 assert config.tokens < 2 * tokens
-                # 64 registers for one side's two members of 32 pairs in float32; beyond, they would
-                # spill
+                # a thread holds at most 32 pairs of q, or of k: their members take 64 registers in
+                # float32, and more would spill
                 lanes = 32 * config.warps
                 assert (
                     config.tokens * config.heads * power_of_two(pairs) <= 32 * lanes

@@ -117,8 +117,8 @@ PREFILL = {
     "a quarter rotates [B, S, H, D]": Case(1, 8192, 32, 8, 128, rotary_dim=32),
     "a quarter rotates [B, H, S, D]": Case(1, 8192, 32, 8, 128, "bhsd", rotary_dim=32),
 }
-#: fewer threads than it takes to share angles without shared memory, and faster: the angles of
-#: several axes cost more
+#: calls whose threads wait for each other: angles of several axes take longer to compute, so fewer
+#: threads are faster, although x then moves through shared memory
 WAITING = {
     f"three axes, {order}": Case(1, 8192, 32, 8, 128, order, angles="axes")
     for order in ("bshd", "bhsd")
@@ -174,8 +174,8 @@ def test_the_kernel_waits_before_it_reads_and_lets_the_next_one_start(case):
 
 
 def test_only_16_bit_tensors_use_the_approximate_sine(case):
-    """Its error vanishes in their rounding; float32 gets short polynomials, and rows come with
-    their cos and sin.
+    """Its error is below their rounding. For float32 cos and sin are polynomials, and with rows
+    they are loaded.
     """
     found = "sin.approx" in compiled(case).asm["ptx"]
     assert found == (case.dtype.itemsize == 2 and case.angles != "rows")

@@ -1,4 +1,4 @@
-"""Decoders of transformers with tiny random configs, one for each thing a family can have."""
+"""Decoders of transformers with tiny random configs, one for each option that a family can have."""
 
 import torch
 import transformers
@@ -15,7 +15,7 @@ SIZES = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-# the experts of transformers want rows of 16 bytes
+# the experts of transformers need rows of a multiple of 16 bytes
 EXPERTS = {
     "num_experts": 5,
     "num_experts_per_tok": 2,

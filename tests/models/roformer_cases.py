@@ -1,4 +1,4 @@
-"""Small RoFormers and BERTs of transformers with random weights, and how their answers read beside
+"""Small RoFormers and BERTs of transformers with random weights, and their outputs in the form of
 ours.
 """
 

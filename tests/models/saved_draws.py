@@ -147,7 +147,9 @@ CONFIGS = {RoFormerConfig: (RoFormer, ROFORMER), DecoderConfig: (Decoder, DECODE
 
 
 def alone(kind: type, count: int | None, seed: int = 0) -> list[dict[str, Any]]:
-    """Each field changed on its own, to every value; or `count` of these draws."""
+    """Return a draw for each value of each field but the first value, with only that field changed;
+    with a `count`, only that many of them.
+    """
     draws = [{name: value} for name, values in CONFIGS[kind][1].items() for value in values[1:]]
     return draws if count is None else random.Random(seed).sample(draws, count)
 

@@ -1,5 +1,5 @@
-"""Checkpoints: what is written is read back, what does not fit is named, and old entries are passed
-over.
+"""Checkpoints: what is written is read back, what does not fit is named, and rotary tables of old
+files are ignored.
 """
 
 import json
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def rewrite(folder, change):
-    """Change the weights of a folder, by their names."""
+    """Let `change` alter the dict of a folder's weights, and write them back."""
     weights = load_file(folder / "model.safetensors")
     change(weights)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -73,7 +73,7 @@ def test_transformers_reads_our_shards(tmp_path):
 
 
 def test_experts_are_read_from_fused_and_from_separate_tensors(tmp_path):
-    """Transformers 5 has them fused in memory, files have had both."""
+    """A file has one tensor for each expert or one for all; transformers 5 fuses them in memory."""
     model = theirs("qwen3 moe")
     model.save_pretrained(tmp_path / "apart")
     (tmp_path / "fused").mkdir()
@@ -113,7 +113,7 @@ MINIMIND = {
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_minimind_checkpoint_gives_the_logits_of_the_same_qwen3(tmp_path, experts):
-    """Its own config, tables of the rotation left in the file, and the tied head written out."""
+    """The checkpoint has MiniMind's own config, rotary tables, and a copy of the tied head."""
     options = {
         "num_experts": 4,
         "num_experts_per_tok": 1,
@@ -190,7 +190,7 @@ def test_a_weight_that_does_not_fit_is_named(folder, change, message):
         checkpoints.load(folder)
 
 
-def test_more_layers_in_the_config_are_missing_weights(folder):
+def test_weights_of_layers_that_only_the_config_has_are_named_as_missing(folder):
     reconfigure(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3)
     with pytest.raises(RopeError, match=r"missing: model\.layers\.2\."):
         checkpoints.load(folder)
@@ -214,12 +214,12 @@ def test_more_layers_in_the_config_are_missing_weights(folder):
         ({"ropewalk": {"precision": "x"}}, "precision"),
     ],
 )
-def test_a_config_that_is_no_decoder_is_refused_by_name(folder, changes, field):
+def test_a_bad_config_is_refused_by_the_name_of_its_field(folder, changes, field):
     reconfigure(folder, **changes)
     assert_refused(field, lambda: checkpoints.load(folder))
 
 
-def test_load_lists_what_it_supports(folder):
+def test_the_errors_of_load_list_what_it_supports(folder):
     reconfigure(folder, model_type="gpt2")
     with pytest.raises(
         RopeError,
@@ -301,7 +301,7 @@ def test_a_roformer_is_saved_loaded_and_read_by_transformers(tmp_path):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_is_a_model(name):
+def test_a_preset_builds_a_model_of_the_size_it_is_known_for(name):
     with torch.device("meta"):
         model = build(name)
     assert model.config == PRESETS[name]
@@ -318,7 +318,7 @@ def test_a_preset_is_a_model(name):
     assert millions == pytest.approx(about[name], rel=0.05)
 
 
-def test_an_unknown_preset_names_the_known():
+def test_the_error_for_an_unknown_preset_lists_the_known_ones():
     with pytest.raises(RopeError, match="tiny"):
         build("huge")
     assert isinstance(build("tiny"), Decoder)
@@ -338,7 +338,7 @@ def test_a_saved_config_has_no_default_token_ids_of_transformers(tmp_path):
     "used", [{}, {"use_sliding_window": False}, {"use_sliding_window": True}], ids=str
 )
 def test_the_window_of_a_qwen_is_that_of_transformers(used):
-    """Published configs name a window that the model does not use."""
+    """Published configs have a `sliding_window` that the model uses only with use_sliding_window."""
     raw = SIZES | {"sliding_window": 3, "max_window_layers": 1} | used
     config = checkpoints.FORMATS["qwen2"].config_from_hf(
         {"model_type": "qwen2", "rope_theta": 1e6, **raw}
@@ -445,7 +445,7 @@ def test_the_tokenizer_of_a_folder_is_saved_with_the_model(folder, tmp_path):
         assert (other / name).read_bytes() == (folder / name).read_bytes()
     config = json.loads((other / "config.json").read_text(encoding="utf-8"))
     assert (config["eos_token_id"], config["bos_token_id"]) == ([2, 1], 0)
-    # and so does the folder of a folder
+    # a model loaded from the saved folder is saved with its tokenizer too
     rw.save(rw.load(other), tmp_path / "third")
     assert (tmp_path / "third" / "tokenizer.json").is_file()
 

@@ -92,7 +92,7 @@ def test_an_encoding_of_the_input_acts_once_at_the_embeddings(name):
 
 
 def test_layers_without_position_do_not_know_the_order():
-    # one layer: of two, the second hears from the first who came before whom
+    # one layer: with two, the causal mask of the first tells the second the order of the tokens
     model, given = make(num_layers=1, layer_types=("nope",)), tokens(batch=1)
     mixed = given[:, [3, 0, 2, 1, *range(4, SEQ)]]
     close(model(mixed)[:, -1], model(given)[:, -1])
@@ -167,7 +167,7 @@ def test_the_loss_in_chunks_has_the_gradients_of_the_whole(dtype, max_logits):
         torch.testing.assert_close(3 * token_loss(*given, targets, max_logits), found)
 
 
-def test_a_certain_token_keeps_its_small_gradient_in_bfloat16():
+def test_a_token_of_probability_near_one_keeps_its_small_gradient_in_bfloat16():
     weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.bfloat16)
     x = torch.tensor([[7.0, 0.0]], dtype=torch.bfloat16, requires_grad=True)
     token_loss(x, weight, torch.tensor([0])).backward()
@@ -241,7 +241,7 @@ def test_initial_weights_have_the_standard_deviation_of_the_config():
             assert not parameter.any(), name
         elif "encoding" not in name:
             assert parameter.std().item() == pytest.approx(0.05, rel=0.15), name
-    assert model.layers[0].self_attn.encoding.hidden.bias.any()  # the encoding's own beginning
+    assert model.layers[0].self_attn.encoding.hidden.bias.any()  # as the encoding initialises it
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_bad_options_are_refused_by_name(options, field):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.float32, torch.bool])
-def test_tokens_are_int32_or_int64(dtype):
+def test_tokens_that_are_not_int32_or_int64_are_refused(dtype):
     model, given = make(), tokens(seq=5)
     for call in (model, model.loss, model.features):
         assert "pass tokens.long()" in str(
@@ -357,8 +357,8 @@ def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
 
 
 def test_linear_attention_equals_its_formula_by_attend_and_by_forward():
-    """Against the quadratic formula: rotated features above, features below, then the norm of each
-    head.
+    """Against the quadratic formula: rotated features in the numerator, features in the
+    denominator, then the norm of each head.
     """
     torch.manual_seed(3)
     sizes = {

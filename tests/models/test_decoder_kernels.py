@@ -87,11 +87,11 @@ def test_these_decoders_can_be_captured_in_a_graph(options):
         (lambda: make().double(), 1, "must be a plain torch.float"),
     ],
 )
-def test_what_cannot_be_captured_says_why(model, rows, reason):
+def test_why_not_names_what_keeps_a_step_from_being_captured(model, rows, reason):
     assert reason in decode_step.why_not(model(), torch.zeros(rows, 3, dtype=torch.int64))
 
 
-def test_a_roformer_has_no_graph_and_says_so(monkeypatch):
+def test_why_not_graph_says_that_a_roformer_has_no_decode_kernels(monkeypatch):
     monkeypatch.setattr(generation, "why_no_triton", lambda x: None)  # as on a GPU
     sizes = {
         "vocab_size": 13,

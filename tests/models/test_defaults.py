@@ -1,4 +1,4 @@
-"""What attention and models take if nothing is said, and the first values that they refuse."""
+"""Defaults of attention layers and models, and values just outside their limits, which they refuse."""
 
 import math
 
@@ -155,7 +155,7 @@ def test_pope_uses_the_length_and_whether_it_rotates_queries_or_keys(key):
     for spec in (dynamic, yarn):
         encoding = Polar(Sizes(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 64), spec)
         angles = angles_at(spec, positions, length)
-        # on queries alone it is squared, so that scores are multiplied by as much
+        # a magnitude on queries alone is squared, so that scores change as much as with one on both
         magnitude = 1.0 if spec is dynamic or key else (0.1 * math.log(4) + 1) ** 2
         expected = torch.cat((size * angles.cos(), size * angles.sin()), dim=-1) * magnitude
         torch.testing.assert_close(

@@ -73,7 +73,7 @@ def test_every_cache_that_holds_the_text_gives_the_same_text(model, options):
     assert torch.equal(model.generate(given, 8, **options), model.generate(given, 8))
 
 
-def test_a_sliding_cache_with_sinks_sees_the_first_and_the_latest(model):
+def test_a_sliding_cache_with_sinks_keeps_the_first_and_the_latest_tokens(model):
     given = tokens(batch=1, seq=6)
     caches = model.caches("sliding", capacity=5, sinks=2)
     out = model.generate(given, 6, cache=caches)
@@ -102,7 +102,7 @@ def test_left_padded_rows_get_the_tokens_of_each_row_alone(attention, cache):
 
 
 def test_the_sinks_of_left_padded_rows_are_their_first_real_tokens(model):
-    """The logits of every step, as if each row were alone; padding once took the place of the
+    """The logits of every step are as if each row were alone: padding does not take the place of
     sinks.
     """
     long, short = tokens(batch=1, seq=9), tokens(batch=1, seq=5)
@@ -118,7 +118,7 @@ def test_the_sinks_of_left_padded_rows_are_their_first_real_tokens(model):
         torch.testing.assert_close(model(step, caches=together), expected, atol=1e-10, rtol=0)
 
 
-def test_rows_stop_by_themselves_and_the_text_ends_with_the_last(model):
+def test_each_row_stops_at_its_own_stop_token_and_generation_ends_with_the_last_row(model):
     given = tokens(batch=3)
     free = model.generate(given, 10)[:, given.shape[1] :]
     stop = [free[0, 2].item(), free[1, 4].item()]

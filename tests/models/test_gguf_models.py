@@ -77,7 +77,7 @@ def hf_model(architecture: str, **options):
 
 
 def gguf_of(model, path, architecture: str, **more):
-    """Write the weights of a model of transformers as its converter does: rows of q and k are
+    """Write the weights of a transformers model as llama.cpp's converter does: rows of q and k are
     permuted for Llama.
     """
     state = {name: value.numpy() for name, value in model.state_dict().items()}
@@ -200,7 +200,7 @@ def test_token_ids_that_are_given_replace_those_of_the_file(tmp_path):
     assert transformers.AutoConfig.from_pretrained(folder).eos_token_id == 7
 
 
-def test_one_end_token_is_a_number_and_none_is_left_out(tmp_path):
+def test_a_single_end_token_is_a_number_and_one_outside_the_vocabulary_is_dropped(tmp_path):
     tokens = ["a", "b", "c"]
     changes = {"tokens": tokens, "token_type": [1, 1, 3], "merges": None, "eom_token_id": None}
     path = tmp_path / "a.gguf"

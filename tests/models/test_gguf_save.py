@@ -27,7 +27,7 @@ BASE = DecoderConfig(
 )
 LLAMA3 = frequencies.Llama3(8.0, 1.0, 4.0, 8192)
 YARN = frequencies.Yarn(original_length=128, factor=4.0)
-#: changes of BASE, theta, scaling, general.architecture
+#: name -> (changes of BASE, theta, scaling, general.architecture)
 CASES = {
     "llama": ({"tie_embeddings": False}, 1e4, None, "llama"),
     "llama, tied": ({}, 5e5, None, "llama"),

@@ -76,7 +76,7 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_cache(options, dtype):
 def test_generation_gives_the_tokens_and_logits_of_a_forward_over_its_text():
     model, tokens = model_of(), draw(4, 5)
     together = model.generate(tokens, 6, invariant=True)
-    assert model.invariant is False  # the option is of one call
+    assert model.invariant is False  # invariant=True was for that call only
     for row in range(4):
         assert torch.equal(
             model.generate(tokens[row : row + 1], 6, invariant=True)[0], together[row]

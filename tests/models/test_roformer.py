@@ -1,5 +1,5 @@
-"""RoFormer against transformers: the same logits, gradients and words from the same weights, and
-lengths beyond transformers' table of positions.
+"""RoFormer against transformers: the same logits, gradients and generated tokens from the same
+weights, and lengths beyond transformers' table of positions.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_logits_and_gradients_equal_transformers(family, name):
         )
 
 
-# by default transformers summarises a choice by its last token, were it padding
+# by default transformers summarises a choice by its last token, even if that is padding
 @pytest.mark.parametrize(
     ("family", "name"),
     [case for case in FAMILIES if "choice" not in case[1]],
@@ -81,7 +81,7 @@ def test_real_tokens_of_rows_padded_on_the_right_equal_transformers(family, name
 
 
 @decoders
-def test_greedy_words_from_a_cache_equal_transformers(name):
+def test_greedy_tokens_from_a_cache_equal_transformers(name):
     peer = theirs("RoFormer", name, spread=0.5)
     model, (tokens, _) = from_transformers(peer), words((3, 5))
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -123,7 +123,7 @@ def test_rows_padded_on_either_side_equal_the_row_alone(name):
 
 
 @decoders
-def test_words_after_a_prompt_padded_on_the_left_equal_those_after_the_prompt_alone(name):
+def test_tokens_after_a_prompt_padded_on_the_left_equal_those_after_the_prompt_alone(name):
     model = from_transformers(theirs("RoFormer", name, spread=0.5))
     short, long = words((1, 3))[0], words((1, 6))[0]
     both = torch.cat((torch.nn.functional.pad(short, (3, 0), value=9), long))

@@ -59,8 +59,8 @@ def rotated(x, head_dim):
 
 
 def second_version_by_definition(weights, tokens, heads=3):
-    """RoFormer v2 on one row of tokens: norms without weights, layers without biases, the word
-    table as head.
+    """Return the logits of RoFormer v2 for one row of tokens: norms without weights, layers without
+    biases, the word embeddings as output matrix.
     """
     norm = lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
     words = weights["roformer.embeddings.word_embeddings.weight"]

@@ -18,8 +18,8 @@ from ropewalk.attention import flex
 from ropewalk.attention.masks import Visibility, part_of_scores
 from ropewalk.errors import RopeError, choice
 
-#: attention with a window is computed in blocks of this many queries, or of `window` queries if
-#: that is more
+#: torch's fused kernel computes attention with a window in blocks of this many queries, or of
+#: `window` queries if that is more
 FEWEST_IN_BLOCK = 1024
 #: the number of queries from which FlexAttention is taken for windows and documents
 #: (results/h200_window.jsonl)
@@ -127,8 +127,8 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     visible, (q_len, k_len) = call.visible, call.lengths
     block = max(FEWEST_IN_BLOCK, visible.window or 0)
     if visible.window is not None and q_len > block:
-        # a compiled graph is for a number of blocks, and `int` fixes this number without fixing the
-        # number of queries
+        # a compiled graph is for one number of blocks, and `int` fixes this number without fixing
+        # the number of queries
         starts = (i * block for i in range(int(-(-q_len // block))))
         parts = (trimmed(call.part(start, min(start + block, q_len), 0, k_len)) for start in starts)
         return torch.cat([run_sdpa(part)[0] for part in parts], dim=2), None
@@ -139,7 +139,7 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
         # torch aligns its causal mask top-left, which is wrong behind cached keys
         is_causal = True
     elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):
-        # the exception above, a single query that is the last token, sees every key
+        # the exception is a single query that is the last token: it sees every key without a mask
         mask = call.full_mask(call.q.dtype)
     out = F.scaled_dot_product_attention(
         call.q,

@@ -3,7 +3,7 @@ reused and re-scaled exactly.
 
 A token's index is its place among the cached tokens, in order of arrival, which causality uses; its
 position is what the rotation uses. By default keys are stored rotated, unless the frequencies
-depend on the length of the sequence.
+depend on the length of the sequence or the layer has a remapping.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class KVCache:
         return self.size
 
     def keeps_rotated(self, encoding: Encoding) -> bool:
-        """Return whether keys are stored rotated: yes, unless their frequencies change with the
-        length.
+        """Return whether keys are stored rotated. If `rotated` is None, set it: to True, unless the
+        encoding's frequencies depend on the length.
         """
         if self.rotated is None:
             self.rotated = not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length)
@@ -187,7 +187,7 @@ class KVCache:
         )
         added = CachedTokens(k, v, positions, valid)
         if self.size:
-            # set with the first token
+            # the first token has set the buffers
             self._check_sizes(added, self._buffers)  # type: ignore[arg-type]
         return added
 
@@ -205,8 +205,8 @@ class KVCache:
                 raise RopeError(name, f"{rule}; repeat its rows first", list(new.shape))
 
     def _checked_positions(self, positions: Tensor, batch: int, tokens: int) -> Tensor:
-        """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they do not
-        fit.
+        """Return positions [B, S] or [axes, B, S], int64 or floating; raise an error if they have
+        another shape, or are floating where the cached ones are integers.
         """
         if positions.shape[-1] != tokens or (
             positions.ndim > 1 and positions.shape[-2] not in (1, batch)
@@ -318,7 +318,7 @@ class KVCache:
         self.size -= integer("tokens", tokens, low=0, high=self.size)
 
     def reorder(self, rows: Tensor) -> None:
-        """Select batch rows by index, as beam search does."""
+        """Replace the batch rows by those with the indices `rows`, as beam search does."""
         self._buffers = CachedTokens(
             *(t.index_select(-2 if t.ndim == 3 else 0, rows) for t in self.seen)
         )
@@ -422,7 +422,9 @@ class KVCache:
         return encoding.rope.unrotate(k, before, key=True)  # type: ignore[union-attr, operator]
 
     def _refuse_rerotation(self, encoding: Encoding, name: str = "encoding") -> None:
-        """Raise an error if the cached keys have positions that the encoding cannot change."""
+        """Raise an error if the cached keys are rotated and the encoding cannot rotate them to
+        other positions.
+        """
         if self.keeps_rotated(encoding) and (reason := encoding.why_not("rerotate")):
             raise RopeError(
                 name, f"must allow cached keys to move: {reason}", type(encoding).__name__

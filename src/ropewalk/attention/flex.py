@@ -65,7 +65,7 @@ def _block_mask(
     """Return the block mask of a call; batch or heads are None if all rows or all heads have the
     same mask.
     """
-    # FlexAttention counts the arguments of a function
+    # FlexAttention counts the parameters of the function, so it gets one with exactly these four
     attends = lambda b, h, q, k: visible.at(b, h, q, k)  # noqa: E731
     return compiled()[0](attends, batch, heads, q_len, k_len, device=device)
 

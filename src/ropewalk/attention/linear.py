@@ -72,8 +72,8 @@ def linear_attention(
     form       "numerator", "cosine" or "rotated": the formulas at the top of this file
     phi        the feature map, except of the form "cosine": "elu" (elu(x) + 1), "relu", or a
                function of q and k
-    scale      a of the form "cosine": a number, or a tensor with one number, one for each head [H]
-               or [B, H, 1, 1]
+    scale      a of the form "cosine": a number, or a tensor with one number, with one for each head
+               [H], or with one for each row and head [B, H, 1, 1]
     chunk      how many tokens' scores plain torch forms at a time
     eps        the output of a query is 0 if the absolute value of its denominator is at most this,
                as it is without keys
@@ -102,7 +102,7 @@ def linear_attention(
     counted = padding if documents is None else in_last_document(documents, padding)
     count = state.count + (q.shape[-2] if counted is None else counted.sum(-1))
     if choice("backend", backend or "triton", ("triton", "torch")) == "triton" and reason is None:
-        # None prefers Triton
+        # with backend=None, Triton runs every call that it can run
         call = LinearCall(rope.spec, feature or "", positions, padding, eps)
         scale = torch.full((), scale, device=q.device) if isinstance(scale, float | int) else scale
         scale_or_none = scale if form == "cosine" else None
@@ -229,8 +229,8 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients, by autograd through the definition in plain torch, which is
-        computed again here.
+        """Return the gradients, by autograd through the sums in plain torch (`linear_sums.attend`),
+        which are computed here from the saved inputs.
         """
         call: LinearCall = ctx.call
         needed: tuple[bool, ...] = ctx.needs_input_grad[:6]

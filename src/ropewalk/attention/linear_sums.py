@@ -1,4 +1,5 @@
-"""The sums of linear attention in plain torch: the reference for the kernels, and their backward.
+"""The sums of linear attention in plain torch: for calls that the kernels do not support, and for
+the backward pass of all calls.
 
 A weight is a dot product of features, so later queries need only two sums over past keys: of key
 feature times value, and of key features.
@@ -73,7 +74,7 @@ def make_features(
 
     The numerator weighs each value by q.k; the denominator is the sum of q_plain.k_plain.
 
-    padding  boolean [B, S], True for real tokens; the features of the other keys are 0
+    padding  boolean [B, S], True for real tokens; the features of keys that are padding are 0
     form     "numerator": q and k are phi(q) and phi(k), rotated; q_plain and k_plain are the same
              without rotation
              "rotated": q_plain and k_plain are rotated too
@@ -110,7 +111,7 @@ def key_sums(features: Features, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_chunks(x: Tensor, chunk: int) -> Tensor:
-    """Return x [.., S, F] as [.., N, chunk, F]; the last chunk is filled with zeros."""
+    """Return x [.., S, F] as [.., N, chunk, F]; zeros follow the last token, up to whole chunks."""
     seq = x.shape[-2]
     return F.pad(x, (0, 0, 0, -seq % chunk)).unflatten(-2, (-(-seq // chunk), chunk))
 

@@ -30,7 +30,8 @@ def check_token_masks(
 
 
 def checked_positions(positions: Tensor, batch: int, seq: int, entry: str | None) -> Tensor:
-    """Return positions; raise an error unless they are [seq], [batch, seq] or [axes, batch, seq].
+    """Return positions; raise an error unless they are [seq], [batch, seq] or [axes, batch, seq],
+    where batch may also be 1.
 
     entry  where the layer's encoding enters. For "input" and "scores", positions must be integers
            on one axis; they are returned as int64, whose differences are exact. The other encodings
@@ -149,8 +150,8 @@ class Visibility:
 
     @property
     def only_causal(self) -> bool:
-        """Whether causality is the only mask; then backends can use their is_causal flag instead of
-        a mask tensor.
+        """Whether causality is the only mask; then backends need no mask tensor if no keys are
+        cached.
         """
         return self.causal and all(
             x is None for x in (self.window, self.padding, self.q_documents, self.mask, self.band)

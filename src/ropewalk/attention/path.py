@@ -91,7 +91,7 @@ class PathState(NamedTuple):
 
     tokens  the last two inputs of the convolution [B, 2, Hk D]
     k, v    the keys, reflected by every token so far, and the values, [B, Hk, N, D]
-    real    [B, N], False for the keys of padding; None: no key is
+    real    [B, N], False for the keys of padding; None: no key is padding
     """
 
     tokens: Tensor
@@ -140,7 +140,7 @@ class PathAttention(TokenDrivenAttention[PathState]):
     ) -> tuple[Tensor, PathState]:
         """Return the output of every head [B, H, S, D], and the state after the last token.
 
-        x        the tokens [B, S, hidden], in the order of `order`
+        x        the tokens [B, S, model_dim], in the order of `order`
         q, k, v  their queries [B, H, S, D], keys and values [B, Hk, S, D]
         order    how the tokens were sorted by document, and which are padding; None: not sorted, no
                  padding

@@ -135,7 +135,9 @@ def remapped_attention(
 
 
 def check_remapped_call(layer: Any, return_weights: bool) -> None:
-    """Raise an error if an `Attention` with a remapping cannot run a call."""
+    """Raise an error if a call of an `Attention` with a remapping asks for the weights or has
+    dropout.
+    """
     if return_weights:
         raise RopeError(
             "return_weights",

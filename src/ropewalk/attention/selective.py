@@ -1,7 +1,8 @@
 """Selective RoPE: the tokens themselves say by how much q and k rotate at each step.
 
-    angle_p = tau * (phi_1 + ... + phi_p),  phi = a projection of the token, tau_i = theta^(-2i/d);
-    phi = 1 everywhere is RoPE
+    angle_p = tau * (phi_1 + ... + phi_p),  tau_i = theta^(-2i/d)
+
+phi_p is computed from token p and the three before it; phi = 1 everywhere is RoPE.
 
 With linear attention the sum of angles need not be kept: the state itself rotates back by each
 step, and the newest key is added unrotated.
@@ -94,7 +95,7 @@ def linear_by_sums(
     last token.
 
     The state is the decayed sum of k v^T, with keys rotated relative to the last token, whose angle
-    is 0. Output and state are computed here from sums of angles, which costs S^2.
+    is 0. Output and state are computed here from sums of angles, in time quadratic in S.
 
     q, k, v    [B, H, S, D] and [B, H, S, Dv]
     steps      [B, H, S, P], the angle in radians by which each token rotates each pair
@@ -129,7 +130,7 @@ def linear_by_steps(
     """Return the same as `linear_by_sums`, token by token:
     kv_state <- decay * R(-step) kv_state + k v^T, out = q^T kv_state.
 
-    Costs S and keeps no growing sum of angles.
+    Takes time linear in S and keeps no growing sum of angles.
     """
     kv_state = (
         q.new_zeros(*k.shape[:-2], k.shape[-1], v.shape[-1]) if kv_state is None else kv_state

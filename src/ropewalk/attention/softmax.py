@@ -52,7 +52,7 @@ class SoftmaxAttention(nn.Module):
     o_proj: nn.Linear
 
     def __init__(self, heads: tuple[int, int, int], encoding: Encoding, choices: Choices) -> None:
-        """Create the part that needs no projection; `heads` holds the numbers of query heads and of
+        """Create everything but the projections; `heads` holds the numbers of query heads and of
         key heads, and the size of a head.
         """
         super().__init__()
@@ -71,8 +71,8 @@ class SoftmaxAttention(nn.Module):
         self.sinks = None if choices.sinks is None else nn.Parameter(torch.zeros(self.num_heads))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v [B, heads, S, head_dim] of x, normed but not rotated; v is empty if the
-        keys are the values.
+        """Return q, k and v [B, heads, S, head_dim] of x, not rotated; q and k are normed if the
+        layer norms heads, and v is empty if the keys are the values.
         """
         raise NotImplementedError
 
@@ -90,8 +90,8 @@ class SoftmaxAttention(nn.Module):
         """Attend over x [B, S, model_dim] and the tokens in `cache`.
 
         positions   integer [S] or [B, S] ([axes, B, S] if the encoding has axes); by default 0, 1,
-                    2, ... over the real tokens of each row, continuing after those in the cache, or
-                    of each document
+                    2, ... over the real tokens of each row, or of each document; with a cache, they
+                    continue after the cached tokens
         mask        boolean (True = attend) or float (added to the scores), broadcastable to [B, H,
                     Sq, Sk]
         padding     boolean [B, S], True for real tokens; a padded query has 0 as the output of
@@ -107,7 +107,7 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
-        # a call that fails adds no tokens; torch.compile cannot undo what it has traced
+        # a call that fails adds no tokens to the cache; torch.compile cannot trace such an undo
         with (
             nullcontext()
             if cache is None or torch.compiler.is_compiling()
@@ -347,8 +347,8 @@ class Attention(SoftmaxAttention):
     num_kv_heads   fewer than num_heads: keys and values are shared between heads (GQA; 1 is MQA)
     causal, window, dropout  as in `Choices`, which also has the further choices: scale, backend,
                    temperature, remapping, values (RotatedValues) and sinks (LearnedSinks)
-    bias           of the four projections; ProjectionBias for those of q, k and v and of the output
-                   separately
+    bias           whether the four projections have a bias; ProjectionBias says it separately for
+                   those of q, k and v and for that of the output
     qk_norm        HeadNorm(): RMSNorm of every head of q and k
     length         the longest trained sequence, for encodings that depend on it
     """

@@ -22,7 +22,7 @@ from ropewalk.temperatures import (
 
 def _log_of_count(positions: Tensor) -> Tensor:
     """Return log(p + 1), the logarithm of the number of keys that a causal query at position p
-    sees; negative positions, which padding may have, count as 0.
+    sees; negative positions, which padding may have, are taken as 0.
     """
     return (positions.clamp(min=0).to(torch.float64) + 1).log()
 
@@ -71,8 +71,8 @@ def factor(temperature: Temperature, positions: Tensor, **learned: Tensor) -> Te
 
 
 class QueryTemperature(nn.Module):
-    """Multiplies queries by the factors of a temperature; holds its learned numbers, one for each
-    head.
+    """Multiplies queries by the factors of a temperature; holds the temperature's learned numbers,
+    each as a parameter [num_heads].
     """
 
     def __init__(self, temperature: Temperature, num_heads: int) -> None:

@@ -34,8 +34,8 @@ __all__ = [
 
 
 def rotate_half(x: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotate by a quarter turn: (-x2, x1) of the two halves, or of every two neighbouring
-    dimensions.
+    """Return x rotated by a quarter turn: (-x2, x1) of its two halves, or with `interleaved` of
+    every two neighbouring dimensions.
     """
     first, second = split_pairs(x, _layout(interleaved))
     return join_pairs(-second, first, _layout(interleaved))

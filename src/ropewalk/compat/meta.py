@@ -19,8 +19,8 @@ LLAMA_31 = Llama3(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, origina
 def precompute_freqs_cis(
     dim: int, end: int, theta: float = 10000.0, use_scaled: bool = False
 ) -> Tensor:
-    """Return e^{i angle}, complex64 [end, dim / 2], of Meta's float32 frequencies: exact angles,
-    rounded to float32 once.
+    """Return e^{i angle}, complex64 [end, dim / 2], of positions 0 ... end - 1. Frequencies are
+    float32, as Meta's; angles are exact, and cos and sin are rounded to float32 once.
     """
     spec = RopeSpec(
         dim, theta, LLAMA_31 if use_scaled else Default(), "interleaved", precision="hf_frequencies"

@@ -66,7 +66,7 @@ def _frequency_factors(
         for name, default in (("beta_fast", 32.0), ("beta_slow", 1.0))
     )
     low = max(math.floor(turns_to_pair(fast, dim, base, length)), 0)
-    # MiniMind clips at the last pair, transformers at the last dimension
+    # MiniMind bounds `high` by the last pair, transformers by the last dimension
     high = min(math.ceil(turns_to_pair(slow, dim, base, length)), dim // 2 - 1)
     ramp = (
         (torch.arange(dim // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 0.001)

@@ -1,9 +1,9 @@
 """Drop-in for rotary-embedding-torch: the same frequencies, exact angles, and no cache that can
 become stale.
 
-Pairs are neighbouring dimensions. The `rotate_*` methods need no table: at integer positions they
-are as exact in bfloat16 and at position 10^7 as at 10. Tensors of angles (`forward`,
-`get_axial_freqs`) are float32, as in the original.
+Pairs are neighbouring dimensions. The `rotate_*` methods need no table: at integer positions their
+angles are as exact at position 10^7 as at 10, also for bfloat16 tensors. Tensors of angles
+(`forward`, `get_axial_freqs`) are float32, as in the original.
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ class RotaryEmbedding(nn.Module):
         offset: float | Tensor = 0,
         scale: float | Tensor | None = None,
     ) -> Tensor:
-        """Rotate t at positions offset, offset + 1, ..., an offset for each row if [B], and
-        multiply by `scale` (xPos).
+        """Rotate t at positions offset, offset + 1, ... and multiply it by `scale` (xPos). An
+        `offset` [B] has one number for each row.
         """
         if self.use_xpos and scale is None:
             raise RopeError(

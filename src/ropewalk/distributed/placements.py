@@ -46,7 +46,7 @@ def _replicate(x):
 
 
 def _shard(x, dim: int):
-    """Return Shard along an axis of x, which may be negative."""
+    """Return Shard along axis `dim` of x; a negative `dim` counts from the last axis."""
     from torch.distributed.tensor import Shard
 
     return Shard(dim % x.ndim)
@@ -123,8 +123,8 @@ def _rotate_qk_rules(
 
 
 def _by_table_rules(x, cos, sin, layout, layout_out, start, seq_dim) -> list:
-    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: x and
-    its tables are sharded alike.
+    """Return the rules (placements of the outputs, of the arguments) of `rotate_by_table`: tables
+    are sharded as x is, or replicated if the same table is for the whole axis.
     """
     seq, batch, head = token_axes(x.ndim, seq_dim)
     others = [None] * 4  # the arguments that are no tensors

@@ -94,9 +94,9 @@ def ring_attention(
     documents                  [B, S], the document index of each of this rank's tokens
     padding                    [B, S], True for those of this rank's tokens that are real
     scale                      the factor on the scores; by default 1 / sqrt(D)
-    order                      "contiguous", "head_tail", or the index [S] in the sequence of each
-                               of this rank's tokens, which causality and window use instead of
-                               positions
+    order                      "contiguous", "head_tail", or an integer tensor [S]: the index of
+                               each of this rank's tokens in the whole sequence. Causality and
+                               window use these indices, not the positions
     engine                     "ring", "torch" (its context parallel), or None: "torch" if it can
                                run this attention, else "ring"
     tile                       the most queries, and the most keys, for which "ring" forms scores at
@@ -257,8 +257,8 @@ def ring_forward(
 def _whole_length(
     encoding: Encoding, positions: Tensor, group: dist.ProcessGroup | None
 ) -> Tensor | None:
-    """Return 1 + the largest position on any rank, for each batch row; None if the frequencies do
-    not depend on the length.
+    """Return 1 + the largest position on any rank, for each batch row, or for all rows if positions
+    are [S]; None if the frequencies do not depend on the length.
     """
     if not (isinstance(encoding, Rotary) and encoding.rope.spec.needs_length):
         return None
@@ -311,8 +311,8 @@ def _token_masks(
 
 
 def _rounds(call: RingCall, k: Tensor, v: Tensor) -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """Yield (rank, its keys) for every step of the ring; the next keys are received while these are
-    used.
+    """Yield (rank, that rank's keys, values and masks by name) for every step of the ring; the next
+    rank's are received while these are used.
     """
     optional = {
         "positions": call.positions[1],
@@ -362,8 +362,8 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        """Return the gradients of this rank's q, k and v and of the bias; attention weights are
-        recomputed tile by tile.
+        """Return the gradients of this rank's q, k and v and of the bias's parameters; attention
+        weights are recomputed tile by tile.
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call

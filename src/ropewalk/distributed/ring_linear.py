@@ -114,8 +114,8 @@ def ring_linear_attention(
         if padding is None
         else padding
     )
-    # first exchange: how many real tokens every run has, [ranks * most_runs, B]; `before` is how
-    # many come before each of this rank's runs
+    # exchange how many real tokens every run has, [ranks * most_runs, B]; `before` is how many come
+    # before each of this rank's runs
     counts = _of_all_runs([real[:, run.local].sum(dim=-1) for run in runs], most_runs, group)
     before = [counts[run.earlier].sum(dim=0) for run in runs]
     if positions is None:  # `left_padded` counts the real tokens of a run from 0
@@ -127,8 +127,7 @@ def ring_linear_attention(
     features = make_features(q, k, rope, positions, padding, form, phi, scale)
     features_of_runs = [Features(*(t[:, :, run.local] for t in features)) for run in runs]
     values_of_runs = [v[:, :, run.local] for run in runs]
-    # second exchange: the sums over the keys of every run; other ranks need only these sums, not
-    # the keys
+    # exchange the sums over the keys of every run; other ranks need only these sums, not the keys
     our_sums = [key_sums(*of_run) for of_run in zip(features_of_runs, values_of_runs, strict=True)]
     kv_shape, k_shape = (sums.shape for sums in our_sums[0])
     joined = [torch.cat((kv_sum.flatten(1), k_sum.flatten(1)), dim=1) for kv_sum, k_sum in our_sums]

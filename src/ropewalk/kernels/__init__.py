@@ -36,7 +36,8 @@ class Backend:
              memory with it. xs is (q,) or (q, k)
     prepare  (xs, outs, request) -> a function (q, k, q_out, k_out, positions, offset) for later
              calls with the same shapes (`fast_path.py`), which returns whether it ran; `run` is
-             called if it did not. None if this kind of call cannot be prepared
+             called if it did not. It returns None if it cannot prepare such calls; the field is
+             None if the backend prepares none
     """
 
     why_not: Callable[[Tensor, AnyRequest], str | None]
@@ -70,7 +71,9 @@ BACKENDS: dict[str, Backend] = {
 
 
 def pick(xs: tuple[Tensor, ...], request: AnyRequest, name: str | None = None) -> Backend:
-    """Return the named backend, or the first that can rotate all of `xs`."""
+    """Return the backend called `name`, or without a name the first that can rotate all of `xs`;
+    raise if the named one cannot.
+    """
     if name is None:
         return next(
             backend

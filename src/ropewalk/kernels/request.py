@@ -43,6 +43,8 @@ class Request(_OfTensors):
 
     positions        [S], [B, S] or [axes, B, S] on the tensors' device; None for offset ... offset
                      + S - 1
+    length           the sequence length, or one for each batch row, that length-dependent
+                     frequencies are computed for; None for the trained length
     sign             -1 rotates backwards and swaps the layouts
     magnitude_power  the power of the spec's magnitude: 1 applies it, 0 leaves it out, -1 divides by
                      it

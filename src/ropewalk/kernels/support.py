@@ -30,8 +30,8 @@ def why_no_triton(x: Tensor) -> str | None:
 
 
 def has_sine_unit(x: Tensor) -> bool:
-    """Return whether the GPU's sine instruction is accurate enough for x: its error is below the
-    rounding to 16 bits.
+    """Return whether kernels use the GPU's sine instruction for x: on NVIDIA GPUs, if x has 16
+    bits, whose rounding is larger than the instruction's error.
     """
     return x.element_size() == 2 and x.is_cuda and torch.version.hip is None
 
@@ -50,8 +50,8 @@ def has_pdl(device: torch.device) -> bool:
 
 @cached("GPUs with float8", entries=64)
 def has_fp8(device: torch.device) -> bool:
-    """Return whether the device converts to float8: a GPU of compute capability 8.9 or later, or no
-    GPU.
+    """Return whether the device converts to float8: GPUs do from compute capability 8.9 on, other
+    devices always.
     """
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
 

@@ -118,7 +118,7 @@ def save(
                      a Qwen 3; needs the extra `gguf`
     extra_config     further keys of config.json, such as {"eos_token_id": 2}; not those that
                      describe the model
-    max_shard_bytes  larger weights become several files and an index
+    max_shard_bytes  weights of more bytes than this become several files and an index
     tensor_type      of the matrices in a .gguf file: "F32", "F16", "BF16" or "Q8_0"; None: that of
                      the weights' dtype
 

@@ -1,9 +1,10 @@
 """DecodeStep: one decode step of a Decoder on a GPU, captured as a CUDA graph with a static cache.
 
-A layer is five launches: norm + QKV product + head norm + rotation + cache write; attention; output
-product + residual; norm + gate and up products + gate; down product + residual. With several rows,
-the two norms are launches of their own. After the last layer come a norm, the product that gives
-the logits, and a launch that picks the next token and loads its embedding.
+For one row a layer is five launches: norm + QKV product + head norm + rotation + cache write;
+attention; output product + residual; norm + gate and up products + gate; down product + residual.
+With several rows, the two norms are launches of their own, and a product may be another launch than
+the operations before and after it. After the last layer come a norm, the product that gives the
+logits, and a launch that picks the next token and loads its embedding.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _STEPS = Cache("decode graphs", entries=4)
 #: the most rows of a captured step: above, matrix products are no longer limited by reading the
 #: weights
 MOST_ROWS = 256
-#: about the most memory for a copy of the keys of several layers
+#: about the most bytes that the keys of several layers may have to be copied at once
 STACKED_BYTES = 64 << 20
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -298,8 +299,8 @@ class DecodeStep:
         torch.add(self.row_starts, size, out=self.slots)
 
     def __call__(self, token: Tensor | None = None) -> Tensor:
-        """Return the logits [B, V] after `token` [B], by default the most likely one; the same
-        memory in every call.
+        """Return the logits [B, V] after `token` [B], by default the most likely token of the
+        previous call; every call writes them to the same memory.
 
         Afterwards `self.token` is the most likely next token, in memory that the next generation
         overwrites.

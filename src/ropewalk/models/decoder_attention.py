@@ -160,8 +160,8 @@ class PackedAttention(SoftmaxAttention):
         """Return the attention output [B, S, hidden] for x [B, S, hidden].
 
         positions  of the tokens, [S] or [B, S]
-        padding    boolean [B, S], True for real tokens; None: all
-        documents  [B, S], the number of each token's document; None: one
+        padding    boolean [B, S], True for real tokens; None: all are real
+        documents  [B, S], the number of each token's document; None: each row is one document
         cache      earlier tokens, which x also attends to; x is added to it
         """
         return self(x, positions, padding=padding, documents=documents, cache=cache).out
@@ -245,8 +245,8 @@ def next_positions(
     tokens: Tensor,
     attention: nn.Module,
 ) -> Tensor:
-    """Return the positions of tokens [B, S] for a call that gives none: [S] if all rows are alike,
-    else [B, S].
+    """Return the positions of tokens [B, S] for a call that gives none: [S] without caches, padding
+    and documents, else [B, S].
 
     They count the real tokens of each row from 0, or from the cached ones on, and restart at 0 in
     each document. Documents with a cache raise a RopeError.

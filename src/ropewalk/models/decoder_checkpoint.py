@@ -23,6 +23,9 @@ from ropewalk.temperatures import FloorLog
 class Architecture:
     """Options that the code of a model_type fixes; None if the config decides (`attention_bias`,
     `mlp_bias`).
+
+    tied     the default of `tie_word_embeddings`
+    experts  whether models of this type may have experts
     """
 
     class_name: str
@@ -338,7 +341,7 @@ def config_to_hf(config: DecoderConfig) -> dict[str, Any]:
         ]  # type: ignore[union-attr]
     rope = to_hf(spec, model_type=model_type)
     if isinstance(config.temperature, FloorLog) and model_type == "ministral3":
-        # others do not read it
+        # no other model_type reads this temperature
         keys = {
             TEMPERATURE_KEY: config.temperature.scale,
             TRAINED_LENGTH_KEY: config.temperature.length,

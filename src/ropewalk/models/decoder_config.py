@@ -41,8 +41,8 @@ class DecoderConfig:
     length        the longest sequence trained on
     temperature   a factor on queries by their position, for all layers or by layer type (None: no
                   factor)
-    remapping     other distances for RoPE in long contexts, such as SelfExtend; no other engine has
-                  it, so it cannot be saved
+    remapping     other distances for RoPE in long contexts, such as SelfExtend; no transformers
+                  config describes it, so a model with one cannot be saved
     num_experts   0: one feed-forward network per layer; else a mixture of experts in all layers but
                   `dense_layers`. Each token uses `experts_per_token` of them, weighted by the
                   router's softmax over all experts, renormalised if `norm_topk`

@@ -17,7 +17,7 @@ from ropewalk.tracing import is_traced
 
 #: the target of a token that has no loss, as in torch's cross_entropy
 IGNORED = -100
-#: logits in memory at a time: 128 MB in bfloat16
+#: logits in memory at a time: 128 MiB in bfloat16
 MAX_LOGITS = 1 << 26
 
 
@@ -47,8 +47,8 @@ def check_targets(targets: Tensor, tokens: Tensor, vocabulary: int) -> None:
 
 
 def token_loss(x: Tensor, weight: Tensor, targets: Tensor, max_logits: int = MAX_LOGITS) -> Tensor:
-    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32; IGNORED
-    targets do not count.
+    """Return the mean cross entropy of softmax(x weight^T) at `targets`, in float32 (or float64);
+    IGNORED targets do not count.
 
     x [T, hidden], weight [vocabulary, hidden], targets [T]. Loss and gradients equal those of
     F.cross_entropy up to rounding; they are 0 if every target is IGNORED.
@@ -108,8 +108,8 @@ class _TokenLoss(torch.autograd.Function):
 
 
 def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross entropy of each row of x [T, hidden] and its gradient by the logits, stored
-    in the logits' memory.
+    """Return the cross entropy [T] of each row of x [T, hidden], and its gradient with respect to
+    the logits [T, V], which overwrites the logits except under torch.compile.
     """
     logits = x @ weight.transpose(0, 1)
     log_probabilities = logits.log_softmax(dim=-1, dtype=_sum_dtype(x))
@@ -136,7 +136,7 @@ def _chunks(x: Tensor, weight: Tensor, max_logits: int) -> list[slice]:
         return [slice(0, tokens)]
     count = -(-tokens * weight.shape[0] // max_logits)  # rounded up
     size = -(-tokens // count)
-    # a compiled graph is for a number of chunks, and `int` fixes this number without fixing the
+    # a compiled graph is for one number of chunks, and `int` fixes this number without fixing the
     # number of tokens
     return [slice(i * size, min((i + 1) * size, tokens)) for i in range(int(-(-tokens // size)))]
 

@@ -40,8 +40,8 @@ class Sampling:
     """How to pick a token from logits; temperature 0 picks the most likely one.
 
     top_k keeps the k most likely tokens, top_p the fewest whose probabilities sum to at least
-    top_p. repetition_penalty > 1 divides the positive logits of tokens that occurred before, and
-    multiplies the negative ones.
+    top_p. repetition_penalty divides the positive logits of tokens that occurred before, and
+    multiplies the negative ones: above 1 it makes these tokens less likely.
     """
 
     temperature: float = 0.0
@@ -228,8 +228,8 @@ def steps(
                 step = contexts.enter_context(open_step())
                 step.start(caches)
             if step is not None:
-                # starts before the host waits for `all_done`, so the GPU is never idle; None
-                # continues with step.token
+                # the step starts before the host waits for `all_done`, so the GPU is never idle;
+                # without a token it continues with step.token
                 logits = step(None if picked is not None and ends is None else new)
             if all_done is not None and all_done():
                 return

@@ -190,8 +190,8 @@ def _keys(name: str, config: DecoderConfig) -> dict[str, Any]:
 def _tokenizer_keys(
     files: FolderTokenizerFiles | GgufTokenizerFiles | None, vocab_size: int
 ) -> dict[str, Any] | None:
-    """Return the metadata of a model's tokenizer; None if it has none, and with a warning if a GGUF
-    file cannot have it.
+    """Return the metadata of a model's tokenizer. None if the model has none; also None, with a
+    warning, if a GGUF file cannot hold it.
     """
     try:
         if isinstance(files, GgufTokenizerFiles):
@@ -217,8 +217,8 @@ def _check_round_trip(config: DecoderConfig, written: InMemory, spec: RopeSpec) 
 
 
 def _add(gguf: Any, writer: Any, key: str, value: Any) -> None:
-    """Add one metadata key, of the GGUF type for the type of its value; an array of another file is
-    (entries, their type).
+    """Add one metadata key, with the GGUF type that fits its value; a tuple (entries, GGUF type of
+    each) is an array that another GGUF file had.
     """
     if isinstance(value, tuple):
         entries, kind = value

@@ -29,7 +29,7 @@ class RunningState:
         return 0 if self.state is None else self.state.count
 
     def reorder(self, rows: Tensor) -> None:
-        """Select rows by index, as beam search does."""
+        """Replace the batch rows by those with the indices `rows`, as beam search does."""
         if self.state is not None:
             self.state = State(*(t.index_select(0, rows) for t in self.state))
 

@@ -50,11 +50,13 @@ class Migration:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The parameters to optimise."""
+        """The parameters that are not frozen, for the optimiser."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def __str__(self) -> str:
-        """Return a table with the number of weights of each list and the first eight names."""
+        """Return a table with the number of weights in each list, and their first eight names; for
+        copied weights it has the number of their elements instead of names.
+        """
         weights = self.model.state_dict()
         elements = sum(weights[name].numel() for name in self.copied)
         lines = [f"copied       {len(self.copied)} weights, {elements:,} numbers"]
@@ -82,7 +84,7 @@ def migrate(
     **changes: Any,
 ) -> Migration:
     """Create a model like `source` with another encoding, and copy every weight that is not
-    positional.
+    positional and not of a head of another kind or size.
 
     source    a RoFormer or Decoder, a transformers RoFormer or BERT, or the folder of a checkpoint
     encoding  a name from ENCODINGS or a RopeSpec
@@ -189,8 +191,8 @@ def _roles(model: nn.Module) -> dict[str, set[str]]:
 
 
 def _is_copied(name: str, old: Tensor, new: Tensor, source: nn.Module, model: nn.Module) -> bool:
-    """Return whether a weight is copied: not that of a head with another type or size. Raise an
-    error if a weight outside the head has another shape.
+    """Return whether a weight is copied: one of the head only if both heads have the same class and
+    the weight the same shape. Raise an error if a weight outside the head has another shape.
     """
     part = name.split(".")[0]
     if part == "head":

@@ -147,15 +147,15 @@ class Layer(nn.Module):
         """Return the output of one layer: attention, then the network, each followed by residual
         and norm.
         """
-        # `caches` makes its kind
+        # RoFormer.caches makes caches of the kind that this attention takes
         attended = self.attention.attend(x, positions, padding, documents, cache)  # type: ignore[arg-type]
         x = self.attention_norm(x + self.dropout(attended))
         return self.down_norm(x + self.dropout(self.down(self.activation(self.up(x)))))
 
 
 class RoFormer(nn.Module):
-    """An encoder defined by `config`, with the head it names; with a rotary encoding it accepts any
-    length.
+    """An encoder, or with `config.causal` a decoder, with the head that `config` names; with a
+    rotary encoding it accepts any length.
 
     Without a head `model(tokens)` returns hidden states [B, S, hidden]; with one, the head's output
     (see HEADS). `gradient_checkpointing = True` saves one tensor per layer in training and
@@ -273,8 +273,8 @@ class RoFormer(nn.Module):
         return generation.generate(_GenerationModel(self), tokens, max_new_tokens, **options)
 
     def with_head(self, head: str, **changes) -> RoFormer:
-        """Return a model with a new head that shares, not copies, the embeddings and layers of this
-        one.
+        """Return a model with a new head on the embeddings and layers of this model, which the two
+        share: they are not copied.
 
         `changes` are fields of the config that only heads use, such as num_labels; `migrate` makes
         a model with other layers.
@@ -313,7 +313,9 @@ class RoFormer(nn.Module):
         )  # type: ignore[operator]
 
     def _check(self, tokens, types, padding) -> None:
-        """Raise an error if tokens, types or padding have a wrong dtype or shape."""
+        """Raise an error if tokens have a wrong dtype or shape, or types or padding another shape
+        than the tokens.
+        """
         check_tokens(tokens)
         for name, tensor in (("types", types), ("padding", padding)):
             if tensor is not None and tensor.shape != tokens.shape:

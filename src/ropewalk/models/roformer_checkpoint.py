@@ -68,7 +68,7 @@ HEAD_NAMES = {
 }
 #: index buffers, and the head that only pretraining used
 IGNORED = re.compile(r"(embeddings\.(position|token_type)_ids|cls\.seq_relationship\.\w+)$")
-#: weights of heads
+#: the names of the weights of heads
 ANY_HEAD = re.compile(r"^(cls|classifier|qa_outputs|sequence_summary|pooler)\.")
 _HF_LAYER = re.compile(r"^encoder\.layer\.(\d+)\.(.+)$")
 _LAYER = re.compile(r"^layers\.(\d+)\.(.+)$")
@@ -78,8 +78,9 @@ def name_from_hf(hf_name: str, config: RoFormerConfig, model_type: str = "roform
     """Return our name of the tensor that transformers calls `hf_name`, or None if a model of this
     config does not use it.
 
-    Weights of other heads are None too, so that a model with any head can load any checkpoint. An
-    unknown name is returned as transformers calls it, and the caller reports it as unexpected.
+    It is None for the weights of other heads too, so that they do not keep a model from loading a
+    checkpoint. An unknown name is returned as transformers calls it, and the caller reports it as
+    unexpected.
     """
     if is_legacy(hf_name) or IGNORED.search(hf_name):
         return None
@@ -174,8 +175,8 @@ def from_transformers(model: nn.Module) -> RoFormer:
 
 
 def unused_weights(model: nn.Module) -> tuple[str, ...]:
-    """Return the weights of a transformers model that `from_transformers` ignores: poolers and
-    pretraining heads.
+    """Return the names of the weights of a transformers model that `from_transformers` ignores,
+    such as poolers and pretraining heads.
     """
     config, model_type = _config_of(model)
     # named_parameters lists a tied weight once, so its second name is not reported

@@ -63,8 +63,8 @@ HF_KEYS = {
     "summary_activation": "summary_activation",
     "pooler_activation": "pooler_activation",
 }
-#: the same for RoFormer v2; read but never written, because transformers ignores these keys and
-#: builds a v1
+#: our field -> the config key of RoFormer v2; these keys are read but never written, because
+#: transformers ignores them and builds a v1
 V2_KEYS = {"norm": "norm_type", "bias": "use_bias"}
 #: keys of HF_KEYS that a BERT does not have
 ROFORMER_ONLY = (
@@ -89,7 +89,8 @@ FIELDS_OF_HEADS = {
 ROPE_KEYS = ("rope_parameters", "rope_theta", "rope_scaling")
 #: defaults of transformers' BertConfig that differ from ours
 BERT_DEFAULTS = {"vocab_size": 30522, "max_position_embeddings": 512}
-#: BERT's heads read the first token through a dense layer and tanh
+#: what BERT's heads with one output per row have: they read the first token through a dense layer
+#: and tanh
 BERT_HEAD_FIELDS: dict[str, Any] = {
     "classifier_activation": "tanh",
     "summary": "first",
@@ -239,11 +240,7 @@ class RoFormerConfig:
                 f"must be false with causal=True and {self.encoding.scaling.name} scaling, whose "
                 "angles depend on the length"
             )
-            raise RopeError(
-                "rotary_value",
-                f"{rule}: values in a cache are not rotated again when it grows",
-                True,
-            )
+            raise RopeError("rotary_value", f"{rule}; use another scaling", True)
 
     @property
     def head_dim(self) -> int:

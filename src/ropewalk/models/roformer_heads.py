@@ -121,7 +121,9 @@ class LanguageModel(Head):
         )
 
     def _projected(self, hidden: Tensor) -> Tensor:
-        """Return the input of the output matrix: of v1, after a dense layer and a norm."""
+        """Return the input of the output matrix: the hidden states, in v1 after a dense layer, the
+        activation and a norm.
+        """
         return (
             self.norm(ACTIVATIONS[self.config.activation](self.transform(hidden)))
             if self.first_version

@@ -111,8 +111,8 @@ def prepare(
 
     The function computes angles from a two-level table: cos and sin of coarse and of fine steps,
     whose angles are added. It returns False and writes nothing if a position is beyond that table,
-    or if there is not enough memory. Return None if one library call is not enough, or if the
-    library cannot compute these angles or read these positions.
+    or if there is not enough memory. `prepare` returns None if one library call is not enough, if
+    both tensors are keys, or if the library cannot compute these angles or read these positions.
     """
     levels = levels_of(request.spec, request.magnitude_power, request.key)
     positions = request.positions

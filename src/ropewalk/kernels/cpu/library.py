@@ -94,7 +94,7 @@ def choose_isa(name: str | None = None) -> str:
     return name
 
 
-#: the loaded library, or None and the reason
+#: the loaded library and "", or None and the reason why it is missing
 handle, missing = _load()
 if handle is not None:
     join_pool(*POOLS)

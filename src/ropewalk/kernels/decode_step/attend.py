@@ -19,7 +19,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @no_type_check
 def _added_key(query, key, value, seen, highest, total, mixed, scale):
     """Return (highest, total, mixed) of `attend` with one more key and its value, both [1, dims];
-    nothing if not `seen`.
+    unchanged if not `seen`.
     """
     score = tl.sum(query.to(tl.float32) * key.to(tl.float32), axis=1) * (scale * LOG2_E)
     score = tl.where(seen, score, float("-inf"))
@@ -92,7 +92,7 @@ def attend(
     total = tl.zeros([GROUP_BLOCK], tl.float32)
     mixed = tl.zeros([GROUP_BLOCK, DIM_BLOCK], tl.float32)
     # at least one tile, in which the query is loaded. Triton's interpreter cannot loop to a
-    # computed bound, so it gets the largest one; keys after `stop` are masked
+    # computed bound, so it gets the largest one; keys from `stop` on are masked
     for tile in range(TILES if TILES > 0 else tl.maximum(tl.cdiv(stop - begin, KEYS), 1)):
         key = begin + tile * KEYS + tl.arange(0, KEYS)
         seen = (key >= first) & (key < stop)

@@ -32,8 +32,8 @@ def together(first, second, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def columns_together(COLUMNS: tl.constexpr, GROUP: tl.constexpr):
-    """Return for each column of a tile of `together` which column of the two tiles it is, and
-    whether of the second, [1, 2 C].
+    """Return two tiles [1, 2 C] about the columns of a tile made by `together`: the index of each
+    column in the tile that it came from, and whether that was the second tile.
     """
     column = tl.arange(0, 2 * COLUMNS)[None, :]
     return column // (2 * GROUP) * GROUP + column % GROUP, column // GROUP % 2 != 0
@@ -42,7 +42,7 @@ def columns_together(COLUMNS: tl.constexpr, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def apart(both, GROUP: tl.constexpr):
-    """Return the two tiles [T, C] of which `together` made `both` [T, 2 C]."""
+    """Return the two tiles [T, C] from which `together` made `both` [T, 2 C]."""
     ROWS: tl.constexpr = both.shape[0]
     COLUMNS: tl.constexpr = both.shape[1] // 2
     first, second = tl.split(
@@ -54,8 +54,8 @@ def apart(both, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def mask_together(live, GROUP: tl.constexpr):
-    """Return the mask of a tile of two blocks, from the mask of each; with a GROUP of 0 there is
-    one block.
+    """Return the mask of a tile that `together` makes of two tiles with the mask `live`; with a
+    GROUP of 0, `live` itself.
     """
     if GROUP:
         live = together(live.to(tl.int32), live.to(tl.int32), GROUP) != 0

@@ -18,7 +18,7 @@ from ropewalk.kernels.support import (
 
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
-#: the pairs of a tile of `qkv_product` with several rows
+#: the pairs of a tile of `qkv_product` with several rows; some tiles have half as many
 QKV_PAIRS = 32
 #: fewer tiles than this in shared memory at once would make the products wait for their loads
 FEWEST_STAGES = 3
@@ -27,9 +27,9 @@ FEWEST_STAGES = 3
 #: at most MOST_WEIGHTS weights for one member of its pairs
 SMALL_QKV_TILES = ((16, 128, 6), (32, 128, 4), (64, 64, 5))
 MOST_TERMS, MOST_WEIGHTS = 2048, 64 * 1024
-#: a product with more columns than this gives the logits
+#: a product with more columns than this is taken to compute the logits
 MOST_HIDDEN = 32768
-#: above MOST_TILE_ROWS rows, the most results of a product that is faster than the library's
+#: above MOST_TILE_ROWS rows, the most results of a product that is faster than torch's
 MOST_RESULTS = 128 * 1024
 
 
@@ -56,15 +56,15 @@ class ProductTile:
         return self.masked and rows % self.rows != 0
 
     def shared_bytes(self, element_size: int) -> int:
-        """Return how much shared memory a program takes: a stage has a block of x and two blocks of
-        weights. A single row needs none: it is computed in registers.
+        """Return the most bytes of shared memory that a program takes: a stage has a block of x and
+        up to two blocks of weights. A single row needs none: it is computed in registers.
         """
         stage = (self.rows + 2 * self.columns) * self.depth * element_size
         return 0 if self.rows == 1 else self.stages * stage
 
     def fitted(self, element_size: int, shared_bytes: int) -> ProductTile:
-        """Return the tile with fewer stages, or with less depth, if it does not fit into a GPU's
-        shared memory.
+        """Return this tile if it fits into `shared_bytes` of a GPU's shared memory, otherwise one
+        with less depth, fewer stages or both.
         """
         if self.shared_bytes(element_size) <= shared_bytes:
             return self
@@ -75,10 +75,10 @@ class ProductTile:
 
 
 def library_is_faster(rows: int, columns: int, depth: int, element_size: int, gate: bool) -> bool:
-    """Return whether the library's product, without a norm, is faster than our kernel; from sweeps
-    on an H200.
+    """Return whether torch's matrix product (cuBLAS) is faster than our kernel for a product
+    without a norm; from sweeps on an H200.
 
-    The library divides long sums among programs, which helps where there are few columns.
+    cuBLAS divides long sums among programs, which helps where there are few columns.
     """
     if gate:
         return rows > MOST_TILE_ROWS
@@ -122,7 +122,7 @@ def pick_tile(rows: int, columns: int, depth: int, gate: bool, available: int) -
 def pick_qkv_tile(
     rows: int, depth: int, heads: int, head_dim: int, *, norm: bool, head_norm: bool, available: int
 ) -> ProductTile | None:
-    """Return the tile of `qkv_product`, or None where the library's product and a second launch are
+    """Return the tile of `qkv_product`, or None where torch's product and a second launch are
     faster; from sweeps on an H200 over more than twenty models. The columns of the tile are pairs.
 
     heads      of q, k and v together
@@ -215,8 +215,8 @@ def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) ->
     """Return among how many programs the keys of a row are divided, at most 16: adding up more
     parts takes too long.
 
-    With few rows there should be a program, of at least 64 keys, for each multiprocessor of the
-    GPU; with more rows two, of at least 256 keys.
+    With `few_programs` there is at most one program for each multiprocessor of the GPU, of at least
+    64 keys; otherwise there are at least two for each, unless they would have fewer than 256 keys.
     """
     pairs, available = rows * k_heads, multiprocessors(device)
     if few_programs(rows, k_heads, device):

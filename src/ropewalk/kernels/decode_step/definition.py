@@ -35,8 +35,8 @@ def product(
     residual: Tensor | None = None,
     gate: bool = False,
 ) -> Tensor:
-    """Return norm(x) @ weight^T + bias, plus `residual`; with `gate`, silu(first half) * second
-    half of the columns, to which no residual is added.
+    """Return norm(x) @ weight^T + bias + residual, without those that are None. With `gate`, leave
+    the residual out and return silu(first half) * second half of the columns.
     """
     out = (x if norm is None else normed(x, norm)) @ weight.mT
     if bias is not None:

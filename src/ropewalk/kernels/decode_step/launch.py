@@ -58,8 +58,8 @@ def product(
     x: Tensor, weight: Tensor, out: Tensor, *, norm: Norm | None = None, bias: Tensor | None = None,
     residual: Tensor | None = None, gate: bool = False, tile: ProductTile | None = None,
 ) -> None:  # fmt: skip
-    """Write norm(x) @ weight^T + bias into `out`, plus `residual`; with `gate`, silu(first half) *
-    second half of the columns.
+    """Write norm(x) @ weight^T + bias + residual into `out`, without those that are None. With
+    `gate`, leave the residual out and write silu(first half) * second half of the columns.
     """
     rows, depth = x.shape
     count = out.shape[1]
@@ -103,7 +103,7 @@ def product(
 def _library_product(
     x: Tensor, weight: Tensor, out: Tensor, bias: Tensor | None, residual: Tensor | None, gate: bool
 ) -> None:  # fmt: skip
-    """Do what `product` does with the library's product."""
+    """Do what `product` does without a norm, by torch's matrix product."""
     if gate:
         packed = F.linear(x, weight, bias)
         rows, count = out.shape
@@ -137,7 +137,7 @@ def attend(
     first_keys  [B], the index of each row's first key; the keys before it are padding
     num_keys    [1], how many keys the cache holds, those of q's own tokens included
     window      how many of its latest keys a row sees; None: all
-    keys        how many keys a program reads at a time
+    keys        how many keys a program reads at a time; None: as many as `pick_keys` says
     early       read `num_keys`, `first_keys` and all keys and values but the newest without waiting
                 for the kernels before this one; only for a captured graph in which no earlier
                 kernel writes these tensors
@@ -224,7 +224,7 @@ def next_token(
 
 
 def machine_options(x: Tensor) -> dict[str, Any]:
-    """Return the options of a kernel with matrix products, which depend on the GPU and the dtype."""
+    """Return those options of a kernel with matrix products that depend on x's GPU and dtype."""
     return {"PRECISION": "ieee" if x.dtype == torch.float32 else "tf32", **dependent_launch(x)}
 
 

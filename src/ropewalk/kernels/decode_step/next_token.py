@@ -21,13 +21,13 @@ def next_token(
     logits, embedding, tokens, x, counters, highest, places, arrived, rows, logits_row, x_row,
     VOCABULARY: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Write the place of a row's highest logit to `tokens`, that row of `embedding` to x, and add 1
-    to the row's counters.
+    """Write a row's most likely token, the index of its highest logit, to `tokens`, the token's
+    embedding to x, and add 1 to the row's counters.
 
     Of equal logits the first counts. The logits of a row are divided among SPLITS programs; each
     stores its highest logit and the place of that logit, and the last to arrive compares them.
     `counters` is [positions of all rows, slots of all rows, number of keys]; the program of row 0
-    also adds 1 to the number of keys. A slot is also the place of the new token in `tokens`.
+    also adds 1 to the number of keys. A row's slot is also the index in `tokens` of its new token.
     logits_row and x_row are strides.
     """
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)

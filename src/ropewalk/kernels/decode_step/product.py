@@ -36,7 +36,7 @@ def begin(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Return what `products` begins with: for a single row of x the first DEPTH weights of each
-    weight row, else the pointers.
+    weight row, otherwise pointers to the weight rows.
 
     first_row and second_row are the indices [1, COLUMNS] of two blocks of weight rows; with a GROUP
     of 0 there is only the first. With PDL (programmatic dependent launch) this kernel starts before

@@ -82,5 +82,5 @@ def _sums(rows: int, heads: int, head_dim: int) -> int:
 
 
 def _padded(rows: int) -> int:
-    """Return how many rows `qkv_product` stores: they fill whole tiles."""
+    """Return the most rows that `qkv_product` stores: it stores whole tiles."""
     return -(-rows // MOST_TILE_ROWS) * MOST_TILE_ROWS

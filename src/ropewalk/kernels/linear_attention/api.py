@@ -17,7 +17,7 @@ from ropewalk.table import magnitude_on, tables
 
 #: the widest state that fits in one program's registers; bfloat16 operands need fewer
 MOST_DIMS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
-#: four programs for each multiprocessor of an H200
+#: how many programs a launch should have: four for each multiprocessor of an H200
 PROGRAMS = 528
 #: (tokens per chunk, pipeline stages) for heads of up to 64 dims and for wider heads, from a sweep
 NARROW, WIDE = (64, 2), (32, 1)
@@ -68,8 +68,8 @@ def why_not(
         return "the kernels rotate whole heads along one axis, with the same layout in and out"
     if spec.learned or spec.needs_length or spec.precision == "hf" or spec.fractional:
         return (
-            "the kernels rotate by fixed exact phases, so not by learned, length-dependent, "
-            "float32 or fractional angles"
+            "the kernels rotate by fixed exact phases, so not by learned, length-dependent or "
+            "fractional angles, and not with precision='hf'"
         )
     if tables(spec, q.device).frequencies.growth is not None:
         return "the kernels have no magnitude that grows with the position, as xPos has"

@@ -33,7 +33,7 @@ def run(
     dtype = torch.promote_types(q.dtype, torch.float32)
     out_dtype, v = v.dtype, v.to(dtype)
     q, k = (_feature(x.to(dtype), call.feature) for x in (q, k))
-    # of the numerator and of the denominator
+    # q_top and k_top are for the numerator, q_bottom and k_bottom for the denominator
     q_top, k_top = _rotated(q, call, key=False), _rotated(k, call, key=True)
     q_bottom, k_bottom = q, k
     if scale is not None:

@@ -87,8 +87,8 @@ def load_values(v, token, stride, live, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.con
 def state_rows(
     PAIRS: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, FORM: tl.constexpr
 ):
-    """Return the state rows of the first and of the second members of the pairs; row 0 of the
-    cosine form is the constant 1.
+    """Return the indices of the state's rows for the first and for the second members of the pairs;
+    in the cosine form, row 0 is for the constant 1.
     """
     pair = tl.arange(0, BLOCK)
     before: tl.constexpr = 1 if FORM == COSINE else 0

@@ -24,15 +24,15 @@ class AngleSource:
     mode      "phase": computed from phase steps; "rows": read from tables of cos and sin
     tensors   phase steps and None, or cos and sin; then the magnitudes of q and of k
     pointers  `tensors` with every tensor replaced by its data pointer
-    constant  True if all calls with the same shapes use the same tensors
+    constant  True if all calls with the same spec and shapes use the same tensors
 
     position_strides, angle_strides  (axis, batch, token) of positions; (batch, token, pair) of
                                      phase steps or of cos and sin
     magnitude_stride                 1 if each batch row has a magnitude of its own, else 0
-    axes                             the axis of each pair, or None if there is one
+    axes                             the axis of each pair, or None if all rotate by the same axis
     num_axes                         the number of position axes
-    growth, growth_sign, center      xPos: queries are multiplied by
-                                     exp(growth_sign (position - center) growth), keys divided by it
+    growth, growth_sign, center      xPos: the first tensor is multiplied by exp(growth_sign
+                                     (position - center) growth), the second is divided by it
     """
 
     mode: str
@@ -176,7 +176,7 @@ def _position_strides(positions: Tensor | None) -> tuple[int, int, int]:
 
 def as_table_requests(request: Request, x: Tensor) -> tuple[TableRequest, TableRequest]:
     """Return (for queries, for attention keys): the request with cos and sin computed; one object
-    twice if both are equal.
+    twice if both are equal, or if the request has no queries.
     """
 
     def table_request(key: bool) -> TableRequest:  # key: for attention keys

@@ -35,8 +35,8 @@ class RotationConfig:
 
 #: (memory order, angle mode, most pairs, configuration): the first row with enough pairs is used,
 #: or the last one. The order is "token" if the heads of a token are adjacent in memory, "head" if
-#: the tokens of a head are, and "decode" for "token" with few tokens. Exact phases need more
-#: threads than pairs: with fewer, Triton moves x through shared memory.
+#: the tokens of a head are, and "decode" for "token" with few tokens. The rows of "token" with
+#: exact phases have more threads than pairs: with fewer, Triton moves x through shared memory.
 CONFIGS: tuple[tuple[str, str, int, RotationConfig], ...] = (
     ("decode", "phase", 32, RotationConfig(1, 16, 2)),
     ("decode", "phase", 64, RotationConfig(1, 8, 2)),

@@ -192,13 +192,13 @@ def rotate_kernel(
 ):  # fmt: skip
     """Rotate Q_BLOCK heads of q and K_BLOCK heads of k, of TOKENS tokens of one batch row.
 
-    With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs that run at the same
-    time should use adjacent memory: TOKENS_FIRST if the tokens of a head are adjacent; otherwise
-    groups of heads come first. COPY also copies the dimensions that are not rotated. A name with
-    "live" is the mask of the tokens, heads or pairs that exist: blocks have sizes that are powers
-    of two, so their ends may be empty. Names such as q_token are strides: from one token of q to
-    the next. `angles` and `more_angles` are described in `cos_sin_tile`; GROWTH is the sign of
-    xPos's exponent on queries, 0 without xPos.
+    With K_BLOCK 0 a program rotates Q_BLOCK heads of either q or k. Programs with adjacent ids run
+    at the same time and should use adjacent memory: with TOKENS_FIRST they take the next block of
+    tokens of the same heads, otherwise the next group of heads of the same tokens. COPY also copies
+    the dimensions that are not rotated. A name with "live" is the mask of the tokens, heads or
+    pairs that exist: blocks have sizes that are powers of two, so their ends may be empty. Names
+    such as q_token are strides: from one token of q to the next. `angles` and `more_angles` are
+    described in `cos_sin_tile`; GROWTH is the sign of xPos's exponent on q, 0 without xPos.
     """
     column = tl.program_id(0)
     row = tl.program_id(1)

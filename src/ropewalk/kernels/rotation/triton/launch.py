@@ -50,8 +50,8 @@ def prepare(
     """Return a function (q, k, q_out, k_out, positions, offset) -> started, for calls with these
     shapes, dtypes and strides.
 
-    The function returns False and starts nothing if it does not support a call. None if no compiled
-    kernel can be started.
+    The function returns False and starts nothing if it does not support a call. `prepare` returns
+    None if no compiled kernel can be started.
     """
     plan = _RUNNERS.get(_signature(xs, outs, request, [t.data_ptr() for t in (*xs, *outs)], None))
     if (
@@ -171,8 +171,8 @@ def _runner(
             launch((x,), (out,), request.of_tensor(index), config)
 
     def through_tables(xs, outs, request, pointers) -> None:
-        """Compute cos and sin first: the kernel computes exact phases, and these angles are
-        rounded, fractional or in a table.
+        """Compute cos and sin first, then rotate by them: these angles are rounded, fractional or
+        in a table, and the kernel itself computes only exact phases.
         """
         for_queries, for_keys = as_table_requests(request, xs[0])
         if for_queries is for_keys:
