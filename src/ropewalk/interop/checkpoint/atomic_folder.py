@@ -66,7 +66,8 @@ def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Pa
         os.rename(draft, target)
         _sync(target.parent)
         if is_file:
-            # not of a folder: it is renamed, so a folder at this path is another run's
+            # an `atomic_folder` is renamed itself, so that a folder at this path would be another
+            # run's
             shutil.rmtree(partial, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -61,8 +61,8 @@ class ConfigChange:
     shorter: tuple[str, ...] = ()
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return a line if no config can express the change, else nothing: `audit` says what engines
-        compute from a config.
+        """Return one line if no config can express the change, else none. What engines compute from
+        a changed config is for `audit` to say.
         """
         if self.keys:
             return ()

@@ -20,7 +20,7 @@ NORMAL, UNUSED = 1, 5
 def tokenizer_keys(
     files: Mapping[str, bytes], token_ids: Mapping[str, Any], vocab_size: int
 ) -> dict[str, Any]:
-    """Return the metadata of a tokenizer.
+    """Return the GGUF metadata keys of the tokenizer of a Hugging Face folder.
 
     files       contents of tokenizer.json and, if there are, tokenizer_config.json and
                 chat_template.jinja

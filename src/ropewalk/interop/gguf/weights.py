@@ -72,7 +72,7 @@ class GgufWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all weights."""
+        """The Hugging Face names of all weights."""
         return tuple(self.files)
 
     @property
