@@ -118,7 +118,7 @@ def parameters(function: Callable[..., None]) -> tuple[Parameter, ...]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    """Return one parameter; `default` is that of its signature, which may be none."""
+    """Return one parameter; `default` is inspect.Parameter.empty if the signature has none."""
     hint, about = _parts(hint)
     required = default is inspect.Parameter.empty
     if about is None:
