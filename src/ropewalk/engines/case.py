@@ -103,7 +103,9 @@ class ServedLayer:
 
     @property
     def unknown_layer_type(self) -> str | None:
-        """Why the rope of this layer type may be the rope of no layer; None if it is not."""
+        """Why perhaps no layer has this layer type, whose rope the config gives; None if the config
+        or its family declares the type, or if its name ends with _attention.
+        """
         if not self.by_layer_type:
             return None
         declared = self.config.get("layer_types")

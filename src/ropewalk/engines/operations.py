@@ -99,7 +99,9 @@ def _ignore(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("set")
 def _set(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Another value of fields of the spec; `unscaled` and `whole` also drop scaling and fraction."""
+    """Another value of fields of the spec; `unscaled` also drops the scaling, and `whole` the
+    fraction of the head that rotates.
+    """
     given = {key: _value(reading.case, value) for key, value in rule.values.items()}
     if given.pop("unscaled", False):
         given["scaling"] = Default()
@@ -318,7 +320,7 @@ def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("chunk axes")
 def _chunk(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The axes are in the order of the sections."""
+    """The pairs of one axis are neighbours, and the axes are in the order of the sections."""
     reading.chunk_axes(rule.text(reading), rule.source)
 
 
