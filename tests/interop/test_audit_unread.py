@@ -173,7 +173,7 @@ def test_which_longrope_factors_engines_use_for_minicpm_3():
 @pytest.mark.parametrize("key", ["rotary_pct", "rotary_emb_fraction"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("scaling", [None, {**LINEAR, "factor": 4.0}])
-def test_vllm_rotates_a_quarter_by_a_key_that_no_other_engine_reads(key, model_type, scaling):
+def test_only_vllm_reads_rotary_pct_and_rotates_a_quarter_of_the_head(key, model_type, scaling):
     config = {**SIZES, "model_type": model_type, "rope_theta": 1e4, key: 0.25}
     results = found({**config, "rope_scaling": scaling})
     slower = 1 if scaling is None else 4
