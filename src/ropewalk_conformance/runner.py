@@ -154,7 +154,7 @@ def run(
                named here counts as required
     arrays     the library of the arrays that are passed in: torch, jax, mlx, numpy or list; by
                default the one that the function's module imports
-    dtype      the type of q and k
+    dtype      the type of q, k, v, cached keys and weights that are passed in
     """
     given = _functions(module, functions)
     names = groups.replace(",", " ").split() if isinstance(groups, str) else groups

@@ -48,7 +48,7 @@ def problems(config, **served):
 
 
 def spelled(rope, version):
-    """Gemma 3 with a rope of its full layers."""
+    """A config of Gemma 3 with this rope in its full layers, as transformers 4 or 5 spells it."""
     if version == 4:
         return {**GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": rope}
     sliding = {"rope_type": "default", "rope_theta": 1e4}

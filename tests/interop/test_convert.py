@@ -310,7 +310,7 @@ def test_rotary_values_are_refused(tmp_path, saved):
 
 
 def big_checkpoint(path, megabytes):
-    """A Llama folder of about that size, half of it one tensor and a quarter of it q and k."""
+    """Write a Llama folder of about so many megabytes: half are one tensor, a quarter q and k."""
     config = {
         "model_type": "llama",
         "hidden_size": 1024,

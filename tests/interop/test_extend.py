@@ -309,7 +309,7 @@ def test_a_disagreement_between_engines_about_the_extended_config(kind, options,
     assert all(says in text and "read 2026" in text for text in messages)
 
 
-def test_axes_and_a_band_are_reported_together():
+def test_engines_that_read_yarn_with_axes_otherwise_are_reported():
     config = {
         **V4,
         "model_type": "qwen2_vl_text",

@@ -32,7 +32,9 @@ def conformance(
         Arrays | None,
         Option("The library of the arrays that are passed in; by default what the module imports."),
     ] = None,
-    dtype: Annotated[Dtype, Option("The type of q and k.")] = "float32",
+    dtype: Annotated[
+        Dtype, Option("The type of q, k, v, cached keys and weights that are passed in.")
+    ] = "float32",
     json: Json = False,
 ) -> None:
     """Test a project's rope with vectors of exact numbers, and say in words what differs.
