@@ -82,7 +82,7 @@ class Parameter:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is given by its place."""
+        """Whether it is given by its place on the command line, not after its name."""
         return not self.shown.startswith("-")
 
     @property
@@ -102,7 +102,7 @@ class Parameter:
 
     @property
     def names(self) -> list[str]:
-        """Every name of an option on the command line."""
+        """Every name of an option on the command line; [] for an argument."""
         return list(self.flags) or ([] if self.is_argument else [self.shown])
 
 

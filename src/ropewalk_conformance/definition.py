@@ -123,7 +123,7 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
 
 
 def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
-    """Return radians per step of each pair."""
+    """Return radians per step of each pair, in sequences of `length` tokens."""
     wrong = wrong or {}
     width = rope["rotary_dim"]
     rope = changed(rope, wrong)
@@ -446,7 +446,7 @@ def tables(
 
 
 def places_of(rope: Rope) -> list[tuple[int, int]]:
-    """Return the two dimensions of each pair."""
+    """Return (first dimension, second dimension) of each pair."""
     start, pairs = rope["rotary_start"], rope["rotary_dim"] // 2
     if rope["layout"] == "half":
         return [(start + i, start + pairs + i) for i in range(pairs)]

@@ -438,7 +438,7 @@ class AttentionKind(Kind):
 
 
 class Move(Kind):
-    """Cached keys at other positions."""
+    """Cached keys, moved from their positions to others."""
 
     signature = "move(config, k, old_positions, new_positions) -> k"
     takes_vectors = True

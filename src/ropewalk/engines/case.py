@@ -141,7 +141,7 @@ class ServedLayer:
 
     @property
     def sections(self) -> list[int]:
-        """How many pairs rotate by each axis."""
+        """How many pairs rotate by each axis, in the order of the axes."""
         counts = Counter(self.spec.axis_of_pair)
         return [counts[axis] for axis in sorted(counts)]
 

@@ -41,7 +41,7 @@ def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[flo
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's magnitude for a context `factor` times longer."""
+    """Return YaRN's magnitude: 0.1 weight ln(factor) + 1, and 1 for a factor of at most 1."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

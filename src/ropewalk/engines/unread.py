@@ -243,7 +243,9 @@ OTHER = {
 
 
 def reasons(config: Config) -> list[str]:
-    """Return the REASONS that hold for a config."""
+    """Return the REASONS that hold for a config; with a rope that is no object, only those about
+    such ropes.
+    """
     if no_objects(config):  # nothing else can be read
         names = ("empty rope that is no object", "rope that is no object")
         return [name for name in names if REASONS[name](config)]

@@ -59,7 +59,7 @@ def conformance(
 
 
 def _list_groups(json: bool) -> None:
-    """Print every group: its functions and why it exists."""
+    """Print every group with its functions and what it tests; as JSON also why it exists."""
     from ropewalk_conformance import groups, load
     from ropewalk_conformance.vectors import index
 

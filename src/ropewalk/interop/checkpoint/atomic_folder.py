@@ -50,7 +50,9 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Path]:
-    """Yield what `atomic_file` or `atomic_folder` yields."""
+    """Context manager of `atomic_file` and `atomic_folder`: yield the path to write to, and rename
+    it to `target` when the block succeeds.
+    """
     target = Path(os.path.abspath(target))
     check = _refuse_existing_file if is_file else _refuse_existing
     check(target)

@@ -109,7 +109,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
-    # times 1, that is the magnitude alone, where the angles agree
+    # where the angles agree, this is the magnitude, with angle 0
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
     # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE

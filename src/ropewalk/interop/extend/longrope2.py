@@ -132,7 +132,7 @@ class _FactorSearch:
             self.losses[candidate] = math.inf if math.isnan(loss) else loss
 
     def best(self, count: int) -> list[Candidate]:
-        """Return the candidates with the smallest losses."""
+        """Return the `count` candidates with the smallest losses, the best first."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
     def mutant(self, parent: Candidate) -> tuple[int, list[float]]:

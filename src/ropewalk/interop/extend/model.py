@@ -251,7 +251,7 @@ class _Target:
         )
 
     def extension(self) -> Extension | None:
-        """Return the current extension of the model."""
+        """Return the current extension of the model, or None."""
         return next(
             (
                 vars(module)[EXTENSION]

@@ -50,8 +50,8 @@ def extend_decoder(
         )
     if kind is not None and kind not in REMAPPINGS:
         rule = (
-            f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; give its config "
-            "a spec with another scaling"
+            f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; for a scaling, "
+            "build it from a config whose spec has the scaling"
         )
         raise RopeError("kind", rule, kind)
     layers = remappable(model)

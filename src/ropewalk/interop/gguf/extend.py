@@ -173,6 +173,6 @@ def _has(file: GgufFile, key: str, value: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as --override-kv takes it."""
+    """Return a value as --override-kv takes it, such as float:4.0."""
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
     return f"{kind}:{value}"

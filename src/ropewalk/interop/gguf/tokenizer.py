@@ -171,7 +171,7 @@ def splitter(pre: str) -> Any:
 
 
 def _strings(file: GgufFile, key: str) -> list[str]:
-    """Return the entries of an array of strings."""
+    """Return the entries of the array `key`; raise an error unless all are strings."""
     entries = file.array(key)
     if not all(isinstance(entry, str) for entry in entries):
         raise RopeError(key, "must be an array of strings", entries[0])

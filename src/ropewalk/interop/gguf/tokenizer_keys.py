@@ -44,7 +44,7 @@ def tokenizer_keys(
         raise RopeError("model of tokenizer.json", "must be a BPE of bytes", kind)
     names = {index: token for token, index in tokenizer.get_vocab().items()}
     if not names or max(names) >= min(vocab_size, MAX_STRINGS):
-        rule = f"must be at most the {vocab_size} rows of the embeddings"
+        rule = f"must be at most as many as the {vocab_size} rows of the embeddings"
         raise RopeError("tokens of tokenizer.json", rule, max(names, default=0) + 1)
     added = tokenizer.get_added_tokens_decoder()
     types = {i: CONTROL if added[i].special else USER_DEFINED for i in added}
@@ -77,7 +77,7 @@ def tokenizer_keys(
 
 
 def _pre(pre_tokenizer: Any) -> str:
-    """Return llama.cpp's name of a pre-tokenizer."""
+    """Return llama.cpp's name of a pre-tokenizer; raise an error if it is none of PATTERNS."""
     from tokenizers import Tokenizer, models
 
     for pre in PATTERNS:
