@@ -52,7 +52,7 @@ def config(tmp_path) -> Path:
     return path
 
 
-def test_nothing_is_installed_there():
+def test_the_bare_python_has_neither_torch_nor_numpy_nor_pip():
     script = "import importlib.util as u; print([n for n in ('torch', 'numpy', 'pip') if u.find_spec(n)])"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True

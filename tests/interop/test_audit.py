@@ -354,7 +354,9 @@ SHORT, LONG = (1.0,) * 5, (1.0, 2.0, 4.0, 8.0, 16.0)
         (4098, 131072, dict.fromkeys(ENGINES, LONG)),
     ],
 )
-def test_longrope_switches_by_something_else_in_every_engine(length, max_model_len, expected):
+def test_each_engine_chooses_the_factors_of_longrope_by_another_length(
+    length, max_model_len, expected
+):
     plain = ladder(10, 1e4)
     for engine, factors in expected.items():
         finding = one(PHI, engine, length=length, max_model_len=max_model_len)
@@ -589,7 +591,7 @@ def test_audit_reads_a_file_and_warns_of_keys_that_are_not_read(tmp_path):
     assert "warning: finetuned" in str(result)
 
 
-def test_a_config_without_a_length_is_served_to_what_its_scaling_says():
+def test_without_a_served_length_it_is_the_trained_length_times_the_factor():
     rope = MINIMIND["rope_scaling"]
     assert audit({**BASE, "rope_scaling": rope}).max_model_len == 32768
 

@@ -267,7 +267,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path, saved, change, says
     assert not (tmp_path / "b").exists()
 
 
-def test_a_scale_of_the_whole_tensor_and_another_tower_stay(tmp_path, saved):
+def test_a_scale_of_a_whole_tensor_and_another_tower_are_copied_unchanged(tmp_path, saved):
     _, folder, _ = saved("llama")
     eye = {
         "vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(7, 5),

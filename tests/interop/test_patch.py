@@ -110,7 +110,7 @@ def test_a_backend_may_be_named(model, backend):
     assert_close(outputs(patch(model, backend=backend)), plain, **NEAR)
 
 
-def test_a_context_leaves_the_model_as_it_found_it(model):
+def test_patched_leaves_the_model_as_it_was_before_the_block(model):
     plain = outputs(model)
 
     def fail_inside():
@@ -375,7 +375,7 @@ def test_a_patch_does_not_depend_on_the_default_device(model):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-j"])
-def test_a_context_restores_the_backend(family):
+def test_patched_restores_the_backend_of_an_earlier_patch(family):
     model = patch(fresh(family), backend="reference")
     with patched(model, backend="eager"):
         assert {each.backend for each in _installed(model)} == {"eager"}

@@ -251,7 +251,7 @@ def test_tables_that_are_swapped_or_changed_rotate_as_tensors_and_not_by_positio
         assert_close(rotation_function(q, k, *given), function(q, k, *tensors), rtol=0, atol=2e-6)
 
 
-def test_an_absent_key_stays_absent():
+def test_a_replaced_function_returns_none_for_k_none():
     rotation_function = RotationFunction(
         modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb)
     )
