@@ -150,7 +150,7 @@ def test_every_layer_type_has_a_verdict_and_a_column(capsys, write):
     assert re.search(r"attention window \(tokens\) +- +512", "\n".join(out))
 
 
-def test_tables_show_what_json_has(capsys, write):
+def test_details_print_the_sources_bands_memory_and_guide(capsys, write):
     path = write(LLAMA)
     code, out, err = call(capsys, path, "--guide", "--details")
     assert (code, err) == (0, "")

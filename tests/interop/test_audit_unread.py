@@ -344,7 +344,7 @@ def test_a_rope_that_is_no_object_is_an_error_unless_the_engine_reads_none(value
     ("key", "value"),
     [("factor", "4x"), ("factor", [4.0]), ("rope_theta", [1e4]), ("rope_theta", "10,000")],
 )
-def test_something_else_than_a_number_is_an_error_where_it_is_read(key, value):
+def test_engines_that_read_a_rope_refuse_a_value_that_is_no_number(key, value):
     rope = {"rope_theta": 1e4, **LINEAR, key: value}
     read = problems({**SIZES, "model_type": "llama", "rope_parameters": rope})
     # mlx-lm's Llama does not read rope_parameters

@@ -75,7 +75,7 @@ def test_a_hostile_file_is_refused_quickly_and_by_name(name, tmp_path):
     assert len(str(error.value)) < 500
 
 
-def test_brackets_in_strings_are_not_depth(tmp_path):
+def test_brackets_inside_a_string_do_not_count_as_nesting(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"head_dim": 16, "rope_theta": 1e4, "note": '[{"\\' * 100}))
     assert from_hf(path).head_dim == 16
@@ -114,7 +114,7 @@ def test_a_device_is_not_a_config():
         from_hf(Path("/dev/zero"))
 
 
-def test_many_objects_beside_each_other_are_not_deep(tmp_path):
+def test_many_objects_side_by_side_do_not_count_as_nesting(tmp_path):
     parts = ", ".join(f'"part {i}": {{"list": [1]}}' for i in range(200))
     path = tmp_path / "config.json"
     path.write_text(f'{{{GOOD}, "model_type": "llama", {parts}}}')

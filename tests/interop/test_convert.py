@@ -97,8 +97,8 @@ def test_there_and_back_is_the_same_bytes(name, saved, tmp_path):
     assert all(each.endswith(".safetensors") for each in changed)
 
 
-def test_latent_attention_follows_its_flag(tmp_path):
-    """DeepSeek's code reads the layout from the config, so it is the oracle for both."""
+def test_a_converted_latent_attention_has_the_other_rope_interleave_and_the_same_logits(tmp_path):
+    """DeepSeek's own code reads the layout from this key, so it runs the weights in both layouts."""
     model = build("deepseek_v3", **LATENT)
     assert model.config.rope_interleave is True
     model.save_pretrained(tmp_path / "interleaved")

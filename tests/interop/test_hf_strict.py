@@ -143,7 +143,7 @@ def test_a_broken_layer_type_is_refused_by_its_name():
         {"layer_rope_theta": [1e4, 0, 0.0, 10_000]},
     ],
 )
-def test_null_stays_fine_where_a_key_is_optional(keys):
+def test_an_optional_key_that_is_null_is_read_without_a_warning(keys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert from_hf({**LLAMA, **keys}).head_dim == 16
