@@ -28,7 +28,7 @@ def inv_freq(config):
 
 
 class Foreign:
-    """An array of a library that is not installed here: all that is asked of it."""
+    """An array of an unknown library, with only what the runner needs: a dtype and `tolist`."""
 
     dtype = "foreign.bfloat16"
 

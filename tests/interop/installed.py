@@ -33,13 +33,13 @@ needs_v5 = lambda why: pytest.mark.skipif(not V5, reason=f"{HERE} {why}")
 
 
 def skip_old_cache(family: str) -> None:
-    """Leave out what an older release cannot do with a cache, patched or not."""
+    """Skip the test if this release fails with the cache of this family, patched or not."""
     if not LAYER_TYPES and family in ("gemma-3", "llama-4"):
         pytest.skip(f"{HERE} fails with the cache of {family} that it makes itself")
 
 
 def skip_old_yarn() -> None:
-    """Skip YaRN if this release takes its factor from two lengths, or knows no truncate."""
+    """Skip the test if this release does not read the factor of YaRN, but takes it from two lengths."""
     rope = {
         "rope_type": "yarn",
         "factor": 2.0,

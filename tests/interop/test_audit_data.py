@@ -155,7 +155,7 @@ def test_every_rule_has_a_text_and_a_source(engine):
 
 
 def test_the_code_of_engines_imports_neither_torch_nor_numpy():
-    """The definition's ring has the standard library alone."""
+    """ropewalk.engines belongs to the ring that needs only the standard library."""
     folder = rules.FOLDER.parent
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -148,9 +148,7 @@ def test_a_layer_that_the_config_declares_unrotated_may_hold_any_tensors(tmp_pat
 
 
 def test_any_tensor_taken_away_is_noticed(tmp_path):
-    """Of a whole layer's q, k, v and norms, no part can be missing without an error, and no name
-    can be unknown.
-    """
+    """A projection of q, k or v that is missing, or has an unknown name, raises an error."""
     draw = random.Random(1)
     norms = {
         f"model.layers.{i}.self_attn.{n}.weight": torch.ones(6)

@@ -333,7 +333,7 @@ def test_threads_that_share_a_patched_model_do_not_disturb_each_other(model):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_rounds_the_frequencies_of_a_model_and_a_patch_brings_them_back(dtype):
-    """`model.half()` rounds `inv_freq`, which no checkpoint means."""
+    """`model.half()` rounds `inv_freq`, which no checkpoint intends."""
     where = {"position_ids": 400 * torch.arange(11)[None]}
     rounded = fresh("qwen2").to(dtype)
     assert rounded.model.rotary_emb.inv_freq.dtype == dtype

@@ -343,8 +343,8 @@ def test_decorated_methods_are_found_behind_their_decorators(monkeypatch):
 
 @torch.no_grad()
 def test_a_run_in_float64_does_not_depend_on_a_shift_of_all_positions():
-    """The oracle of the family tests: shifting all positions changes nothing, even where float32
-    angles would.
+    """The float64 run that the family tests compare with: a shift of all positions changes nothing,
+    though float32 angles would change by it.
     """
     wide = copy.deepcopy(model_of("llama")).double()
     with InFloat64():

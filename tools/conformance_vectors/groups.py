@@ -63,7 +63,7 @@ def yarn(factor: float, original: int, **more: Any) -> Row:
 
 
 def yarn_keys(factor: float, original: int, **more: Any) -> Row:
-    """Return the config keys of YaRN, without those that have their defaults."""
+    """Return the config keys of YaRN: its name, factor and trained length, and `more`."""
     keys = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     return keys | more
 

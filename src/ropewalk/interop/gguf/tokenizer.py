@@ -44,7 +44,8 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     of SentencePiece (llama); needs the extra `gguf`.
 
     Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not
-    to. A text begins with the BOS token if the file, or else llama.cpp, says so.
+    to. A text begins with the BOS token if the file says so, or if it says nothing and llama.cpp
+    adds the token.
     """
     return tokenizer_of(GgufFile(path))
 
