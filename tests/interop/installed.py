@@ -23,7 +23,7 @@ HERE = f"transformers {transformers.__version__}"
 #: what older config classes call these keys
 OLD_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 
-#: config classes that once counted the keys of a scaling: what they took of each
+#: family -> {scaling: its keys}: config classes that before v5 accept these scalings and keys alone
 STRICT = {
     "phi3": {"longrope": ("short_factor", "long_factor")},
     "olmo": {"linear": ("factor",), "dynamic": ("factor",)},
@@ -69,8 +69,8 @@ def code_of(folder: str) -> ModuleType:
 
 
 def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return config keys in the spelling before v5: `rope_parameters` as `rope_theta`,
-    `rope_scaling` and keys beside them.
+    """Return config keys as the installed transformers spells them: unchanged in v5, before it with
+    `rope_theta`, `rope_scaling` and keys beside them in place of `rope_parameters`.
     """
     if "layer_types" in keys and not LAYER_TYPES:
         keys = {**keys, "sliding_window_pattern": 2}

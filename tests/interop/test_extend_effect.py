@@ -31,7 +31,7 @@ LAST = (TRAINED // 8, TRAINED, 16 * TRAINED)
 #: models whose forward uses rotary modules with a copy of the config
 COPIES = ("granite_swa", "granitemoe_swa")
 KEYS = ("rope_parameters", "max_position_embeddings", "layer_rope_theta")
-#: kinds that once had no effect, or another one than was asked for
+#: families that are hard to extend, and the kinds that are tried with them
 TROUBLE = {
     "granite_swa": ("linear", "ntk", "yarn", "dynamic_yarn", "longrope"),
     "granitemoe_swa": ("dynamic", "llama3"),
