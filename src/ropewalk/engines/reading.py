@@ -31,9 +31,7 @@ class EngineRule:
 
 
 def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[float, ...], float]:
-    """Return the radians per step of each pair, from the first of the head on, and the magnitude,
-    as floats.
-    """
+    """Return the radians per step of each pair, pair 0 first, and the magnitude, as floats."""
     found = spec.ladder_frequencies(length)
     radians: Any = found.radians
     plain = radians.tolist() if hasattr(radians, "tolist") else radians

@@ -96,7 +96,7 @@ def _refuse_existing(target: Path) -> None:
 
 def _lock(partial: Path) -> int:
     """Create the folder `partial` and return a file descriptor that locks it until it is closed or
-    the process ends.
+    the process ends; raise an error if another run has locked the folder, or has just renamed it.
     """
     if partial.is_symlink():
         raise RopeError(
