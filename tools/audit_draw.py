@@ -4,8 +4,8 @@ wrong verdicts.
     make engines                                           # once: an environment for each engine
                                                            under build/engines
     python tools/audit_draw.py --seed 1 --out build/draw   # exit status 1 if a verdict is wrong
-    python tools/audit_draw.py --rows FILE --out build/draw   # configs that somebody else wrote:
-                                                           # a JSON list of {name, config, length}
+    # the configs of a file, which is a JSON list of {name, config, length}
+    python tools/audit_draw.py --rows FILE --out build/draw
 
 A cell is one layer type of one config in one engine. Its verdict is right if audit's angles, axes
 and magnitude are those of the run, or if audit says that the engine refuses the config and the

@@ -44,6 +44,7 @@ class Draft:
     keys: Config = field(default_factory=dict)
     #: rope objects that are written instead of the usual one
     ropes: Config = field(default_factory=dict)
+    #: keys of the whole config, outside of its text part
     outer: Config = field(default_factory=dict)
 
     @property
@@ -178,7 +179,7 @@ def _theta_is_int(draft: Draft) -> None:
 
 
 def _both_spellings(draft: Draft) -> None:
-    """A scaling in the old spelling beside plain parameters in the new one, or the reverse."""
+    """A scaling in the old spelling, and in the new one no scaling or one with another factor."""
     plain = {"rope_type": "default", "rope_theta": draft.theta}
     if draft.random.random() < 0.5:
         draft.ropes = {"rope_scaling": draft.scaling, "rope_parameters": plain}

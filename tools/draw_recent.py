@@ -31,7 +31,7 @@ LAYERED = {
     "gemma4_text": 1e4,
     "olmo3": 5e5,
 }
-#: the part of the head that rotates, beside those of PARTIAL
+#: family -> the part of the head that rotates, if it is not the whole head
 PARTS = {**PARTIAL, "qwen3_next": 0.25}
 THETAS = (1e4, 1e5, 5e5, 1e6, 5e6)
 TRAINED = (4096, 8192, 32768)

@@ -84,8 +84,8 @@ class Mutant:
 
 
 def mutants(module: str, source: str, choose: Callable[[list], list] = list) -> list[Mutant]:
-    """Return the mutants of a module that `choose` takes from all (line, before, after) that differ
-    from the source.
+    """Return mutants of a module: of those that `choose` returns from the list of all of them, each
+    as (line, before, after).
     """
     tree = ast.parse(source)
     made: dict[tuple[int, str, str], Change] = {}

@@ -188,7 +188,7 @@ def study(
         sorted({path for mutant in picked for path in test_files(mutant.module)}),
         options.baseline,
     )
-    # a mutant -> its outcome so far; mutants of modules without a test that can be run have none
+    # a mutant -> its outcome so far; without those of modules whose tests all fail
     waiting = {mutant: None for mutant in picked if baseline.files(mutant.module)}
     unfinished = set()
     for stage in STAGES:

@@ -28,7 +28,9 @@ def equivalents() -> set[tuple[str, str, str]]:
 
 
 def row_of(mutant: Mutant, verdict: str, caught_by: str | None = None) -> Row:
-    """Return the row of a mutant; `caught_by` is the first test that failed."""
+    """Return the row of a mutant; `caught_by` is that of its `Outcome`, mostly the first test that
+    failed.
+    """
     where = {
         "file": f"{mutant.module}.py",
         "line": mutant.line,

@@ -89,7 +89,8 @@ def build(python: Path) -> tuple[Path, list[Path]]:
 
     plain = WORK / "plain"
     run([*command, "--wheel", "--outdir", plain, source], ROPEWALK_REQUIRE_NATIVE="1")
-    # names the oldest glibc whose symbols the library asks for, and refuses other libraries
+    # auditwheel puts the oldest glibc that has the library's symbols into the name of the wheel, and
+    # refuses other libraries
     audit = [python, "-m", "auditwheel", "repair", "--wheel-dir", DIST, only(plain, "*.whl")]
     tools = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     run(audit, PATH=tools)

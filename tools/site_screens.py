@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import CHROMIUM, Browser  # noqa: E402
 
 WIDTHS = (390, 1280)
-#: pixels of a screen, and the screens that a page may have
+#: height of a screen in pixels, and the most screens that a page may be long
 SCREEN, MOST = 900, 10.0
 #: height of the page, and what is cut off: the page itself, and elements that are wider than their
 #: box or stick out of the page without a scrollbar between

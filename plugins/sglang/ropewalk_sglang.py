@@ -22,7 +22,7 @@ PACKAGE = "sglang.srt.layers.rotary_embedding"
 SWITCH, ANY_VERSION = "ROPEWALK_SGLANG", "ROPEWALK_SGLANG_ANY_VERSION"
 #: releases with which it was run
 VERSIONS = ("0.5.23",)
-#: rows that a table of ropewalk's own grows by
+#: a table of ropewalk's own grows to a multiple of this many rows
 BLOCK = 4096
 
 logger = logging.getLogger("sglang.ropewalk")

@@ -228,7 +228,7 @@ class _Refused(Exception):
 
 
 class _MissingPackage:
-    """Context manager: if a package is not installed, raise an error that names the extra for it."""
+    """Context manager: if a package of EXTRAS is not installed, raise an error that names its extra."""
 
     def __init__(self, command: str) -> None:
         self.command = command

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 from ropewalk_cli.declare import Argument, Command, Parameter, as_command, parameters
 from ropewalk_cli.words import is_option
 
-#: what each shell runs once; where nothing is known it completes names of files
+#: the code that `completion` prints for each shell; where ropewalk has no word to offer, the shell
+#: completes names of files
 SCRIPTS = {
     "bash": """\
 _ropewalk() {

@@ -82,7 +82,7 @@ class Parameter:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is given by its place."""
+        """Whether it is given by its place on the command line, not after its name."""
         return not self.shown.startswith("-")
 
     @property
@@ -102,7 +102,7 @@ class Parameter:
 
     @property
     def names(self) -> list[str]:
-        """Every name of an option on the command line."""
+        """Every name of an option on the command line; [] for an argument."""
         return list(self.flags) or ([] if self.is_argument else [self.shown])
 
 
@@ -118,7 +118,7 @@ def parameters(function: Callable[..., None]) -> tuple[Parameter, ...]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    """Return one parameter; `default` is that of its signature, which may be none."""
+    """Return one parameter; `default` is inspect.Parameter.empty if the signature has none."""
     hint, about = _parts(hint)
     required = default is inspect.Parameter.empty
     if about is None:

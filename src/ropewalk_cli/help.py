@@ -16,7 +16,7 @@ METAVARS = {str: "TEXT", int: "INTEGER", float: "NUMBER"}
 def of_group(
     path: str, commands: Mapping[str, Command | str], about: str = "", example: str = ""
 ) -> str:
-    """Return the commands of a group by task, each with what it does and an example."""
+    """Return the help of a group: its commands by task, each with what it does and an example."""
     parts = [f"Usage: {path} COMMAND [OPTIONS]"]
     if about:
         parts.append("\n".join(wrapped(about, line_width())))
@@ -91,7 +91,7 @@ def _about(parameter: Parameter) -> str:
 
 
 def _default(parameter: Parameter) -> str:
-    """Return the default as it would be written; nothing if leaving the option out is no value."""
+    """Return the default as it would be written; "" for None, an empty text, or a flag that is off."""
     value: Any = parameter.default
     if parameter.is_flag:
         return parameter.shown if value else ""

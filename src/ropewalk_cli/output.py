@@ -19,7 +19,7 @@ from ropewalk.safe_text import shown
 PIPE_WIDTH = 120
 #: spaces between two columns of a table
 GAP = 2
-#: a column is made no narrower than this
+#: a column is not made narrower than this where that breaks words
 LEAST = 12
 STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 
@@ -46,7 +46,7 @@ def has_colours(file: TextIO) -> bool:
 
 
 def line_width() -> int:
-    """Return the columns of the terminal; always 120 if the output is piped."""
+    """Return the columns of the terminal, at least 40; always 120 if the output is piped."""
     return max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPE_WIDTH
 
 

@@ -109,7 +109,9 @@ def _converted(parameter: Parameter, word: str) -> Any:
 
 
 def is_option(word: str) -> bool:
-    """Return whether a word is the name of an option; a negative number and a lone dash are not."""
+    """Return whether a word begins with a dash as options do; a negative number and a lone dash are
+    no options.
+    """
     return len(word) > 1 and word[0] == "-" and not re.fullmatch(r"-[\d.].*", word)
 
 

@@ -52,7 +52,9 @@ def maker(library: str) -> Callable[[Any, str], Any]:
 
 
 def dtype_of(value: Any) -> str:
-    """Return the name of an array's type; of a tuple, that of its coarsest array."""
+    """Return "bfloat16" or "float16" if an array, or one in a tuple, has this type, else "float32"
+    for all finer types; bfloat16 comes first.
+    """
     if isinstance(value, tuple | list):
         kinds = [dtype_of(each) for each in value if not isinstance(each, int | float)]
         return next((kind for kind in ROUNDING if kind in kinds), "float32")

@@ -123,7 +123,7 @@ def changed(rope: Rope, wrong: Wrong) -> dict[str, Any]:
 
 
 def frequencies(rope: Rope, length: int | None = None, wrong: Wrong | None = None) -> Numbers:
-    """Return radians per step of each pair."""
+    """Return radians per step of each pair, in sequences of `length` tokens."""
     wrong = wrong or {}
     width = rope["rotary_dim"]
     rope = changed(rope, wrong)
@@ -245,7 +245,7 @@ def _ramp(d: int, theta: float, scaling: Rope, wrong: Wrong) -> Numbers:
 
 
 def same_rope(rope: Rope, length: int | None, wrong: Wrong) -> bool:
-    """Return whether switches that change the rope alone have no effect on this one."""
+    """Return whether `wrong`, which changes only parameters of a rope, leaves this rope as it is."""
     names = ("head_dim", "rotary_dim", "rotary_start", "layout")
     other = changed(rope, wrong)
     return (
@@ -342,12 +342,12 @@ def axis_of_pair(rope: Rope, wrong: Wrong | None = None) -> list[int]:
 
 
 def with_axes(positions: Any) -> list[list[list[int]]]:
-    """Return positions as [axes][batch][tokens]."""
+    """Return positions as [axes][batch][tokens], with one axis if they are [batch][tokens]."""
     return positions if isinstance(positions[0][0], list) else [positions]
 
 
 def placed(positions: Any, wrong: Wrong, rope: Rope) -> list[Any]:
-    """Return the positions that a mistake reads: [axes][batch][tokens]."""
+    """Return the positions at which code with a mistake rotates: [axes][batch][tokens]."""
     axes = [[list(line) for line in axis] for axis in with_axes(positions)]
     count, batch, tokens = len(axes), len(axes[0]), len(axes[0][0])
 
@@ -446,7 +446,7 @@ def tables(
 
 
 def places_of(rope: Rope) -> list[tuple[int, int]]:
-    """Return the two dimensions of each pair."""
+    """Return (first dimension, second dimension) of each pair."""
     start, pairs = rope["rotary_start"], rope["rotary_dim"] // 2
     if rope["layout"] == "half":
         return [(start + i, start + pairs + i) for i in range(pairs)]
@@ -571,7 +571,7 @@ def moved(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> l
 
 
 def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -> list[Any]:
-    """Return the rows of a projection of interleaved pairs in the order of halves."""
+    """Return the rows of a projection of q or k, permuted from the interleaved to the half layout."""
     kind = (wrong or {}).get("permute")
     rows, heads = given["weight"], given["heads"]
     if kind == "other_heads":
@@ -593,7 +593,7 @@ def permuted(rope: Rope, given: Mapping[str, Any], wrong: Wrong | None = None) -
 def grid_positions(
     config: Mapping[str, Any], segments: list[Any], wrong: Wrong | None = None
 ) -> list[list[int]]:
-    """Return [time, height, width][tokens] of text, images and videos."""
+    """Return the coordinates [time, height, width][tokens] of text, images and videos."""
     kind = (wrong or {}).get("video")
     merge, rate = config["spatial_merge_size"], config["tokens_per_second"]
     rows: list[list[int]] = [[], [], []]

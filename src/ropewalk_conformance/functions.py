@@ -76,7 +76,7 @@ class Kind:
     needs: tuple[str, ...] = ("part",)
     #: the switches of `definition` that its numbers depend on
     depends_on: frozenset[str] = frozenset()
-    #: whether it takes vectors, of a type that may be coarse
+    #: whether it takes vectors or weights, whose dtype may be coarse
     takes_vectors = False
 
     def arguments(self, case: Case, make: Make, dtype: str) -> tuple[list[Any], dict[str, Any]]:
@@ -88,11 +88,13 @@ class Kind:
         return [flat(to_lists(result))]
 
     def expected(self, case: Case) -> Numbers:
-        """Return the numbers of the vectors."""
+        """Return the right numbers, which the case holds."""
         raise NotImplementedError
 
     def predicted(self, case: Case, wrong: Wrong) -> Numbers:
-        """Return the numbers that a mistake gives; an empty list where it does not apply."""
+        """Return the numbers that code with a mistake returns; an empty list if the case has nothing
+        that the mistake could change.
+        """
         raise NotImplementedError
 
     def probe(self, case: Case, wrong: Wrong) -> Numbers:
@@ -251,7 +253,7 @@ def _one_per_pair(cos: Numbers, sin: Numbers, pairs: int) -> tuple[Numbers, Numb
 
 
 def angles(case: Case) -> list[list[Numbers]]:
-    """Return the size of each angle: [batch][tokens][pairs]."""
+    """Return the absolute value of each angle, in radians: [batch][tokens][pairs]."""
     axes = definition.with_axes(case["positions"])
     of_pair = definition.axis_of_pair(case["rope"])
     radians = case["inv_freq"]["float"]
@@ -436,7 +438,7 @@ class AttentionKind(Kind):
 
 
 class Move(Kind):
-    """Cached keys at other positions."""
+    """Cached keys, moved from their positions to others."""
 
     signature = "move(config, k, old_positions, new_positions) -> k"
     takes_vectors = True

@@ -102,7 +102,9 @@ class EntryDifference:
         return any(agree(found, wanted, allowed) for found in self.readings)
 
     def fits(self, mistake: RotationMistake) -> bool:
-        """Return whether a mistake gives these numbers."""
+        """Return whether a mistake explains these numbers: it is tried in this group, it would
+        change the right numbers, and it gives the found ones.
+        """
         if mistake.groups and self.group not in mistake.groups:
             return False
         if any(self.is_unaffected_by(each) for each in mistake.parts or (mistake,)):
@@ -147,7 +149,7 @@ class EntryDifference:
         return not unaffected and not self.fits(mistake)
 
     def singles(self) -> list[RotationMistake]:
-        """Return the mistakes that give these numbers."""
+        """Return the mistakes that explain these numbers, each on its own."""
         return [mistake for mistake in mistakes() if self.fits(mistake)]
 
     def candidates(self) -> list[RotationMistake]:

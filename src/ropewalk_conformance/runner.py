@@ -59,7 +59,9 @@ class Report:
 
     @property
     def failures(self) -> list[Result]:
-        """Results that differ or raised an error; those of optional groups do not count."""
+        """Results that differ or raised an error; optional groups count only if `run` was given
+        their names.
+        """
         return [
             each
             for each in self.results
@@ -148,10 +150,11 @@ def run(
     module     an object with some of the functions; or give them by name
     functions  inv_freq, cos_sin, rotate, softmax_scale, attention, move, permute,
                mrope_positions, from_gguf: see KINDS for what each takes and returns
-    groups     names of groups, as a list or in one string; by default all
+    groups     names of groups, as a list or in one string; by default all. An optional group that is
+               named here counts as required
     arrays     the library of the arrays that are passed in: torch, jax, mlx, numpy or list; by
                default the one that the function's module imports
-    dtype      the type of q and k
+    dtype      the type of q, k, v, cached keys and weights that are passed in
     """
     given = _functions(module, functions)
     names = groups.replace(",", " ").split() if isinstance(groups, str) else groups
@@ -219,8 +222,8 @@ def _functions(module: Any, functions: Mapping[str, Any]) -> dict[str, Callable[
 def _run_case(
     group: Case, case: Case, name: str, function: Callable[..., Any], arrays: str | None, dtype: str
 ) -> tuple[Result, EntryDifference | None]:
-    """Call one function with one case; return its result, and its numbers beside the expected ones,
-    which are None if it returned none.
+    """Call one function with one case; return the result, and what compares the returned numbers
+    with the expected ones; None if no numbers were returned.
     """
     kind = KINDS[name]
     result = Result(group["group"], case["id"], name, SAME, level=group["level"])
@@ -258,7 +261,8 @@ def _call(
     """Return a function without arguments that calls `function` with a case, or why it cannot be
     called.
 
-    If the case has a call `before`, that call is made first, to show a table that stays from it.
+    If the case has a call `before`, that call is made first, so that a table which stays from it
+    changes the result.
     """
     arguments, keywords = kind.arguments(case, make, dtype)
     taken = _taken(function)
@@ -296,7 +300,7 @@ def _taken(function: Callable[..., Any]) -> set[str] | None:
 
 
 def _worst(kind: Kind, case: Case, found: Numbers, expected: Numbers, allowed: Numbers) -> str:
-    """Return in words where the two differ most."""
+    """Return in words where the found numbers differ most from the expected ones."""
     if len(found) not in (len(expected), len(expected) - 1):
         return f"{len(found):,} numbers, expected {len(expected):,}"
     off = [

@@ -30,7 +30,7 @@ def test_an_engine_that_is_asked_for_and_not_installed_is_an_error(capsys, monke
     assert "No engine was run." in out
 
 
-def test_one_of_two_engines_that_were_asked_for_is_enough(capsys, monkeypatch):
+def test_engines_runs_if_one_of_two_engines_asked_for_is_installed(capsys, monkeypatch):
     """The runs themselves are tested with the runners."""
     monkeypatch.setattr(
         "ropewalk_lab.engines_run.installed.why_not",

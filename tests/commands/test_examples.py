@@ -24,7 +24,7 @@ LLAMA = {
 
 
 @pytest.mark.parametrize("command", ["inspect", "audit"])
-def test_an_example_gives_what_its_config_gives(command, capsys, tmp_path):
+def test_an_example_prints_what_its_config_file_prints(command, capsys, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))
     of_file = command_line.call(capsys, command, path)

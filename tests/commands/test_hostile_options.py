@@ -215,7 +215,7 @@ def valid(files) -> dict[str, list[str]]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, tmp_path, files):
-    """A folder of its own to write to, and no work that takes long."""
+    """Run every test in a new folder, and replace the work that takes long."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ROPEWALK_CACHE", str(files / "cache"))
     row = {
@@ -292,8 +292,8 @@ def hostile(command: str, parameter: Parameter, files: Path) -> list[str]:
 
 
 def changed(arguments: list[str], parameter: Parameter, place: int, value: str | None) -> list[str]:
-    """The arguments with the value in the place of what they say; None for an option that is a
-    flag.
+    """The arguments with `value` in place of the parameter's own; a flag, whose value is None, is
+    added. `place` counts arguments, and is that of this parameter if it is one.
     """
     option = parameter.names[-1] if parameter.names else parameter.shown
     if value is None:

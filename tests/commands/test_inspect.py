@@ -85,7 +85,7 @@ def test_lengths_bands_and_wavelengths_of_llama_3_are_those_of_its_formula(capsy
     assert layer["pairs"][0]["new_angles"] is False
 
 
-def test_precision_memory_and_advice(capsys, write):
+def test_json_has_the_errors_the_memory_and_the_advice_of_llama_3(capsys, write):
     layer = report(capsys, write(LLAMA))["layers"]["full_attention"]
     assert list(layer["precision"]) == list(analysis.COS_SIN_METHODS)
     assert layer["precision"]["hf_frequencies"]["error"] < 4e-8
@@ -95,7 +95,7 @@ def test_precision_memory_and_advice(capsys, write):
     assert {"stretched_too_little", "float32_angles"} <= {each["name"] for each in layer["advice"]}
 
 
-def test_lengths_may_be_given(capsys, write):
+def test_given_trained_and_served_lengths_replace_those_of_the_config(capsys, write):
     summary = report(capsys, write(LLAMA), "--trained", 131_072, "--served", 1000)["layers"][
         "full_attention"
     ]["summary"]
@@ -150,7 +150,7 @@ def test_every_layer_type_has_a_verdict_and_a_column(capsys, write):
     assert re.search(r"attention window \(tokens\) +- +512", "\n".join(out))
 
 
-def test_tables_show_what_json_has(capsys, write):
+def test_details_print_the_sources_bands_memory_and_guide(capsys, write):
     path = write(LLAMA)
     code, out, err = call(capsys, path, "--guide", "--details")
     assert (code, err) == (0, "")

@@ -52,5 +52,5 @@ def test_a_completion_imports_nothing_slow():
 
 
 def test_a_command_that_computes_imports_torch_and_numpy():
-    """So that the names are read as they should be."""
+    """`imported` sees slow imports where they happen."""
     assert {"torch", "numpy"} <= imported("info")

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-#: how far the two mscales reach
+#: the coefficient of ln(factor) in YaRN's magnitude
 MSCALE = 0.1
 
 

@@ -35,7 +35,9 @@ class Right:
     # numbers in float32 or float64, as other code computes them
 
     def frequencies(self, config, part, length):
-        """Return frequencies: those without a scaling by another order of operations too."""
+        """Return frequencies and magnitude; without a scaling, or with linear, the frequencies are
+        computed as powers or by exp.
+        """
         _, dims, _, theta, scaling, _ = self.plain.read(config, part)
         kind = DTYPES[self.precision]
         exact, size = self.plain.inv_freq(config, part, length)
@@ -62,7 +64,7 @@ class Right:
         return positions[axis].movedim(0, -1).to(w.dtype) * w, size
 
     def out(self, x):
-        """Return a result as this project returns it."""
+        """Return x as an array of this rope's library."""
         if self.library == "torch":
             return x
         return x.to(torch.float64).numpy() if self.library == "numpy" else x.tolist()

@@ -56,12 +56,12 @@ def test_a_public_bug_is_named(bug, mistake, group, full):
 
 @pytest.mark.parametrize("name", ["inv_freq", "cos_sin", "rotate"])
 @pytest.mark.parametrize("bug", [2, 4, 20])
-def test_one_function_is_enough(bug, name):
+def test_one_function_is_enough_to_name_a_mistake(bug, name):
     report = run(**{name: getattr(Plain(bug), name)}, groups=[*BESIDE, "spelling"])
     assert report.findings[0].mistake == {number: mistake for number, mistake, _ in PUBLIC}[bug]
 
 
-def test_the_twenty_bugs_are_all_there():
+def test_the_planted_bugs_are_numbered_from_1_to_20():
     assert {int(bug) for bug, _, _ in PUBLIC} == set(range(1, 21))
 
 

@@ -18,7 +18,7 @@ REQUIRED = [name for name in ROPES if load(name)["level"] == "required"]
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 def test_right_ropes_pass(block, full):
-    """Twenty ropes in a block, each with a few groups; --full gives each all of them."""
+    """Twenty ropes in a block, each with two of the required groups; with --full, with all."""
     ran = 0
     for seed in range(20 * block, 20 * block + 20):
         rope = Right(seed)
@@ -32,7 +32,7 @@ def test_right_ropes_pass(block, full):
     assert ran > 100
 
 
-def test_exact_angles_pass_at_every_position():
+def test_ropes_with_exact_angles_pass_at_far_positions():
     ropes = [rope for rope in map(Right, range(60)) if rope.precision == "float64"]
     ropes = [rope for rope in ropes if rope.dtype in ("float32", "float64")][:6]
     assert len(ropes) == 6

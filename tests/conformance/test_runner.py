@@ -28,7 +28,7 @@ def inv_freq(config):
 
 
 class Foreign:
-    """An array of a library that is not installed here: all that is asked of it."""
+    """An array of an unknown library, with only what the runner needs: a dtype and `tolist`."""
 
     dtype = "foreign.bfloat16"
 
@@ -107,7 +107,7 @@ def test_a_function_may_not_change_the_vectors():
     assert load("default")["cases"][0]["config"]["model_type"] == "llama"
 
 
-def test_names_are_checked():
+def test_unknown_functions_and_groups_are_refused():
     with pytest.raises(RopeError, match="functions"):
         run(invfreq=abs)
     with pytest.raises(RopeError, match="functions"):
@@ -152,7 +152,7 @@ def test_the_command_exits_with_1_for_a_wrong_rope_and_names_the_mistake(
     assert (code, "must be importable" in error) == (2, True)
 
 
-def test_the_plug_in(tmp_path):
+def test_the_pytest_fixture_fails_a_test_whose_rope_is_wrong(tmp_path):
     (tmp_path / "test_rope.py").write_text(
         LISTS.format(theta=10000) + "def test_rope(rope_conformance):\n"
         "    rope_conformance(inv_freq=inv_freq, groups='default')\n"

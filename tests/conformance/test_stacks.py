@@ -68,7 +68,9 @@ def test_adapter_gives_the_recorded_cells(name):
 
 
 def test_the_current_directory_is_not_searched_for_packages(tmp_path, monkeypatch):
-    """It is the folder that has a folder for each stack, often with the name of its package."""
+    """A stack runs in the folder that holds the folders of all stacks, and python would take such a
+    folder for the package of the same name.
+    """
     main = importlib.import_module("stacks.__main__")
     monkeypatch.setattr(main, "BUILD", tmp_path)
     monkeypatch.setattr(main, "install", lambda row, python: tmp_path / row["stack"])

@@ -74,7 +74,7 @@ MORE = {
     "head_dim": 16,
     "global_head_dim": 16,
 }
-#: what the rules do not find
+#: model_type -> keys that the rules above do not find
 OWN: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": 4},
     "falcon_h1": {"mamba_d_ssm": 128},

@@ -11,9 +11,9 @@ import pytest
 import torch
 from installed import HERE, code_of, config_of, rope_of
 
-# Below 125 radians and in whole vectors torch's cos of a number is one value. Past them its last
-# bit depends on the numbers beside it in memory: a family's own table then differs between its two
-# halves.
+# torch's cos of a number is always the same below 125 radians and in whole vectors. Otherwise its
+# last bit depends on the numbers beside it in memory: a family's own table then differs between its
+# two halves.
 NEAR = torch.cat([torch.arange(24), torch.arange(34, 42)])[None]
 POSITIONS = torch.cat([NEAR[:, :28], torch.tensor([[124, 1000, 2047, 4095]])], dim=1)
 
@@ -88,7 +88,7 @@ class Case:
         return getattr(self.code, self.rotary or found[0])
 
     def placed(self, positions: torch.Tensor) -> torch.Tensor:
-        """[B, S], or three different axes of it."""
+        """Return positions [B, S] as they are, or [3, B, S] with others on each of three axes."""
         return (
             torch.stack([positions, positions * 2 + 1, positions // 2 + 3])
             if self.axes == 3

@@ -23,7 +23,7 @@ HERE = f"transformers {transformers.__version__}"
 #: what older config classes call these keys
 OLD_NAMES = {"gpt_neox": {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}}
 
-#: config classes that once counted the keys of a scaling: what they took of each
+#: family -> {scaling: its keys}: config classes that before v5 accept these scalings and keys alone
 STRICT = {
     "phi3": {"longrope": ("short_factor", "long_factor")},
     "olmo": {"linear": ("factor",), "dynamic": ("factor",)},
@@ -33,13 +33,13 @@ needs_v5 = lambda why: pytest.mark.skipif(not V5, reason=f"{HERE} {why}")
 
 
 def skip_old_cache(family: str) -> None:
-    """Leave out what an older release cannot do with a cache, patched or not."""
+    """Skip the test if this release fails with the cache of this family, patched or not."""
     if not LAYER_TYPES and family in ("gemma-3", "llama-4"):
         pytest.skip(f"{HERE} fails with the cache of {family} that it makes itself")
 
 
 def skip_old_yarn() -> None:
-    """Skip YaRN if this release takes its factor from two lengths, or knows no truncate."""
+    """Skip the test if this release does not read the factor of YaRN, but takes it from two lengths."""
     rope = {
         "rope_type": "yarn",
         "factor": 2.0,
@@ -69,8 +69,8 @@ def code_of(folder: str) -> ModuleType:
 
 
 def spelled(model_type: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return config keys in the spelling before v5: `rope_parameters` as `rope_theta`,
-    `rope_scaling` and keys beside them.
+    """Return config keys as the installed transformers spells them: unchanged in v5, before it with
+    `rope_theta`, `rope_scaling` and keys beside them in place of `rope_parameters`.
     """
     if "layer_types" in keys and not LAYER_TYPES:
         keys = {**keys, "sliding_window_pattern": 2}

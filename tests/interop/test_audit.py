@@ -191,7 +191,7 @@ def test_vllm_reads_attention_factor():
     assert one(MINIMIND, "vllm").agrees
 
 
-def test_the_sources_and_the_runs_are_named():
+def test_findings_name_the_sources_of_their_rules_and_say_if_runs_agree():
     named = {
         engine: " ".join(r.reference for r in one(MINIMIND, engine).rules) for engine in OTHERS
     }
@@ -245,7 +245,7 @@ def test_the_sources_and_the_runs_are_named():
         ({}, "llama", dict.fromkeys(ENGINES, m(16))),
     ],
 )
-def test_magnitudes_of_yarn(extra, model_type, expected):
+def test_the_magnitude_of_yarn_follows_the_keys_that_each_engine_reads(extra, model_type, expected):
     rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048, **extra}
     config = {
         **BASE,
@@ -262,7 +262,7 @@ def test_magnitudes_of_yarn(extra, model_type, expected):
 
 
 @pytest.mark.parametrize(("weight", "others"), [(0.707, 1.0), (1.0, 1.0)])
-def test_deepseek_agrees_everywhere(weight, others):
+def test_all_engines_agree_on_the_yarn_of_deepseek_v3(weight, others):
     rope = {
         "rope_type": "yarn",
         "factor": 40.0,
@@ -354,7 +354,9 @@ SHORT, LONG = (1.0,) * 5, (1.0, 2.0, 4.0, 8.0, 16.0)
         (4098, 131072, dict.fromkeys(ENGINES, LONG)),
     ],
 )
-def test_longrope_switches_by_something_else_in_every_engine(length, max_model_len, expected):
+def test_each_engine_chooses_the_factors_of_longrope_by_another_length(
+    length, max_model_len, expected
+):
     plain = ladder(10, 1e4)
     for engine, factors in expected.items():
         finding = one(PHI, engine, length=length, max_model_len=max_model_len)
@@ -365,7 +367,7 @@ def test_longrope_switches_by_something_else_in_every_engine(length, max_model_l
         assert any(rule.about == "length switching" for rule in finding.rules)
 
 
-def test_without_a_length_the_trained_and_the_served_one_are_looked_at():
+def test_without_a_length_engines_are_compared_at_the_trained_and_the_served_one():
     assert [f.length for f in audit(PHI).of("vllm")] == [4096, 131072]
     assert [f.length for f in audit(DYNAMIC).of("vllm")] == [4096, 16384]
     assert [f.length for f in audit(DYNAMIC, max_model_len=1000).of("hf")] == [1000]
@@ -399,7 +401,7 @@ def test_magnitudes_that_a_longrope_config_gives_are_not_read_by_every_engine():
 
 
 @pytest.mark.parametrize("length", [3000, 6000, 16384])
-def test_dynamic_ntk_changes_with_the_length_in_transformers_and_mlx_alone(length):
+def test_dynamic_ntk_changes_with_the_length_only_in_transformers_and_mlx(length):
     def slowed(inner):
         return ladder(128, 1e6 * inner ** (128 / 126))
 
@@ -589,7 +591,7 @@ def test_audit_reads_a_file_and_warns_of_keys_that_are_not_read(tmp_path):
     assert "warning: finetuned" in str(result)
 
 
-def test_a_config_without_a_length_is_served_to_what_its_scaling_says():
+def test_without_a_served_length_it_is_the_trained_length_times_the_factor():
     rope = MINIMIND["rope_scaling"]
     assert audit({**BASE, "rope_scaling": rope}).max_model_len == 32768
 

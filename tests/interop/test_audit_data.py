@@ -128,7 +128,7 @@ def test_an_engine_can_be_added_as_a_data_file(tmp_path):
         ('[[unread]]\nreason = "spelled badly"\nsays = ""\nsource = ""\n', "spelled badly"),
     ],
 )
-def test_a_row_that_says_nothing_is_refused_with_its_file(tmp_path, row, problem):
+def test_a_row_with_an_unknown_name_is_refused_with_its_file(tmp_path, row, problem):
     with pytest.raises(RopeError, match=problem) as error:
         with_file(tmp_path, RELEASE.format(version="0.33.0") + row, "broken.toml")
     assert error.value.field == "broken.toml"
@@ -155,7 +155,7 @@ def test_every_rule_has_a_text_and_a_source(engine):
 
 
 def test_the_code_of_engines_imports_neither_torch_nor_numpy():
-    """The definition's ring has the standard library alone."""
+    """ropewalk.engines belongs to the ring that needs only the standard library."""
     folder = rules.FOLDER.parent
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")

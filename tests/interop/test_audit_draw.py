@@ -164,8 +164,8 @@ MENDED = [
 
 
 @pytest.mark.parametrize("run", MENDED, ids=lambda run: f"{run['engine']}, {run['name']}")
-def test_a_verdict_that_was_wrong_once_is_right(run):
-    """Cells of draws that audit judged wrongly before a row of the rules was mended."""
+def test_audit_agrees_with_the_runs_in_engine_mends(run):
+    """Each line of results/engine_mends.jsonl is a run of a config with an unusual rule."""
     measured = importlib.import_module("ropewalk_lab.engines_run.measured")
     found = _audited(ServedConfig(run["name"], run["config"], run["length"]))
     assert found is not None

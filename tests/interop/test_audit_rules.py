@@ -37,7 +37,7 @@ def one(config, engine, **served):
 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "dynamic", "factor": 2.0}, YARN])
-def test_a_clipped_scaling_is_compared_at_the_lengths_of_what_it_clips(rope):
+def test_a_clipped_scaling_is_compared_at_the_lengths_of_its_inner_scaling(rope):
     plain, clipped = (
         audit({"model_type": "llama", **SIZES, "rope_scaling": rope, "use_cope": cope})
         for cope in (False, True)
@@ -50,7 +50,7 @@ def test_a_clipped_scaling_is_compared_at_the_lengths_of_what_it_clips(rope):
 @pytest.mark.parametrize(
     ("rope", "slower"), [(LINEAR, 1.0), ({**LINEAR, "rope_type": "linear"}, 4.0)]
 )
-def test_gemma_3_reads_a_scaling_by_its_rope_type_alone(rope, slower):
+def test_gemma_3_reads_the_name_of_a_scaling_only_under_rope_type(rope, slower):
     config = {
         **SIZES,
         "model_type": "gemma3_text",
@@ -253,7 +253,7 @@ def test_audit_names_why_llama_cpp_does_not_convert_or_load_a_config(keys, reaso
     assert reason in one(config, "llama.cpp").problem
 
 
-def test_llama_cpp_reads_the_betas_of_ministral_3_alone():
+def test_llama_cpp_reads_betas_of_ministral_3_and_not_of_llama():
     """Seen in a run of Ministral 3 with beta_slow 4: the frequencies are those of the config."""
     rope = {
         **YARN,

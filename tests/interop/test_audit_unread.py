@@ -48,7 +48,7 @@ def problems(config, **served):
 
 
 def spelled(rope, version):
-    """Gemma 3 with a rope of its full layers."""
+    """A config of Gemma 3 with this rope in its full layers, as transformers 4 or 5 spells it."""
     if version == 4:
         return {**GEMMA, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": rope}
     sliding = {"rope_type": "default", "rope_theta": 1e4}
@@ -173,7 +173,7 @@ def test_which_longrope_factors_engines_use_for_minicpm_3():
 @pytest.mark.parametrize("key", ["rotary_pct", "rotary_emb_fraction"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
 @pytest.mark.parametrize("scaling", [None, {**LINEAR, "factor": 4.0}])
-def test_vllm_rotates_a_quarter_by_a_key_that_no_other_engine_reads(key, model_type, scaling):
+def test_only_vllm_reads_rotary_pct_and_rotates_a_quarter_of_the_head(key, model_type, scaling):
     config = {**SIZES, "model_type": model_type, "rope_theta": 1e4, key: 0.25}
     results = found({**config, "rope_scaling": scaling})
     slower = 1 if scaling is None else 4
@@ -344,7 +344,7 @@ def test_a_rope_that_is_no_object_is_an_error_unless_the_engine_reads_none(value
     ("key", "value"),
     [("factor", "4x"), ("factor", [4.0]), ("rope_theta", [1e4]), ("rope_theta", "10,000")],
 )
-def test_something_else_than_a_number_is_an_error_where_it_is_read(key, value):
+def test_engines_that_read_a_rope_refuse_a_value_that_is_no_number(key, value):
     rope = {"rope_theta": 1e4, **LINEAR, key: value}
     read = problems({**SIZES, "model_type": "llama", "rope_parameters": rope})
     # mlx-lm's Llama does not read rope_parameters

@@ -1,4 +1,4 @@
-"""Hostile config files: each refused by a typed error, in less than a second and 256 MB."""
+"""Hostile config files: each is refused by a RopeError, within ten seconds of CPU and 256 MiB."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_file_is_refused_quickly_and_by_name(name, tmp_path):
-    """W15."""
     content, field = HOSTILE[name]
     path = tmp_path / "config.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -76,7 +75,7 @@ def test_a_hostile_file_is_refused_quickly_and_by_name(name, tmp_path):
     assert len(str(error.value)) < 500
 
 
-def test_brackets_in_strings_are_not_depth(tmp_path):
+def test_brackets_inside_a_string_do_not_count_as_nesting(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"head_dim": 16, "rope_theta": 1e4, "note": '[{"\\' * 100}))
     assert from_hf(path).head_dim == 16
@@ -115,7 +114,7 @@ def test_a_device_is_not_a_config():
         from_hf(Path("/dev/zero"))
 
 
-def test_many_objects_beside_each_other_are_not_deep(tmp_path):
+def test_many_objects_side_by_side_do_not_count_as_nesting(tmp_path):
     parts = ", ".join(f'"part {i}": {{"list": [1]}}' for i in range(200))
     path = tmp_path / "config.json"
     path.write_text(f'{{{GOOD}, "model_type": "llama", {parts}}}')
@@ -129,7 +128,7 @@ def test_what_is_no_config_is_refused():
 
 
 def test_a_text_part_without_a_type_has_that_of_the_model():
-    """The theta of the family is used, then; a type of the part itself takes precedence."""
+    """Without a type, theta is that of the model's family; with one, that of the part's own."""
     assert from_hf({"model_type": "qwen3_vl", "text_config": {"head_dim": 128}}).theta == 5e5
     assert (
         from_hf(

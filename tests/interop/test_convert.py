@@ -97,8 +97,8 @@ def test_there_and_back_is_the_same_bytes(name, saved, tmp_path):
     assert all(each.endswith(".safetensors") for each in changed)
 
 
-def test_latent_attention_follows_its_flag(tmp_path):
-    """DeepSeek's code reads the layout from the config, so it is the oracle for both."""
+def test_a_converted_latent_attention_has_the_other_rope_interleave_and_the_same_logits(tmp_path):
+    """DeepSeek's own code reads the layout from this key, so it runs the weights in both layouts."""
     model = build("deepseek_v3", **LATENT)
     assert model.config.rope_interleave is True
     model.save_pretrained(tmp_path / "interleaved")
@@ -267,7 +267,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path, saved, change, says
     assert not (tmp_path / "b").exists()
 
 
-def test_a_scale_of_the_whole_tensor_and_another_tower_stay(tmp_path, saved):
+def test_a_scale_of_a_whole_tensor_and_another_tower_are_copied_unchanged(tmp_path, saved):
     _, folder, _ = saved("llama")
     eye = {
         "vision_tower.layers.0.self_attn.q_proj.weight": torch.randn(7, 5),
@@ -310,7 +310,7 @@ def test_rotary_values_are_refused(tmp_path, saved):
 
 
 def big_checkpoint(path, megabytes):
-    """A Llama folder of about that size, half of it one tensor and a quarter of it q and k."""
+    """Write a Llama folder of about so many megabytes: half are one tensor, a quarter q and k."""
     config = {
         "model_type": "llama",
         "hidden_size": 1024,

@@ -60,13 +60,13 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(call, folder, tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_json_is_one_object_and_progress_is_elsewhere(call, folder, tmp_path):
+def test_with_json_stdout_is_one_object(call, folder, tmp_path):
     code, out, _ = call("convert", folder, tmp_path / "b", *LAYOUTS, "--json")
     assert code == 0
     assert json.loads(out)["written"] == str(tmp_path / "b")
 
 
-def test_which_tells_the_layout_with_evidence(call, folder):
+def test_convert_which_prints_the_layout_with_its_evidence(call, folder):
     code, out, _ = call("convert", folder, "--which")
     assert (code, out.splitlines()[0]) == (0, "half (likely)")
     found = json.loads(call("convert", folder, "--which", "--json")[1])

@@ -119,7 +119,7 @@ def test_a_part_that_is_not_understood_is_named(tmp_path, tensors, config, says)
     assert not (tmp_path / "b").exists()
 
 
-def test_declared_linear_layers_and_other_towers_stay(tmp_path):
+def test_declared_linear_layers_and_other_towers_are_copied_unchanged(tmp_path):
     linear = named(2, prefix="model.layers").items()
     tensors = {name: value for name, value in linear if ".0." in name}
     tensors |= {f"model.layers.1.linear_attn.{part}.weight": torch.randn(12, 12) for part in PARTS}
@@ -148,9 +148,7 @@ def test_a_layer_that_the_config_declares_unrotated_may_hold_any_tensors(tmp_pat
 
 
 def test_any_tensor_taken_away_is_noticed(tmp_path):
-    """Of a whole layer's q, k, v and norms, no part can be missing without an error, and no name
-    can be unknown.
-    """
+    """A projection of q, k or v that is missing, or has an unknown name, raises an error."""
     draw = random.Random(1)
     norms = {
         f"model.layers.{i}.self_attn.{n}.weight": torch.ones(6)
@@ -208,7 +206,7 @@ def test_a_flag_that_the_models_code_does_not_read_states_nothing(tmp_path):
     assert (which_layout(path).layout, which_layout(path).confidence) == ("half", "likely")
 
 
-def test_the_new_layout_is_stated_with_what_was_before(tmp_path):
+def test_which_layout_names_the_record_of_a_conversion_and_the_evidence_before_it(tmp_path):
     convert_checkpoint(folder(tmp_path / "a", named()), tmp_path / "b", "half", "interleaved")
     lines = str(which_layout(tmp_path / "b")).splitlines()
     assert lines[0] == "interleaved (likely)"
@@ -239,7 +237,7 @@ def test_a_record_may_not_lead_out_of_its_folder(tmp_path):
         which_layout(path)
 
 
-def test_a_converted_folder_is_not_loaded_as_if_it_were_not(tmp_path):
+def test_load_refuses_a_folder_converted_to_the_other_layout(tmp_path):
     torch.manual_seed(0)
     model = rw.Decoder(rw.models.DecoderConfig(31, 24, 32, num_layers=1, num_heads=2))
     rw.save(model, tmp_path / "a")

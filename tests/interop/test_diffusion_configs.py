@@ -41,7 +41,7 @@ cases = pytest.mark.parametrize(("name", "config", "dims", "theta"), CASES)
 
 
 @cases
-def test_reads_dims_and_theta(name, config, dims, theta, tmp_path):
+def test_from_hf_reads_the_dims_of_the_axes_and_theta(name, config, dims, theta, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"_class_name": name, **config}), encoding="utf-8")
     spec = rw.from_hf(path)
@@ -57,7 +57,7 @@ def test_reads_dims_and_theta(name, config, dims, theta, tmp_path):
     assert rw.explain(path).as_dict()["full_attention"]["theta"]["value"] == theta
 
 
-def test_every_class_is_covered():
+def test_every_class_of_diffusers_that_from_hf_reads_has_a_case():
     assert {name for name, *_ in CASES} == set(models())
 
 

@@ -82,7 +82,7 @@ def test_float32_rounding_is_no_difference_and_more_is_one(theirs, expected):
         ({"no_rope_layers": [1, 0, 1, 0]}, {"full": 0, NO_ROPE: 1}),
     ],
 )
-def test_a_layer_type_is_measured_in_its_first_layer(keys, expected):
+def test_layer_of_type_is_the_first_layer_of_each_type(keys, expected):
     assert layer_of_type({"model_type": "llama", **keys}, list(expected)) == expected
 
 

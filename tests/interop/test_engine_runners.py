@@ -121,7 +121,7 @@ def test_an_installed_engine_computes_what_was_recorded(engine, monkeypatch, tmp
         ("llama.cpp", "xllamacpp", "WEIGHTS LLAMA_CPP", None),
     ],
 )
-def test_what_an_engine_misses_is_named(monkeypatch, engine, packages, folders, reason):
+def test_why_not_names_what_an_engine_needs_to_run(monkeypatch, engine, packages, folders, reason):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name if name in packages.split() else None
     )

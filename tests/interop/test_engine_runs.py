@@ -130,7 +130,7 @@ def test_onnx_runtime_computes_every_spec_that_it_is_given():
     assert same > 300
 
 
-def test_the_committed_files_belong_together():
+def test_the_committed_verdicts_and_ropes_are_of_the_same_layers():
     lines = [
         json.loads(line) for line in (RESULTS / VERDICTS).read_text(encoding="utf-8").splitlines()
     ]

@@ -154,7 +154,7 @@ def test_extending_again_starts_from_the_trained_model():
 
 
 @needs_v5("keeps the local rope of Gemma 3 in a module and a config of its own")
-def test_gemma_keeps_its_local_layers():
+def test_extend_leaves_the_sliding_layers_of_gemma_unscaled():
     model = fresh("gemma3_text")
     local = rotary(model).sliding_attention_inv_freq.clone()
     report = lengthen(model, "linear")
@@ -170,7 +170,7 @@ def test_gemma_keeps_its_local_layers():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in kinds() if kind not in PHI3_TAKES])
-def test_phi3_takes_longrope_alone(kind):
+def test_scalings_that_the_class_of_phi3_refuses_are_refused(kind):
     model = fresh("phi3")
     before = model.config.to_dict()
     with pytest.raises(RopeError, match=r"Phi3Config|phi3"):
@@ -309,7 +309,7 @@ def test_a_disagreement_between_engines_about_the_extended_config(kind, options,
     assert all(says in text and "read 2026" in text for text in messages)
 
 
-def test_axes_and_a_band_are_reported_together():
+def test_engines_that_read_yarn_with_axes_otherwise_are_reported():
     config = {
         **V4,
         "model_type": "qwen2_vl_text",
@@ -327,7 +327,7 @@ def test_a_scaling_that_no_config_can_express_is_reported():
     assert "not saved" in str(report)
 
 
-def test_a_layer_type_that_stays_is_not_reported():
+def test_a_disagreement_about_a_layer_type_that_is_not_extended_is_not_reported():
     """An engine that differs in the local layers did so before the extension."""
     ropes = {
         "full_attention": {"rope_theta": 1e6},

@@ -31,7 +31,7 @@ LAST = (TRAINED // 8, TRAINED, 16 * TRAINED)
 #: models whose forward uses rotary modules with a copy of the config
 COPIES = ("granite_swa", "granitemoe_swa")
 KEYS = ("rope_parameters", "max_position_embeddings", "layer_rope_theta")
-#: kinds that once had no effect, or another one than was asked for
+#: families that are hard to extend, and the kinds that are tried with them
 TROUBLE = {
     "granite_swa": ("linear", "ntk", "yarn", "dynamic_yarn", "longrope"),
     "granitemoe_swa": ("dynamic", "llama3"),
@@ -160,7 +160,7 @@ def check_effect(family, kind):
     return True
 
 
-def test_in_every_family_the_forward_uses_what_was_asked_for(full):
+def test_the_forward_of_an_extended_model_uses_the_angles_of_its_kind(full):
     """A few families and kinds; with --full, all that have a tiny model that runs here, and every
     kind.
     """
@@ -248,8 +248,8 @@ class Drifts(LlamaRotaryEmbedding):
 
 
 @pytest.mark.parametrize("drawn", range(12))
-def test_a_module_that_computes_something_else_is_refused_and_restored(drawn):
-    """However slow the pair, at whichever length, and be it the magnitude alone."""
+def test_a_rotary_module_that_computes_other_angles_is_refused_and_restored(drawn):
+    """One pair, fast or slow, or the magnitude is wrong, at every length or only at longer ones."""
     draw = random.Random(drawn)
     wrong = {"pair": draw.randrange(6), "beyond": draw.choice([0, 0, 100])}
     wrong |= draw.choice(
@@ -266,7 +266,7 @@ def test_a_module_that_computes_something_else_is_refused_and_restored(drawn):
     assert "_ropewalk_extension" not in vars(rotary(model))
 
 
-def test_a_module_that_computes_what_was_asked_for_is_not_refused():
+def test_a_rotary_module_that_computes_the_new_angles_is_not_refused():
     model = fresh("llama")
     model.model.rotary_emb = Drifts(model.config)
     lengthen(model, "yarn")

@@ -336,7 +336,7 @@ def test_fit_refuses_wrong_arguments_by_name(model, tokens, tmp_path):
         rw.fit(tmp_path / "nothing", 64)
 
 
-def test_a_decoder_is_measured_too(tokens):
+def test_fit_measures_a_decoder(tokens):
     torch.manual_seed(0)
     config = rw.models.DecoderConfig(
         vocab_size=256, hidden_size=24, intermediate_size=32, num_layers=2, num_heads=3, length=32

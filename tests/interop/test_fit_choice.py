@@ -56,7 +56,10 @@ def test_of_equal_largest_shortfalls_the_smaller_sum_decides():
 
 
 def missed(count):
-    """The misses of ten keys: of 2 and of 4 no two are told apart, but 4 are more than none."""
+    """The score of ten pass keys of which `count` were missed.
+
+    Noise may explain the difference of 0 and 2 misses, and that of 2 and 4, but not that of 0 and 4.
+    """
     return Score(np.array([1.0] * count + [0.0] * (10 - count)))
 
 
@@ -300,7 +303,7 @@ def test_the_best_method_that_a_config_can_express_is_the_recommended_one_if_it_
 
 
 def test_the_equal_methods_are_those_of_the_choice_and_a_beaten_method_is_none():
-    """No two of 0 and 2, or of 2 and 4 misses are told apart, but 4 are more than none."""
+    """0 and 2 misses are equal within the noise, and so are 2 and 4; 0 and 4 are not."""
     few, some, many = ({"far_keys": missed(count)} for count in (0, 2, 4))
     found = choose({"few": few, "config": some, "many": many}, ["config"])
     assert (found.method, found.equal, found.beats) == ("config", ("few", "many"), ())

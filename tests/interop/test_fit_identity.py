@@ -171,7 +171,9 @@ def test_two_fits_in_one_folder_at_once_are_refused_and_an_ended_one_leaves_no_l
 
 
 def test_steps_are_numbered_up_to_the_number_of_those_that_are_missing(tmp_path):
-    """Of yarn and none a text is read once, of dynamic also at the trained length."""
+    """Each window is read once with none and with yarn, and twice with dynamic, whose loss at the
+    trained length is measured too.
+    """
     steps = []
     call = lambda **options: rw.fit(
         llama(), 48, text=TEXT, windows=2, out=tmp_path, report=steps.append, **options

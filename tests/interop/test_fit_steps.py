@@ -149,7 +149,7 @@ def test_a_decoder_is_measured_with_remappings():
     assert row["loss"] == pytest.approx(loss_of(own, TOKENS[:64]), rel=1e-5)
 
 
-def test_only_what_a_config_can_express_has_a_config():
+def test_config_with_is_none_for_methods_that_no_config_can_express():
     model, known = llama(), methods()
     assert config_with(model, known["yarn"], 2.0, 512)["rope_parameters"]["rope_type"] == "yarn"
     for name in ("none", "dynamic_yarn", "self_extend"):

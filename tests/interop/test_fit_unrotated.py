@@ -37,7 +37,7 @@ def test_a_search_needs_rotation():
         rw.fit(decoder(encoding="alibi"), 128, text=TOKENS, windows=3, search=16)
 
 
-def test_layers_without_positions_stay_so():
+def test_a_scaling_leaves_layers_without_positions_unrotated():
     model = decoder(layer_types=("nope", "full"))
     found = rw.fit(model, 64, text=TOKENS, windows=3, methods=["linear"])
     assert not found.skipped

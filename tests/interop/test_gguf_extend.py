@@ -164,7 +164,7 @@ def test_the_command_writes_no_gguf_file(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("command", "says"), [("inspect", "full_attention"), ("audit", "All 5 engines agree.")]
 )
-def test_other_commands_read_a_file(command, says, tmp_path, capsys):
+def test_other_commands_read_a_gguf_file(command, says, tmp_path, capsys):
     """A theta other than 10,000 is no disagreement: mlx-lm reads it where it reads it in a config."""
     code, text, _ = call(capsys, command, original(tmp_path))
     assert code == 0

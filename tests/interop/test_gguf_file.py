@@ -248,7 +248,7 @@ def test_the_metadata_are_read_with_the_standard_library_alone(module):
     assert imported <= {"ropewalk", *sys.stdlib_module_names}
 
 
-def test_wrong_names_are_refused(tmp_path):
+def test_a_missing_architecture_array_or_tensor_is_refused(tmp_path):
     file = GgufFile(write(tmp_path / "a.gguf", {"n": 1, "x": 0.5}, {"w": np.ones(4)}))
     with pytest.raises(RopeError, match=r"general\.architecture: must be a name"):
         file.architecture

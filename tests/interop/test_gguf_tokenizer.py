@@ -160,7 +160,7 @@ def test_tokens_of_many_letters_are_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("bos", ["$x", "$A", "a:1", ":"])
-def test_any_token_can_be_the_first(bos, tmp_path):
+def test_the_bos_token_may_have_any_text(bos, tmp_path):
     tokens = [*metadata()["tokenizer.ggml.tokens"][:-2], bos + "<s>", bos * 3]
     changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.bos_token_id": len(tokens) - 1}
     found = made(tmp_path, **changes, **{"tokenizer.ggml.add_bos_token": True})

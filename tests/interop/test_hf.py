@@ -104,7 +104,7 @@ def test_two_spellings_are_one_spec(name):
 
 
 def test_legacy_phi3_su_and_yarn_are_longrope():
-    """W3: transformers stops at `su` for want of a length that stands beside it."""
+    """transformers fails on `su`: it misses the trained length, which is beside the rope object."""
     phi3 = {**LLAMA, "model_type": "phi3", "original_max_position_embeddings": 1024}
     lists = {key: LONGROPE[key] for key in ("short_factor", "long_factor")}
     wanted = from_hf({**phi3, "rope_scaling": {"rope_type": "longrope", **lists}})
@@ -148,7 +148,6 @@ def test_hunyuan_alpha_is_static_ntk():
 
 
 def test_the_callers_dict_is_left_alone():
-    """W2."""
     for config in (
         {
             **LLAMA,
@@ -167,7 +166,7 @@ def test_the_callers_dict_is_left_alone():
 
 
 def test_truncate_is_read_from_the_rope_of_each_layer_type():
-    """W13: transformers looks for it one level too high."""
+    """transformers looks for it beside the ropes of the layer types, not in them."""
     full, sliding = {**YARN, "truncate": False}, YARN
     config = {
         **LLAMA,

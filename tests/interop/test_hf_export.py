@@ -77,7 +77,7 @@ def test_every_scaling_is_either_written_or_refused():
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("name", EXPRESSIBLE)
 @pytest.mark.parametrize("precision", ["exact", "hf"])
-def test_what_is_written_reads_back(name, version, precision):
+def test_what_to_hf_writes_from_hf_reads_as_the_same_spec(name, version, precision):
     spec = RopeSpec(2 * PAIRS, theta=5e5, scaling=EXPRESSIBLE[name], precision=precision)
     written = to_hf(spec, version=version)
     assert from_hf(json.loads(json.dumps(written)), precision=precision) == spec

@@ -137,7 +137,7 @@ def test_llama3_needs_its_three_numbers(key):
     ],
 )
 def test_a_wrong_value_is_refused_by_its_own_name(keys, field):
-    """W14, and items 31 to 37 of the bugs in the wild: nothing wrong is accepted with a warning."""
+    """It is not accepted with a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         refused({**LLAMA, **keys}, field)

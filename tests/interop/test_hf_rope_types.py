@@ -124,7 +124,7 @@ SNAPSHOTS = {
 
 @pytest.mark.parametrize("rope_type", SNAPSHOTS)
 @pytest.mark.parametrize("precision", ["hf", "exact"])
-def test_snapshots_of_transformers_hold(rope_type, precision):
+def test_frequencies_are_those_in_the_tests_of_transformers(rope_type, precision):
     keys, length, wanted = SNAPSHOTS[rope_type]
     rope = {"rope_type": rope_type, "rope_theta": 1e4, **keys}
     spec = from_hf(

@@ -143,14 +143,14 @@ def test_a_broken_layer_type_is_refused_by_its_name():
         {"layer_rope_theta": [1e4, 0, 0.0, 10_000]},
     ],
 )
-def test_null_stays_fine_where_a_key_is_optional(keys):
+def test_an_optional_key_that_is_null_is_read_without_a_warning(keys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert from_hf({**LLAMA, **keys}).head_dim == 16
 
 
 def test_keys_of_real_checkpoints_that_do_not_concern_the_rotation_are_read_silently():
-    """Ministral 3."""
+    """Such as those of Ministral 3."""
     rope = {**YARN, "llama_4_scaling_beta": 0.1, "max_position_embeddings": 4096}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -164,7 +164,7 @@ def test_keys_of_real_checkpoints_that_do_not_concern_the_rotation_are_read_sile
     ("key", "value"), {"attn_factor": 0.878, "finetuned": True, "extrapolation_factor": 1.0}.items()
 )
 def test_keys_that_only_other_engines_read_are_reported(key, value):
-    """DeepSeek-R1-0528-Qwen3-8B has attn_factor, the first YaRN models finetuned."""
+    """DeepSeek-R1-0528-Qwen3-8B has the key attn_factor, the first YaRN models have finetuned."""
     config = {**LLAMA, "rope_scaling": {**YARN, key: value}}
     with pytest.warns(UserWarning, match=f"{key}: not read"):
         assert from_hf(config) == from_hf({**LLAMA, "rope_scaling": YARN})

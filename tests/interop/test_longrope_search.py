@@ -11,7 +11,7 @@ from ropewalk import RopeError
 from ropewalk.interop.extend.search import search_factors
 
 FACTOR = 8.0
-#: rises slowly, leaps, and lies off every start of the search
+#: not one of the candidates with which the search starts
 OPTIMUM = (1.0, 1.0, 1.3, 2.1, 5.5, 5.5, 7.9)
 
 
@@ -27,7 +27,7 @@ def distance(factors):
 def test_the_search_finds_a_known_optimum(seed):
     found = search_factors(distance, len(OPTIMUM), FACTOR, seed=seed)
     assert max(abs(a - b) for a, b in zip(found, OPTIMUM, strict=True)) < 0.15
-    # interpolation, NTK and no stretch stand far from it
+    # no scaling and interpolation are far from the optimum
     assert distance(found) < 0.002 < min(distance((factor,) * 7) for factor in (1.0, FACTOR))
 
 

@@ -52,7 +52,7 @@ def _registered(monkeypatch):
     monkeypatch.setitem(SCALINGS, "squeezed", Squeezed)
 
 
-def test_its_fields_are_checked():
+def test_the_fields_of_a_new_scaling_are_checked():
     assert Squeezed(2) == Squeezed(2.0)
     for bad in (
         {"factor": 0.5},
@@ -68,7 +68,7 @@ def test_its_fields_are_checked():
 
 
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
-def test_a_config_can_name_it(where):
+def test_a_config_can_name_a_new_scaling(where):
     config = {**LLAMA, where: ROPE}
     assert from_hf(config).scaling == MEANT
     assert explain(config).as_dict()["full_attention"]["strength"] == {
@@ -95,7 +95,7 @@ def test_a_wrong_value_is_refused_by_its_config_key():
         from_hf({**LLAMA, "rope_scaling": {**ROPE, "beta_fast": 3}})
 
 
-def test_its_keys_are_no_layer_types():
+def test_the_keys_of_a_new_scaling_are_no_layer_types():
     """An object under another name is the rope of a layer type; under its own key it is a wrong
     value.
     """
@@ -103,7 +103,7 @@ def test_its_keys_are_no_layer_types():
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_it_is_written_and_reads_back(version):
+def test_a_new_scaling_is_written_and_read_back(version):
     spec = RopeSpec(16, scaling=Squeezed(4.0, 0.25, tuple(map(float, range(1, 9))), 1.5, 256))
     written = json.loads(json.dumps(to_hf(spec, version=version)))
     assert (
@@ -113,7 +113,7 @@ def test_it_is_written_and_reads_back(version):
     assert from_hf(written, precision="exact") == spec
 
 
-def test_extend_offers_it_and_the_audit_says_that_no_engine_has_it():
+def test_extend_offers_a_new_scaling_and_audit_knows_it_in_no_engine():
     assert "squeezed" in kinds()
     config = {**LLAMA, "rope_theta": 1e4}
     before = copy.deepcopy(config)

@@ -139,6 +139,8 @@ WAYS = {"eager": eager, "none": None}
 
 
 class PicksItsWay(LlamaAttention):
+    """An attention that calls a function of the dict WAYS, which calls the rotation."""
+
     def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
         return WAYS["eager"](self, hidden_states, *position_embeddings), None
 
@@ -172,7 +174,7 @@ def test_a_rotary_module_is_not_a_rotating_layer():
 
 
 class Deaf(LlamaRotaryEmbedding):
-    """Computes the rope of an unscaled config, whatever its own says."""
+    """A rotary module that computes an unscaled rope with `theta`, whatever its config says."""
 
     theta = 1e4
 
@@ -187,7 +189,7 @@ class Deaf(LlamaRotaryEmbedding):
 
 
 class DeafAndStrange(Deaf):
-    """So does this one, and it never was the rope of its config."""
+    """The same with a theta that its config never had, scaled or not."""
 
     theta = 77.0
 
@@ -247,7 +249,7 @@ def cosines(model) -> dict[str, torch.Tensor]:
     return found
 
 
-def test_olmo_is_stretched_whatever_its_class_calls_it():
+def test_olmo_gets_linear_scaling_whether_its_class_reads_type_or_rope_type():
     model = build("olmo")
     before = rotary(model).inv_freq.clone()
     lengthen(model, "linear")

@@ -110,7 +110,7 @@ def test_a_backend_may_be_named(model, backend):
     assert_close(outputs(patch(model, backend=backend)), plain, **NEAR)
 
 
-def test_a_context_leaves_the_model_as_it_found_it(model):
+def test_patched_leaves_the_model_as_it_was_before_the_block(model):
     plain = outputs(model)
 
     def fail_inside():
@@ -333,7 +333,7 @@ def test_threads_that_share_a_patched_model_do_not_disturb_each_other(model):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_rounds_the_frequencies_of_a_model_and_a_patch_brings_them_back(dtype):
-    """`model.half()` rounds `inv_freq`, which no checkpoint means."""
+    """`model.half()` rounds `inv_freq`, which no checkpoint intends."""
     where = {"position_ids": 400 * torch.arange(11)[None]}
     rounded = fresh("qwen2").to(dtype)
     assert rounded.model.rotary_emb.inv_freq.dtype == dtype
@@ -375,7 +375,7 @@ def test_a_patch_does_not_depend_on_the_default_device(model):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt-j"])
-def test_a_context_restores_the_backend(family):
+def test_patched_restores_the_backend_of_an_earlier_patch(family):
     model = patch(fresh(family), backend="reference")
     with patched(model, backend="eager"):
         assert {each.backend for each in _installed(model)} == {"eager"}

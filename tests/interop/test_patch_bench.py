@@ -48,8 +48,8 @@ def test_rows_of_the_cpu_compare_both_models(monkeypatch):
 
 
 def test_a_lead_is_the_median_over_rounds_with_its_95_percent_interval():
-    """By hand: nine rounds, the fifth difference in the middle, and the ranks 0.98 * 3, so three,
-    to either side of it.
+    """By hand: of nine sorted differences the fifth is the median, and the interval ends 0.98 *
+    sqrt(9), rounded to three, ranks to either side of it.
     """
     ours = [10.0, 20.0, 30.0, 10.0, 20.0, 30.0, 10.0, 20.0, 30.0]
     ahead = [0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.6, 0.4, 0.8]

@@ -35,7 +35,7 @@ def rms(x: torch.Tensor) -> float:
 
 
 def three_ways(model, **given) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Unpatched, patched, and in float64 throughout."""
+    """Return outputs of the model: unpatched, patched, and in float64 throughout."""
     wide = copy.deepcopy(model).double()
     with torch.no_grad():
         plain = outputs(model, **given)

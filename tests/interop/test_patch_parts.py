@@ -251,7 +251,7 @@ def test_tables_that_are_swapped_or_changed_rotate_as_tensors_and_not_by_positio
         assert_close(rotation_function(q, k, *given), function(q, k, *tensors), rtol=0, atol=2e-6)
 
 
-def test_an_absent_key_stays_absent():
+def test_a_replaced_function_returns_none_for_k_none():
     rotation_function = RotationFunction(
         modeling_llama.apply_rotary_pos_emb, convention_of(modeling_llama.apply_rotary_pos_emb)
     )
@@ -343,8 +343,8 @@ def test_decorated_methods_are_found_behind_their_decorators(monkeypatch):
 
 @torch.no_grad()
 def test_a_run_in_float64_does_not_depend_on_a_shift_of_all_positions():
-    """The oracle of the family tests: shifting all positions changes nothing, even where float32
-    angles would.
+    """The float64 run that the family tests compare with: a shift of all positions changes nothing,
+    though float32 angles would change by it.
     """
     wide = copy.deepcopy(model_of("llama")).double()
     with InFloat64():

@@ -137,12 +137,12 @@ def test_a_tensor_that_is_not_as_announced_leaves_no_folder(tmp_path, entry, say
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_key_is_written_once(tmp_path):
+def test_a_tensor_name_that_occurs_twice_is_not_written(tmp_path):
     with pytest.raises(RopeError, match="unique names"):
         write_folder(tmp_path / "a", listed({"x": torch.zeros(1)}) * 2)
 
 
-def test_missing_and_surplus_keys_are_named(tmp_path):
+def test_missing_and_unexpected_tensors_are_named(tmp_path):
     write_folder(
         tmp_path / "a", listed({key: torch.zeros(1) for key in ("w", "x", "rotary_emb.inv_freq")})
     )

@@ -227,7 +227,7 @@ def test_a_model_without_a_rotary_module_has_no_spec(family, key, value):
 @pytest.mark.parametrize(
     ("family", "key"), [("esm", "position_embedding_type"), ("zamba2", "use_mem_rope")]
 )
-def test_what_is_written_for_a_family_rotates_in_its_class(family, key):
+def test_a_spec_written_for_a_family_gives_its_model_a_rotary_module(family, key):
     if family not in CONFIG_MAPPING:
         pytest.skip(f"the installed transformers has no {family}")
     spec = rw.RopeSpec(32)

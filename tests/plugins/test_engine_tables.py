@@ -186,7 +186,7 @@ def test_a_length_dependent_scaling_is_computed_for_one_length():
 @pytest.mark.parametrize(
     "kind", ["default", "linear", "yarn", "llama3", "longrope", "ntk", "mrope"]
 )
-def test_other_scalings_are_the_engines_own(kind):
+def test_own_rope_is_none_for_scalings_that_the_engine_has(kind):
     assert own({"rope_type": kind}) is None
     assert own_rope(None, 64, 2048) is None
 

@@ -76,7 +76,7 @@ def test_one_tensor_rotates_by_exact_angles(kernel):
     torch.testing.assert_close(rope.rotate(x, positions).double(), expected, atol=1e-6, rtol=0)
 
 
-def test_gradients_rotate_back(kernel):
+def test_gradients_are_rotated_by_the_opposite_angles(kernel):
     angles = angles_of(1, 3, 4)
     q, k = (torch.randn(1, 2, 3, 8, requires_grad=True) for _ in range(2))
     found = kernel.apply_rotary_pos_emb(q, k, *tables(angles, False))

@@ -45,7 +45,7 @@ def function_of(model):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "olmo"])
-def test_the_logits_stay_and_ropewalk_rotates(plugin, name, monkeypatch):
+def test_logits_are_those_of_the_model_and_ropewalk_rotates(plugin, name, monkeypatch):
     model, tokens = model_of(name), torch.arange(10)[None]
     positions = torch.arange(10)[None] + 3000
     expected = model(tokens, position_ids=positions).logits
@@ -80,7 +80,7 @@ def test_tables_of_another_form_keep_transformers_code(plugin):
     assert torch.equal(model(torch.arange(10)[None]).logits, expected)
 
 
-def test_one_rounding_in_bfloat16(plugin):
+def test_the_kernel_rounds_once_in_bfloat16(plugin):
     """transformers rounds both products and the sum; the kernel rounds the result alone."""
     function = function_of(model_of("qwen3", head_dim=16))
     q, k = torch.randn(2, 1, 4, 30, 16, dtype=torch.float64).bfloat16()

@@ -162,7 +162,7 @@ def moved(rope: Rope, x: Values, old: list[int], new: list[int]) -> list[mpf]:
 
 
 def softmax(scores: list[mpf]) -> list[mpf]:
-    """Return the weights of attention."""
+    """Return the softmax of scores: the weights of attention."""
     highest = max(scores)
     powers = [mpmath.exp(score - highest) for score in scores]
     return [power / sum(powers) for power in powers]

@@ -33,7 +33,7 @@ def llama(**changes: Any) -> Row:
 def rope(
     head_dim: int = 64, theta: float = 10000.0, scaling: Row | None = None, **more: Any
 ) -> Row:
-    """Return what a config means."""
+    """Return what a config means, as the key "rope" of a case holds it."""
     return {
         "head_dim": head_dim,
         "rotary_dim": head_dim,
@@ -48,7 +48,7 @@ def rope(
 
 
 def yarn(factor: float, original: int, **more: Any) -> Row:
-    """Return YaRN with its defaults."""
+    """Return the scaling of a rope: YaRN, with its defaults."""
     return {
         "type": "yarn",
         "factor": factor,
@@ -63,13 +63,13 @@ def yarn(factor: float, original: int, **more: Any) -> Row:
 
 
 def yarn_keys(factor: float, original: int, **more: Any) -> Row:
-    """Return the keys of YaRN."""
+    """Return the config keys of YaRN: its name, factor and trained length, and `more`."""
     keys = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     return keys | more
 
 
 def llama3(factor: float, low: float = 1.0, high: float = 4.0, original: int = 8192) -> Row:
-    """Return Llama 3's scaling."""
+    """Return the scaling of a rope: Llama 3's."""
     return {
         "type": "llama3",
         "factor": factor,
@@ -80,7 +80,7 @@ def llama3(factor: float, low: float = 1.0, high: float = 4.0, original: int = 8
 
 
 def llama3_keys(factor: float, low: float = 1.0, high: float = 4.0, original: int = 8192) -> Row:
-    """Return the keys of Llama 3's scaling."""
+    """Return the config keys of Llama 3's scaling."""
     return {
         "rope_type": "llama3",
         "factor": factor,
@@ -136,7 +136,7 @@ def phi(rope_scaling: Row | None = None, **changes: Any) -> Row:
 
 
 def phi_rope(**changes: Any) -> Row:
-    """Return what these keys mean."""
+    """Return the rope that the keys of `phi` mean, with changes of its scaling."""
     return rope(rotary_dim=48, scaling=LONGROPE | changes)
 
 
@@ -160,7 +160,7 @@ def deepseek(model_type: str = "deepseek_v3", **changes: Any) -> Row:
 
 
 def deepseek_rope(scaling: Row = DEEPSEEK, **changes: Any) -> Row:
-    """Return what these keys mean."""
+    """Return the rope that the keys of `deepseek` mean, with changes."""
     means = rope(
         rotary_dim=32,
         rotary_start=32,
@@ -272,7 +272,7 @@ DRAFTED = [
 PACKED = [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
 DOCUMENTS = [[0, 0, 0, 0, 1, 1, 1, 2, 2, 2]]
 
-# the first two groups come first, because no call may precede theirs: a cache must be empty
+# cached-tables and extension come first: no earlier call may have filled the project's caches
 GROUPS: list[Row] = [
     {
         "group": "cached-tables",

@@ -35,7 +35,8 @@ YARN = frequencies.Yarn(original_length=512, factor=4.0)
 LONGEST = len(PROMPT) + 1
 DYNAMIC = frequencies.DynamicYarn(original_length=512)
 PARTS = frequencies.NtkByParts(factor=4.0, original_length=512)
-#: name: changes of BASE, scaling, config keys in place of those of an unscaled rope
+#: name: changes of BASE, scaling, and the config keys that stand for this scaling beside an unscaled
+#: rope; {}: rope_parameters gets the scaling
 CASES: dict[str, tuple[dict[str, Any], frequencies.Scaling, dict[str, Any]]] = {
     "llama, unscaled": ({}, frequencies.Default(), {}),
     "llama, clipped": ({}, frequencies.Clipped(pairs=6), {}),
@@ -136,7 +137,7 @@ def main() -> None:
     wanted = sys.argv[2:] or CASES
     for name in wanted:
         changes, scaling, keys = CASES[name]
-        # keys that transformers reads are for its frequencies
+        # models whose config has such keys have transformers' float32 frequencies
         model = model_of(changes, scaling, "hf_frequencies" if keys else "exact")
         with tempfile.TemporaryDirectory() as folder:
             write_folder(model, scaling, keys, Path(folder) / "model")

@@ -152,7 +152,7 @@ def _cell(each: Mapping[str, Any]) -> list[Any]:
 
 
 def methods(folder: Path) -> dict[str, Any]:
-    """Return {study: its model, trained length, date, and curves by metric}."""
+    """Return {name of a study: its date, trained length, and curves by metric}."""
     found = {}
     for name in STUDIES:
         if (folder / name / "fit.json").exists():

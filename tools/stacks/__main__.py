@@ -95,7 +95,8 @@ def run(row: dict[str, Any], again: bool) -> dict[str, Any]:
         paths = [str(folder), str(data.ROOT / "tools"), str(data.ROOT / "src")]
         settings = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1"}
         settings |= {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
-        # -P: the folder of a stack in the current directory is not the package of that name
+        # without -P, python would import the folder of a stack in the current directory in place of
+        # the package of that name
         command = [str(python), "-P", "-m", "stacks.harness", row["stack"], str(out)]
         call("run", command, env=os.environ | settings, cwd=BUILD)
         done.write_text(state(row))

@@ -11,13 +11,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "stacks.json"
-#: what a result says of its stack, from the row of the data file
+#: fields of a stack's row in stacks.toml that its result repeats
 TOLD = ("stack", "version", "how", "entry", "calls")
 
 
 @cache
 def table() -> dict[str, Any]:
-    """Return the data file."""
+    """Return the contents of stacks.toml."""
     return tomllib.loads((Path(__file__).parent / "stacks.toml").read_text(encoding="utf-8"))
 
 

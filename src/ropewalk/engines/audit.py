@@ -150,7 +150,7 @@ def in_one_line(finding: EngineFinding) -> str:
 
 
 def _in_words(finding: EngineFinding) -> str:
-    """Return the difference from the reference in one line."""
+    """Return in one line the problem of a finding, or how it differs from the reference."""
     if finding.problem is not None:
         return finding.problem
     if finding.engine == REFERENCE and finding.difference is None:
@@ -264,13 +264,15 @@ class _Question:
 
     @cached_property
     def cases(self) -> dict[str, ServedLayer]:
-        """The case of each layer type that rotates."""
+        """{layer type: its `ServedLayer`} of the layer types that rotate."""
         return self.cases_of(self.text, self.specs)
 
     def cases_of(
         self, text: Mapping[str, Any], specs: Mapping[str, RopeSpec | None]
     ) -> dict[str, ServedLayer]:
-        """Return the case of each layer type that rotates, for a config and its specs."""
+        """Return {layer type: its `ServedLayer`} of the layer types that rotate, for a config and
+        its specs.
+        """
         found = {}
         for layer_type, spec in specs.items():
             if spec is not None:

@@ -103,7 +103,9 @@ class ServedLayer:
 
     @property
     def unknown_layer_type(self) -> str | None:
-        """Why the rope of this layer type may be the rope of no layer; None if it is not."""
+        """Why perhaps no layer has this layer type, whose rope the config gives; None if the config
+        or its family declares the type, or if its name ends with _attention.
+        """
         if not self.by_layer_type:
             return None
         declared = self.config.get("layer_types")
@@ -139,7 +141,7 @@ class ServedLayer:
 
     @property
     def sections(self) -> list[int]:
-        """How many pairs rotate by each axis."""
+        """How many pairs rotate by each axis, in the order of the axes."""
         counts = Counter(self.spec.axis_of_pair)
         return [counts[axis] for axis in sorted(counts)]
 

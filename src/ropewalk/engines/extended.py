@@ -38,8 +38,9 @@ def disagreements(
 
 
 def length_notes(config: Any, max_model_len: int) -> tuple[str, ...]:
-    """Return which engines multiply the served length of a config by the factor of its scaling, and
-    for those that do not, what lets them start for `max_model_len` tokens.
+    """Return which of vLLM and SGLang multiply the served length of a config by the factor of its
+    scaling, and what lets the other one start for `max_model_len` tokens; nothing if the config
+    serves that many.
     """
     text = config_file.text_part(config_file.load(config))
     specs = {name: spec for name, spec in read_specs(text)[0].items() if spec is not None}

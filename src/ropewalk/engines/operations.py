@@ -65,7 +65,7 @@ def _stop(reading: EngineReading, rule: Rule, release: Release, releases: Releas
 
 @_operation("note")
 def _note(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """A remark: the numbers do not change."""
+    """The row adds a remark and changes no number."""
     reading.add_rule(rule.about, rule.text(reading), rule.source)
 
 
@@ -99,7 +99,9 @@ def _ignore(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("set")
 def _set(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Another value of fields of the spec; `unscaled` and `whole` also drop scaling and fraction."""
+    """Another value of fields of the spec; `unscaled` also drops the scaling, and `whole` the
+    fraction of the head that rotates.
+    """
     given = {key: _value(reading.case, value) for key, value in rule.values.items()}
     if given.pop("unscaled", False):
         given["scaling"] = Default()
@@ -154,7 +156,7 @@ def _rotate(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("scale")
 def _scale(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Another scaling: `to`, with its fields."""
+    """The engine computes another scaling: `to`, whose fields are the row's other parameters."""
     given = {key: _value(reading.case, value) for key, value in rule.values.items() if key != "to"}
     scaling = SCALINGS[rule.values["to"]](**given)
     about = rule.about or reading.case.rope_type
@@ -318,13 +320,15 @@ def _freeze(reading: EngineReading, rule: Rule, release: Release, releases: Rele
 
 @_operation("chunk axes")
 def _chunk(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """The axes are in the order of the sections."""
+    """The pairs of one axis are neighbours, and the axes are in the order of the sections."""
     reading.chunk_axes(rule.text(reading), rule.source)
 
 
 @_operation("interleave axes")
 def _interleave(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Neighbouring pairs have different axes."""
+    """Pairs take the axes 0, 1, 2 in turn until the sections of axes 1 and 2 are used up; the rest
+    have axis 0.
+    """
     _, height, width = reading.case.sections
     axes = [0] * reading.spec.pairs
     for axis, count in ((1, height), (2, width)):  # both end at the last pair

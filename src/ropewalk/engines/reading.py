@@ -31,9 +31,7 @@ class EngineRule:
 
 
 def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[float, ...], float]:
-    """Return the radians per step of each pair, from the first of the head on, and the magnitude,
-    as floats.
-    """
+    """Return the radians per step of each pair, pair 0 first, and the magnitude, as floats."""
     found = spec.ladder_frequencies(length)
     radians: Any = found.radians
     plain = radians.tolist() if hasattr(radians, "tolist") else radians
@@ -41,7 +39,7 @@ def frequencies_of(spec: RopeSpec, length: int | None = None) -> tuple[tuple[flo
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's magnitude for a context `factor` times longer."""
+    """Return YaRN's magnitude: 0.1 weight ln(factor) + 1, and 1 for a factor of at most 1."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 

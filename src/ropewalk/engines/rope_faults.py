@@ -162,7 +162,7 @@ def below_zero(rope: Config) -> list[str]:
 
 
 def is_below_one(rope: Config) -> bool:
-    """Return whether the factor of a scaling is below 1."""
+    """Return whether the factor of a linear, yarn, llama3 or dynamic rope is between 0 and 1."""
     named = ("linear", "yarn", "llama3", "dynamic")
     factor: Any = rope.get("factor")
     return _is_number(factor) and 0 < factor < 1 and name_of(rope) in named

@@ -52,7 +52,8 @@ class Rule:
     scaling, not_scaling  the scaling that the engine has read so far
     layer_type            the layer type
     when                  CONDITIONS, "not NAME" for the opposite
-    given                 config keys that are all there; `lacks`: at least one of them is not
+    given                 config keys that all have a value; `lacks`: keys of which at least one is
+                          absent or null
     null                  keys of the rope of which at least one is written as null
     is_, is_not           {config key: values of which it has one, or none}; in a file `is`
 

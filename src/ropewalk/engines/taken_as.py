@@ -292,7 +292,9 @@ def _integers(config: Config) -> Config:
 
 
 def _by_layer_type(config: Config) -> Config:
-    """One rope for the full layers, and the theta of sliding layers beside it."""
+    """Return the config with a rope for each layer type: that of `rope_parameters` for full layers,
+    and for sliding ones an unscaled rope with the theta rope_local_base_freq, or 10,000.
+    """
     theta = config.get("rope_local_base_freq", 10_000.0)
     ropes = {
         "full_attention": dict(config["rope_parameters"]),

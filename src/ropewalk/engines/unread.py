@@ -218,8 +218,8 @@ USUAL = {
     "unknown key in the rope": "known keys",
 }
 
-#: {reason: the same with another value in the place of the faulty one}; an engine that computes the
-#: same from both does not read the value
+#: {reason: a second name in TAKEN_AS, which puts another value in the place of the faulty one}; an
+#: engine that computes the same from both configs does not read the value
 OTHER = {
     "rope that is no object": "linear by 7 instead of no object",
     "something else than a number in the rope": "linear by 7",
@@ -243,7 +243,9 @@ OTHER = {
 
 
 def reasons(config: Config) -> list[str]:
-    """Return the REASONS that hold for a config."""
+    """Return the REASONS that hold for a config; with a rope that is no object, only those about
+    such ropes.
+    """
     if no_objects(config):  # nothing else can be read
         names = ("empty rope that is no object", "rope that is no object")
         return [name for name in names if REASONS[name](config)]
@@ -259,7 +261,7 @@ def usual(config: Config) -> Config:
 
 
 def put_back(scaling: Any, rope: Config) -> Any:
-    """Return a scaling with the values of a rope where it has their placeholders, without a check."""
+    """Return a scaling in which the rope's own values, unchecked, replace their placeholders."""
     changed = {
         key: rope[key]
         for key, placeholder in PLACEHOLDERS.items()

@@ -68,7 +68,7 @@ def own_rope(
     flags: Any = None,
 ) -> OwnRope | None:
     """Return the rope that a config's `rope_parameters` describe if only ropewalk has its scaling;
-    None if it is the engine's own to compute.
+    None if the engine has to compute it itself.
 
     theta   None: rope_theta of `rope`, or 10,000
     length  of the longest sequence, for length-dependent scalings; None: max_position

@@ -26,7 +26,7 @@ from ropewalk.phase import TURN
 from ropewalk.spec import RopeSpec
 from ropewalk.tensor_frequencies import CPU, fixed_frequencies
 
-#: bits of the digits of a position; small tables, because a model holds them
+#: bits of the four digits of a position; a table of 256 rows for each digit keeps a model small
 DIGITS = levels.Digits((8, 8, 8, 8))
 #: elements of a table for a head of 512 dimensions; larger weights are not compared with each other
 LARGEST_TABLE = 1 << 17

@@ -32,7 +32,9 @@ def conformance(
         Arrays | None,
         Option("The library of the arrays that are passed in; by default what the module imports."),
     ] = None,
-    dtype: Annotated[Dtype, Option("The type of q and k.")] = "float32",
+    dtype: Annotated[
+        Dtype, Option("The type of q, k, v, cached keys and weights that are passed in.")
+    ] = "float32",
     json: Json = False,
 ) -> None:
     """Test a project's rope with vectors of exact numbers, and say in words what differs.
@@ -57,7 +59,7 @@ def conformance(
 
 
 def _list_groups(json: bool) -> None:
-    """Print every group: its functions and why it exists."""
+    """Print every group with its functions and what it tests; as JSON also why it exists."""
     from ropewalk_conformance import groups, load
     from ropewalk_conformance.vectors import index
 

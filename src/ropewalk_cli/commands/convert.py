@@ -34,7 +34,10 @@ def convert(
         LAYOUT | None, Option("Current layout of the checkpoint.", "--from")
     ] = None,
     to_layout: Annotated[LAYOUT | None, Option("Layout to convert to.", "--to")] = None,
-    config: Annotated[Path | None, Option("Path of config.json, if the folder has none.")] = None,
+    config: Annotated[
+        Path | None,
+        Option("A config.json to read in place of the folder's; of an adapter, its base model's."),
+    ] = None,
     which: Annotated[
         bool, Option("Only detect and print the layout of the folder, with the evidence.")
     ] = False,

@@ -372,7 +372,7 @@ def _ratio(time_ms: float | None, base_ms: float | None) -> str:
 
 
 def _verdict(ok: bool) -> str:
-    """Return what a row says about its error."""
+    """Return the verdict of a row: "ok", or that its error is beyond its bound."""
     return "ok" if ok else "BEYOND ITS BOUND"
 
 

@@ -39,7 +39,7 @@ def doctor(
     draft: Annotated[
         Path | None, Option("The config of a draft model, which needs the same rope.")
     ] = None,
-    language: Annotated[Literal["en", "zh"], Option("Language of the words.")] = "en",
+    language: Annotated[Literal["en", "zh"], Option("Language of the report.")] = "en",
     out: Annotated[Path | None, Option("Also write the corrected config to this file.")] = None,
     json: Json = False,
 ) -> None:

@@ -18,7 +18,8 @@ def explore(
     model: Annotated[
         str | None,
         Option(
-            "A model to read with: a .gguf file, a Hugging Face folder, or smollm2 once fetched."
+            "A model that reads texts on the page: a .gguf file, a Hugging Face folder, or smollm2 "
+            "once fetched."
         ),
     ] = None,
     share: Annotated[

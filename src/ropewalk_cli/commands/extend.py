@@ -56,6 +56,9 @@ def extend(
 ) -> None:
     """Write a config for a longer context; print the changes and which engines interpret the config
     differently.
+
+    Of a GGUF file it prints the metadata keys to change and llama.cpp's flags, and writes them to
+    --out as JSON.
     """
     from ropewalk.interop.extend import extend as extend_config
 

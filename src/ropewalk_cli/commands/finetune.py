@@ -78,7 +78,7 @@ def finetune(
         str | None,
         Option(
             "Columns of the one or two texts, then that of the label: names, as in "
-            '"sentence1,sentence2,label"; for a file without a header numbers, as in "4,2".'
+            '"sentence1,sentence2,label"; for a file without a header numbers from 1, as in "4,2".'
         ),
     ] = None,
     folder: Folder = Path("run"),

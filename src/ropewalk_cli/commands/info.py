@@ -88,7 +88,8 @@ def gather() -> dict[str, Any]:
 def _with_torch(machine: dict[str, Any]) -> dict[str, Any]:
     """Return what only torch can say.
 
-    "machine" is `machine` with the CPU's vector instructions, torch's threads and the GPU, or None.
+    "machine" is `machine` with the CPU's vector instructions, torch's threads, and the GPU (None
+    without one).
     "backends" is {device: {backend: why it does not run there, or None if it runs}}.
     """
     import torch

@@ -20,7 +20,7 @@ from typing import Any
 
 Rope = dict[str, Any]
 Apply = Callable[[Any, Any], Any]
-#: no table of more rows is made here
+#: the most rows of a table that is made here
 MOST_ROWS = 2**21
 
 

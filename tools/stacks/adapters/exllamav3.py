@@ -16,7 +16,7 @@ ROTATE = {
     RopeStyle.GPTJ: source._apply_rope_embed_q_gptj,
 }
 AXES = True
-#: model types that it has and whose layers have two ropes
+#: the stack's model types whose layers have two ropes
 LAYER_TYPES = ("gemma3_text", "gemma4_text")
 
 
@@ -61,7 +61,7 @@ def rope(rope: Rope, config: dict, part: str | None = None) -> Apply:
 
 
 def _multimodal(made: RoPE, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return sin and cos of the angles that it computes for positions [3, tokens]."""
+    """Return sin and cos of the angles that `made` computes for positions [3, tokens]."""
 
     def fill(place: torch.Tensor, *_: object) -> int:
         place.copy_(positions)  # the compiled function fills them from the images' grids

@@ -20,7 +20,7 @@ def by_offset(module: Callable[..., Any], rope: Rope) -> Apply:
         return module(heads[None, :, None], offset=position)[0, :, 0]
 
     def whole(x: Any, positions: Any) -> Any:
-        """Rotate one sequence from position 0, of which the tokens asked for are kept."""
+        """Rotate each row of x within a whole sequence from position 0; return only its tokens."""
         length = 1 + int(positions.max())
         out = np.empty(x.shape, np.float32)
         for row, at in enumerate(np.array(positions)):
@@ -30,6 +30,7 @@ def by_offset(module: Callable[..., Any], rope: Rope) -> Apply:
                 out[row, head] = np.array(module(mx.array(full), offset=0))[0, 0, at]
         return mx.array(out)
 
-    if rope["scaling"]["type"] in ("dynamic", "longrope"):  # the length counts
+    if rope["scaling"]["type"] in ("dynamic", "longrope"):
+        # the frequencies depend on the length of the sequence
         return whole
     return one_by_one(rotate, mx.stack)

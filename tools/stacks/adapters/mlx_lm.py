@@ -6,7 +6,7 @@ from stacks.adapters.mlx import by_offset
 bare("mlx_lm", "mlx_lm.models")
 from mlx_lm.models.rope_utils import initialize_rope  # noqa: E402
 
-#: model types that it has and whose layers have two ropes
+#: the stack's model types whose layers have two ropes
 LAYER_TYPES = ("gemma3_text", "gemma4_text")
 
 

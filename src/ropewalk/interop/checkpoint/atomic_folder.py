@@ -50,7 +50,9 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Path]:
-    """Yield what `atomic_file` or `atomic_folder` yields."""
+    """Context manager of `atomic_file` and `atomic_folder`: yield the path to write to, and rename
+    it to `target` when the block succeeds.
+    """
     target = Path(os.path.abspath(target))
     check = _refuse_existing_file if is_file else _refuse_existing
     check(target)
@@ -66,7 +68,8 @@ def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Pa
         os.rename(draft, target)
         _sync(target.parent)
         if is_file:
-            # not of a folder: it is renamed, so a folder at this path is another run's
+            # an `atomic_folder` is renamed itself, so that a folder at this path would be another
+            # run's
             shutil.rmtree(partial, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -93,7 +96,7 @@ def _refuse_existing(target: Path) -> None:
 
 def _lock(partial: Path) -> int:
     """Create the folder `partial` and return a file descriptor that locks it until it is closed or
-    the process ends.
+    the process ends; raise an error if another run has locked the folder, or has just renamed it.
     """
     if partial.is_symlink():
         raise RopeError(

@@ -91,8 +91,8 @@ def convert_checkpoint(
 ) -> Conversion:
     """Copy a checkpoint folder and convert the rows of q and k from one pair layout to the other.
 
-    target_folder  must not exist or be empty; it appears only when everything is written. None:
-                   report what would be done
+    target_folder  a folder that is empty or does not exist yet; it appears only when everything is
+                   written. None: report what would be done
     config         the config with the model's sizes, in place of the folder's config.json; an
                    adapter needs the config of its base model
     progress       called after each tensor with the number of its bytes

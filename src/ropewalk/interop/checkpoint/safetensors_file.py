@@ -242,8 +242,8 @@ def _entry(field: str, value: Any) -> SafetensorsEntry:
 
 
 def _are_sizes(value: Any) -> bool:
-    """Return whether a value is a list of integers from 0 to 2^62."""
-    # the product of sizes beyond 2^62 could have thousands of digits
+    """Return whether a value is a list of integers from 0 to 2^62 - 1."""
+    # the product of larger sizes could have thousands of digits
     return isinstance(value, list) and all(
         type(each) is int and 0 <= each < 2**62 for each in value
     )

@@ -40,7 +40,7 @@ class FolderTokenizerFiles:
 
     @classmethod
     def of(cls, path: Path, config: Mapping[str, Any]) -> FolderTokenizerFiles:
-        """Return what a folder has; `config` is its config.json."""
+        """Return the names of a folder's tokenizer files, and the ids in its config.json, `config`."""
         names = tuple(name for name in NAMES if (path / name).is_file())
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
         return cls(path.absolute(), names, {key: _ids(config.get(key)) for key in keys})

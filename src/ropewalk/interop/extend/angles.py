@@ -35,7 +35,8 @@ def served_layers(
     name: str, module: nn.Module, specs: Mapping[str, RopeSpec], lengths: Sequence[int]
 ) -> Served:
     """Return for each `layer_type` that the module's forward takes, or for None if it takes none,
-    which layer types' specs give its angles.
+    which layer types' specs give its angles. A `layer_type` for which the module has no tables is
+    left out.
 
     name, module  the path of a rotary module in the model, and the module
     specs         the spec of each layer type, as the config describes it; angles are compared at
@@ -108,7 +109,7 @@ def _agree(spec: RopeSpec, length: int, tables: tuple[Tensor, ...]) -> bool:
 
 def _near(cos: Tensor, sin: Tensor, angles: Tensor, magnitude: float) -> bool:
     """Return whether cos and sin are those of `angles` times the magnitude, up to rounding."""
-    # the magnitude, if they agree
+    # where the angles agree, this is the magnitude, with angle 0
     rotated_back = torch.complex(cos, sin) * torch.polar(torch.ones_like(angles), -angles)
     # small angles must be as near as their frequencies, large ones as float32 can hold them
     allowed = angles.abs().clamp(max=1) * TOLERANCE + angles.abs() * FLOAT32_ANGLE

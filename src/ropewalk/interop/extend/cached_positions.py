@@ -40,7 +40,7 @@ def _class_with_positions(base: Any) -> type:
                         once a model without remapping added tokens, whose positions are not known
         """
 
-        #: transformers registers subclasses with a layer type of their own
+        #: None, because transformers would register a subclass that has a layer type
         _layer_type = None
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> Any:
@@ -109,7 +109,7 @@ def keep_positions(cache: Any, layer_idx: int, positions: Tensor) -> None:
     if layers is None:
         rule = "must be a transformers Cache with `layers` for a remapping (transformers >= 4.56)"
         raise RopeError("past_key_values", rule, type(cache).__name__)
-    # as `Cache.update` does for a cache that was made without a config
+    # a cache made without a config has no layers at first; `Cache.update` would add them like this
     replicated = getattr(cache, "layer_class_to_replicate", None)
     while replicated is not None and len(layers) <= layer_idx:
         layers.append(replicated())
@@ -130,9 +130,12 @@ def positions_of_keys(cache: Any, layer_idx: int, positions: Tensor, keys: int) 
     layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
     if layer is not None and layer.new_positions is None:
         found = layer.key_positions
-    elif keys == positions.shape[-1]:  # keys of another layer, all of them new
+    elif keys == positions.shape[-1]:
+        # the layer attends to the keys of another one, all of them new
         found = positions
-    else:  # keys of another layer, some of them cached: of one that has as many
+    else:
+        # the layer attends to the keys of another one, some of them cached: any layer with as many
+        # keys has their positions
         other = (vars(each).get("key_positions") for each in cache.layers)
         found = next((each for each in other if each is not None and each.shape[-1] == keys), None)
     if found is None:

@@ -66,14 +66,14 @@ class Extension:
         self._remove()
 
     def _remove(self) -> None:
-        """Put the original parts of the model back."""
+        """Undo the changes, and patch a patched model again."""
         for swap in self._swaps:
             swap.remove()
         self._installed = False
         self._patch_again()
 
     def _install(self) -> None:
-        """Put the extended parts into the model."""
+        """Make the changes, and patch a patched model again."""
         for swap in self._swaps:
             swap.install()
         self._installed = True

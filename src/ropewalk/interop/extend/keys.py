@@ -28,8 +28,8 @@ from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 from ropewalk.spec import RopeSpec
 
-#: scalings that `extend` gives a model to be trained at the new length, which do not reach further
-#: on their own
+#: scalings that `extend` gives a model to be trained further; without training, the model does not
+#: read longer texts with them
 FOR_TRAINING: dict[str, type[Scaling]] = {"clipped": Clipped}
 #: keys of a rope that do not belong to its scaling
 KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
@@ -61,8 +61,8 @@ class ConfigChange:
     shorter: tuple[str, ...] = ()
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return a line if no config can express the change, else nothing: `audit` says what engines
-        compute from a config.
+        """Return one line if no config can express the change, else none. What engines compute from
+        a changed config is for `audit` to say.
         """
         if self.keys:
             return ()
@@ -141,7 +141,7 @@ def config_change(
 def specs_and_length(
     config: Mapping[str, Any], original_length: int | None
 ) -> tuple[dict[str, RopeSpec | None], int]:
-    """Return the spec of every layer type, and the trained length."""
+    """Return the spec of every layer type (None: not rotated), and the trained length."""
     specs, _ = read_specs(config)
     return specs, _trained_length(
         config, {name: spec for name, spec in specs.items() if spec is not None}, original_length
@@ -427,7 +427,9 @@ def _shorter(
 
 
 def _notes(scaling: Scaling) -> tuple[str, ...]:
-    """Return remarks for the user: how the scaling was written, and that the served length stays."""
+    """Return at most one remark for the user: that ntk is written as a larger theta, or for another
+    scaling that the served length stays the trained one.
+    """
     if isinstance(scaling, Ntk):
         return ("written as a larger rope_theta: no rope_type is called ntk",)
     if scaling.raises_length:

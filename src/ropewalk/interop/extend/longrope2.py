@@ -46,13 +46,17 @@ def search_longrope2(
     """Return the factors with the smallest loss that an evolutionary search finds; the same for the
     same seed.
 
-    loss      takes one factor per pair, fastest pair first. LongRoPE2 counts only the answer to a
-              question about the start of a long text, since most tokens do not need a long context
-    factor    how many times longer the context becomes; factors from the critical pair on are
-              between this and twice this, and never decrease
+    loss        takes one factor per pair, fastest pair first, and returns a number. In the paper it
+                counts only the answer to a question about the start of a long text, since most
+                tokens do not need a long context
+    factor      how many times longer the context becomes; factors from the critical pair on are
+                between this and twice this, and never decrease
     theta, length  the base and the trained length, which determine the candidates for the critical
                    pair
-    mutation  the probability that a factor of a mutant changes
+    population  candidates per round: half are mutants and half are children of the best quarter so
+                far (of 2 at least)
+    step        factors from the critical pair on are rounded to `factor` plus a multiple of this
+    mutation    the probability that a factor of a mutant changes
     """
     integer("pairs", pairs, low=1)
     number("factor", factor, low=1)
@@ -128,7 +132,7 @@ class _FactorSearch:
             self.losses[candidate] = math.inf if math.isnan(loss) else loss
 
     def best(self, count: int) -> list[Candidate]:
-        """Return the candidates with the smallest losses."""
+        """Return the `count` candidates with the smallest losses, the best first."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
     def mutant(self, parent: Candidate) -> tuple[int, list[float]]:
@@ -147,10 +151,10 @@ class _FactorSearch:
         return critical, factors
 
     def child(self, one: Candidate, other: Candidate) -> tuple[int, list[float]]:
-        """Return a candidate with the critical pair of one parent; its slowest pairs have the
-        factors of the other.
+        """Return a candidate with the critical pair and the factors of `one`, except that some of
+        its slowest pairs have the factors of `other`.
         """
         (critical, slow), (_, other_slow) = one, other
-        # how many factors come from the other
+        # the number of factors from `other`
         taken = self.random.randrange(min(len(slow), len(other_slow)) + 1)
         return critical, [*slow[: len(slow) - taken], *other_slow[len(other_slow) - taken :]]

@@ -1,5 +1,5 @@
-"""Give a loaded transformers model, or a config, a longer context, and check that the model
-computes it.
+"""`extend`: give a loaded model, or a config, a longer context; for a transformers model, check that
+its rotary modules compute the new angles.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def extend(
                      a Decoder: rerope, leaky_rerope, self_extend, dca; None undoes the extension of
                      a model
     factor           how many times longer than the trained length, which is less than the config's
-                     length if it already has a scaling; not for dynamic_yarn, which adapts to each
-                     sequence, nor for clipped; a remapping needs it or options
+                     length if the config already has a scaling; not for dynamic_yarn, which adapts
+                     to each sequence, nor for clipped; a remapping needs it or options
     original_length  the trained length; None reads it from the config
     layer_types      the layer types to extend, if they have separate ropes; None: those that the
                      model's family scales, mostly the ones with full attention; with a remapping,
@@ -64,12 +64,12 @@ def extend(
                      chunk, local, length, and for a transformers model on a GPU backend="flex"
 
     Returns a report of what was changed, or None if an extension was undone. A model uses the new
-    frequencies at once, and `save_pretrained` writes them with the config keys of its version. The
-    angles of its rotary modules are compared with the new spec at several lengths; if they differ,
+    frequencies at once, and `save_pretrained` writes them in the spelling of its config. The angles
+    of its rotary modules are compared with the new spec at several lengths; if they differ,
     everything is restored and an error raised. Warns if no config can express the change, so that
     it is not saved and other engines do not have it, or if the new length is shorter than the
-    config's. A second call on a model replaces the first extension; on a config it needs
-    `overwrite`. Attention keys in a cache filled earlier keep the old rotation.
+    config's. A second call on a model replaces the first extension; a config that already has a
+    scaling needs `overwrite`. Attention keys in a cache filled earlier keep the old rotation.
     """
     _refuse_unused(model, kind, search, search_options, overwrite, layer_types)
     if is_ours(model):
@@ -163,8 +163,8 @@ def _longrope_options(
     if (search is not None) == is_given:
         rule = "must be given for longrope (CLI: --set long_factor=[...]), or search= instead, not both"
         raise RopeError("long_factor", rule, options.get("long_factor"))
-    # an NTK change needs no factor per pair, so it can be computed without them: it has the specs,
-    # and so the number of pairs
+    # an NTK change needs no factors of pairs; it is computed only for its specs, which tell the
+    # number of pairs
     ntk_change = config_change(
         target.config, "ntk", **{**arguments, "factor": arguments["factor"] or 1.0}
     )
@@ -251,7 +251,7 @@ class _Target:
         )
 
     def extension(self) -> Extension | None:
-        """Return the current extension of the model."""
+        """Return the current extension of the model, or None."""
         return next(
             (
                 vars(module)[EXTENSION]
@@ -262,8 +262,10 @@ class _Target:
         )
 
     def served(self, change: ConfigChange) -> dict[str, Served]:
-        """Return for each rotary module which layer types' angles it computes; refuse one with
-        other angles than the config's.
+        """Return, by the name of each rotary module, the layer types whose angles it computes.
+
+        Raise an error if a module's angles are those of no layer type, or if no module computes
+        those of a layer type that `change` changes.
         """
         if self._served is None:  # a search calls this for each candidate
             self._served = _served_by_module(self.rotary, change.before, change.trained)
@@ -295,8 +297,8 @@ class _Target:
         change: ConfigChange,
         disagreements: tuple[str, ...] = (),
     ) -> Extension:
-        """Change the config and the rotary modules and return the extension, which undoes it; on an
-        error all is restored.
+        """Change the config and the rotary modules, and return an `Extension` that can undo this;
+        on an error everything is restored.
         """
         config, keys = (
             self.config,
@@ -327,10 +329,10 @@ class _Target:
         )
         try:
             for swap in swaps:
-                # before the modules are made, which read the changed config; installing it once
-                # more below changes nothing
+                # first, because each ModuleSwap builds a module from the changed config; that
+                # `_install` does it again changes nothing
                 swap.install()
-            # computes at each call, if no config can express the scaling
+            # if no config can express the scaling, a hook computes the tables at each call
             hook = None if keys else LengthHook(change.specs)
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()
@@ -342,10 +344,10 @@ class _Target:
 
 
 def _respelled_keys(owner: Any, config: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the config keys in a spelling that the config's class accepts.
+    """Return the config keys with `rope_type`, or else with `type`: the first spelling that the
+    config's class accepts; raise an error if it accepts neither.
 
-    Phi-3's class accepts no other scaling than longrope, and OLMo's in transformers 4 reads `type`
-    instead of `rope_type`.
+    OLMo's class in transformers 4 reads `type`. Phi-3's accepts no scaling but longrope.
     """
     if not keys or isinstance(owner, Mapping):
         return keys

@@ -95,7 +95,9 @@ class PassPositions:
             tables = given.get("position_embeddings")
             first = tables[0] if isinstance(tables, tuple) else tables
             positions = getattr(first, ROTATED_AT, None)
-        if positions is None:  # not an attention module; our attention function checks this
+        # no attention module, or a model that passes no positions: then the attention function
+        # raises an error
+        if positions is None:
             return args, kwargs
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         if cache is not None:
@@ -156,8 +158,8 @@ class RemappedLayers:
         scale: float,
         tokens: TokenPositions,
     ) -> Tensor:
-        """Return the attention output [B, H, S, D] of one layer; q, of these `tokens`, and k are
-        already rotated.
+        """Return the attention output [B, H, S, D] of one layer; q and k are already rotated, and
+        `tokens` are those of q.
         """
         spec = self.specs[layer]
         if q.shape[-1] != spec.head_dim:
@@ -295,8 +297,8 @@ class AttentionSwap:
 
 
 class DecoderSwap:
-    """Sets and restores the remapping of every `Attention` in a model of this package, and in its
-    config.
+    """Sets and restores the remapping of every `Attention` with RoPE in a model of this package,
+    and in the model's config if that has one.
     """
 
     def __init__(self, model: nn.Module, remapping: Remapping) -> None:
@@ -307,13 +309,13 @@ class DecoderSwap:
         self.config: Any = getattr(model, "config", None)
 
     def install(self) -> None:
-        """Set the remapping."""
+        """Give the modules and the config the new remapping."""
         self._set([self.remapping] * len(self.modules))
         if hasattr(self.config, "remapping"):
             self.model.config = self.config.with_(remapping=self.remapping)  # type: ignore[assignment]
 
     def remove(self) -> None:
-        """Restore what was there before."""
+        """Give the modules and the model their earlier remappings and config."""
         self._set(self.before)
         if hasattr(self.config, "remapping"):
             self.model.config = self.config
@@ -341,8 +343,8 @@ def remappable(model: nn.Module) -> list[SoftmaxAttention]:
 
 def check_effect(model: Any, layers: RemappedLayers, rotary: list[nn.Module]) -> None:
     """Run three tokens through the model and raise an error unless every layer to be remapped
-    called our function, with the positions that it rotates at. A model on the meta device is not
-    run.
+    called our attention function, with positions at which one of the `rotary` modules rotated. A
+    model on the meta device is not run.
     """
     device = next(model.parameters()).device
     if device.type == "meta":

@@ -39,7 +39,9 @@ def extend_decoder(
     options: Mapping[str, Any],
 ) -> Extension | None:
     """Give a model of this package the remapping `kind`, for `factor` times the trained `length`,
-    and return the report; kind None undoes the model's remapping.
+    and return the report; kind None undoes the model's remapping and returns None.
+
+    length  None: the length in the model's config, or else in its encoding
     """
     previous: Extension | None = vars(model).get(EXTENSION)
     if kind is None and previous is None:
@@ -48,8 +50,8 @@ def extend_decoder(
         )
     if kind is not None and kind not in REMAPPINGS:
         rule = (
-            f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; give its config "
-            "a spec with another scaling"
+            f"must be one of {', '.join(REMAPPINGS)} for a {type(model).__name__}; for a scaling, "
+            "build it from a config whose spec has the scaling"
         )
         raise RopeError("kind", rule, kind)
     layers = remappable(model)
@@ -205,7 +207,9 @@ def _refuse_spec(spec: RopeSpec, remapping: Remapping) -> None:
         raise RopeError("rope", rule, spec.scaling)
     if spec.layout != spec.output_layout or spec.learned:
         raise RopeError(
-            "rope", "must be fixed and keep its pair layout to be remapped", spec.output_layout
+            "rope",
+            "must have fixed frequencies and keep its pair layout to be remapped",
+            spec.output_layout,
         )
     if (slowdown := getattr(remapping, "slowdown", 1)) > 1:
         slowed_spec(spec, slowdown)  # raises an error if this spec has no slower form

@@ -43,7 +43,7 @@ class _Population:
         self.losses[factors] = math.inf if math.isnan(value) else value
 
     def best(self, count: int) -> list[Factors]:
-        """Return the candidates with the smallest losses."""
+        """Return the `count` candidates with the smallest losses, the best first."""
         return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
     def mutant(self, parent: Factors, spread: float) -> Factors:

@@ -101,7 +101,7 @@ class ModuleSwap:
             self.handle = self.module.register_forward_hook(self.hook, with_kwargs=True)
 
     def remove(self) -> None:
-        """Restore the old state."""
+        """Restore the old state, and remove the mark and the hook."""
         _set_state(self.module, self.before)
         vars(self.module).pop(EXTENSION, None)
         if self.handle is not None:

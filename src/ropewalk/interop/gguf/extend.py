@@ -1,5 +1,5 @@
 """Give a GGUF file a longer context: the metadata keys to change, and the flags with which
-llama.cpp changes them itself.
+llama.cpp runs the unchanged file as if they were changed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GgufExtension:
 def extend_gguf(
     path: str | os.PathLike[str], kind: str, *, factor: float, **options: Any
 ) -> GgufExtension:
-    """Return the metadata of a GGUF file with a longer context; the file is not changed.
+    """Return what a GGUF file needs for a longer context; the file itself is not changed.
 
     kind, factor, options  as of `rw.extend`
 
@@ -111,7 +111,7 @@ def extend_gguf(
 
 
 class _Changed:
-    """A file with other metadata and tensors for its rope."""
+    """A GGUF file as it would be with the metadata keys and tensors of the new rope."""
 
     def __init__(self, file: GgufFile, metadata: GgufMetadata) -> None:
         self.file, self.given = file, metadata
@@ -173,6 +173,6 @@ def _has(file: GgufFile, key: str, value: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """Return a value as --override-kv takes it."""
+    """Return a value as --override-kv takes it, such as float:4.0."""
     kind = {bool: "bool", int: "int", float: "float", str: "str"}[type(value)]
     return f"{kind}:{value}"

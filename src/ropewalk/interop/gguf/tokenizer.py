@@ -11,16 +11,16 @@ from typing import Any
 from ropewalk.errors import MissingExtra, RopeError, choice
 from ropewalk.gguf.file import Array, GgufFile
 
-#: how text is split into words before merges apply, by tokenizer.ggml.pre; None: GPT-2's own
-#: pattern
+#: the words of Llama 3 and Qwen 2, which differ only in how many digits NUMBER takes
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|NUMBER| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
+#: tokenizer.ggml.pre -> how text is split into words before merges apply; None: GPT-2's own pattern
 PATTERNS = {
     "gpt-2": None,
     "smollm": None,
     "llama-bpe": _WORDS.replace("NUMBER", r"\p{N}{1,3}"),
     "qwen2": _WORDS.replace("NUMBER", r"\p{N}"),
 }
-#: other names of these patterns -> the name here
+#: another value of tokenizer.ggml.pre -> the key of PATTERNS that splits text in the same way
 SAME_PATTERN = {
     **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"), "llama-bpe"),
     **dict.fromkeys(("deepseek-r1-qwen", "kormo", "f2llmv2"), "qwen2"),
@@ -31,7 +31,7 @@ SINGLE_DIGITS = ("smollm",)
 #: patterns with which llama.cpp adds the BOS token by itself, and does not split a word that is a
 #: token
 LIKE_LLAMA_3 = ("llama-bpe",)
-#: token types that text is searched for before it is split
+#: types of the tokens that are searched for in a text before it is split into words
 CONTROL, USER_DEFINED = 3, 4
 #: the most letters of all tokens together, and of one, since merges are found by splitting each
 #: token at every place
@@ -44,7 +44,8 @@ def tokenizer(path: str | os.PathLike[str]) -> Any:
     of SentencePiece (llama); needs the extra `gguf`.
 
     Control tokens, such as <|im_end|>, are special: `decode` leaves them out unless it is told not
-    to. A text begins with the BOS token if the file, or else llama.cpp, says so.
+    to. A text begins with the BOS token if the file says so, or if it says nothing and llama.cpp
+    adds the token.
     """
     return tokenizer_of(GgufFile(path))
 
@@ -171,7 +172,7 @@ def splitter(pre: str) -> Any:
 
 
 def _strings(file: GgufFile, key: str) -> list[str]:
-    """Return the entries of an array of strings."""
+    """Return the entries of the array `key`; raise an error unless all are strings."""
     entries = file.array(key)
     if not all(isinstance(entry, str) for entry in entries):
         raise RopeError(key, "must be an array of strings", entries[0])

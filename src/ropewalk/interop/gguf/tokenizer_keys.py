@@ -20,7 +20,7 @@ NORMAL, UNUSED = 1, 5
 def tokenizer_keys(
     files: Mapping[str, bytes], token_ids: Mapping[str, Any], vocab_size: int
 ) -> dict[str, Any]:
-    """Return the metadata of a tokenizer.
+    """Return the GGUF metadata keys of the tokenizer of a Hugging Face folder.
 
     files       contents of tokenizer.json and, if there are, tokenizer_config.json and
                 chat_template.jinja
@@ -44,7 +44,7 @@ def tokenizer_keys(
         raise RopeError("model of tokenizer.json", "must be a BPE of bytes", kind)
     names = {index: token for token, index in tokenizer.get_vocab().items()}
     if not names or max(names) >= min(vocab_size, MAX_STRINGS):
-        rule = f"must be at most the {vocab_size} rows of the embeddings"
+        rule = f"must be at most as many as the {vocab_size} rows of the embeddings"
         raise RopeError("tokens of tokenizer.json", rule, max(names, default=0) + 1)
     added = tokenizer.get_added_tokens_decoder()
     types = {i: CONTROL if added[i].special else USER_DEFINED for i in added}
@@ -77,7 +77,7 @@ def tokenizer_keys(
 
 
 def _pre(pre_tokenizer: Any) -> str:
-    """Return llama.cpp's name of a pre-tokenizer."""
+    """Return llama.cpp's name of a pre-tokenizer; raise an error if it is none of PATTERNS."""
     from tokenizers import Tokenizer, models
 
     for pre in PATTERNS:

@@ -72,7 +72,7 @@ class GgufWeights:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all weights."""
+        """The Hugging Face names of all weights."""
         return tuple(self.files)
 
     @property
@@ -136,7 +136,7 @@ def config_of(source: GgufSource, rope: RopeSpec) -> dict[str, Any]:
 
 
 def _hf_name(name: str) -> str:
-    """Return the Hugging Face name of a tensor; its own name if it is none of a Decoder's."""
+    """Return the Hugging Face name of a tensor; `name` itself if a Decoder has no such tensor."""
     stem, _, suffix = name.rpartition(".")
     if stem in NAMES:
         return f"{NAMES[stem]}.{suffix}"

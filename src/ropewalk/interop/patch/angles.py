@@ -52,7 +52,7 @@ class LazyAngles:
         self._tables: tuple[Tensor, ...] | None = None
 
     def tables(self) -> tuple[Tensor, ...]:
-        """Return the tables as the model's own rotary module would."""
+        """Return the tables in the form and dtype of the model's own rotary module."""
         if self._tables is None:
             tables = tables_of(self.rope, self.positions, self.form)
             self._tables = (

@@ -26,8 +26,8 @@ POSITIONS = "position_ids"
 #: the parameter with the number of pairs of each axis; the tables then have a leading axis
 #: dimension
 SECTIONS = "mrope_section"
-#: SAM 2: how many keys at the end are not rotated, and whether the table is repeated until it
-#: covers the others
+#: parameters of SAM 2's function: how many keys at the end are not rotated, and whether the table
+#: is repeated until it covers the rotated keys
 UNROTATED, REPEATED = "num_k_exclude_rope", "repeat_freqs_k"
 #: parameters that are neither tables nor rotated
 OTHER = ("unsqueeze_dim", POSITIONS, SECTIONS, UNROTATED, REPEATED)
@@ -50,8 +50,8 @@ class Convention:
                 of the table
     gathers     the table has a row for each position, and `position_ids` selects the rows
     blocks      each axis of `position_ids` rotates a block of dimensions of its own
-    absent      what takes the place of an input that is None in the result: "none" or "nothing";
-                "tensor" if the result is then the only tensor left
+    absent      the result if one of two inputs is None: "none": a tuple with None in its place,
+                "nothing": a tuple of the other alone, "tensor": the other without a tuple
     """
 
     form: str
@@ -69,7 +69,9 @@ class Convention:
 
     @property
     def needs_tables(self) -> bool:
-        """Whether the rotation is not that of a rope at the positions of the tokens."""
+        """Whether the rotation must be computed from the tables, since no rope at the positions of
+        the tokens gives it.
+        """
         return self.reverse or self.gathers or self.blocks
 
     @property

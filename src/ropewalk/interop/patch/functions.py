@@ -202,8 +202,8 @@ class RotationFunction:
     def _rotate_memory(
         self, k: Tensor, cos: Tensor, sin: Tensor, seq_dim: int, arguments: dict[str, Any]
     ) -> Tensor:
-        """Return the keys of SAM 2's memory attention: rotated by a table that repeats, except for
-        the last ones.
+        """Return the keys of SAM 2's memory attention, rotated except for the last
+        `num_k_exclude_rope`; the table is repeated if `repeat_freqs_k` is true.
         """
         count = k.shape[seq_dim] - arguments.get(UNROTATED, 0)
         rotated, kept = k.split((count, k.shape[seq_dim] - count), dim=seq_dim)

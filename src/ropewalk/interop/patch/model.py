@@ -33,9 +33,10 @@ def patch(model: Model, *, backend: str | None = None) -> Model:
     """Make a transformers model rotate its queries and keys by exact angles with this library's
     kernels, in place.
 
-    Modules are recognised by behaviour, not by name: rotation functions are run and compared with
-    the reference, rotary modules with the spec of their config. A model with a rotation that is not
-    recognised raises an error and stays unchanged. Methods of this instance are replaced; its
+    What a function or module does is found by running it: rotation functions are compared with the
+    reference, rotary modules with the specs of their config. A model with a rotation function that
+    is not recognised raises an error and stays unchanged; a rotary module that fits no spec keeps
+    its own tables, by which our kernels then rotate. Methods of this instance are replaced; its
     weights, its class and other models stay the same. Patching a patched model reads its config
     again. Returns the model.
     """

@@ -28,8 +28,10 @@ from ropewalk.interop.patch.conventions import (
 from ropewalk.interop.patch.functions import RotationFunction
 from ropewalk.spec import LAYOUTS
 
-#: sizes of trial tensors, all different, so that no axis passes for another
-ROWS, HEADS, KEY_HEADS, TOKENS, PAIRS, BLOCKS = 2, 5, 7, 3, 4, 2
+#: sizes of the axes of trial tensors, all different, so that no axis passes for another
+ROWS, HEADS, KEY_HEADS, TOKENS, PAIRS = 2, 5, 7, 3, 4
+#: number of blocks of dimensions, each with a position axis of its own
+BLOCKS = 2
 TRIAL_SECTIONS = [2, 1, 1]
 #: the axes of a trial tensor before its last one; its token axis (0: the first of three axes); and
 #: whether each row has a table of its own
