@@ -34,6 +34,8 @@ ROWS = (1, 16, 32, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ROUNDS = 60
 SHAPES_ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 4096, 16384)
 SHAPES_ROUNDS = 21
+#: what `qkv_norm_rope` does for more tokens: the product and a second launch
+TWO_LAUNCHES = "two launches"
 
 
 @dataclass(frozen=True)
@@ -270,8 +272,12 @@ def shapes() -> Iterator[dict[str, Any]]:
             case = Projection(rows, shape)
             way = "norm and rotation, as called" if shape.norm else "rotation, as called"
             call = partial(case.inside, norm=shape.norm, backend=None)
-            times = case.times({"product": case.product, way: call}, SHAPES_ROUNDS)
+            ways = {"product": case.product, way: call}
+            if case.in_one_launch:
+                ways[TWO_LAUNCHES] = partial(case.inside, norm=shape.norm, backend="definition")
+            times = case.times(ways, SHAPES_ROUNDS)
             over = over_percent(times, way)
+            two = over_percent(times, TWO_LAUNCHES) if case.in_one_launch else over
             yield {
                 "what": "qkv shapes",
                 "shape": name,
@@ -283,6 +289,7 @@ def shapes() -> Iterator[dict[str, Any]]:
                 "over_percent_quartiles": [
                     round(value, 1) for value in statistics.quantiles(over)[::2]
                 ],
+                "two_launches_over_percent": round(statistics.median(two), 1),
                 "rounds": SHAPES_ROUNDS,
             }
 

@@ -151,7 +151,7 @@ def _two_launches(
     x: Tensor, weight: Tensor, q_out: Tensor, cache: KVSlots, slots: Tensor, positions: Tensor, spec: RopeSpec,
     bias: Tensor | None, head_norm: QKNorm | None,
 ) -> None:  # fmt: skip
-    """Do what `qkv_product` does by the library's product and a second launch."""
+    """Do what `qkv_product` does by torch's product and a second launch."""
     qk_norm_rope(
         F.linear(x, weight, bias),
         spec=spec,
