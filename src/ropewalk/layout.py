@@ -68,9 +68,10 @@ def convert_qkv(
     """Return a fused QKV weight or bias with the rows of its queries and keys converted; those of
     its values stay.
 
-    concatenated  all q heads, all k heads, all v heads (Phi-3, Falcon with one kv head)
-    grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon,
-                  InternLM2, Megatron)
+    packing  the order of the heads. "concatenated": all q heads, all k heads, all v heads (Phi-3,
+             Falcon with one kv head). "grouped": for every kv head its q heads, then its k, then
+             its v (GPT-NeoX, Falcon, InternLM2, Megatron)
+    dim      the axis of the heads
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)

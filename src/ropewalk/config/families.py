@@ -68,9 +68,9 @@ class Family:
                         `qk_rope_head_dim`
     at_end              the rotated slice is at the end of the head
     reads               config keys that this code reads and most code does not.
-                        `partial_rotary_factor` means in an unscaled rope: scaled ropes always read
-                        it. `rope_interleave`: true for interleaved pairs with "half" output, false
-                        for "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
+                        `partial_rotary_factor`: an unscaled rope reads it; scaled ropes always do.
+                        `rope_interleave`: true for interleaved pairs with "half" output, false for
+                        "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
                         `short_mscale`, `long_mscale`: they are the magnitude of longrope.
                         `llama_4_scaling_beta`: it scales the queries
     renamed             {standard name: name here}. Of a config key: outside a rope object no other

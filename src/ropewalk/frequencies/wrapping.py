@@ -26,7 +26,7 @@ class _Wrapping(Scaling):
         if not isinstance(self.inner, Scaling) or self.inner.learned:
             raise RopeError(
                 "inner",
-                "must be a scaling without trained parameters; Learnable(start) goes outside",
+                "must be a scaling without trained frequencies; Learnable goes around this one",
                 self.inner,
             )
         # whether a length is needed depends on `inner`, so the instance overrides the class
