@@ -317,7 +317,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_refused_with_the_rule(wrong):
+def test_a_wrong_argument_is_refused_with_field_rule_and_value(wrong):
     field, rule, call = REFUSED[wrong]
     error = assert_refused(field, call)
     assert error.field == field
@@ -353,7 +353,7 @@ def test_shared_memory_is_found_exactly(apart, memory):
         assert torch.equal(call()[1], rope_of().rotate(before, key=True))
 
 
-def test_in_place_never_touches_its_neighbours():
+def test_a_rotation_in_place_of_a_view_changes_no_element_outside_its_rotated_slice():
     memory = torch.randn(4, H, 2 * S, 2 * HEAD_DIM)
     rest = memory.clone()
     rope_of()(memory[1:3, :, 2 : 2 + S, 5 : 5 + HEAD_DIM], inplace=True)
@@ -385,7 +385,7 @@ def test_views_of_unlike_strides_are_found_to_share_an_element():
     )
 
 
-def test_positions_on_two_axes_are_asked_for_by_their_shape():
+def test_the_error_for_two_axes_states_the_shape_of_positions():
     spec = rw.RopeSpec(8, axes=rw.axes.axial(2, 2))
     with pytest.raises(rw.RopeError, match=r"or \[2, 1, 3\]"):
         rw.Rope(spec).rotate(torch.zeros(1, 2, 3, 8), torch.zeros(5, dtype=torch.int64))

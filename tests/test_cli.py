@@ -82,7 +82,7 @@ print("imported", *sorted({name.split(".")[0] for name in sys.modules} & slow))
 """
 
 
-def test_help_version_and_completion_import_nothing_that_takes_long():
+def test_help_version_and_completion_import_no_slow_library():
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == ["--served", "imported"]
 
@@ -111,7 +111,7 @@ def test_no_command_shows_the_help(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself_with_an_example_that_it_understands(capsys, name):
+def test_the_help_of_every_command_has_an_example_whose_options_exist(capsys, name):
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
     assert "Usage" in out
@@ -132,7 +132,7 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
     assert re.match(rf"ropewalk: .*--bad.*; see: ropewalk {name} --help", one_line(err))
 
 
-def test_every_command_that_answers_can_answer_in_json():
+def test_every_command_but_explore_and_completion_has_json():
     without = [
         words
         for words, function in all_functions().items()
@@ -230,7 +230,7 @@ def test_info_shows_every_cache_with_its_bounds(capsys):
     assert re.search(r"tables.* of 4,096 entries, .* of 268,435,456 bytes", call(capsys, "info")[1])
 
 
-def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
+def test_info_names_the_missing_packages_of_each_extra(capsys, monkeypatch):
     monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
     found = json.loads(call(capsys, "info", "--json")[1])["extras"]
     assert found == {

@@ -72,14 +72,14 @@ def test_relative_links_exist(path):
 
 
 @page
-def test_fences_are_closed_and_named(path):
+def test_every_code_fence_is_closed_and_names_its_language(path):
     text = path.read_text(encoding="utf-8")
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
     assert [line for line, _ in blocks(path, "")] == []
 
 
 @readme
-def test_readmes_show_both_commands(path):
+def test_readmes_show_make_demo_and_make_test(path):
     shell = "\n".join(body for _, body in blocks(path, "sh"))
     assert re.search(r"^make demo\b", shell, re.MULTILINE)
     assert re.search(r"^make test\b", shell, re.MULTILINE)
@@ -101,7 +101,7 @@ def test_readmes_open_with_a_quick_start_and_a_picture(path):
     assert re.search(r"!\[[^\]]+\]\(docs/images/[\w-]+\.png\)", prose(path))
 
 
-def test_the_tree_names_every_part_and_nothing_else():
+def test_the_tree_in_contributing_names_every_module_and_package_and_nothing_else():
     tree = "\n".join(body for _, body in blocks(ROOT / "CONTRIBUTING.md", "text"))
     named = set(re.findall(r"\b(\w+\.(?:py|c|inc))(?=\s)", tree)) | set(
         re.findall(r"\b(\w+/)(?=\s)", tree)

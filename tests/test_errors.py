@@ -32,7 +32,7 @@ def pickled(value):
 
 
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
-def test_an_error_survives_a_trip_to_another_process(again):
+def test_an_error_is_the_same_after_pickle_copy_and_deepcopy(again):
     error = again(RopeError("theta", "must be positive", -1))
     assert type(error) is RopeError
     assert str(error) == "theta: must be positive; got -1"

@@ -62,7 +62,7 @@ def test_float32_results_at_ten_million_are_off_by_few_roundings(theta, backend)
 
 
 @every_backend
-def test_float64_keeps_its_own_accuracy(backend):
+def test_float64_tensors_are_rotated_in_float64(backend):
     """float64 input is rotated in float64, right to 1e-14 near and to the definition's own 1e-8 far
     away.
     """
@@ -130,7 +130,9 @@ def call(name, dtype, backend):
 @every_backend
 @every_dtype
 @every_scaling
-def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
+def test_a_row_head_or_token_rotated_alone_has_the_same_bits_as_in_the_whole_call(
+    name, dtype, backend
+):
     rotate_it = call(name, dtype, backend)
     x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
     positions = torch.randint(0, 60 if name == "xpos" else 2**33, (B, S))

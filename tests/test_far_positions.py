@@ -60,7 +60,7 @@ ALSO_EXACT = {
 }
 
 
-def test_every_scaling_of_fixed_frequencies_has_all_digits_or_is_listed():
+def test_every_scaling_with_fixed_frequencies_is_in_rules_or_also_exact():
     fixed = {
         name
         for name, scaling in rw.frequencies.SCALINGS.items()
@@ -76,7 +76,7 @@ def error(spec, positions, wanted) -> float:
 
 
 @pytest.mark.parametrize("name", ALSO_EXACT)
-def test_the_other_fixed_frequencies_follow_their_formula(name):
+def test_the_scalings_in_also_exact_follow_their_formula(name):
     spec, positions = rw.RopeSpec(64, 77_777.7, ALSO_EXACT[name]), near(40, 12)
     assert error(spec, positions, expected(spec, positions)) <= 3e-7
 

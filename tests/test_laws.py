@@ -50,7 +50,7 @@ def length_of(spec):
     return 20 if spec.needs_length else None
 
 
-def test_samples_cover_the_registry():
+def test_every_scaling_has_a_sample_of_its_class():
     for name, scaling in rw.frequencies.SCALINGS.items():
         assert type(sample_scaling(name)) is scaling
 
@@ -288,7 +288,7 @@ def test_multiplied_positions_are_relative_and_added_ones_are_not():
     assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1
 
 
-def test_attention_without_positions_cannot_tell_who_chases_whom():
+def test_plain_attention_ignores_the_order_of_words_and_attention_with_rope_does_not():
     """ "cat chases mouse" and "mouse chases cat" mean the same to plain attention, and not with
     RoPE.
     """

@@ -241,7 +241,9 @@ class TestFused:
         found = self.convert(fuse(parts), source, target, heads, kv_heads, "grouped")
         assert torch.equal(found, fuse(self.expected(parts, source, target)))
 
-    def test_biases_and_other_axes(self, source, target, heads, kv_heads):
+    def test_biases_and_transposed_weights_are_converted_like_weights(
+        self, source, target, heads, kv_heads
+    ):
         rows = (heads + 2 * kv_heads) * self.head_dim
         weight = torch.randn(rows, self.inputs)
         for packing in ("concatenated", "grouped"):
@@ -329,7 +331,7 @@ class TestProbe:
         assert found == LayoutProbe(None, dict.fromkeys(LAYOUTS, head.loss(layout)), 0.0)
 
 
-def test_the_probe_speaks_only_above_its_threshold():
+def test_the_probe_names_a_layout_only_if_losses_differ_by_more_than_the_threshold():
     losses = {"half": 1.0, "interleaved": 1.5}
     assert probe_layout(losses.__getitem__, threshold=0.5).layout is None
     assert probe_layout(losses.__getitem__, threshold=0.49) == LayoutProbe("half", losses, 0.5)

@@ -37,7 +37,7 @@ MISTAKES = [
         "frequencies/formulas",
         "    if truncate:\n",
         "    if True:\n",
-        "test_frequencies.py::test_every_field_of_yarn_moves_its_frequencies",
+        "test_frequencies.py::test_changing_a_field_of_yarn_changes_its_frequencies",
     ),
     (
         "frequencies/per_pair",
@@ -49,7 +49,7 @@ MISTAKES = [
         "frequencies/formulas",
         "ops.multiples(2, dim // 2) / dim)",
         "ops.multiples(2, dim // 2) / (dim - 2))",
-        "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
+        "test_frequencies.py::test_the_plain_frequencies_of_128_dimensions_have_the_published_figures",
     ),
     (
         "table",

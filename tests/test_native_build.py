@@ -74,7 +74,7 @@ def test_a_required_library_that_cannot_be_built_fails_the_build(tmp_path):
 
 
 @needs_compiler
-def test_a_pure_build_has_no_library(tmp_path):
+def test_a_build_with_ropewalk_pure_makes_no_library(tmp_path):
     done, library = build(tmp_path, 'exec cc "$@"', ROPEWALK_PURE="1")
     assert done.returncode == 0, done.stderr
     assert not library.exists()

@@ -38,7 +38,8 @@ class RopeSpec:
                   "interleaved" (x_{2i}, x_{2i+1})
     layout_out    the layout of the result; None = layout (DeepSeek reads interleaved pairs and
                   writes halves)
-    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
+    rotary_dim    how many dimensions rotate, from `rotary_start` on; None = all to the end of the
+                  head
     axes          AxisMap, HeadAxes, GoldenAxes or MixedAxes; None = one axis
     precision     "exact": frequencies with 40 digits (float64 where they depend on the length or
                   are learned), exact angles. "hf_frequencies": frequencies rounded in float32 as

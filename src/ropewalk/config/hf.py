@@ -36,7 +36,7 @@ class Explanation:
     model_type: str | None
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
-    #: whether families.toml has the model_type; if not, the usual facts were assumed
+    #: False if no family has the model_type: what most models do was then assumed
     known: bool = True
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -173,7 +173,7 @@ class _Reading:
     specs       {layer type: its spec, or None if it is not rotated}
     entries     each value of each spec with its source
     warnings    keys that are ignored and values that were assumed
-    known       whether families.toml has the model_type
+    known       False if no family has the model_type
     outside     the values of the config's own keys, those outside any rope object
     rope        the values of the rope of the first rotated layer type; a temperature is read from
                 these and from `outside`

@@ -485,7 +485,8 @@ class _NormalLayer:
         if TRAINED_LENGTH_KEY in keys.keys_of(scaling):
             read.add(TRAINED_LENGTH_KEY)
         if keys.TEMPERATURE_KEY in self.rope and keys.TEMPERATURE_KEY in self.family.reads:
-            read |= {*keys.OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
+            # the temperature reads all of these but the served length, which such ropes have, too
+            read |= {*keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
         read |= {value.key for value in values.values()}
         unread = sorted(self.rope.keys() - read)
         if unread:

@@ -20,8 +20,8 @@ from ropewalk.frequencies.scaling import (
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and
-    `long_factor` beyond it.
+    """LongRoPE: each pair slows by its own factor, taken from `short_factor` in sequences of up to
+    `original_length` tokens and from `long_factor` in longer ones.
 
     `factor` is the served length over the trained length; it determines the magnitude unless
     `attention_factor` is given.
