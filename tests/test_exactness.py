@@ -81,7 +81,7 @@ def test_float64_tensors_are_rotated_in_float64(backend):
 
 @every_backend
 @pytest.mark.parametrize("shift", [10**6, 2**40])
-def test_scores_of_unit_vectors_do_not_drift(shift, backend):
+def test_scores_of_unit_vectors_are_the_same_after_a_far_shift(shift, backend):
     spec = rw.RopeSpec(128, theta=500_000.0)
     q, k = (torch.nn.functional.normalize(torch.randn(1, H, 32, 128), dim=-1) for _ in range(2))
     run_by = backend_or_skip(backend, q, spec)
@@ -154,9 +154,9 @@ def test_a_row_head_or_token_rotated_alone_has_the_same_bits_as_in_the_whole_cal
 @every_backend
 @every_dtype
 @every_scaling
-def test_a_sequence_in_pieces_is_the_same_bits(name, dtype, backend):
-    """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for
-    bit.
+def test_a_sequence_rotated_in_pieces_has_the_same_bits_as_in_one_call(name, dtype, backend):
+    """Pieces that are placed by `offset` or by `positions` give the bits of one call that counts
+    from 0.
     """
     rotate_it = call(name, dtype, backend)
     x = torch.randn(1, H, 41, HEAD_DIM).to(dtype)

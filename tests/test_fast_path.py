@@ -408,7 +408,7 @@ UNKNOWN = (
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
 )
 @pytest.mark.parametrize("call", [*UNKNOWN, compiling])
-def test_a_call_under_a_hook_tracer_or_transform_prepares_no_fast_path(monkeypatch, call):
+def test_traced_calls_and_kinds_without_a_fast_path_are_not_prepared(monkeypatch, call):
     fast_path.PREPARED.clear()
     with as_users_call():
         call(rw.Rope(SPEC), draw(3), draw(1))

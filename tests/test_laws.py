@@ -203,8 +203,8 @@ def test_backward_is_the_transpose(name, layout, layout_out):
 
 @every_backend
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_hand_computed_turns(layout, backend):
-    """Quarter turn, an eighth backwards, a half: a positive angle is counter-clockwise."""
+def test_turns_computed_by_hand_are_counter_clockwise(layout, backend):
+    """The three pairs rotate by a quarter turn, by an eighth backwards and by half a turn."""
     radians = (math.pi / 2, -math.pi / 4, math.pi)
     spec = rw.RopeSpec(6, scaling=frequencies.Given(radians=radians), layout=layout)
     half = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0]  # pairs (1, 10), (2, 20), (3, 30)
@@ -222,7 +222,7 @@ def test_hand_computed_turns(layout, backend):
 
 @every_scaling
 def test_position_zero_is_the_identity(name):
-    """f(q, 0) = q, the start of the functional equation."""
+    """f(q, 0) = q, the initial condition of RoFormer's functional equation."""
     spec = sample_spec(name, magnitude_on="scale")
     if name == "xpos":
         spec = spec.with_(scaling=frequencies.XPos(center=0))  # where its growth starts
@@ -261,9 +261,9 @@ def test_xpos_scores_decay_with_distance():
     assert bool((size.diff(dim=0) < 0).all())
 
 
-def test_multiplied_positions_are_relative_and_added_ones_are_not():
-    """RoPE's scores are the same after a shift, exactly; adding sinusoids to q and k keeps cross
-    terms with the content.
+def test_scores_with_rope_are_relative_and_scores_with_added_sinusoids_are_not():
+    """RoPE's scores stay the same after a shift of all positions. Sinusoids that are added to q and
+    k also multiply the content, so those scores change.
     """
     q, k = torch.randn(2, 1, 1, S, 10, dtype=torch.float64)
     spec = rw.RopeSpec(10)

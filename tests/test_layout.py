@@ -61,7 +61,7 @@ def random_of(dtype, *shape):
 @pytest.mark.parametrize(("source", "target"), BOTH_WAYS)
 @pytest.mark.parametrize(("head_dim", "rotary_dim", "rotary_start"), SLICES)
 class TestConvert:
-    def test_moves_every_member_of_every_pair(
+    def test_every_dimension_goes_where_the_index_formula_says(
         self, source, target, head_dim, rotary_dim, rotary_start
     ):
         x = torch.arange(3 * head_dim).reshape(3, head_dim)
@@ -258,7 +258,7 @@ class TestFused:
             )
 
 
-def test_grouped_is_how_falcon_splits_it():
+def test_the_packing_grouped_is_the_order_of_falcons_fused_qkv():
     modeling = pytest.importorskip("transformers.models.falcon.modeling_falcon")
     heads, kv_heads, head_dim = 4, 2, 6
     falcon = SimpleNamespace(

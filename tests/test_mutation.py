@@ -55,7 +55,7 @@ MISTAKES = [
         "table",
         "magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power",
         "1.0",
-        "test_table.py::test_the_magnitude_is_raised_to_the_power",
+        "test_table.py::test_cos_and_sin_are_multiplied_by_the_magnitude_to_magnitude_power",
     ),
 ]
 

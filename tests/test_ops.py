@@ -114,10 +114,7 @@ def test_gradients_through_apply_rotary_pos_emb():
     )
 
 
-def test_the_gradient_in_place_is_the_transpose_and_a_leaf_is_refused():
-    """In place on a value that autograd made: its gradient is the transpose, and a leaf is left
-    alone.
-    """
+def test_in_place_the_gradient_is_right_and_a_leaf_or_saved_tensor_is_refused():
     rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
     y = torch.randn(B, H, S, HEAD_DIM)
     (expected,) = torch.autograd.grad(rope(2 * x), x, y)
@@ -348,7 +345,7 @@ class Watching(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
 )
-def test_a_watched_table_rotation_and_its_gradient_read_one_layout_and_write_the_other(
+def test_a_traced_table_rotation_changes_the_layout_and_its_gradient_changes_it_back(
     layout, layout_out
 ):
     x, weights = torch.randn(2, B, H, S, 12, dtype=torch.float64)
@@ -383,8 +380,8 @@ def test_meta_tensors_give_shapes():
 
 
 def test_the_files_of_compiled_tests_pass_in_another_process(full):
-    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
-    without them compiles.
+    """The runtime type checks of the tests wrap functions in ways that dynamo cannot trace, so a
+    process without them compiles.
     """
     files = [Path(__file__).parent / name for name in ("compiled.py", "models/decoder_compiled.py")]
     run_tests(files, full, "--noconftest", "-p", "sampling", "--show-capture=no")

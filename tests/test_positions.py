@@ -87,10 +87,10 @@ class TestPacked:
         assert packed(torch.tensor([0, 2, 3]), total=6).tolist() == [0, 1, 0, 0, 1, 2]
 
     @pytest.mark.parametrize("boundaries", [[1, 3], [0, 4, 2], [-1, 2], [0, -3]])
-    def test_refuses_what_are_not_boundaries(self, boundaries):
+    def test_refuses_boundaries_that_do_not_begin_with_0_or_that_decrease(self, boundaries):
         assert_refused("cu_seqlens", lambda: packed(torch.tensor(boundaries)))
 
-    def test_refuses_a_total_that_cuts_a_sequence(self):
+    def test_refuses_a_total_below_the_last_boundary(self):
         with pytest.raises(RopeError, match="end at most at"):
             packed(torch.tensor([0, 5]), total=4)
 
@@ -98,7 +98,7 @@ class TestPacked:
         with pytest.raises(RopeError, match="begin with 0"):
             packed(torch.zeros(0, dtype=torch.int64))
 
-    def test_asks_for_the_total_where_reading_it_would_wait(self):
+    def test_requires_total_where_boundaries_are_not_on_the_cpu(self):
         assert_refused("total", lambda: packed(torch.zeros(3, dtype=torch.int64, device="meta")))
 
 
@@ -126,20 +126,20 @@ class TestLeftPadded:
 
 class TestGrid:
     @pytest.mark.parametrize("sizes", [(5,), (3, 5), (2, 3, 4), (2, 1, 3, 2)])
-    def test_is_raster_order(self, sizes):
+    def test_cells_are_in_raster_order(self, sizes):
         expected = list(itertools.product(*map(range, sizes)))
         found = grid(*sizes)
         assert found.shape == (len(sizes), 1, math.prod(sizes))
         assert [tuple(cell) for cell in found[:, 0].T.tolist()] == expected
 
-    def test_starts_where_it_is_told(self):
+    def test_the_first_cell_is_at_start(self):
         assert torch.equal(
             grid(2, 3, start=(10, 20)), grid(2, 3) + torch.tensor([10, 20])[:, None, None]
         )
         assert torch.equal(grid(2, 3, start=4), grid(2, 3) + 4)
 
     @pytest.mark.parametrize(("sizes", "merge"), [((4, 6), 2), ((6, 3), 3), ((2, 4, 4), 2)])
-    def test_merge_walks_block_by_block(self, sizes, merge):
+    def test_merge_orders_the_last_two_axes_in_blocks(self, sizes, merge):
         *outer, height, width = sizes
         expected = [
             (*head, by * merge + y, bx * merge + x)
@@ -175,7 +175,7 @@ class TestMultimodal:
         st.sampled_from(["space", "max"]),
     )
     @settings(max_examples=150, deadline=None)
-    def test_is_the_rule_token_by_token(self, rows, merge, time_merge, padding, resume):
+    def test_positions_and_delta_follow_the_rule(self, rows, merge, time_merge, padding, resume):
         positions, delta = multimodal(
             rows, merge=merge, time_merge=time_merge, padding=padding, resume=resume
         )
@@ -189,7 +189,7 @@ class TestMultimodal:
             )
             assert delta[i] == max(map(max, row), default=-1) + 1 - len(row)
 
-    def test_text_goes_on_one_past_a_far_frame(self):
+    def test_with_resume_max_text_continues_one_past_the_last_frame(self):
         positions, delta = multimodal([[Video(2, 1, 1, interval=2.0**22), Text(3)]], resume="max")
         assert positions[:, 0, 2:].tolist() == [[2**22 + 1, 2**22 + 2, 2**22 + 3]] * 3
         assert delta.tolist() == [2**22 + 4 - 5]
@@ -203,7 +203,7 @@ class TestMultimodal:
         assert time[:-1].tolist() == (torch.arange(frames) * interval).long().tolist()
         assert time[-2:].tolist() == [last, last + 1]
 
-    def test_first_release_and_transformers_5_part_after_a_long_video(self):
+    def test_resume_space_and_max_differ_after_a_video_longer_than_its_sides(self):
         row = [[Text(1), Video(6, 2, 2), Text(1)]]
         # 1 + longer side 2: inside the video's time span
         assert multimodal(row)[0][:, 0, -1].tolist() == [
@@ -249,7 +249,7 @@ class TestMultimodal:
 
 
 class TestPatchCentres:
-    def test_are_the_middles_of_equal_cells(self):
+    def test_centres_are_the_middles_of_equal_cells(self):
         found = patch_centres(3, 4)
         assert found.dtype == torch.float64
         assert found.shape == (2, 1, 12)
@@ -335,7 +335,7 @@ def test_nothing_waits_for_the_gpu():
         ),
     ],
 )
-def test_refuses_what_is_no_count(call, field):
+def test_wrong_arguments_of_builders_are_refused_by_field(call, field):
     assert_refused(field, call)
 
 
@@ -350,14 +350,14 @@ def test_refuses_what_is_no_count(call, field):
         ("width", lambda n: Video(2, 2, n), 1),
     ],
 )
-def test_the_ends_of_every_size(field, make, least):
+def test_sizes_of_segments_are_accepted_within_their_bounds_and_refused_outside(field, make, least):
     for size in (least, 2**31):
         assert getattr(make(size), field) == size
     for size in (least - 1, 2**31 + 1, 2.0, True):
         assert_refused(field, lambda: make(size))  # noqa: B023 - called at once
 
 
-def test_builders_compile_to_one_graph():
+def test_packed_and_left_padded_compile_to_one_graph():
     def build(boundaries, mask):
         return packed(boundaries, total=5), left_padded(mask)
 
@@ -369,7 +369,7 @@ def test_builders_compile_to_one_graph():
         assert torch.equal(found, expected)
 
 
-def test_positions_may_lie_far_before_zero_and_are_never_complex():
+def test_an_offset_may_be_far_below_0_and_a_complex_one_is_refused():
     assert rw.positions.consecutive(2, -(10**12)).tolist() == [-(10**12), 1 - 10**12]
     assert_refused("offset", lambda: consecutive(2, torch.zeros(3, dtype=torch.complex64)))
 
@@ -380,7 +380,7 @@ def test_a_merged_grid_must_divide_on_both_sides():
             rw.positions.grid(*sizes, merge=2)
 
 
-def test_an_image_may_be_one_patch_high():
+def test_an_image_of_one_row_has_its_columns_as_positions():
     found, delta = rw.positions.multimodal([[rw.positions.Image(1, 3)]])
     assert found[:, 0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 2]]
     assert delta.tolist() == [0]

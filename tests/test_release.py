@@ -19,7 +19,7 @@ def test_package_citation_and_changelog_have_one_version():
     assert f"## [{rw.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def test_the_changelog_is_short():
+def test_the_changelog_has_at_most_80_lines():
     assert len((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 

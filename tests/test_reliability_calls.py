@@ -77,7 +77,7 @@ def test_item_26_w11_an_empty_tensor_keeps_its_shape(name, shape):
     )
 
 
-def test_item_26_w12_positions_do_not_broadcast_over_tokens():
+def test_item_26_w12_positions_of_another_length_than_the_tokens_are_refused():
     rope = rw.Rope(sample_spec())
     for shape in ((B, 1), (1, 1), (1,), (S, B), (S + 1,)):
         assert_refused(
@@ -206,8 +206,8 @@ def test_item_33_partial_rotary_pairs_and_counts_within_the_slice(layout):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("order", ["chunked", "interleaved", "ernie"])
-def test_item_36_every_pair_listens_to_its_own_axis(order, layout):
-    """Only the pairs of an axis rotate when only that axis moves."""
+def test_item_36_every_pair_rotates_by_its_own_axis_alone(order, layout):
+    """If the position changes on one axis, only the pairs of that axis rotate."""
     spec = sample_spec(axis=order, layout=layout)
     x = x_of(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     for axis in range(3):
@@ -231,8 +231,8 @@ def test_item_37_odd_head_dim_is_refused_when_built(head_dim):
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_38_w18_left_padding_and_eviction_change_no_bit(name):
-    """A padded row, counted by its own positions, turns as the row without padding; so does a cache
-    after eviction.
+    """A padded row with its own positions rotates as the row without padding; the tokens that a
+    cache kept rotate as in the whole row.
     """
     rope, x = rw.Rope(sample_spec(name)), x_of(1, H, S, HEAD_DIM)
     padded = torch.cat((x_of(1, H, 4, HEAD_DIM), x), 2)

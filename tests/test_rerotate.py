@@ -106,7 +106,7 @@ def test_magnitude_stays_unless_asked_for(backend):
     assert torch.equal(kept[..., :2], k[..., :2])
 
 
-def test_match_magnitude_holds_when_the_slices_differ():
+def test_match_magnitude_works_if_the_rotated_slices_differ():
     spec = sample_spec("yarn")
     to = spec.with_(rotary_dim=6)
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -161,15 +161,15 @@ def test_rerotated_keys_are_rounded_once(dtype, change, backend):
     found = rotation.rerotate(cached, spec, before, after, to=to, backend=run_by)
     assert found.dtype == dtype
     # the exact move of what is in the cache, by the definition alone
-    exact = rebuilt(undone(cached, spec, before), to, after)
+    exact = rebuilt(rotated_backwards(cached, spec, before), to, after)
     if dtype in (torch.float16, torch.bfloat16):
         assert ulps(found, exact) <= 2
     else:
         assert_close(found.double(), exact, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
 
 
-def undone(k, spec, positions):
-    """The definition backwards: the rotation by minus the position."""
+def rotated_backwards(k, spec, positions):
+    """Return k rotated by the definition at minus its positions."""
     return definition(k, spec, -positions, key=True)
 
 
@@ -199,8 +199,8 @@ def test_rerotation_in_place_has_the_same_bits_and_gradients_are_right():
 
 
 @pytest.mark.parametrize("change", ["layout", "layout out"])
-def test_another_layout_needs_the_same_dimensions(change):
-    """Which pair becomes which is clear only where both specs rotate the same dimensions."""
+def test_rerotation_to_another_layout_and_another_slice_is_refused(change):
+    """Which pair moves where is defined only if both specs rotate the same dimensions."""
     spec, k, positions = sample_spec(), torch.randn(B, H, S, HEAD_DIM), torch.arange(S)
     other = spec.with_(**CHANGES[change], **CHANGES["fewer dims"])
     assert_refused("to", lambda: rotation.rerotate(k, spec, positions, positions, to=other))

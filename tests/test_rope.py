@@ -73,7 +73,7 @@ TREATMENTS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("treatment", TREATMENTS)
 @pytest.mark.parametrize("name", FIXED)
-def test_no_treatment_changes_a_bit(name, treatment):
+def test_casts_copies_and_moves_of_the_module_change_no_bit_of_a_rotation(name, treatment):
     spec = sample_spec(name)
     x = x_of()
     where = {"positions": torch.randint(0, 60 if name == "xpos" else 10**7, (B, S))}
@@ -151,7 +151,7 @@ def test_tables_equal_the_definition(name, axis):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_tables_as_transformers_has_them(layout):
+def test_cos_sin_hf_repeats_each_entry_as_transformers_does(layout):
     rope = rw.Rope(sample_spec("yarn", layout=layout))
     positions = torch.arange(S)[None]
     cos, sin = rope.cos_sin_hf(positions)
@@ -190,7 +190,7 @@ def test_learned_frequencies_begin_with_those_of_the_start_scaling():
     assert_close(rope(x, positions=positions), definition(x, plain, positions), rtol=0, atol=1e-12)
 
 
-def test_learned_frequencies_rotate_by_their_exponent():
+def test_learned_frequencies_are_the_initial_ones_times_exp_of_log_scale():
     """omega_i exp(alpha_i), written out."""
     rope = rw.Rope(rw.RopeSpec(10, scaling=frequencies.Learnable()))
     alpha = torch.randn(5)
@@ -245,7 +245,9 @@ def test_gradient_of_learned_frequencies(start, axis):
 @pytest.mark.parametrize("magnitude_on", ["qk", "q"])
 @pytest.mark.parametrize("start", ["yarn", "xpos"])
 @pytest.mark.parametrize("axis", ["one", "chunked", "round_robin"])
-def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
+def test_untrained_learned_frequencies_rotate_as_their_start_scaling(
+    start, axis, magnitude_on, key
+):
     """Before training they rotate, rotate back and write tables as the scaling they start from."""
     plain = sample_spec(
         start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half"
@@ -310,7 +312,7 @@ def test_real_coordinates_rotate_by_the_definition():
 
 
 @pytest.mark.parametrize("call", ["rotate", "unrotate"])
-def test_every_way_in_uses_the_backend_of_the_module(call):
+def test_every_method_of_rope_uses_its_backend(call):
     rope, x = rw.Rope(rw.RopeSpec(10), backend="triton"), torch.randn(1, 1, 7, 10)
     with pytest.raises(rw.RopeError, match="triton"):
         getattr(rope, call)(x)

@@ -17,7 +17,7 @@ from ropewalk.spec import PRECISIONS
 from ropewalk_lab import selfcheck
 
 
-def test_definition_is_the_power_law():
+def test_the_frequencies_of_the_definition_are_powers_of_theta():
     with mpmath.workdps(50):
         expected = [mpmath.power(500_000, -mpmath.mpf(2 * i) / 10) for i in range(5)]
         for ours, theirs in zip(selfcheck.definition(5, 500_000.0), expected, strict=True):
@@ -43,12 +43,12 @@ def test_true_angles_are_those_of_mpmath(position):
 
 @pytest.mark.parametrize("policy", PRECISIONS)
 @pytest.mark.parametrize("position", selfcheck.POSITIONS)
-def test_every_policy_keeps_its_bound(policy, position):
+def test_the_error_of_every_precision_is_within_its_bound(policy, position):
     row = selfcheck.precision(policy, position, width=4)
     assert row.ok, row
 
 
-def test_precision_bounds_tell_the_policies_apart():
+def test_no_precision_is_within_the_bound_of_a_more_exact_one():
     errors = {policy: selfcheck.precision(policy, 131_072, width=16) for policy in PRECISIONS}
     assert (
         errors["exact"].error < 1e-7 < 1e-3 < errors["hf_frequencies"].error <= errors["hf"].error

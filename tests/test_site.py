@@ -143,7 +143,7 @@ def test_every_page_is_built_and_in_the_menu(site, parsed):
 
 
 @needs_sphinx
-def test_names_in_the_menu_are_short(site):
+def test_names_in_the_menu_have_at_most_24_characters(site):
     text = (site / "index.html").read_text(encoding="utf-8")
     names = re.findall(
         r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
@@ -186,7 +186,7 @@ def test_no_link_of_the_site_is_broken(site, parsed):
 
 
 @needs_sphinx
-def test_every_page_loads_from_here_alone(parsed):
+def test_no_page_loads_anything_from_another_host(parsed):
     """Nothing is fetched from another host to show a page."""
     fetched = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//")
     assert [file.name for file in parsed if fetched.search(file.read_text(encoding="utf-8"))] == []

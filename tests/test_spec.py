@@ -65,7 +65,7 @@ def test_no_field_can_be_written():
 
 
 def test_a_spec_holds_its_fields_and_its_fingerprint():
-    """And, where an equal one was made before, that one, by which the fingerprint is found."""
+    """If an equal spec was made before, it also holds that spec, which `spec_of` returns."""
     assert set(vars(BASE)) - {"_live"} == {*OTHERS, "_fingerprint"}
 
 
@@ -209,7 +209,7 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
         )
 
 
-def test_what_is_left_out_is_filled_in():
+def test_the_defaults_of_a_spec():
     spec = RopeSpec(10)
     assert (spec.theta, spec.scaling, spec.layout, spec.output_layout) == (
         10_000.0,
@@ -239,7 +239,7 @@ def test_what_is_left_out_is_filled_in():
     assert RopeSpec(10, layout="interleaved", layout_out="half").layout_out == "half"
 
 
-def test_what_a_spec_says_about_itself():
+def test_the_properties_of_a_spec():
     assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).learned
     assert RopeSpec(12, scaling=fq.Learnable()).learned
     assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).fractional
@@ -289,10 +289,7 @@ def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
             RopeSpec(**fields)
 
 
-def test_changing_a_field_changes_what_followed_it():
-    """The changed spec is the one you would have written; a default resolved before does not stay
-    behind.
-    """
+def test_with_gives_the_spec_that_has_the_changed_field_from_the_start():
     assert RopeSpec(8).with_(layout="interleaved") == RopeSpec(8, layout="interleaved")
     assert RopeSpec(8).with_(head_dim=16) == RopeSpec(16)
     assert RopeSpec(8).with_(rotary_start=2) == RopeSpec(8, rotary_start=2)
@@ -303,7 +300,7 @@ def test_changing_a_field_changes_what_followed_it():
     assert split.with_(layout_out="interleaved") == RopeSpec(8, layout="interleaved")
 
 
-def test_frequencies_stand_on_the_axis_of_their_pair():
+def test_the_frequency_of_a_pair_is_on_its_axis_and_0_on_the_others():
     spec = RopeSpec(8, axes=axes.chunked([1, 2, 1]))
     radians = tensors(spec).radians
     assert radians.shape == (4, 3)
@@ -325,7 +322,7 @@ def test_axes_with_ladders_of_their_own_start_again_from_the_fastest():
     assert torch.equal(grown, once[[0, 0, 1, 1]])
 
 
-def test_frequencies_of_each_row_under_an_axis_map():
+def test_each_row_has_the_frequencies_of_its_length_under_an_axis_map():
     spec = RopeSpec(8, scaling=fq.Dynamic(4.0, 100), axes=axes.axial(2, 2))
     lengths = torch.tensor([50, 1000, 101])
     radians = tensors(spec, lengths).radians
@@ -378,13 +375,13 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
         )
 
 
-def test_a_base_below_one_is_a_base():
-    """Frequencies then grow from pair to pair; only what counts turns needs theta > 1."""
+def test_a_theta_below_one_is_accepted_without_a_scaling():
+    """Frequencies then grow from pair to pair; only scalings that count turns need theta > 1."""
     radians = tensors(RopeSpec(8, theta=0.5)).radians
     assert radians.tolist() == pytest.approx([0.5 ** (-i / 4) for i in range(4)])
 
 
-def test_a_slice_that_reached_the_end_of_the_head_goes_on_reaching_it():
+def test_a_slice_to_the_end_of_the_head_reaches_the_end_of_a_new_head_dim():
     assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotated_dims == 16
     assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotated_dims == 8
 
@@ -404,7 +401,7 @@ def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
     )
 
 
-def test_a_new_head_rotates_whole_if_the_old_one_did():
+def test_a_replaced_head_dim_rotates_whole_if_the_old_head_did():
     assert dataclasses.replace(RopeSpec(8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=4), head_dim=12) == RopeSpec(12, rotary_dim=4)

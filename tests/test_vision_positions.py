@@ -44,7 +44,7 @@ def walk(row, origin, resume):
 
 @pytest.mark.parametrize("resume", [None, "space", "max", "time"])
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
-def test_every_origin_and_continuation_is_its_rule(origin, resume):
+def test_every_origin_and_resume_gives_the_positions_of_its_rule(origin, resume):
     positions, _ = multimodal([ROW, ROW[:2]], origin=origin, resume=resume, padding="left")
     rule = resume or {"start": "space", "zero": "max", "time": "time"}[origin]
     expected, _ = walk(ROW, origin, rule)
@@ -58,7 +58,7 @@ def test_every_origin_and_continuation_is_its_rule(origin, resume):
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
 @pytest.mark.parametrize("resume", [None, "max", "time"])
 @pytest.mark.parametrize("last", [Image(4, 6), Video(5, 2, 2), Text(3)])
-def test_decoding_goes_on_where_a_longer_prompt_would(origin, resume, last):
+def test_decode_positions_continue_as_a_longer_prompt_would(origin, resume, last):
     resume = "max" if (origin, resume) == ("start", None) else resume
     _, delta = multimodal([[Text(2), last]], origin=origin, resume=resume)
     whole, _ = multimodal([[Text(2), last, Text(2)]], origin=origin, resume=resume)
@@ -81,7 +81,7 @@ def test_video_rope_puts_every_frame_around_its_time():
 
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 5), (4, 1)])
 @pytest.mark.parametrize("normalise", ["separate", "max", "min"])
-def test_centres_have_the_chosen_unit(height, width, normalise):
+def test_patch_centres_have_the_unit_that_normalise_chooses(height, width, normalise):
     centres = rw.positions.patch_centres(height, width, normalise=normalise)
     unit = {
         "separate": (height, width),
@@ -140,7 +140,7 @@ class TestAugmented:
         assert seen.mean().abs() < 0.2 * bound
         assert torch.allclose(seen[:, 0], seen[:, 1]) is shared
 
-    def test_is_what_transformers_does(self, monkeypatch):
+    def test_augmented_centres_equal_those_of_transformers(self, monkeypatch):
         modeling = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
         theirs = modeling.get_patches_center_coordinates(3, 5, torch.float64, torch.device("cpu"))
         assert_close(self.centres[:, 0].T, theirs)

@@ -68,7 +68,7 @@ def test_learned_is_what_transformers_computes_from_a_checkpoints_alpha():
         assert_close(found, wanted[..., : spec.pairs], rtol=0, atol=3e-7)
 
 
-def test_what_learnable_learned_becomes_a_fixed_spec():
+def test_learned_with_the_log_scale_of_a_learnable_rope_rotates_as_that_rope():
     rope = rw.Rope(rw.RopeSpec(10, scaling=fq.Learnable(fq.Linear(2.0))))
     with torch.no_grad():
         rope.log_scale.copy_(torch.tensor([0.3, -0.2, 0.0, 1.5, -2.0]))
@@ -90,7 +90,7 @@ def test_what_learnable_learned_becomes_a_fixed_spec():
 @pytest.mark.parametrize(
     "inner", [fq.Default(), fq.Dynamic(2.0, 8), fq.XPos(64.0, 3), fq.Yarn(64, factor=4.0)]
 )
-def test_all_but_the_frequencies_is_that_of_the_inner_scaling(wrap, inner):
+def test_magnitude_center_and_needs_length_are_those_of_the_inner_scaling(wrap, inner):
     scaling = wrap(inner)
     assert scaling.needs_length == inner.needs_length
     ours, theirs = (formula(s, 8, 1e4, 20) for s in (scaling, inner))
@@ -122,7 +122,7 @@ def test_configs_with_copes_flags_are_read_and_written(rope, flags, soft):
     assert "soft" in str(rw.explain({**LLAMA, **rope, **flags}))
 
 
-def test_both_flags_clip_softly_as_in_the_code():
+def test_a_config_with_both_flags_of_cope_clips_softly():
     assert rw.from_hf({**LLAMA, "use_cope": True, "use_hardclip": True}).scaling == fq.Clipped(
         fq.Default(), 20, True
     )

@@ -63,7 +63,7 @@ def test_turns_and_wavelengths_are_those_worked_out_by_hand():
     )
 
 
-def test_nothing_repeats_where_nothing_rotates():
+def test_no_pair_with_frequency_0_repeats():
     found = analysis.aliasing([0.0, 0.0], 100)
     assert (found.shortest, found.longest, found.repeating) == (math.inf, math.inf, 0)
 
