@@ -26,11 +26,11 @@ RINGS = {
     4: "cli __main__",
 }
 RING_OF = {name: ring for ring, names in RINGS.items() for name in names.split()}
-#: the public names are at the root, which imports them when they are used; only what is outside may
-#: use them through it
+#: `ropewalk/__init__.py` imports public names of every ring, so only modules of the outermost ring
+#: may import it
 ROOT_RING = 4
 
-#: what a rope does not load
+#: libraries that `import ropewalk` and `ropewalk.Rope` do not load
 OPTIONAL = (
     "transformers",
     "triton",

@@ -269,7 +269,7 @@ class TestMixed:
     def test_the_first_coordinate_multiplies_the_first_frequency(self):
         rope, x = self.rope(), torch.randn(1, 3, 4, 10)
         with torch.no_grad():
-            rope.mixed[..., 1] = 0  # the second axis is silent
+            rope.mixed[..., 1] = 0  # all frequencies on the second axis
         at = grid(2, 2)
         elsewhere = at.clone()
         elsewhere[1] += 100
@@ -290,7 +290,8 @@ class TestMixed:
         torch.testing.assert_close(
             along / along.norm(dim=-1, keepdim=True), directions[:, None].expand(-1, 2, -1)
         )
-        assert torch.pdist(directions).min() > 1e-3  # the heads look in different directions
+        # every head has another direction
+        assert torch.pdist(directions).min() > 1e-3
 
     def test_the_start_follows_its_seed(self):
         assert torch.equal(

@@ -25,8 +25,7 @@ def at_offset(offset):
     return rw.Rope(SPEC)(torch.zeros(1, 1, 2, 2 * PAIRS), offset=offset)
 
 
-#: field -> calls with a value just outside its bounds; on the device "meta" a sequence takes no
-#: memory
+#: field -> calls with a value just outside its bounds; tensors on the device "meta" take no memory
 OUTSIDE = {
     "alpha": [
         lambda: fq.Learned(alpha=(50.5,) * PAIRS),

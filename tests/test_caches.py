@@ -43,7 +43,8 @@ class TestCache:
         for name, size in (("a", 4), ("b", 4), ("c", 2)):
             cache.keep(name, name, size)
         assert (list(cache), cache.bytes) == (["a", "b", "c"], 10)
-        assert cache.newest("a") == "a"  # used again, so b is now the oldest
+        # "a" becomes the newest entry, so "b" is now the oldest
+        assert cache.newest("a") == "a"
         cache.keep("d", "d", 1)
         assert (list(cache), cache.bytes) == (["c", "a", "d"], 7)
 

@@ -369,13 +369,13 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
     q, k = (memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), start) for start in (0, 13))
     with pytest.raises(rw.RopeError, match="inplace"):
         rope(q, k, inplace=True)
-    # side by side they may
+    # k begins right after the end of q
     rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():
-    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7: they meet in one. Moved on by one they
-    never do.
+    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7, so they share element 4; if k begins
+    one element later, they share none.
     """
     memory = torch.zeros(9)
     q = memory.as_strided((3,), (2,), 0)
@@ -407,7 +407,7 @@ def test_shared_elements_are_those_that_have_one_address():
             for _ in "qk"
         )
         if any(x.unique().numel() < x.numel() for x in (q, k)):
-            continue  # these lie on themselves and are refused before
+            continue  # a tensor that overlaps itself is refused by another check
         shared = bool(set(q.flatten().tolist()) & set(k.flatten().tolist()))
         assert tokens._share_elements(q, k) == shared
         seen[shared] += 1

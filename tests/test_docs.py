@@ -52,7 +52,7 @@ def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
         program = compile("\n" * line + body, str(path), "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # extend tells which engines compute something else: it is right to, and the pages go on
+            # the warning of `extend` about engines that compute something else
             warnings.filterwarnings("ignore", message=r"[\w.-]+ at [\d,]+ tokens: ")
             # the documents are ours, and running them is the test
             exec(program, namespace)  # noqa: S102

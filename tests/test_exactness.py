@@ -39,7 +39,7 @@ def test_half_precision_is_rounded_once_at_ten_million(dtype, layout, backend):
     exact = definition(x, spec, positions)
     found = rotation.rotate(x, spec, positions, backend=run_by)
     assert ulps(found, exact) <= 1.05
-    # one rounding: almost every value is the nearest one there is
+    # rounded once, almost every value is the nearest one of its dtype
     assert float((found == exact.to(dtype)).double().mean()) > 0.99
 
 

@@ -110,7 +110,7 @@ def test_radians_are_the_rounded_digits(rule):
 @pytest.mark.parametrize("theta", [1e-30, 1e-9, 1.5, 1e250, 1.7e308])
 def test_parameters_beyond_the_range_of_float64_give_finite_frequencies(scaling, theta):
     if theta <= 1 and scaling.name not in ("ntk", "llama3"):
-        return  # refused
+        return  # these scalings refuse theta <= 1
     spec = rw.RopeSpec(128, theta, scaling)
     expected = [float(value) for value in oracle(scaling, 128, theta)[0]]
     assert list(spec.ladder_frequencies().radians) == pytest.approx(expected, rel=1e-15, abs=1e-300)

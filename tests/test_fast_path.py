@@ -175,7 +175,7 @@ def test_an_offset_no_integer_can_hold_is_refused(offset):
         rope(q, k, offset=offset)
 
 
-#: how a call may differ from the known one: what is done to q and to k, and what else is said
+#: how a call may differ from the prepared one: (change of q, change of k, other keyword arguments)
 CHANGES = {
     "gradient of q": (lambda q: q.requires_grad_(), None, {}),
     "gradient of k": (None, lambda k: k.requires_grad_(), {}),

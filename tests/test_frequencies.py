@@ -21,7 +21,7 @@ from ropewalk.tensor_frequencies import TorchNumbers, formula
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
 
-#: at least one instance of each, with no field at a value that hides it
+#: at least one instance of each scaling; in one of them no field has a value without effect
 SAMPLES: dict[str, list[Scaling]] = {
     "default": [fq.Default()],
     "linear": [fq.Linear(1.0), fq.Linear(4.0), fq.Linear(2.5)],

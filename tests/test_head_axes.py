@@ -68,7 +68,7 @@ def sample(spec, dtype=torch.float64, batch=2, heads=HEADS):
 def test_rotations_are_the_definition_for_grouped_queries_too(spec, dtype, bound):
     (q, positions), (k, _) = sample(spec, dtype, heads=3 * HEADS), sample(spec, dtype)
     rope = rw.Rope(spec)
-    for _ in range(2):  # the second call would be the prepared one
+    for _ in range(2):  # the second call could take the fast path
         rotated_x = rope(q, k, positions)
         for x, y in zip((q, k), rotated_x, strict=True):
             assert_close(y.double(), by_definition(x, spec, positions), rtol=0, atol=bound)
@@ -166,7 +166,7 @@ def test_text_under_axes_by_head_is_plain_rope_in_heads_that_rotate():
     plain = rw.Rope(spec.with_(axes=None))(x, offset=9)
     ours = rw.Rope(spec)(x, offset=9)
     assert_close(ours[:, :3], plain[:, :3], rtol=0, atol=1e-12)
-    # the fourth head is only brought into halves
+    # the fourth head does not rotate: only its layout becomes "half"
     still = torch.cat([x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1)
     assert_close(ours[:, 3], still, rtol=0, atol=0)
 

@@ -32,7 +32,7 @@ LAYOUTS = [
     ("interleaved", "half"),
     ("half", "interleaved"),
 ]
-#: rotations alone: no magnitude, and nothing that follows the position but the angle
+#: all scalings but xPos, whose magnitude depends on the position
 PURE = [name for name in rw.frequencies.SCALINGS if name != "xpos"]
 B, H, S = 2, 3, 7
 
@@ -102,7 +102,8 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
 def test_rotations_by_two_positions_add_up(name, m, n):
     """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
     spec = sample_spec(name, magnitude_on="scale")
-    if name == "xpos":  # its growth adds up too, counted from a centre of 0
+    # the growths of xPos at two positions add up, too, if its center is 0
+    if name == "xpos":
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     rotate_it = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
@@ -282,7 +283,7 @@ def test_scores_with_rope_are_relative_and_scores_with_added_sinusoids_are_not()
 
     exactly(rotary(0), rotary(100))
     assert float((additive(0) - additive(100)).abs().max()) > 0.5
-    # the positions alone are relative; their sum is not
+    # products of sinusoids alone are relative; those of content plus sinusoids are not
     exactly(waves(0) @ waves(0).mT, waves(100) @ waves(100).mT)
     exactly(rotation.rotate(q, spec).norm(dim=-1), q.norm(dim=-1))
     assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1

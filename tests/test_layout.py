@@ -182,7 +182,8 @@ def test_scores_survive_the_conversion_of_weights_biases_norms_and_adapters(sour
     before = model.scores(x, source, slice_)
     after = model.converted(source, target, slice_).scores(x, target, slice_)
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(model.scores(x, target, slice_), before)  # unconverted weights do not
+    # unconverted weights in the target layout give other scores
+    assert not torch.allclose(model.scores(x, target, slice_), before)
 
 
 def test_lora_moves_b_and_leaves_a():
@@ -351,7 +352,7 @@ def train_previous_token(layout):
     def loss(layout):
         embed, query, key, value, out = params
         tokens = torch.randint(0, vocab, (16, length))
-        # a part that is the same for all tokens, so that position alone can be looked at
+        # the 1 is the same for all tokens, so that scores can depend on positions alone
         x = embed[tokens] + 1
         q, k = rw.Rope(rw.RopeSpec(width, theta=100.0, layout=layout))(
             (x @ query)[:, None], (x @ key)[:, None]

@@ -61,7 +61,7 @@ def test_gradients_of_queries_and_keys():
     assert gradgradcheck(
         lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True
     )
-    # either alone, the other frozen or unused
+    # the gradient of one tensor if the other needs none, or is not used
     assert_close(
         torch.autograd.grad(both(q, k)[1].sum(), k)[0],
         torch.autograd.grad(both(q.detach(), k)[1].sum(), k)[0],
@@ -100,7 +100,8 @@ def test_gradients_of_learned_frequencies_survive_vmap():
         torch.autograd.grad(y.pow(3).sum(), rope.log_scale)[0] for y in (mapped, looped)
     )
     assert_close(found, expected)
-    with pytest.raises(rw.RopeError, match="rotate_by"):  # rather than a gradient that is missing
+    # the op has no gradient for tables, so it refuses tables that require one
+    with pytest.raises(rw.RopeError, match="rotate_by"):
         torch.ops.ropewalk.rotate_by_table(
             xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2
         )
@@ -157,7 +158,7 @@ def test_the_tangent_of_a_rotation_is_the_rotated_tangent():
             out = forward_ad.unpack_dual(rope(forward_ad.make_dual(primal, tangent)))
             assert_close(out.primal, rope(x))
             assert_close(out.tangent, rope(tangent))
-            # one of two, and in place
+            # a tangent of q alone, and a rotation in place
             q, k = rope(forward_ad.make_dual(primal, tangent), x)
             assert_close(forward_ad.unpack_dual(q).tangent, rope(tangent))
             assert forward_ad.unpack_dual(k).tangent is None

@@ -134,7 +134,7 @@ class TestAgainstTransformers:
         frame = Image(2 * merge, 3 * merge)
         row = [Text(2), frame, Text(3), frame, Text(1), Image(merge, 4 * merge), Text(2)]
         inputs, _ = as_hf([row], merge, 1, "right")
-        # the two frames are one video of two frames to transformers, and the last grid an image
+        # transformers takes the first two grids as one video of two frames, the last as an image
         kinds = inputs["mm_token_type_ids"]
         kinds[:, : 2 + 6 + 3 + 6] *= 2
         inputs |= {

@@ -18,14 +18,14 @@ from ropewalk.table import cos_sin
 from tensor_forms import tensors
 
 NAN, INF = float("nan"), float("inf")
-#: no number of any kind
+#: values that no field for a number accepts
 NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
 NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
 POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
-#: products with any length or period must fit in a float32
+#: values that are refused because a product with some length or period would not fit in a float32
 BOUNDED = (*POSITIVE, 0.999e-18, 1.001e18, 5e-324, 1e-308, 1.7e308)
 AT_LEAST_ONE = (*POSITIVE, 0.999, 1.001e30, 1e300)
-#: its square must fit in a float32, upside down too
+#: values that are refused because the square, or its inverse, would not fit in a float32
 MAGNITUDE = (*POSITIVE, 0.999e-18, 1.001e18, 1e-300, 1e300)
 LENGTH = (*NOT_INTEGERS, 0, -1)
 SHARE = (*NOT_NUMBERS, -0.001, 1.001)

@@ -218,7 +218,7 @@ def test_item_36_every_pair_rotates_by_its_own_axis_alone(order, layout):
         ]
         pairs = moved.view(2, 5).T if layout == "half" else moved.view(5, 2)
         assert pairs.any(-1).tolist() == [a == axis for a in spec.axis_of_pair]
-    # (3, S) is three rows, not three axes
+    # positions [3, S] are read as three rows, not as three axes
     assert_refused(
         "positions", lambda: rw.Rope(spec)(x_of(), positions=torch.zeros(3, S, dtype=torch.int64))
     )
@@ -238,7 +238,7 @@ def test_item_38_w18_left_padding_and_eviction_change_no_bit(name):
     padded = torch.cat((x_of(1, H, 4, HEAD_DIM), x), 2)
     positions = torch.cat((torch.zeros(4, dtype=torch.int64), torch.arange(S)))
     assert torch.equal(rope(padded, positions=positions)[:, :, 4:], rope(x))
-    # tokens 2 and 3 were thrown out; the new one is still token 6
+    # tokens 2 and 3 were evicted; the last token keeps position 6
     length = S if rope.spec.needs_length else None
     kept = torch.tensor([0, 1, 4, 5, 6])
     assert torch.equal(

@@ -73,7 +73,7 @@ def test_keys_moved_to_another_spec_equal_rebuilt_ones(change, backend):
     before, after = (sample_positions(spec, B, S) for _ in range(2))
     found = rotation.rerotate(rebuilt(k, spec, before), spec, before, after, to=to, backend=run_by)
     if change == "layout":
-        # a layout says where the members of a pair lie: the same keys, their pairs moved
+        # the expected keys have the same pairs in the places of the other layout
         first, second = k[..., 2:7].clone(), k[..., 7:12].clone()
         k = k.clone()
         k[..., 2:12:2], k[..., 3:12:2] = first, second
@@ -160,7 +160,7 @@ def test_rerotated_keys_are_rounded_once(dtype, change, backend):
     cached = rotation.rotate(k, spec, before, backend=run_by)
     found = rotation.rerotate(cached, spec, before, after, to=to, backend=run_by)
     assert found.dtype == dtype
-    # the exact move of what is in the cache, by the definition alone
+    # the cached keys, which are rounded once already, moved by the definition
     exact = rebuilt(rotated_backwards(cached, spec, before), to, after)
     if dtype in (torch.float16, torch.bfloat16):
         assert ulps(found, exact) <= 2
@@ -222,6 +222,7 @@ def test_rope_rerotates_with_its_own_settings_and_refuses_learned_frequencies():
     assert_refused("rerotate", lambda: learned.rerotate(k, before, after))
     error = assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))
     assert error.value == learned.spec.scaling
-    for name in ("backend", "tables"):  # those of the module
+    # the module gives both, so the call does not accept them
+    for name in ("backend", "tables"):
         with pytest.raises(TypeError, match=name):
             rope.rerotate(k, before, after, **{name: "eager"})

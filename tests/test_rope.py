@@ -174,7 +174,7 @@ def test_cos_sin_hf_repeats_each_entry_as_transformers_does(layout):
 def test_old_checkpoints_load(legacy):
     layer = Layer(sample_spec())
     weights = {**layer.state_dict(), f"rope.{legacy}": torch.randn(5)}
-    layer.load_state_dict(weights)  # strict
+    layer.load_state_dict(weights, strict=True)
     with pytest.raises(RuntimeError, match=r"rope\.something"):
         layer.load_state_dict({**weights, "rope.something": torch.randn(5)})
 

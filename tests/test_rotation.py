@@ -26,7 +26,7 @@ from ropewalk.kernels import request as request_module
 B, H, S = 2, 3, 7
 every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 both_layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
-#: order of (batch, head, token) in x, and where the tokens are
+#: name -> (the order of the axes batch, head and token in x, the axis of the tokens)
 ORDERS = {"BHSD": ((0, 1, 2), -2), "BSHD": ((0, 2, 1), -3), "SBHD": ((2, 0, 1), -4)}
 
 
@@ -279,7 +279,7 @@ def test_strides_beyond_32_bits(backend):
     spec = sample_spec()
     apart = 2**31 + 8
     try:
-        # pages are only taken where they are written
+        # pages of memory are taken only where they are written
         memory = torch.empty(apart + 200, dtype=torch.float16)
     except RuntimeError:
         pytest.skip("4.3 GB of address space are not to be had")

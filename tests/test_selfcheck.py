@@ -68,8 +68,8 @@ def test_every_law_holds_on_this_machine():
 
 
 def test_words_in_another_order_differ_only_with_positions():
-    """M1, against attention written out in NumPy: without positions every word's output stays, with
-    RoPE it does not.
+    """Attention written out in NumPy is the reference: without positions no word's output changes,
+    with RoPE it does.
     """
     assert selfcheck.order_difference(None) < 1e-14
     words = torch.randn(
@@ -145,7 +145,7 @@ def stretched():
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_broken_kernel_is_caught(monkeypatch, mistake):
-    # timing counts positions, so only the error's explicit positions go through the mistake
+    # timed calls have no positions and stay right; the calls that measure the error have positions
     change = lambda request: request if request.positions is None else MISTAKES[mistake](request)
     monkeypatch.setitem(BACKENDS, "broken", broken(change))
     row = selfcheck.backend_speed("broken", "bfloat16", tokens=2, seconds=0)
@@ -186,4 +186,4 @@ def test_each_step_measures_what_its_name_says():
 def test_clock_returns_a_median_of_at_least_three_calls():
     calls = []
     assert selfcheck.clock(lambda: calls.append(1), seconds=0) >= 0
-    assert len(calls) == 4  # one to warm up
+    assert len(calls) == 4  # three, after one to warm up

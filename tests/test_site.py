@@ -235,7 +235,7 @@ def test_every_name_that_a_page_imports_is_in_the_reference(documented):
 def entries(name: str, documented: set[str]) -> list[object]:
     """Every object of this name that the reference has an entry for, in any module."""
     modules = [entry.rpartition(".")[0] for entry in documented if entry.endswith(f".{name}")]
-    # an entry of a method has a class in place of the module
+    # the entry of a method has a class before its name, not a module, so it is left out
     found = [sys.modules[module] for module in modules if module in sys.modules]
     return [getattr(module, name) for module in found]
 
@@ -381,7 +381,7 @@ def test_the_search_finds_the_right_page_first(site, language):
 
 
 def test_every_public_name_has_a_docstring():
-    kept_elsewhere = (dict,)  # a registry is told about in the reference
+    kept_elsewhere = (dict,)  # the reference describes registries, which have no docstring
     bare = [
         name
         for name in rw.__all__

@@ -148,7 +148,7 @@ def test_numbers_that_are_equal_make_equal_specs():
 def test_a_graph_finds_its_spec_by_the_fingerprint():
     for spec in SPECS:
         assert spec_of(spec.fingerprint) == spec
-        # nothing of this process in it: a graph kept on disk finds its spec in the next one
+        # a graph on disk finds its spec in another process, so no address is in the fingerprint
         assert f"{id(type(spec)):x}" not in spec.fingerprint
 
 
@@ -362,7 +362,7 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
         fq.Given((1.0,) * 4, 1.5),
     ):
         assert RopeSpec(8, scaling=scaling, magnitude_on="scale").softmax_factor == 2.25
-    # the score of q and k is the same wherever the magnitude goes
+    # the score of q and k is the same for every `magnitude_on`
     position = torch.tensor([7])
     for on in ("qk", "q", "scale"):
         spec = RopeSpec(8, scaling=yarn, magnitude_on=on)
@@ -440,10 +440,10 @@ def own_scaling(step, count=None):
 
 
 def test_a_class_that_is_defined_again_has_its_own_tables():
-    """Python gives the address of a class that is gone to a new one."""
+    """Python may give a new class the address of one that was deleted."""
     positions = torch.tensor([7])
     gc.collect()
-    gc.freeze()  # what other tests left is not looked at 30 times
+    gc.freeze()  # the 30 collections below skip the objects of earlier tests
     for i in range(30):
         step = 0.1 + 0.01 * i
         cos, _ = cos_sin(RopeSpec(4, scaling=own_scaling(step)), positions)

@@ -171,7 +171,7 @@ def test_two_levels_equal_the_phase():
     for ours, by_phase in zip(cos_sin(spec, positions, dtype=torch.float64), phase, strict=True):
         assert float((ours - by_phase).abs().max()) < 2e-15
     for ours, by_phase in zip(cos_sin(spec, positions), phase, strict=True):
-        # one ulp of the float32 result, in the rare place where a double rounds across the middle
+        # the two float64 values may round to neighbouring float32 numbers
         assert (
             float(
                 ((ours - by_phase.float()).abs() / by_phase.float().abs().clamp(min=2**-30)).max()
@@ -209,7 +209,8 @@ def test_cos_and_sin_of_a_position_do_not_depend_on_other_positions_or_the_dtype
             for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True)
         )
     TABLES.clear()
-    # mates beyond the tables' reach take another way; this row must not
+    # positions outside the two-level table are computed in another way, which must not change the
+    # rows of the others
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
         assert all(

@@ -44,7 +44,7 @@ def q_and_k(spec, dtype=torch.float32, seq=S):
     )
 
 
-#: how a call says where its S tokens are, and where they then are
+#: name -> (the arguments that place the S tokens of a call, the positions that they give)
 WHERE = {
     "nothing": ({}, torch.arange(S)),
     "offset": ({"offset": 260}, torch.arange(S) + 260),

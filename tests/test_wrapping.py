@@ -58,7 +58,8 @@ def test_learned_is_what_transformers_computes_from_a_checkpoints_alpha():
     theirs = modeling.MistralLarge4TextRotaryEmbedding(config)
     theirs.alpha.copy_(torch.linspace(-0.6, 0.4, theirs.alpha.numel()))
     spec = rw.from_hf(config, precision="hf")
-    with as_users_call():  # a tensor is accepted
+    # alpha may be a tensor
+    with as_users_call():
         spec = spec.with_(scaling=fq.Learned(spec.scaling, alpha=theirs.alpha))
     positions = torch.tensor([[0, 1, 77, 4099]])
     cos, sin = theirs(torch.zeros(1), positions)
@@ -79,7 +80,7 @@ def test_learned_with_the_log_scale_of_a_learnable_rope_rotates_as_that_rope():
     q, positions = torch.randn(1, 2, 7, 10, dtype=torch.float64), torch.arange(7) * 31
     assert_close(kept.rotate(q, positions), rope.rotate(q, positions), rtol=0, atol=1e-12)
     assert not list(kept.parameters())
-    # which learned parameters cannot do
+    # a rope with learned frequencies refuses to rerotate
     shifted = kept.rerotate(kept.rotate(q, positions), positions, positions + 5)
     assert_close(shifted, kept.rotate(q, positions + 5), rtol=0, atol=1e-10)
 
