@@ -34,7 +34,7 @@ def zeros(*shape, dtype=torch.int64, **about):
 
 
 def call(*xs, name="default", axis="one", **where):
-    """A call of a module, put off; x is well made unless it is given."""
+    """Return a function that calls a module with `xs`, by default one valid tensor."""
     return lambda: rope_of(name, axis)(*(xs or (x_of(),)), **where)
 
 

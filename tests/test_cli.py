@@ -182,7 +182,7 @@ def test_an_interrupt_ends_with_exit_code_130(capsys, monkeypatch):
 
 
 def wait() -> None:
-    """Wait for what never comes."""
+    """Raise the error of Ctrl-C."""
     raise KeyboardInterrupt
 
 

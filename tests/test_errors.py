@@ -124,7 +124,7 @@ def test_an_integer_fits_in_63_bits_unless_told_otherwise():
     assert refused(integer, 2**62 + 1, low=0).value == 2**62 + 1
 
 
-def test_a_flag_is_true_or_false_and_nothing_like_them():
+def test_flag_accepts_true_and_false_alone():
     assert flag("width", True) is True
     assert flag("width", False) is False
     for value in (0, 1, "true", None, np.bool_(True), []):

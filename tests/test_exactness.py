@@ -115,8 +115,8 @@ def test_output_has_the_dtype_of_its_input(dtype):
 
 
 def call(name, dtype, backend):
-    """The rotation of x [.., S, D] at positions [B, S], with a length given so that parts see the same
-    one.
+    """Return a function that rotates x [.., S, D] at positions [B, S]; its length is fixed, so that
+    parts of a sequence have the frequencies of the whole.
     """
     spec = sample_spec(name)
     length = 40 if spec.needs_length else None

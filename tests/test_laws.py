@@ -46,7 +46,7 @@ def exactly(x, y, tolerance=1e-12):
 
 
 def length_of(spec):
-    """A length past the trained one, so that scalings that follow it have something to do."""
+    """Return a length beyond the trained one for a length-dependent scaling, else None."""
     return 20 if spec.needs_length else None
 
 

@@ -186,7 +186,7 @@ def test_scores_survive_the_conversion_of_weights_biases_norms_and_adapters(sour
     assert not torch.allclose(model.scores(x, target, slice_), before)
 
 
-def test_lora_moves_b_and_leaves_a():
+def test_convert_lora_permutes_b_and_returns_a_unchanged():
     a, b = torch.randn(3, 12), torch.randn(20, 3)
     same, moved = convert_lora(a, b, "half", "interleaved", head_dim=10)
     assert same is a
@@ -315,7 +315,7 @@ class TestProbe:
         assert found.losses[layout] < 0.1
         assert found.margin > 0.3
 
-    def test_follows_a_conversion(self, layout):
+    def test_the_probe_finds_the_new_layout_of_converted_weights(self, layout):
         head, (other,) = LooksBack(layout), set(LAYOUTS) - {layout}
         head.convert(layout, other)
         assert probe_layout(head.loss).layout == other

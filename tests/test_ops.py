@@ -141,7 +141,7 @@ def test_positions_changed_before_the_backward_are_noticed():
         y.sum().backward()
 
 
-def test_gradients_that_are_not_contiguous():
+def test_output_gradients_may_be_not_contiguous():
     rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
     full = torch.randn(B, S, 1, HEAD_DIM).expand(B, S, H, HEAD_DIM).transpose(1, 2)
     for grad in (full, torch.ones(()).expand(B, H, S, HEAD_DIM)):
@@ -260,7 +260,9 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
 
 
 def test_a_mapped_axis_that_shares_its_angles_costs_one_call(monkeypatch):
-    """One more axis for the kernel, not a loop over it; only mapped angles are taken one by one."""
+    """If x alone is mapped, its mapped axis is one more axis of a single call; mapped angles need a
+    call each.
+    """
     rope, calls, execute = rw.Rope(sample_spec()), [], ops.execute
     monkeypatch.setattr(
         ops, "execute", lambda *args: (calls.append(len(args[0])), execute(*args))[1]
@@ -389,7 +391,7 @@ def test_the_files_of_compiled_tests_pass_in_another_process(full):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_only_what_needs_a_gradient_has_one(layout):
+def test_only_the_tensor_that_requires_a_gradient_has_one(layout):
     """Where only q requires a gradient, k's result requires none, and the other way round."""
     rope = rw.Rope(rw.RopeSpec(6, layout=layout))
     for needed in ("q", "k"):
@@ -408,7 +410,7 @@ def test_only_what_needs_a_gradient_has_one(layout):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(("start", "width"), [(0, 6), (0, 4), (2, 4), (1, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_of_gradients_is_each_of_them(layout, start, width, dtype):
+def test_a_batched_backward_equals_one_backward_for_each_gradient(layout, start, width, dtype):
     """`is_grads_batched` and `jacobian(vectorize=True)` map over the backward without functorch."""
     rope = rw.Rope(rw.RopeSpec(6, layout=layout, rotary_start=start, rotary_dim=width))
     x = torch.randn(1, 2, 3, 6, dtype=dtype, requires_grad=True)

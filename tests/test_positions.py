@@ -196,8 +196,8 @@ class TestMultimodal:
 
     @pytest.mark.parametrize(("frames", "interval", "last"), [(11, 0.7, 7), (101, 0.29, 29)])
     def test_frames_round_as_in_float32(self, frames, interval, last):
-        """10 * 0.7 and 100 * 0.29 are whole in float32; in float64 one or the other falls just
-        below.
+        """In float32 10 * 0.7 and 100 * 0.29 are integers; in float64 the second is just below
+        29.
         """
         time = multimodal([[Video(frames, 1, 1, interval), Text(1)]], resume="max")[0][0, 0]
         assert time[:-1].tolist() == (torch.arange(frames) * interval).long().tolist()
@@ -290,7 +290,7 @@ def every_builder(device):
 
 
 def test_no_builder_reads_a_value_of_a_tensor():
-    """A meta tensor has no values: whoever asks for one fails."""
+    """A meta tensor has no values, so a builder that reads one fails."""
     for made, real in zip(every_builder("meta"), every_builder("cpu"), strict=True):
         assert made.device.type == "meta"
         assert (made.shape, made.dtype) == (real.shape, real.dtype)
@@ -391,6 +391,6 @@ def test_the_centres_of_an_image_of_one_row():
     assert centres.tolist() == [[[0.0] * 4], [[-1.5, -0.5, 0.5, 1.5]]]
 
 
-def test_rows_that_are_no_rows_are_refused():
+def test_multimodal_refuses_rows_that_are_no_list():
     with pytest.raises(rw.RopeError), as_users_call():
         rw.positions.multimodal(5)

@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_rope_has_no_state_and_a_call_changes_nothing(name):
+def test_a_rope_has_no_state_and_a_call_changes_no_attribute(name):
     rope = rw.Rope(sample_spec(name))
     assert rope.state_dict() == {}
     assert not list(rope.parameters())
@@ -94,7 +94,7 @@ def test_a_rope_built_on_meta_rotates_by_the_definition():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_scaling
-def test_autocast_changes_nothing(name, dtype):
+def test_autocast_changes_no_rotation_and_no_table(name, dtype):
     rope, x = rw.Rope(sample_spec(name)), x_of()
     where = {"positions": torch.arange(S) + (50 if name == "xpos" else 65_536)}
     expected, tables = rope(x, x.to(dtype), **where), rope.cos_sin(where["positions"])
@@ -171,7 +171,7 @@ def test_cos_sin_hf_repeats_each_entry_as_transformers_does(layout):
 
 
 @pytest.mark.parametrize("legacy", LEGACY_STATE)
-def test_old_checkpoints_load(legacy):
+def test_frequencies_in_a_state_dict_are_ignored_and_other_unknown_names_refused(legacy):
     layer = Layer(sample_spec())
     weights = {**layer.state_dict(), f"rope.{legacy}": torch.randn(5)}
     layer.load_state_dict(weights, strict=True)

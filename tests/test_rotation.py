@@ -31,7 +31,7 @@ ORDERS = {"BHSD": ((0, 1, 2), -2), "BSHD": ((0, 2, 1), -3), "SBHD": ((2, 0, 1), 
 
 
 def bits(x):
-    """Exact comparison that also tells -0.0 from 0.0."""
+    """Return the bits of floats as integers: NaN equals itself, and -0.0 differs from 0.0."""
     return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 

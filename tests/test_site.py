@@ -80,11 +80,11 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, request) -> Path:
-    """The site, built once in a process of its own: the runtime checks of the tests change
-    signatures.
+    """Return the folder of the site, built once, in a process without the tests' type checks, which
+    change signatures.
 
-    Without functions and classes in the contents of a page: for the menu, the theme copies the
-    contents of all pages on each; and, but with --full, with the menu on a few pages only.
+    To save time, the contents of a page list no functions and classes, which the menu of every page
+    would repeat, and without --full only a few pages have the menu.
     """
     folder = tmp_path_factory.mktemp("site")
     options = [

@@ -69,7 +69,7 @@ def test_a_spec_holds_its_fields_and_its_fingerprint():
     assert set(vars(BASE)) - {"_live"} == {*OTHERS, "_fingerprint"}
 
 
-def test_every_field_is_part_of_the_identity():
+def test_specs_that_differ_in_one_field_are_unequal_and_have_other_fingerprints():
     assert set(OTHERS) == {field.name for field in dataclasses.fields(RopeSpec)}
     for i, one in enumerate(SPECS):
         for j, other in enumerate(SPECS):
@@ -181,7 +181,7 @@ NO_FINGERPRINTS = {
 
 
 @pytest.mark.parametrize("key", NO_FINGERPRINTS.values(), ids=list(NO_FINGERPRINTS))
-def test_what_is_no_fingerprint_is_refused(key):
+def test_a_text_that_is_no_fingerprint_is_refused(key):
     with pytest.raises(RopeError, match=r"fingerprint.*keep its RopeSpec"):
         spec_of(key)
 
@@ -346,7 +346,7 @@ def test_precision_decides_the_rounding_of_frequencies():
     assert max(ulps) < 1e-6
 
 
-def test_where_the_magnitude_goes_decides_the_softmax_scale():
+def test_softmax_factor_has_the_magnitude_only_with_magnitude_on_scale():
     yarn = fq.Yarn(factor=4.0)
     magnitude = 0.1 * math.log(4) + 1
     assert RopeSpec(8, scaling=yarn).softmax_factor == 1.0

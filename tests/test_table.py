@@ -128,7 +128,7 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
         assert phase_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
 
 
-def test_steps_of_frequencies_beyond_the_integers_of_float64():
+def test_phase_steps_of_frequencies_from_1e14_to_1e20_are_right_to_107_bits():
     random = 10 ** (
         torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6 + 14
     )
