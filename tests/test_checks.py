@@ -422,7 +422,7 @@ def test_the_error_for_one_axis_proposes_no_shape_with_axes():
     assert "must be [7], [2, 7] or [3, 2, 7] for these tokens" in many
 
 
-def test_a_row_is_as_long_as_its_farthest_position_on_any_axis():
+def test_the_length_of_a_row_is_one_past_its_largest_position_on_any_axis():
     rope, x = rope_of("dynamic", "chunked"), x_of(dtype=torch.float64)
     positions = torch.zeros(3, B, S, dtype=torch.int64)
     positions[1, 0, 2], positions[2, 1, 5] = 40, 90

@@ -156,7 +156,9 @@ def test_unknown_command_is_refused_with_the_nearest_known(capsys):
         (["inspect", ""], "the argument after 'inspect'"),
     ],
 )
-def test_an_empty_argument_is_not_the_current_folder(words, named, capsys, tmp_path, monkeypatch):
+def test_an_empty_argument_is_refused_and_not_read_as_the_current_folder(
+    words, named, capsys, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")
@@ -262,7 +264,7 @@ def test_the_extras_are_those_of_the_project():
     assert set(info.extras()) <= set(declared)
 
 
-def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
+def test_info_shows_why_a_backend_cannot_run(capsys, monkeypatch):
     monkeypatch.setitem(
         BACKENDS, "quantum", Backend(lambda x, request: "no qubits here", eager.run)
     )
@@ -312,7 +314,7 @@ def test_demo_json_is_one_object(capsys, tmp_path, quick):
     assert {row["name"] for row in found["speed"]} >= set(BACKENDS)
 
 
-def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick):
+def test_demo_exits_with_1_if_a_backend_rotates_wrongly(capsys, tmp_path, monkeypatch, quick):
     def run(xs, outs, request):
         for x, out in zip(xs, outs, strict=True):
             out.copy_(x)

@@ -86,7 +86,7 @@ def test_readmes_show_make_demo_and_make_test(path):
 
 
 @readme
-def test_readmes_are_short_and_link_the_page_first(path):
+def test_readmes_have_at_most_130_lines_and_link_the_browser_page_first(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 130
     other_language, first = (match["target"] for match in list(LINK.finditer(text))[:2])
@@ -95,7 +95,7 @@ def test_readmes_are_short_and_link_the_page_first(path):
 
 
 @readme
-def test_readmes_open_with_a_quick_start_and_a_picture(path):
+def test_readmes_have_a_first_python_block_of_at_most_7_lines_and_a_picture(path):
     _, first = blocks(path, "python")[0]
     assert len(first.strip().splitlines()) <= 7
     assert re.search(r"!\[[^\]]+\]\(docs/images/[\w-]+\.png\)", prose(path))

@@ -114,7 +114,7 @@ def test_item_07_w06_positions_that_are_no_integers_are_refused(dtype):
 
 @FOLLOWS_LENGTH
 @pytest.mark.parametrize("short", [4, 64, 65, 100])
-def test_item_08_w07_a_long_call_leaves_nothing_behind(name, short):
+def test_item_08_w07_a_long_call_does_not_change_a_later_short_one(name, short):
     x = x_of(1, H, 300, HEAD_DIM)
     rope, fresh = (rw.Rope(sample_spec(name, theta=theta)) for theta in (9_999.0, 9_999.0))
     rope(x)
@@ -145,7 +145,7 @@ def test_item_10_calls_of_one_length_keep_their_own_offsets(name):
 
 
 @pytest.mark.parametrize("first", DTYPES)
-def test_item_11_the_first_caller_does_not_choose_the_dtype(first):
+def test_item_11_the_dtype_of_the_first_call_does_not_round_later_ones(first):
     rope = rw.Rope(sample_spec(theta=1_000.0 + DTYPES.index(first)))
     rope(x_of(dtype=first))
     wide = x_of().double()
@@ -287,7 +287,7 @@ def test_item_19_another_device_gets_tables_of_its_own():
     assert rope(x_of().to("meta")).is_meta
 
 
-def test_item_20_memory_order_does_not_matter():
+def test_item_20_the_strides_of_a_tensor_change_no_bit():
     spec, x = sample_spec(), x_of()
     for view in (
         x.transpose(1, 2).contiguous().transpose(1, 2),

@@ -33,7 +33,7 @@ def test_item_22_in_place_is_refused_where_autograd_needs_the_value():
 
 
 def test_item_22_every_path_has_a_backward():
-    """No path returns a tensor that has forgotten where it came from."""
+    """A tensor rotated in any way has a gradient function."""
     x, rope, table = x_of().requires_grad_(), rw.Rope(sample_spec()), torch.rand(S, 5)
     for out in (
         rope(x),
@@ -105,9 +105,9 @@ def test_item_27_negative_positions_follow_the_definition(name):
     )
 
 
-def test_item_28_there_is_no_end_of_the_table():
-    """A small table first, then far past it, and on both sides of every limit in between, in one
-    call.
+def test_item_28_positions_beyond_every_table_follow_the_definition():
+    """After a first call with few tokens: positions on both sides of the end of each table, together
+    and one by one.
     """
     rope, x = rw.Rope(sample_spec(theta=5_555.0)), x_of(1, 1, 10, HEAD_DIM)
     rope(x)
