@@ -156,9 +156,7 @@ def test_unknown_command_is_refused_with_the_nearest_known(capsys):
         (["inspect", ""], "the argument after 'inspect'"),
     ],
 )
-def test_an_empty_argument_is_refused_and_not_read_as_the_current_folder(
-    words, named, capsys, tmp_path, monkeypatch
-):
+def test_an_empty_argument_is_refused(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")

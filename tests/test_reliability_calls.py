@@ -106,8 +106,8 @@ def test_item_27_negative_positions_follow_the_definition(name):
 
 
 def test_item_28_positions_beyond_every_table_follow_the_definition():
-    """After a first call with few tokens: positions on both sides of the end of each table, together
-    and one by one.
+    """After a first call with few tokens, at positions on both sides of the end of each table,
+    together and one by one.
     """
     rope, x = rw.Rope(sample_spec(theta=5_555.0)), x_of(1, 1, 10, HEAD_DIM)
     rope(x)

@@ -78,8 +78,8 @@ def test_specs_that_differ_in_one_field_are_unequal_and_have_other_fingerprints(
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_every_field_of_a_scaling_is_part_of_the_identity(name):
-    """A cache keyed on less hands one model another one's table."""
+def test_specs_whose_scalings_differ_in_one_field_have_other_fingerprints(name):
+    """Otherwise a cache would give one spec the table of another."""
     other = {
         "factor": 3.0,
         "original_length": 77,
