@@ -206,7 +206,7 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
         ):
             raise RopeError(
                 name,
-                f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads",
+                f"must have one row or x's {rows} rows, and one head or x's {heads} heads",
                 list(table.shape),
             )
         if table.device != x.device:

@@ -51,7 +51,8 @@ PREPARED = Cache("prepared calls", entries=1024, points_into=TABLES)
 #: the most prepared calls under one key; they differ in strides, dtypes or devices
 MOST_PER_KEY = 8
 
-#: torch.compile's guards and allocators; a torch without them has no fast path
+#: torch's module with the guards and allocators of torch.compile; without its guards there is no
+#: fast path
 _compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _Guard = getattr(_compiled, "TensorGuards", None)
 #: the hooks that torch runs for every module; torch never replaces these dicts
