@@ -1,8 +1,8 @@
-"""From a clone to a report by copying from the README: its blocks run in an environment where only
-the wheel is new.
+"""The blocks of the README run, from installation to report, in a fresh environment that has
+ropewalk from its wheel.
 
-The environment is a fresh one that sees the libraries of this one (torch is not downloaded again),
-and not the sources.
+The environment also has the libraries of the one that runs the tests, so that torch is not
+downloaded again; it does not see the sources.
 """
 
 import json
@@ -43,7 +43,7 @@ def commands() -> list[list[str]]:
 
 
 def run(command: list, folder: Path, timeout: int = 240) -> str:
-    """Standard output of a command that must succeed; this checkout is out of its sight."""
+    """Return the standard output of a command that must succeed; it does not see this checkout."""
     env = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
     }

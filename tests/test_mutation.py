@@ -1,5 +1,5 @@
-"""The tests can fail: seven mistakes of real libraries, each found by the test that is meant to;
-three of them without --full.
+"""The tests can fail: a named test finds each of seven mistakes of real libraries, when it is put
+into the code; without --full, three mistakes are tried.
 
 `python tools/mutate.py` does the same with thousands of generated mutants.
 """

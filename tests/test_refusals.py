@@ -214,7 +214,7 @@ def test_the_smallest_theta_gives_finite_tables(precision):
 
 
 def test_the_two_ends_of_a_ramp_in_the_wrong_order_are_refused():
-    """The first end must have at least as many turns as the second."""
+    """The first end must not be below the second."""
     for scaling in (fq.Yarn, fq.DynamicYarn):
         assert "beta_slow = 32" in str(
             assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0))  # noqa: B023

@@ -143,8 +143,8 @@ def test_item_29_longrope_switches_after_the_last_trained_token():
 
 @FOLLOWS_LENGTH
 def test_item_30_w17_keys_cached_before_the_limit_can_be_moved(name):
-    """Decode across the limit: the cached keys, moved to the new length, are those of one full
-    forward.
+    """When decoding passes the trained length, the cached keys, moved to the new length, equal
+    those of one forward pass over all tokens.
     """
     rope, k = rw.Rope(sample_spec(name)), x_of(1, H, 12, HEAD_DIM, dtype=torch.float64)
     full = rope.rotate(k, key=True)

@@ -1,4 +1,4 @@
-"""A spec is a value: frozen, hashable, equal by its fields, known by one fingerprint, the same
+"""A spec is a value: frozen, hashable, equal by its fields, identified by one fingerprint, the same
 after any copy.
 """
 
