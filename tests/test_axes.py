@@ -252,7 +252,7 @@ class TestMixed:
         return torch.cat([x[..., :1], z.real, z.imag, x[..., 9:]], dim=-1)
 
     @pytest.mark.parametrize("kind", [torch.int64, torch.float64])
-    def test_value_and_gradients_are_the_definition(self, kind):
+    def test_rotations_by_mixed_axes_and_their_gradients_follow_the_definition(self, kind):
         rope, x = self.rope(), torch.randn(2, 3, 6, 10, dtype=torch.float64, requires_grad=True)
         positions = (torch.rand(2, 2, 6, dtype=torch.float64) * 20).to(kind)
         weight = torch.randn_like(x)
@@ -293,7 +293,7 @@ class TestMixed:
         # every head has another direction
         assert torch.pdist(directions).min() > 1e-3
 
-    def test_the_start_follows_its_seed(self):
+    def test_mixed_start_depends_on_the_seed(self):
         assert torch.equal(
             mixed_start(axes.MixedAxes(3, 4, seed=5)), mixed_start(axes.MixedAxes(3, 4, seed=5))
         )

@@ -86,7 +86,7 @@ class TestCache:
         caches.clear_caches()
         assert [(info.name, info.entries) for info in cache_infos()] == [("a", 0), ("b", 0)]
 
-    def test_threads_keep_the_bounds(self, named):
+    def test_threads_keep_a_cache_within_its_bounds(self, named):
         cache = Cache("numbers", entries=50, bytes=300)
 
         def work(seed):

@@ -83,7 +83,7 @@ class TestConvert:
         )
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_there_and_back_is_the_same_bits(
+    def test_converting_there_and_back_gives_the_same_bits(
         self, source, target, head_dim, rotary_dim, rotary_start, dtype
     ):
         x = random_of(dtype, 2, 3, head_dim)
@@ -92,7 +92,7 @@ class TestConvert:
         assert there.dtype == dtype
         assert torch.equal(bits(convert_layout(there, target, source, **where)), bits(x))
 
-    def test_converting_and_rotating_commute(
+    def test_converting_then_rotating_equals_rotating_then_converting(
         self, source, target, head_dim, rotary_dim, rotary_start
     ):
         where = {"head_dim": head_dim, "rotary_dim": rotary_dim, "rotary_start": rotary_start}
@@ -309,7 +309,7 @@ class LooksBack:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 class TestProbe:
-    def test_finds_the_layout_of_a_head_that_looks_back(self, layout):
+    def test_the_probe_finds_the_layout_of_a_head_that_looks_back(self, layout):
         found = probe_layout(LooksBack(layout).loss)
         assert found.layout == layout
         assert found.losses[layout] < 0.1
@@ -320,13 +320,13 @@ class TestProbe:
         head.convert(layout, other)
         assert probe_layout(head.loss).layout == other
 
-    def test_finds_the_layout_a_model_was_trained_in(self, layout):
+    def test_the_probe_finds_the_layout_a_model_was_trained_with(self, layout):
         model = train_previous_token(layout)
         found = probe_layout(lambda other: model(other).item())
         assert found.layout == layout
         assert found.losses[layout] < 0.7
 
-    def test_no_layout_is_named_where_the_losses_agree(self, layout):
+    def test_the_probe_names_no_layout_if_the_losses_are_equal(self, layout):
         head = LooksBack(layout)
         found = probe_layout(lambda _: head.loss(layout))
         assert found == LayoutProbe(None, dict.fromkeys(LAYOUTS, head.loss(layout)), 0.0)

@@ -62,11 +62,11 @@ def walk(row, merge, time_merge, resume):
 
 
 class TestConsecutive:
-    def test_counts_from_the_offset(self):
+    def test_consecutive_counts_from_one_offset_for_all_rows(self):
         assert consecutive(4, 7).tolist() == [7, 8, 9, 10]
         assert consecutive(3, -2).tolist() == [-2, -1, 0]
 
-    def test_one_offset_a_row(self):
+    def test_consecutive_counts_from_the_offset_of_each_row(self):
         assert consecutive(3, torch.tensor([0, 5], dtype=torch.int32)).tolist() == [
             [0, 1, 2],
             [5, 6, 7],
@@ -79,7 +79,7 @@ class TestConsecutive:
 class TestPacked:
     @given(st.lists(st.integers(0, 6), max_size=6), st.sampled_from([torch.int32, torch.int64]))
     @settings(deadline=None)
-    def test_every_sequence_counts_from_zero(self, lengths, dtype):
+    def test_packed_counts_every_sequence_from_zero(self, lengths, dtype):
         boundaries = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
         assert packed(boundaries).tolist() == [i for n in lengths for i in range(n)]
 
@@ -94,7 +94,7 @@ class TestPacked:
         with pytest.raises(RopeError, match="end at most at"):
             packed(torch.tensor([0, 5]), total=4)
 
-    def test_refuses_no_boundaries(self):
+    def test_packed_refuses_an_empty_list_of_boundaries(self):
         with pytest.raises(RopeError, match="begin with 0"):
             packed(torch.zeros(0, dtype=torch.int64))
 
@@ -110,13 +110,13 @@ class TestLeftPadded:
         expected = [[0] * (7 - n) + list(range(n)) for n in real]
         assert left_padded(mask).tolist() == expected
 
-    def test_any_number_but_0_is_a_real_token(self):
+    def test_a_mask_entry_other_than_0_marks_a_real_token(self):
         assert left_padded(torch.tensor([[0, 2, 2, -1]])).tolist() == [[0, 0, 1, 2]]
 
     def test_padding_on_the_right_has_the_position_of_the_last_token(self):
         assert left_padded(torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [[0, 1, 2, 2, 2]]
 
-    def test_padding_on_the_left_does_not_change_a_row(self):
+    def test_padding_on_the_left_does_not_change_the_positions_of_real_tokens(self):
         rope = rw.Rope(rw.RopeSpec(head_dim=6))
         x = torch.randn(1, 2, 4, 6)
         shifted = torch.cat([torch.zeros(1, 2, 3, 6), x], dim=2)
@@ -239,7 +239,7 @@ class TestMultimodal:
     def test_an_error_names_the_bad_field(self, call, field):
         assert_refused(field, call)
 
-    def test_delta_continues_the_row(self):
+    def test_decode_positions_by_delta_continue_the_row(self):
         rows = [[Text(2), Image(4, 6)], [Text(5)]]
         _, delta = multimodal(rows, merge=2)
         whole, _ = multimodal([[*row, Text(3)] for row in rows], merge=2, padding="left")

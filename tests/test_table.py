@@ -74,30 +74,30 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 class TestExactness:
-    def test_float32_is_one_rounding_up_to_ten_million(self, spec):
+    def test_float32_cos_and_sin_are_off_by_one_rounding_up_to_ten_million(self, spec):
         assert errors(spec, NEAR) <= 2**-25 + 1e-8
 
-    def test_float64_up_to_ten_million(self, spec):
+    def test_float64_cos_and_sin_are_exact_to_1e_11_up_to_ten_million(self, spec):
         assert errors(spec, NEAR, torch.float64) <= 1e-11  # promised: 6e-9
 
-    def test_float64_within_the_two_level_reach(self, spec):
+    def test_float64_cos_and_sin_of_the_two_level_table_are_exact_to_3e_13(self, spec):
         assert errors(spec, [p for p in NEAR if p < TWO_LEVEL_REACH], torch.float64) <= 3e-13
 
-    def test_half_precision_is_one_rounding(self, spec):
+    def test_16_bit_cos_and_sin_are_off_by_one_rounding(self, spec):
         assert errors(spec, NEAR, torch.bfloat16) <= 2**-9
         assert errors(spec, NEAR, torch.float16) <= 2**-12 + 1e-8
 
-    def test_far_positions(self, spec):
+    def test_float32_cos_and_sin_are_exact_at_far_positions(self, spec):
         assert errors(spec, FAR) <= 5e-8  # promised: 2e-7
         assert errors(spec, [2**40 - 1, 2**40, 2**40 + 1]) <= 5e-7
 
-    def test_negative_positions(self, spec):
+    def test_float32_cos_and_sin_are_exact_at_negative_positions(self, spec):
         assert errors(spec, [-p for p in NEAR]) <= 2**-25 + 1e-8
         assert errors(spec, [-p for p in FAR]) <= 5e-8
         assert errors(spec, [-(2**40), 1 - 2**40]) <= 5e-7
 
-    def test_neighbours_are_distinct_up_to_2_to_the_40(self, spec):
-        """Float32 positions collapse at 2^24."""
+    def test_neighbouring_positions_have_other_cos_and_sin_up_to_2_to_the_40(self, spec):
+        """Float32 holds not every integer above 2^24."""
         for far in (2**24, 2**31, 2**36, 2**40 - 1):
             here, there = torch.cat(cos_sin(spec, torch.tensor([far, far + 1])), dim=-1)
             assert not torch.equal(here, there)

@@ -65,7 +65,7 @@ def test_decode_positions_continue_as_a_longer_prompt_would(origin, resume, last
     assert torch.equal(decode_positions(delta, whole.shape[-1] - 2, tokens=2), whole[..., -2:])
 
 
-def test_mrope_i_resets_space_and_not_the_text_after_it():
+def test_origin_zero_counts_rows_and_columns_from_0_and_text_after_them_goes_on():
     positions, _ = multimodal([[Text(2), Image(2, 3), Text(1)]], origin="zero")
     assert positions[0, 0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5]
     assert positions[1, 0].tolist() == [0, 1, 0, 0, 0, 1, 1, 1, 5]
@@ -114,7 +114,7 @@ def test_dinov3_angles_are_those_worked_out_by_hand():
 class TestAugmented:
     centres = rw.positions.patch_centres(3, 5)
 
-    def test_nothing_is_drawn_without_an_option(self):
+    def test_augmented_without_options_changes_no_centre(self):
         assert torch.equal(rw.positions.augmented(self.centres), self.centres)
 
     @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_eva_rotates_as_timm_does():
 
 
 class TestDiffusion:
-    def test_flux_leaves_text_where_it_is(self):
+    def test_flux_has_all_text_tokens_at_the_origin(self):
         assert rw.positions.flux(2, 3, text=2)[:, 0].T.tolist() == [
             [0, 0, 0],
             [0, 0, 0],
