@@ -79,8 +79,8 @@ class Rope(nn.Module):
         self.spec, self.backend, self.tables = spec, backend, check_strategy(tables, spec)
         # the prepared kernels of the fast path read the tables of "auto"
         self._has_fast_path = type(self) is Rope and tables == "auto"
-        # the spec by which `rerotate` rotates; kept alive because a compiled graph finds it by its
-        # fingerprint
+        # the spec by which `rerotate` rotates unless magnitudes are matched; kept alive because a
+        # compiled graph finds it by its fingerprint
         self._without_magnitude = spec.with_(magnitude_on="scale")
 
     def reset_parameters(self) -> None:

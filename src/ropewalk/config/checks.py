@@ -116,9 +116,7 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
 
 
 def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse a config whose model does not rotate, or that has no rope although its model needs
-    one from it.
-    """
+    """Refuse a config whose model does not rotate, or that lacks the rope which its model needs."""
     model_type = config.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)

@@ -99,8 +99,8 @@ def has_sliding(source: GgufSource, name: str) -> bool:
 
 
 def rotated_layers(source: GgufSource, name: str) -> list[bool]:
-    """Return for each layer whether it rotates; empty if the layer type alone decides it, or if the
-    file does not give the number of layers.
+    """Return for each layer whether it rotates; empty if no rule names single layers, so that the
+    layer type decides, or if the file does not give the number of layers.
     """
     return _rotated(source, name)[0]
 
