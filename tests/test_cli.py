@@ -469,7 +469,7 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
         ),
     ],
 )
-def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, config, args, says):
+def test_errors_name_an_option_only_if_its_value_is_wrong(capsys, tmp_path, config, args, says):
     (tmp_path / "config.json").write_text(json.dumps(BARE | config))
     code, out, err = call(capsys, *(each.format(config=tmp_path) for each in args))
     assert (code, out) == (2, "")

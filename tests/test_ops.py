@@ -129,7 +129,7 @@ def test_in_place_the_gradient_is_right_and_a_leaf_or_saved_tensor_is_refused():
         saved.sum().backward()
 
 
-def test_positions_changed_before_the_backward_are_noticed():
+def test_positions_changed_before_the_backward_raise_an_error():
     rope, x, positions = (
         rw.Rope(sample_spec()),
         torch.randn(B, H, S, HEAD_DIM, requires_grad=True),
@@ -339,7 +339,7 @@ def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
 
 
 class Watching(TorchDispatchMode):
-    """A mode that changes nothing; whatever it watches must be one op."""
+    """A dispatch mode that changes nothing; under it a rotation must be one registered op."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))

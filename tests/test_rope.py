@@ -272,7 +272,7 @@ def test_untrained_learned_frequencies_rotate_as_their_start_scaling(
 @pytest.mark.parametrize(
     "axis_map", [None, axes.MixedAxes(num_heads=H, pairs=4)], ids=["learnable", "mixed"]
 )
-def test_learned_frequencies_are_made_again_after_to_empty(axis_map):
+def test_learned_frequencies_are_initialised_by_reset_parameters_after_to_empty(axis_map):
     spec = rw.RopeSpec(
         8, axes=axis_map, scaling=frequencies.Default() if axis_map else frequencies.Learnable()
     )

@@ -72,7 +72,7 @@ def test_positions_may_be_an_array_of_whole_numbers_of_any_type(kind):
 
 
 @pytest.mark.parametrize("position", [1_000, 131_071, 10_000_000])
-def test_hf_is_off_by_what_float32_angles_are_off_by(position):
+def test_the_error_of_hf_is_that_of_float32_angles(position):
     angles = np.float32(position) * FLOAT32
     true = [cos_sin(step, position) for step in analysis.radians(SPEC)]
     off = max(

@@ -278,7 +278,7 @@ def test_every_encoding_has_an_entry_point_and_a_docstring():
 
 
 @pytest.mark.parametrize(("name", "bidirectional"), [("t5", True), ("t5_causal", False)])
-def test_t5_adds_the_entry_of_transformers_bucket(name, bidirectional):
+def test_t5_adds_the_learned_bias_of_the_bucket_that_transformers_computes(name, bidirectional):
     """32 buckets up to distance 128, as in T5's own configs."""
     encoding = make(name)
     keys = torch.arange(0, 400)
