@@ -26,11 +26,11 @@ RINGS = {
     4: "cli __main__",
 }
 RING_OF = {name: ring for ring, names in RINGS.items() for name in names.split()}
-#: the public names are at the root, which imports them when they are used; only what is outside may
-#: use them through it
+#: `ropewalk/__init__.py` imports public names of every ring, so only modules of the outermost ring
+#: may import it
 ROOT_RING = 4
 
-#: what a rope does not load
+#: libraries that `import ropewalk` and `ropewalk.Rope` do not load
 OPTIONAL = (
     "transformers",
     "triton",
@@ -146,7 +146,7 @@ def test_every_module_has_a_ring():
 
 
 @files
-def test_imports_go_inward(path):
+def test_every_import_is_from_the_same_ring_or_an_inner_one(path):
     if path == SOURCE / "ropewalk" / "__init__.py":
         return
     ring = ring_of(module_of(path))
@@ -171,7 +171,9 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
 
 
 def room_of(module: str) -> str:
-    """A folder inside `interop` or `kernels`, another folder of a package, or a single file."""
+    """Return where a module is: a folder or file in `interop` or `kernels`, else a folder or file
+    directly in its package.
+    """
     package, *parts = module.split(".")
     deep = len(parts) > 2 or (len(parts) == 2 and f"{module}.__init__" in PACKAGES)
     if parts[:1] in (["interop"], ["kernels"]):
@@ -183,7 +185,7 @@ PACKAGES = {f"{module_of(path)}.__init__" for path in FILES if path.name == "__i
 
 
 def test_no_two_files_import_each_other():
-    """Also not through others, also not inside a folder; an import inside a function counts."""
+    """Neither directly nor through other files; an import inside a function counts."""
     assert circles(all_imports()) == []
 
 
@@ -247,8 +249,8 @@ def ours(names: set[str]) -> set[str]:
     return {name for name in names if name.split(".")[0].startswith("ropewalk")}
 
 
-def test_importing_the_package_loads_nothing_else():
-    """Meant: a tenth of a second. Three tries, for a busy machine."""
+def test_importing_ropewalk_loads_no_other_module_of_it_in_a_tenth_of_a_second():
+    """The fastest of three processes counts, because the machine may be busy."""
     tries = [run_alone("import ropewalk") for _ in range(3)]
     assert min(seconds for seconds, _ in tries) < 0.1
     assert ours(tries[0][1]) == {"ropewalk"}
@@ -265,26 +267,26 @@ def test_importing_the_package_loads_nothing_else():
         "from ropewalk import analysis",
     ],
 )
-def test_what_a_rope_is_needs_no_array(statement):
+def test_specs_configs_and_analysis_load_no_array_library(statement):
     _, names = run_alone(statement)
     assert not {"torch", "numpy", "jaxtyping", "transformers"} & names
     assert {n for n in names if n.startswith("ropewalk_lab")} == set()
 
 
-def test_a_rope_loads_few_modules():
+def test_importing_rope_loads_few_modules_and_no_optional_library():
     _, names = run_alone("import ropewalk as rw; rw.Rope")
     assert len(ours(names)) <= 90
     assert {name.split(".")[0] for name in names}.isdisjoint(OPTIONAL)
 
 
 def test_an_exported_program_finds_its_operators_after_the_import():
-    """torch is imported first, or `ropewalk.ops` is imported by name."""
+    """The operators exist if torch was imported before ropewalk, or `ropewalk.ops` was imported."""
     asks = "assert torch.ops.ropewalk.rotate"
     run_alone(f"import torch, ropewalk; {asks}")
     run_alone(f"import ropewalk, torch, ropewalk.ops; {asks}")
 
 
-def test_the_surface_is_small():
+def test_the_package_exports_at_most_24_names():
     assert len(ropewalk.__all__) <= 24
     assert set(dir(ropewalk)) == {*ropewalk.__all__, "__version__"}
 
@@ -294,7 +296,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def foreign_calls(tree: ast.Module) -> list[str]:
-    """Calls that would run code or unpickle data; an `eval()` method of a model is none."""
+    """Calls that would run code or unpickle data; `model.eval()` is not one of them."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     by_name = [name for call in calls if (name := dotted(call.func)) in FOREIGN_CODE]
     shells = [
@@ -328,19 +330,19 @@ def test_nothing_runs_foreign_code(path):
         "exec(s)",
     ],
 )
-def test_the_scan_sees_what_it_looks_for(line):
+def test_the_scan_finds_each_kind_of_foreign_call(line):
     assert foreign_calls(ast.parse(line)) != []
     assert foreign_calls(ast.parse("model.eval(); json.load(f); torch.compile(f)")) == []
 
 
 @files
-def test_nothing_reaches_for_the_network(path):
+def test_no_module_imports_a_network_library(path):
     for name in imports_of(path):
         assert not any(name == banned or name.startswith(banned + ".") for banned in NETWORK), name
 
 
 @files
-def test_everything_public_says_what_it_is(path):
+def test_every_public_class_and_function_has_a_docstring(path):
     tree = tree_of(path)
     assert ast.get_docstring(tree), "the module has no docstring"
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -369,7 +371,7 @@ def test_the_public_names_are_sorted_and_exist():
 
 
 @pytest.mark.parametrize("module", sorted(m for m in MODULES if m.count(".") == 1))
-def test_every_list_of_public_names_is_true(module):
+def test_every_name_in_a_list_of_public_names_exists(module):
     tree = tree_of(next(path for path in FILES if module_of(path) == module))
     for node in tree.body:
         if isinstance(node, ast.Assign) and dotted(node.targets[0]) == "__all__":
@@ -378,7 +380,7 @@ def test_every_list_of_public_names_is_true(module):
 
 
 def test_no_two_classes_share_a_name():
-    """But those of `compat`, which have the names of what they replace."""
+    """Except classes of `compat`, which have the names of what they replace."""
     found: dict[str, list[str]] = {}
     for path in FILES:
         if "compat" in path.parts:

@@ -86,7 +86,7 @@ def assert_angles(spec, positions, axis_of_pair, radians):
 
 
 @pytest.mark.parametrize(("chosen", "axis_of_pair"), SHARED)
-def test_pairs_keep_their_frequency_and_listen_to_their_axis(chosen, axis_of_pair):
+def test_each_pair_rotates_by_its_frequency_times_the_position_on_its_axis(chosen, axis_of_pair):
     pairs = len(axis_of_pair)
     spec = rw.RopeSpec(head_dim=2 * pairs, theta=THETA, axes=chosen)
     radians = [THETA ** (-i / pairs) for i in range(pairs)]
@@ -95,7 +95,7 @@ def test_pairs_keep_their_frequency_and_listen_to_their_axis(chosen, axis_of_pai
 
 @pytest.mark.parametrize("make", [axes.axial, axes.normalised])
 @pytest.mark.parametrize("sections", PER_AXIS)
-def test_axial_axes_count_their_own_pairs_from_the_fastest(sections, make):
+def test_each_axial_axis_has_a_ladder_of_its_own(sections, make):
     spec = rw.RopeSpec(head_dim=2 * sum(sections), theta=THETA, axes=make(*sections))
     radians = [THETA ** (-i / count) for count in sections for i in range(count)]
     assert_angles(spec, positions_of(len(sections)), by_chunk(sections), radians)
@@ -103,7 +103,7 @@ def test_axial_axes_count_their_own_pairs_from_the_fastest(sections, make):
 
 @pytest.mark.parametrize(("chosen", "axis_of_pair"), SHARED)
 def test_frequencies_are_a_matrix_from_axes_to_pairs(chosen, axis_of_pair):
-    """angle = F p, F [pairs, axes], with one entry a row."""
+    """angle = F p with F [pairs, axes], which has one entry other than 0 in each row."""
     spec = rw.RopeSpec(head_dim=2 * len(axis_of_pair), theta=THETA, axes=chosen)
     matrix = tensors(spec).radians
     expected = torch.zeros(len(axis_of_pair), chosen.num_axes, dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_frequencies_are_a_matrix_from_axes_to_pairs(chosen, axis_of_pair):
 
 @pytest.mark.parametrize(("chosen", "axis_of_pair"), SHARED)
 def test_text_rotates_as_with_one_axis(chosen, axis_of_pair):
-    """Where all axes count alike an axis map changes nothing."""
+    """If a token has the same position on all axes, an axis map changes nothing."""
     spec = rw.RopeSpec(head_dim=2 * len(axis_of_pair), axes=chosen)
     q = torch.randn(2, 3, 5, spec.head_dim, dtype=torch.float64)
     torch.testing.assert_close(
@@ -252,7 +252,7 @@ class TestMixed:
         return torch.cat([x[..., :1], z.real, z.imag, x[..., 9:]], dim=-1)
 
     @pytest.mark.parametrize("kind", [torch.int64, torch.float64])
-    def test_value_and_gradients_are_the_definition(self, kind):
+    def test_rotations_by_mixed_axes_and_their_gradients_follow_the_definition(self, kind):
         rope, x = self.rope(), torch.randn(2, 3, 6, 10, dtype=torch.float64, requires_grad=True)
         positions = (torch.rand(2, 2, 6, dtype=torch.float64) * 20).to(kind)
         weight = torch.randn_like(x)
@@ -266,17 +266,17 @@ class TestMixed:
         assert theirs_mixed.abs().min() > 0
         torch.testing.assert_close(ours_mixed, theirs_mixed.float(), rtol=1e-5, atol=1e-5)
 
-    def test_the_first_coordinate_meets_the_first_frequency(self):
+    def test_the_first_coordinate_multiplies_the_first_frequency(self):
         rope, x = self.rope(), torch.randn(1, 3, 4, 10)
         with torch.no_grad():
-            rope.mixed[..., 1] = 0  # the second axis is silent
+            rope.mixed[..., 1] = 0  # all frequencies on the second axis
         at = grid(2, 2)
         elsewhere = at.clone()
         elsewhere[1] += 100
         assert torch.equal(rope(x, positions=at), rope(x, positions=elsewhere))
         assert not torch.allclose(rope(x, positions=at), rope(x, positions=elsewhere.flip(0)))
 
-    def test_starts_with_one_direction_a_head_half_along_and_half_across(self):
+    def test_half_of_a_heads_pairs_start_along_one_direction_and_half_across_it(self):
         start = rw.Rope(self.spec).mixed.detach().double()
         pace = torch.tensor([10.0 ** (-j / 2) for j in range(2)], dtype=torch.float64)
         torch.testing.assert_close(
@@ -290,9 +290,10 @@ class TestMixed:
         torch.testing.assert_close(
             along / along.norm(dim=-1, keepdim=True), directions[:, None].expand(-1, 2, -1)
         )
-        assert torch.pdist(directions).min() > 1e-3  # the heads look in different directions
+        # every head has another direction
+        assert torch.pdist(directions).min() > 1e-3
 
-    def test_the_start_follows_its_seed(self):
+    def test_mixed_start_depends_on_the_seed(self):
         assert torch.equal(
             mixed_start(axes.MixedAxes(3, 4, seed=5)), mixed_start(axes.MixedAxes(3, 4, seed=5))
         )
@@ -344,17 +345,17 @@ def rotate_five(chosen, positions):
         (lambda: rotate_five(axes.normalised(2, 2), None), "positions"),
     ],
 )
-def test_a_map_that_does_not_fit_names_the_field(call, field):
+def test_wrong_axes_and_positions_are_refused_by_field(call, field):
     assert_refused(field, call)
 
 
-def test_a_start_of_mixed_axes_leaves_torchs_own_randomness_alone():
+def test_mixed_start_leaves_the_state_of_torchs_random_generator_unchanged():
     before = torch.random.get_rng_state()
     mixed_start(axes.MixedAxes(num_heads=2, pairs=4, seed=7))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_a_start_of_mixed_axes_is_on_the_cpu_whatever_the_default_device():
+def test_mixed_start_is_on_the_cpu_whatever_the_default_device():
     mixed = axes.MixedAxes(num_heads=2, pairs=4)
     with torch.device("meta"):
         found = mixed_start(mixed)
@@ -375,14 +376,14 @@ def test_interleaved_refuses_by_the_rule_that_it_states():
             assert axes.interleaved(sections).axis_of_pair.count(1) == height
 
 
-def test_sections_are_bounded():
+def test_a_section_of_more_than_32768_pairs_is_refused():
     with pytest.raises(rw.RopeError) as caught:
         axes.chunked([32769, 1])
     assert caught.value.field == "sections[0]"
 
 
 def test_numpy_integers_make_the_same_map():
-    """A spec is known by its key, so equal maps must give equal keys."""
+    """A spec is identified by its fingerprint, so equal maps must give equal fingerprints."""
     order, three = np.array([0, 1, 2, 1]), np.int32(3)
     with as_users_call():
         ours, mixed = (
@@ -410,7 +411,9 @@ def test_numpy_integers_make_the_same_map():
         ("seed", lambda n: axes.MixedAxes(1, 4, seed=n), (0, 2**62), (-1, 2**62 + 1)),
     ],
 )
-def test_every_count_is_accepted_up_to_its_bounds_alone(field, make, allowed, refused):
+def test_every_count_is_accepted_within_its_bounds_and_refused_outside(
+    field, make, allowed, refused
+):
     for count in allowed:
         made = getattr(make(count), field)
         assert count == (made[-1] if field == "axis_of_pair" else made)

@@ -25,8 +25,7 @@ def at_offset(offset):
     return rw.Rope(SPEC)(torch.zeros(1, 1, 2, 2 * PAIRS), offset=offset)
 
 
-#: field -> calls with a value just outside its bounds; on the device "meta" a sequence takes no
-#: memory
+#: field -> calls with a value just outside its bounds; tensors on the device "meta" take no memory
 OUTSIDE = {
     "alpha": [
         lambda: fq.Learned(alpha=(50.5,) * PAIRS),
@@ -60,14 +59,14 @@ OUTSIDE = {
 
 
 @pytest.mark.parametrize("field", OUTSIDE)
-def test_the_first_value_outside_is_refused_by_name(field):
+def test_the_first_value_out_of_bounds_is_refused_by_field(field):
     for call in OUTSIDE[field]:
         with pytest.raises(rw.RopeError) as error:
             call()
         assert error.value.field.split("[")[0] == field
 
 
-def test_the_last_values_inside_are_accepted():
+def test_the_last_values_within_bounds_are_accepted():
     rw.RopeSpec(2 * PAIRS, scaling=fq.Learned(alpha=(50.0, -50.0, 0.0, 0.0)))
     assert fq.Clipped(pairs=0) != fq.Clipped()
     assert axes.HeadAxes((0, 1), 1, 2).pairs == 1
@@ -77,7 +76,7 @@ def test_the_last_values_inside_are_accepted():
 
 
 @pytest.mark.parametrize("offset", [2**62 - SEQ - 1, 2**61 + 3, -(2**62) + 1])
-def test_the_largest_offsets_count_as_positions_do(offset):
+def test_the_largest_offsets_rotate_as_the_same_positions_do(offset):
     x = torch.randn(1, 2, SEQ, 2 * PAIRS)
     assert_close(
         rw.Rope(SPEC)(x, offset=offset), rw.Rope(SPEC)(x, positions=offset + torch.arange(SEQ))
@@ -155,7 +154,7 @@ class _Watched(TorchDispatchMode):
 
 @pytest.mark.parametrize("needs_grad", [False, True])
 def test_a_traced_call_in_place_changes_its_tensors(needs_grad):
-    """By the operator that writes, or by one that does not and a copy where there are gradients."""
+    """An operator writes into them; where gradients are needed, the result is copied into them."""
     q, k = torch.randn(2, 1, 2, SEQ, 2 * PAIRS, dtype=torch.float64)
     expected = [rw.Rope(SPEC, backend="reference").rotate(x) for x in (q, k)]
     mine = [x.clone().requires_grad_(needs_grad) * 1 for x in (q, k)]
@@ -167,7 +166,7 @@ def test_a_traced_call_in_place_changes_its_tensors(needs_grad):
         assert_close(given.detach(), right)
 
 
-def test_a_named_backend_that_needs_rows_without_gaps_is_refused_for_others():
+def test_a_named_backend_that_needs_a_last_stride_of_1_is_refused_for_other_strides():
     x = torch.randn(1, 1, 2 * PAIRS, SEQ).transpose(-1, -2)
     assert_close(rw.Rope(SPEC)(x), rw.Rope(SPEC)(x.contiguous()))
     reason = rw.kernels.available("cpu")["cpu"]

@@ -43,7 +43,8 @@ class TestCache:
         for name, size in (("a", 4), ("b", 4), ("c", 2)):
             cache.keep(name, name, size)
         assert (list(cache), cache.bytes) == (["a", "b", "c"], 10)
-        assert cache.newest("a") == "a"  # used again, so b is now the oldest
+        # "a" becomes the newest entry, so "b" is now the oldest
+        assert cache.newest("a") == "a"
         cache.keep("d", "d", 1)
         assert (list(cache), cache.bytes) == (["c", "a", "d"], 7)
 
@@ -85,7 +86,7 @@ class TestCache:
         caches.clear_caches()
         assert [(info.name, info.entries) for info in cache_infos()] == [("a", 0), ("b", 0)]
 
-    def test_threads_keep_the_bounds(self, named):
+    def test_threads_keep_a_cache_within_its_bounds(self, named):
         cache = Cache("numbers", entries=50, bytes=300)
 
         def work(seed):
@@ -106,8 +107,8 @@ class TestCache:
 
 @pytest.mark.parametrize("path", FILES, ids=short_name)
 def test_no_module_keeps_a_cache_of_its_own(path):
-    """Outside of `caches.py` nothing uses functools' caches, so every cache is listed and can be
-    emptied; the command line ends after one command.
+    """Only `caches.py` and the command line use the caches of functools, so `clear_caches` empties
+    every cache of the packages but those of the command line, which ends after one command.
     """
     text = path.read_text(encoding="utf-8")
     free = path == SOURCE / "ropewalk" / "caches.py" or "ropewalk_cli" in path.parts
@@ -196,10 +197,10 @@ print(resident_bytes() - before)
 )
 @pytest.mark.slow
 def test_many_specs_lengths_and_shapes_stay_within_the_bounds(full):
-    """In a process of its own, without the run-time checks of types: after the caches are full,
-    more calls need no more memory.
+    """Once the caches are full, further calls need hardly more memory, measured in a process of its
+    own, without the tests' type checks.
 
-    4,096 entries are the most that a cache may have; with --full it is 50,000 calls.
+    A cache has at most 4,096 entries, so the calls before the measurement fill all of them.
     """
     calls = (5_000, 50_000) if full else (4_200, 9_000)
     command = [sys.executable, "-c", MANY_CALLS, *map(str, calls)]

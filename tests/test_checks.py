@@ -34,7 +34,7 @@ def zeros(*shape, dtype=torch.int64, **about):
 
 
 def call(*xs, name="default", axis="one", **where):
-    """A call of a module, put off; x is well made unless it is given."""
+    """Return a function that calls a module with `xs`, by default one valid tensor."""
     return lambda: rope_of(name, axis)(*(xs or (x_of(),)), **where)
 
 
@@ -317,7 +317,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_refused_with_the_rule(wrong):
+def test_a_wrong_argument_is_refused_with_field_rule_and_value(wrong):
     field, rule, call = REFUSED[wrong]
     error = assert_refused(field, call)
     assert error.field == field
@@ -353,7 +353,7 @@ def test_shared_memory_is_found_exactly(apart, memory):
         assert torch.equal(call()[1], rope_of().rotate(before, key=True))
 
 
-def test_in_place_never_touches_its_neighbours():
+def test_a_rotation_in_place_of_a_view_changes_no_element_outside_its_rotated_slice():
     memory = torch.randn(4, H, 2 * S, 2 * HEAD_DIM)
     rest = memory.clone()
     rope_of()(memory[1:3, :, 2 : 2 + S, 5 : 5 + HEAD_DIM], inplace=True)
@@ -369,13 +369,13 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
     q, k = (memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), start) for start in (0, 13))
     with pytest.raises(rw.RopeError, match="inplace"):
         rope(q, k, inplace=True)
-    # side by side they may
+    # k begins right after the end of q
     rope(q, memory.as_strided((1, 1, 1, 14), (14, 14, 14, 1), 14), inplace=True)
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():
-    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7: they meet in one. Moved on by one they
-    never do.
+    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7, so they share element 4; if k begins
+    one element later, they share none.
     """
     memory = torch.zeros(9)
     q = memory.as_strided((3,), (2,), 0)
@@ -385,7 +385,7 @@ def test_views_of_unlike_strides_are_found_to_share_an_element():
     )
 
 
-def test_positions_on_two_axes_are_asked_for_by_their_shape():
+def test_the_error_for_two_axes_states_the_shape_of_positions():
     spec = rw.RopeSpec(8, axes=rw.axes.axial(2, 2))
     with pytest.raises(rw.RopeError, match=r"or \[2, 1, 3\]"):
         rw.Rope(spec).rotate(torch.zeros(1, 2, 3, 8), torch.zeros(5, dtype=torch.int64))
@@ -407,7 +407,7 @@ def test_shared_elements_are_those_that_have_one_address():
             for _ in "qk"
         )
         if any(x.unique().numel() < x.numel() for x in (q, k)):
-            continue  # these lie on themselves and are refused before
+            continue  # a tensor that overlaps itself is refused by another check
         shared = bool(set(q.flatten().tolist()) & set(k.flatten().tolist()))
         assert tokens._share_elements(q, k) == shared
         seen[shared] += 1
@@ -422,7 +422,7 @@ def test_the_error_for_one_axis_proposes_no_shape_with_axes():
     assert "must be [7], [2, 7] or [3, 2, 7] for these tokens" in many
 
 
-def test_a_row_is_as_long_as_its_farthest_position_on_any_axis():
+def test_the_length_of_a_row_is_one_past_its_largest_position_on_any_axis():
     rope, x = rope_of("dynamic", "chunked"), x_of(dtype=torch.float64)
     positions = torch.zeros(3, B, S, dtype=torch.int64)
     positions[1, 0, 2], positions[2, 1, 5] = 40, 90

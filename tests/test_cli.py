@@ -82,7 +82,7 @@ print("imported", *sorted({name.split(".")[0] for name in sys.modules} & slow))
 """
 
 
-def test_help_version_and_completion_import_nothing_that_takes_long():
+def test_help_version_and_completion_import_no_slow_library():
     done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-2:] == ["--served", "imported"]
 
@@ -111,7 +111,7 @@ def test_no_command_shows_the_help(capsys):
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself_with_an_example_that_it_understands(capsys, name):
+def test_the_help_of_every_command_has_an_example_whose_options_exist(capsys, name):
     code, out, _ = call(capsys, name, "--help")
     assert code == 0
     assert "Usage" in out
@@ -132,7 +132,7 @@ def test_every_command_refuses_an_option_it_does_not_have(capsys, name):
     assert re.match(rf"ropewalk: .*--bad.*; see: ropewalk {name} --help", one_line(err))
 
 
-def test_every_command_that_answers_can_answer_in_json():
+def test_every_command_but_explore_and_completion_has_json():
     without = [
         words
         for words, function in all_functions().items()
@@ -156,7 +156,7 @@ def test_unknown_command_is_refused_with_the_nearest_known(capsys):
         (["inspect", ""], "the argument after 'inspect'"),
     ],
 )
-def test_an_empty_argument_is_not_the_current_folder(words, named, capsys, tmp_path, monkeypatch):
+def test_an_empty_argument_is_refused(words, named, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *words)
     assert (code, out) == (2, "")
@@ -182,7 +182,7 @@ def test_an_interrupt_ends_with_exit_code_130(capsys, monkeypatch):
 
 
 def wait() -> None:
-    """Wait for what never comes."""
+    """Raise the error of Ctrl-C."""
     raise KeyboardInterrupt
 
 
@@ -230,7 +230,7 @@ def test_info_shows_every_cache_with_its_bounds(capsys):
     assert re.search(r"tables.* of 4,096 entries, .* of 268,435,456 bytes", call(capsys, "info")[1])
 
 
-def test_info_tells_which_extra_lacks_what(capsys, monkeypatch):
+def test_info_names_the_missing_packages_of_each_extra(capsys, monkeypatch):
     monkeypatch.setattr(info.metadata, "requires", lambda name: WANTED)
     found = json.loads(call(capsys, "info", "--json")[1])["extras"]
     assert found == {
@@ -262,7 +262,7 @@ def test_the_extras_are_those_of_the_project():
     assert set(info.extras()) <= set(declared)
 
 
-def test_info_shows_why_a_backend_is_missing(capsys, monkeypatch):
+def test_info_shows_why_a_backend_cannot_run(capsys, monkeypatch):
     monkeypatch.setitem(
         BACKENDS, "quantum", Backend(lambda x, request: "no qubits here", eager.run)
     )
@@ -312,7 +312,7 @@ def test_demo_json_is_one_object(capsys, tmp_path, quick):
     assert {row["name"] for row in found["speed"]} >= set(BACKENDS)
 
 
-def test_demo_fails_when_a_backend_is_wrong(capsys, tmp_path, monkeypatch, quick):
+def test_demo_exits_with_1_if_a_backend_rotates_wrongly(capsys, tmp_path, monkeypatch, quick):
     def run(xs, outs, request):
         for x, out in zip(xs, outs, strict=True):
             out.copy_(x)
@@ -469,7 +469,7 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
         ),
     ],
 )
-def test_errors_speak_of_options_where_they_are_about_options(capsys, tmp_path, config, args, says):
+def test_errors_name_an_option_only_if_its_value_is_wrong(capsys, tmp_path, config, args, says):
     (tmp_path / "config.json").write_text(json.dumps(BARE | config))
     code, out, err = call(capsys, *(each.format(config=tmp_path) for each in args))
     assert (code, out) == (2, "")

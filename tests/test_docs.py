@@ -52,7 +52,7 @@ def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
         program = compile("\n" * line + body, str(path), "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # extend tells which engines compute something else: it is right to, and the pages go on
+            # the warning of `extend` about engines that compute something else
             warnings.filterwarnings("ignore", message=r"[\w.-]+ at [\d,]+ tokens: ")
             # the documents are ours, and running them is the test
             exec(program, namespace)  # noqa: S102
@@ -72,21 +72,21 @@ def test_relative_links_exist(path):
 
 
 @page
-def test_fences_are_closed_and_named(path):
+def test_every_code_fence_is_closed_and_names_its_language(path):
     text = path.read_text(encoding="utf-8")
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
     assert [line for line, _ in blocks(path, "")] == []
 
 
 @readme
-def test_readmes_show_both_commands(path):
+def test_readmes_show_make_demo_and_make_test(path):
     shell = "\n".join(body for _, body in blocks(path, "sh"))
     assert re.search(r"^make demo\b", shell, re.MULTILINE)
     assert re.search(r"^make test\b", shell, re.MULTILINE)
 
 
 @readme
-def test_readmes_are_short_and_link_the_page_first(path):
+def test_readmes_have_at_most_130_lines_and_link_the_browser_page_first(path):
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 130
     other_language, first = (match["target"] for match in list(LINK.finditer(text))[:2])
@@ -95,13 +95,13 @@ def test_readmes_are_short_and_link_the_page_first(path):
 
 
 @readme
-def test_readmes_open_with_a_quick_start_and_a_picture(path):
+def test_readmes_have_a_first_python_block_of_at_most_7_lines_and_a_picture(path):
     _, first = blocks(path, "python")[0]
     assert len(first.strip().splitlines()) <= 7
     assert re.search(r"!\[[^\]]+\]\(docs/images/[\w-]+\.png\)", prose(path))
 
 
-def test_the_tree_names_every_part_and_nothing_else():
+def test_the_tree_in_contributing_names_every_module_and_package_and_nothing_else():
     tree = "\n".join(body for _, body in blocks(ROOT / "CONTRIBUTING.md", "text"))
     named = set(re.findall(r"\b(\w+\.(?:py|c|inc))(?=\s)", tree)) | set(
         re.findall(r"\b(\w+/)(?=\s)", tree)

@@ -32,7 +32,7 @@ def pickled(value):
 
 
 @pytest.mark.parametrize("again", [pickled, copy.copy, copy.deepcopy])
-def test_an_error_survives_a_trip_to_another_process(again):
+def test_an_error_is_the_same_after_pickle_copy_and_deepcopy(again):
     error = again(RopeError("theta", "must be positive", -1))
     assert type(error) is RopeError
     assert str(error) == "theta: must be positive; got -1"
@@ -124,7 +124,7 @@ def test_an_integer_fits_in_63_bits_unless_told_otherwise():
     assert refused(integer, 2**62 + 1, low=0).value == 2**62 + 1
 
 
-def test_a_flag_is_true_or_false_and_nothing_like_them():
+def test_flag_accepts_true_and_false_alone():
     assert flag("width", True) is True
     assert flag("width", False) is False
     for value in (0, 1, "true", None, np.bool_(True), []):

@@ -39,7 +39,7 @@ def test_half_precision_is_rounded_once_at_ten_million(dtype, layout, backend):
     exact = definition(x, spec, positions)
     found = rotation.rotate(x, spec, positions, backend=run_by)
     assert ulps(found, exact) <= 1.05
-    # one rounding: almost every value is the nearest one there is
+    # rounded once, almost every value is the nearest one of its dtype
     assert float((found == exact.to(dtype)).double().mean()) > 0.99
 
 
@@ -62,7 +62,7 @@ def test_float32_results_at_ten_million_are_off_by_few_roundings(theta, backend)
 
 
 @every_backend
-def test_float64_keeps_its_own_accuracy(backend):
+def test_float64_tensors_are_rotated_in_float64(backend):
     """float64 input is rotated in float64, right to 1e-14 near and to the definition's own 1e-8 far
     away.
     """
@@ -81,7 +81,7 @@ def test_float64_keeps_its_own_accuracy(backend):
 
 @every_backend
 @pytest.mark.parametrize("shift", [10**6, 2**40])
-def test_scores_of_unit_vectors_do_not_drift(shift, backend):
+def test_scores_of_unit_vectors_are_the_same_after_a_far_shift(shift, backend):
     spec = rw.RopeSpec(128, theta=500_000.0)
     q, k = (torch.nn.functional.normalize(torch.randn(1, H, 32, 128), dim=-1) for _ in range(2))
     run_by = backend_or_skip(backend, q, spec)
@@ -115,8 +115,8 @@ def test_output_has_the_dtype_of_its_input(dtype):
 
 
 def call(name, dtype, backend):
-    """The rotation of x [.., S, D] at positions [B, S], with a length given so that parts see the same
-    one.
+    """Return a function that rotates x [.., S, D] at positions [B, S]; its length is fixed, so that
+    parts of a sequence have the frequencies of the whole.
     """
     spec = sample_spec(name)
     length = 40 if spec.needs_length else None
@@ -130,7 +130,9 @@ def call(name, dtype, backend):
 @every_backend
 @every_dtype
 @every_scaling
-def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
+def test_a_row_head_or_token_rotated_alone_has_the_same_bits_as_in_the_whole_call(
+    name, dtype, backend
+):
     rotate_it = call(name, dtype, backend)
     x = torch.randn(B, H, S, HEAD_DIM).to(dtype)
     positions = torch.randint(0, 60 if name == "xpos" else 2**33, (B, S))
@@ -152,9 +154,9 @@ def test_row_head_and_token_alone_are_the_same_bits(name, dtype, backend):
 @every_backend
 @every_dtype
 @every_scaling
-def test_a_sequence_in_pieces_is_the_same_bits(name, dtype, backend):
-    """Chunked prefill, then tokens one by one: counted, offset and given positions agree bit for
-    bit.
+def test_a_sequence_rotated_in_pieces_has_the_same_bits_as_in_one_call(name, dtype, backend):
+    """Pieces that are placed by `offset` or by `positions` give the bits of one call that counts
+    from 0.
     """
     rotate_it = call(name, dtype, backend)
     x = torch.randn(1, H, 41, HEAD_DIM).to(dtype)

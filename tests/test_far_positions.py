@@ -60,7 +60,7 @@ ALSO_EXACT = {
 }
 
 
-def test_every_scaling_of_fixed_frequencies_has_all_digits_or_is_listed():
+def test_every_scaling_with_fixed_frequencies_is_in_rules_or_also_exact():
     fixed = {
         name
         for name, scaling in rw.frequencies.SCALINGS.items()
@@ -76,7 +76,7 @@ def error(spec, positions, wanted) -> float:
 
 
 @pytest.mark.parametrize("name", ALSO_EXACT)
-def test_the_other_fixed_frequencies_follow_their_formula(name):
+def test_the_scalings_in_also_exact_follow_their_formula(name):
     spec, positions = rw.RopeSpec(64, 77_777.7, ALSO_EXACT[name]), near(40, 12)
     assert error(spec, positions, expected(spec, positions)) <= 3e-7
 
@@ -110,7 +110,7 @@ def test_radians_are_the_rounded_digits(rule):
 @pytest.mark.parametrize("theta", [1e-30, 1e-9, 1.5, 1e250, 1.7e308])
 def test_parameters_beyond_the_range_of_float64_give_finite_frequencies(scaling, theta):
     if theta <= 1 and scaling.name not in ("ntk", "llama3"):
-        return  # refused
+        return  # these scalings refuse theta <= 1
     spec = rw.RopeSpec(128, theta, scaling)
     expected = [float(value) for value in oracle(scaling, 128, theta)[0]]
     assert list(spec.ladder_frequencies().radians) == pytest.approx(expected, rel=1e-15, abs=1e-300)

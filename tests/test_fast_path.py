@@ -32,7 +32,9 @@ def draw(heads: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("given", [False, True])
-def test_a_repeated_call_goes_straight_to_the_kernel_and_is_right(monkeypatch, given, inplace):
+def test_a_repeated_call_takes_the_fast_path_and_rotates_by_the_definition(
+    monkeypatch, given, inplace
+):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     where = lambda start: (
         {"positions": torch.arange(start, start + 7).repeat(2, 1)} if given else {"offset": start}
@@ -52,7 +54,7 @@ def assert_rotated(rotated, xs, spec, positions):
         torch.testing.assert_close(found, definition(x, spec, positions.expand(2, 7)).float())
 
 
-def test_without_gradients_a_parameter_goes_straight_too(monkeypatch):
+def test_tensors_that_require_gradients_take_the_fast_path_under_no_grad(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3).requires_grad_(), draw(1).requires_grad_()
     with torch.no_grad():
         rope(q, k, offset=5)
@@ -68,9 +70,9 @@ def test_slices_of_one_projection_go_straight_wherever_it_lies(monkeypatch):
     assert_rotated(rope(*xs, offset=9), xs, SPEC, torch.arange(9, 16))
 
 
-def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
-    """Two calls may have the same shapes, strides and even starts in all; only one of them writes
-    over itself.
+def test_a_repeated_call_in_place_is_refused_if_its_q_and_k_share_memory(monkeypatch):
+    """Of two calls with the same shapes and strides, one may write over its own input and the other
+    not.
     """
     rope, size = rw.Rope(SPEC), 2 * 7 * 10
     memory = torch.randn(4 * size)
@@ -88,7 +90,7 @@ def test_in_place_memory_that_is_shared_is_looked_at_again(monkeypatch):
 
 
 @pytest.mark.parametrize("strided", ["q", "k", "qk"])
-def test_dimensions_of_strided_heads_rotate_repeatably(strided):
+def test_repeated_calls_with_a_last_stride_other_than_1_follow_the_definition(strided):
     rope = rw.Rope(SPEC)
     for start in (5, 9):
         q, k = (torch.randn(2, 1, 10, 7).mT if name in strided else draw(1) for name in "qk")
@@ -134,10 +136,11 @@ def test_no_more_kinds_are_kept_than_allowed(monkeypatch):
     assert kept == [1, 2, 3, 3, 3, 3, 3, 3]
 
 
-def test_what_the_kernel_cannot_reach_takes_the_slow_path_and_is_right(monkeypatch):
+def test_repeated_calls_at_positions_without_a_table_follow_the_definition(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
-    monkeypatch.setattr(fast_path, "pick", slow_path)  # its plan is made once
+    # the launch plan is made once
+    monkeypatch.setattr(fast_path, "pick", slow_path)
     for start in (-50, 2**20 - 3, 10**7):
         found = rope(q, k, offset=start)[0]
         torch.testing.assert_close(
@@ -148,9 +151,9 @@ def test_what_the_kernel_cannot_reach_takes_the_slow_path_and_is_right(monkeypat
 @pytest.mark.parametrize(
     "form", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, "axes"]
 )
-def test_positions_of_any_form_may_change_from_call_to_call(form):
-    """A kernel prepared for int64 must not read narrower ones; here several of them, read as one,
-    would still be near.
+def test_repeated_calls_read_the_new_values_of_a_positions_tensor_of_any_dtype(form):
+    """A kernel that was prepared for int64 must not read narrower integers: here two of them, read
+    as one, would still be a small position.
     """
     rope, q, k = rw.Rope(rw.RopeSpec(10, theta=99.0)), draw(3), draw(1)
     memory = torch.zeros(8 * 14, dtype=torch.int64 if form == "axes" else form)
@@ -172,7 +175,7 @@ def test_an_offset_no_integer_can_hold_is_refused(offset):
         rope(q, k, offset=offset)
 
 
-#: how a call may differ from the known one: what is done to q and to k, and what else is said
+#: how a call may differ from the prepared one: (change of q, change of k, other keyword arguments)
 CHANGES = {
     "gradient of q": (lambda q: q.requires_grad_(), None, {}),
     "gradient of k": (None, lambda k: k.requires_grad_(), {}),
@@ -266,7 +269,7 @@ WATCHED = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("watched", WATCHED.values(), ids=WATCHED)
-def test_a_repeated_call_that_somebody_watches_takes_the_slow_path(monkeypatch, watched):
+def test_a_repeated_call_under_a_hook_tracer_or_transform_takes_the_slow_path(monkeypatch, watched):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     monkeypatch.setattr(rope_module, "make_request", slow_path)
@@ -279,7 +282,7 @@ def test_a_repeated_call_that_somebody_watches_takes_the_slow_path(monkeypatch, 
 )
 @pytest.mark.parametrize("known", [False, True])
 def test_a_traced_call_rotates_other_tensors_of_other_lengths(known):
-    """The tracer must see the rotation and not what the kernel writes behind its back."""
+    """The trace must hold the operator of the rotation, not the output of one kernel call."""
     rope = rw.Rope(SPEC)
     if known:
         rope(draw(3), draw(1), offset=5)
@@ -294,8 +297,8 @@ def test_a_traced_call_rotates_other_tensors_of_other_lengths(known):
                 torch.testing.assert_close(found, definition(x, SPEC, positions).float())
 
 
-def test_a_forward_put_in_its_place_is_called():
-    """As dispatchers of layers over devices do, and subclasses."""
+def test_a_replaced_or_overridden_forward_is_called_instead_of_the_fast_path():
+    """Subclasses override `forward`, and libraries that place layers on devices replace it."""
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
 
@@ -352,7 +355,7 @@ def test_autograd_notices_that_a_tensor_it_kept_was_rotated_in_place(known):
             product.backward()
 
 
-def test_many_kinds_of_one_shape_are_all_rotated_right():
+def test_more_kinds_of_calls_under_one_key_than_are_kept_follow_the_definition():
     rope, xs = rw.Rope(SPEC), []
     for step in range(1, fast_path.MOST_PER_KEY + 4):
         xs.append((draw(3), torch.randn(2, 1, 7 * step, 10)[:, :, ::step]))
@@ -405,14 +408,14 @@ UNKNOWN = (
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning"
 )
 @pytest.mark.parametrize("call", [*UNKNOWN, compiling])
-def test_a_call_that_somebody_watches_is_not_remembered(monkeypatch, call):
+def test_traced_calls_and_kinds_without_a_fast_path_are_not_prepared(monkeypatch, call):
     fast_path.PREPARED.clear()
     with as_users_call():
         call(rw.Rope(SPEC), draw(3), draw(1))
     assert fast_path.PREPARED == {}
 
 
-def test_a_compiler_sees_a_known_call(monkeypatch):
+def test_a_compiled_call_of_a_prepared_kind_takes_the_slow_path(monkeypatch):
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k)
     monkeypatch.setattr(rope_module, "make_request", slow_path)
@@ -424,15 +427,15 @@ def test_a_compiler_sees_a_known_call(monkeypatch):
     ("field", "args", "where"),
     [("q", ["no tensor", draw(1)], {}), ("seq_dim", [draw(3), draw(1)], {"seq_dim": [-2]})],
 )
-def test_what_is_no_tensor_or_no_axis_is_refused_as_ever(field, args, where):
+def test_a_wrong_q_or_seq_dim_is_refused_after_a_call_was_prepared(field, args, where):
     rope = rw.Rope(SPEC)
     rope(draw(3), draw(1))
     assert_refused(field, lambda: rope(*args, **where))
 
 
 @pytest.mark.parametrize("first", ["q", "k"])
-def test_in_place_neighbours_go_straight(monkeypatch, first):
-    """q ends where k starts, or the other way round: that is apart."""
+def test_q_and_k_side_by_side_in_memory_take_the_fast_path_in_place(monkeypatch, first):
+    """q ends where k starts, or k where q starts, so they share no memory."""
     rope, memory = rw.Rope(SPEC), torch.randn(2 * 2 * 7 * 10)
     rope(draw(1), draw(1), offset=5, inplace=True)
     xs = memory.view(2, 2, 1, 7, 10).unbind()
@@ -483,10 +486,8 @@ def test_a_torch_without_the_guard_takes_the_slow_path_and_is_right(monkeypatch)
     assert fast_path.PREPARED == {}
 
 
-def test_alternating_specs_keep_their_own_angles(monkeypatch):
-    """Cos and sin of consecutive positions are cached for the next layer; three specs and two
-    offsets share two entries.
-    """
+def test_alternating_specs_and_offsets_each_rotate_by_their_own_angles(monkeypatch):
+    """The cache of rows of consecutive positions has two entries, fewer than these calls need."""
     monkeypatch.setattr(cpu, "CACHED_ROWS_FROM", 1)
     ropes = [rw.Rope(rw.RopeSpec(10, theta=theta)) for theta in (10_000.0, 99.0, 7.0)]
     q, k = draw(3), draw(1)
@@ -501,8 +502,8 @@ def test_alternating_specs_keep_their_own_angles(monkeypatch):
 @pytest.mark.parametrize("tokens", [cpu.CACHED_ROWS_FROM - 1, cpu.CACHED_ROWS_FROM])
 @pytest.mark.parametrize("offset", [-3, 0, 5, 52_000, 2**20 - 9])
 def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset):
-    """Before the first position, among those that are kept, across their end, and beyond the
-    levels.
+    """At offsets below 0, within the cached rows, across their end, and across the end of the
+    two-level table.
     """
     rope, q, k = rw.Rope(SPEC), torch.randn(1, 2, tokens, 10), torch.randn(1, 1, tokens, 10)
     found = [
@@ -521,7 +522,7 @@ def test_cached_and_computed_rows_give_the_same_bits(monkeypatch, tokens, offset
     torch.testing.assert_close(found[0], definition(q, SPEC, positions).float())
 
 
-def test_a_few_tokens_do_not_look_for_cached_rows(monkeypatch):
+def test_calls_with_few_tokens_do_not_read_cached_rows(monkeypatch):
     monkeypatch.setattr(cpu, "cached_rows", slow_path)
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     for start in (5, 9):

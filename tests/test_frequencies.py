@@ -21,7 +21,7 @@ from ropewalk.tensor_frequencies import TorchNumbers, formula
 DIM, THETA = 10, 10_000.0
 SHORT, LONG = (1.0, 1.1, 1.3, 1.7, 2.5), (1.0, 2.0, 5.0, 20.0, 64.0)
 
-#: at least one instance of each, with no field at a value that hides it
+#: at least one instance of each scaling; in one of them no field has a value without effect
 SAMPLES: dict[str, list[Scaling]] = {
     "default": [fq.Default()],
     "linear": [fq.Linear(1.0), fq.Linear(4.0), fq.Linear(2.5)],
@@ -101,7 +101,7 @@ def assert_is(found: fq.Frequencies, radians, magnitude, tolerance=1e-14):
     assert abs(float(found.magnitude) - magnitude) <= tolerance * magnitude
 
 
-def test_the_registry_is_covered():
+def test_every_scaling_has_a_formula_and_samples_in_these_tests():
     assert set(SCALINGS) == set(ORACLE) == set(SAMPLES)
     for name, scaling in SCALINGS.items():
         assert scaling.name == name
@@ -110,7 +110,7 @@ def test_the_registry_is_covered():
 
 @pytest.mark.parametrize("theta", [THETA, 500_000.0, 37.5])
 @pytest.mark.parametrize("scaling", CASES)
-def test_float64_is_the_published_formula(scaling, theta):
+def test_frequencies_in_float64_follow_the_published_formula(scaling, theta):
     for length in (None, 1, 99, 100, 101, 150, 4096, 1_000_000):
         assert_is(formula(scaling, DIM, theta, length), *oracle(scaling, DIM, theta, length))
 
@@ -120,7 +120,7 @@ def test_float64_is_the_published_formula(scaling, theta):
 )
 @pytest.mark.parametrize("dim", [2, 4, 128])
 def test_any_head_dim_follows_the_formula(scaling, dim):
-    """One pair has no slowest pair to stretch: dim / (dim - 2) must not be reached."""
+    """With a single pair, NTK must not divide by dim - 2 = 0."""
     for length in (None, 50, 333):
         assert_is(formula(scaling, dim, THETA, length), *oracle(scaling, dim, THETA, length))
 
@@ -133,7 +133,7 @@ def test_only_scalings_that_say_so_read_the_length(scaling):
 
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
-def test_a_row_never_sees_its_batch_mates(scaling):
+def test_a_row_has_the_frequencies_of_its_own_length_whatever_the_other_rows(scaling):
     lengths = torch.tensor([5, 5000, 100, 101, 0])
     together = formula(scaling, DIM, THETA, lengths)
     assert together.radians.shape == (5, DIM // 2)
@@ -149,7 +149,7 @@ def test_a_row_never_sees_its_batch_mates(scaling):
 
 
 @pytest.mark.parametrize("scaling", [s for s in CASES if s.values[0].needs_length])
-def test_frequencies_stay_where_the_lengths_are(scaling):
+def test_frequencies_are_on_the_device_of_the_lengths(scaling):
     """Nothing is read back from a device and nothing is sent to it: the meta device would refuse to
     mix.
     """
@@ -158,8 +158,7 @@ def test_frequencies_stay_where_the_lengths_are(scaling):
     assert found.radians.shape == (2, DIM // 2)
 
 
-def test_the_reference_figures_of_128_dimensions():
-    """M6 and M7."""
+def test_the_plain_frequencies_of_128_dimensions_have_the_published_figures():
     radians = formula(fq.Default(), 128, 10_000.0).radians
     assert radians.shape == (64,)
     assert radians.max() == 1.0
@@ -241,7 +240,7 @@ YARN = {"original_length": 500, "beta_fast": 20.0, "beta_slow": 2.0, "factor": 8
         {"factor": 4.0},
     ],
 )
-def test_every_field_of_yarn_moves_its_frequencies(change):
+def test_changing_a_field_of_yarn_changes_its_frequencies(change):
     plain, changed = (
         formula(fq.Yarn(**fields), 64, THETA).radians for fields in (YARN, YARN | change)
     )
@@ -307,7 +306,7 @@ def test_mscale_of_tensors_is_that_of_numbers():
             assert abs(mscale(factor, weight) - yarn_magnitude(factor, weight)) < 1e-15
 
 
-def test_dynamic_yarn_is_yarn_of_the_reached_factor():
+def test_dynamic_yarn_equals_yarn_with_length_over_original_length_as_factor():
     for length, factor in ((50, 1.0), (100, 1.0), (101, 1.01), (800, 8.0)):
         moving = formula(fq.DynamicYarn(100), DIM, THETA, length)
         still = formula(fq.Yarn(100, factor=factor), DIM, THETA)
@@ -339,10 +338,7 @@ def test_llama3_with_equal_ends_has_no_middle_band(dtype):
     assert torch.equal(found, torch.where(slow, plain / 8, plain))
 
 
-def test_the_edges_of_llama3_bands_belong_to_the_middle():
-    """With theta = 2^k and L0 = 2 pi * 2^n no float edge is hit; frequencies around each edge show
-    the side.
-    """
+def test_llama3_bands_end_at_the_wavelengths_of_its_two_frequency_factors():
     scaling = fq.Llama3(8.0, 1.0, 4.0, 8192)
     found, plain = (formula(s, 128, 500_000.0).radians for s in (scaling, fq.Default()))
     wavelengths = 2 * math.pi / plain
@@ -362,7 +358,7 @@ def test_proportional_keeps_the_spacing_of_the_whole_head_and_partial_does_not()
     assert not torch.equal(proportional[:2], partial)
 
 
-def test_xpos_grows_by_its_zeta():
+def test_the_growth_of_xpos_is_log_zeta_over_scale_base():
     for scaling in (fq.XPos(), fq.XPos(100.0, -7)):
         found = formula(scaling, DIM, THETA)
         assert found.center == scaling.center
@@ -382,7 +378,7 @@ def test_only_xpos_grows(scaling):
     assert (found.growth, found.center) == (None, 0)
 
 
-def test_learnable_starts_where_it_is_told():
+def test_learnable_has_the_frequencies_magnitude_and_growth_of_its_start():
     for start in (fq.Default(), fq.Linear(4.0), fq.Yarn(factor=4.0), fq.XPos(100.0, 5)):
         ours, theirs = (formula(s, DIM, THETA) for s in (fq.Learnable(start), start))
         assert torch.equal(ours.radians, theirs.radians)
@@ -437,7 +433,7 @@ def test_the_defaults_are_the_published_ones():
     }
 
 
-def test_frequencies_alone_neither_scale_nor_grow():
+def test_frequencies_have_magnitude_1_and_no_growth_by_default():
     found = fq.Frequencies((1.0, 1.0))
     assert (found.magnitude, found.growth, found.center) == (1.0, None, 0)
 
@@ -465,13 +461,13 @@ def test_llama3_with_equal_ends_is_finite_even_where_a_wavelength_meets_them():
     assert torch.isfinite(formula(scaling, 4, 10_000.0).radians).all()
 
 
-def test_constants_keep_their_precision_wherever_they_live():
+def test_a_vector_of_constants_has_the_requested_dtype_on_any_device():
     ops = TorchNumbers(torch.float64, torch.device("meta"))
     assert ops.vector((1.0, 0.1)).dtype == torch.float64
 
 
 @pytest.mark.parametrize("length", [None, 100])
-def test_frequencies_have_values_even_in_a_model_without_any(length):
+def test_frequencies_computed_under_a_meta_default_device_are_on_the_cpu(length):
     with torch.device("meta"):
         found = formula(fq.Dynamic(factor=2.0, original_length=16), 8, 10_000.0, length).radians
     assert found.device.type == "cpu"
@@ -482,7 +478,7 @@ class WithInteger(Scaling):
     steps: int = setting(3)
 
 
-def test_an_integer_without_a_bound_may_be_negative():
+def test_an_integer_setting_without_a_lower_bound_may_be_negative():
     assert WithInteger(-7).steps == -7
     with pytest.raises(RopeError, match="steps"):
         WithInteger(2.5)

@@ -126,8 +126,8 @@ def test_llama3_has_transformers_bits(dim, theta, factor, low, high, trained):
 
 
 @pytest.mark.parametrize(("dim", "theta"), SHAPES)
-def test_llama3_lies_between_the_bounds_without_any_margin(dim, theta):
-    """Rounding a float64 result at the end breaks this, in the last bit."""
+def test_no_llama3_frequency_in_float32_is_outside_plain_over_factor_and_plain(dim, theta):
+    """A float64 result that is rounded at the end would break this, in the last bit."""
     for factor, low, high, trained in LLAMAS:
         found = formula(
             fq.Llama3(factor, low, high, trained), dim, theta, dtype=torch.float32

@@ -1,8 +1,8 @@
-"""From a clone to a report by copying from the README: its blocks run in an environment where only
-the wheel is new.
+"""The blocks of the README run, from installation to report, in a fresh environment that has
+ropewalk from its wheel.
 
-The environment is a fresh one that sees the libraries of this one (torch is not downloaded again),
-and not the sources.
+The environment also has the libraries of the one that runs the tests, so that torch is not
+downloaded again; it does not see the sources.
 """
 
 import json
@@ -43,7 +43,7 @@ def commands() -> list[list[str]]:
 
 
 def run(command: list, folder: Path, timeout: int = 240) -> str:
-    """Standard output of a command that must succeed; this checkout is out of its sight."""
+    """Return the standard output of a command that must succeed; it does not see this checkout."""
     env = {
         key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
     }
@@ -165,14 +165,14 @@ def test_info_in_the_new_environment_states_the_version_of_the_wheel(wheel, said
     assert json.loads(said["info --json"])["versions"]["ropewalk"] == wheel.name.split("-")[1]
 
 
-def test_the_commands_of_the_readme_print_what_it_shows(said):
-    """Their first lines, in their order."""
+def test_the_commands_of_the_readme_print_the_verdicts_that_it_shows(said):
+    """The output of each begins with the verdict that the README shows for it."""
     (printed,) = blocks("console")
     for words, verdict in zip(commands(), printed.split("\n\n"), strict=True):
         assert said[" ".join(words)].startswith(" ".join(verdict.split()))
 
 
-def test_the_blocks_of_the_readme_write_what_they_say(folder):
+def test_the_python_blocks_of_the_readme_write_the_models_that_they_name(folder):
     config = json.loads((folder / "longer" / "config.json").read_text(encoding="utf-8"))
     assert config["max_position_embeddings"] == 256
     assert "yarn" in json.dumps(config)
@@ -180,7 +180,7 @@ def test_the_blocks_of_the_readme_write_what_they_say(folder):
     assert load_file(folder / "my_model" / "model.safetensors")[name].shape == (48, 48)
 
 
-def test_the_report_is_written_there(fresh, tmp_path):
+def test_demo_writes_its_report_in_the_new_environment(fresh, tmp_path):
     """`make demo` without its trainings."""
     assert re.search(
         r"^demo:.*\n\t\S*ropewalk demo$",

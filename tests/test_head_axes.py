@@ -68,7 +68,7 @@ def sample(spec, dtype=torch.float64, batch=2, heads=HEADS):
 def test_rotations_are_the_definition_for_grouped_queries_too(spec, dtype, bound):
     (q, positions), (k, _) = sample(spec, dtype, heads=3 * HEADS), sample(spec, dtype)
     rope = rw.Rope(spec)
-    for _ in range(2):  # the second call would be the prepared one
+    for _ in range(2):  # the second call could take the fast path
         rotated_x = rope(q, k, positions)
         for x, y in zip((q, k), rotated_x, strict=True):
             assert_close(y.double(), by_definition(x, spec, positions), rtol=0, atol=bound)
@@ -88,7 +88,7 @@ def test_rotation_in_place_gives_the_same_bits_and_refuses_one_tensor_twice(spec
 
 
 @each
-def test_gradients_and_moved_keys(spec):
+def test_gradients_and_rerotated_keys_follow_the_definition(spec):
     x, positions = sample(spec)
     rope, weight = rw.Rope(spec), torch.randn_like(x)
     x.requires_grad_()
@@ -161,17 +161,17 @@ def test_real_coordinates_and_float32_angles_give_the_definition():
     )
 
 
-def test_text_is_plain_rope_in_every_head_that_rotates():
+def test_text_under_axes_by_head_is_plain_rope_in_heads_that_rotate():
     spec, x = SPECS["by_head, interleaved"], torch.randn(2, HEADS, SEQ, 10, dtype=torch.float64)
     plain = rw.Rope(spec.with_(axes=None))(x, offset=9)
     ours = rw.Rope(spec)(x, offset=9)
     assert_close(ours[:, :3], plain[:, :3], rtol=0, atol=1e-12)
-    # the fourth head is only brought into halves
+    # the fourth head does not rotate: only its layout becomes "half"
     still = torch.cat([x[:, 3, :, 0::2], x[:, 3, :, 1::2]], dim=-1)
     assert_close(ours[:, 3], still, rtol=0, atol=0)
 
 
-def test_sections_give_whole_heads_to_axes():
+def test_by_head_gives_as_many_heads_to_each_axis_as_its_section_says():
     assert axes.by_head([2, 3, 3], 4).axis_of_head == (0, 0, 1, 1, 1, 2, 2, 2)
     assert axes.by_head([1, 2], 4, num_heads=5).axis_of_head == (0, 1, 1, -1, -1)
     found = tensors(rw.RopeSpec(8, axes=axes.by_head([2, 3, 3], 4))).radians
@@ -180,7 +180,7 @@ def test_sections_give_whole_heads_to_axes():
     assert found[4, :, [0, 2]].abs().max() == 0
 
 
-def test_golden_directions_have_the_stated_values_and_leave_no_large_gap():
+def test_golden_directions_have_the_published_values_and_are_spread_evenly():
     found = torch.tensor(axes.GoldenAxes(1, 2, num_axes=2).directions(), dtype=torch.float64)
     expected = torch.tensor([[0.968979, 0.247143], [0.022601, -0.999745]], dtype=torch.float64)
     assert_close(found[0], expected, rtol=0, atol=1e-6)
@@ -208,7 +208,7 @@ def test_attention_with_axes_by_head_depends_on_distances_alone():
     assert not torch.allclose(layer(x, at.flip(0)).out, moved)
 
 
-def test_tables_have_a_head_axis_and_no_cache_of_rows():
+def test_tables_have_an_axis_of_heads_and_the_strategy_full_is_refused():
     rope, positions = rw.Rope(SPECS["golden"]), torch.rand(3, 2, SEQ)
     cos, _ = rope.cos_sin(positions)
     assert cos.shape == (2, HEADS, SEQ, PAIRS)
@@ -251,7 +251,7 @@ def test_a_spec_survives_its_fingerprint():
         assert _rebuilt(spec.fingerprint) == spec
 
 
-def test_fused_kernel_and_analysis_say_why_not():
+def test_fused_kernel_and_analysis_refuse_frequencies_per_head():
     from ropewalk.analysis.ladder import radians
     from ropewalk.kernels.norm_rotation import qk_norm_rope
 

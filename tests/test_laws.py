@@ -32,7 +32,7 @@ LAYOUTS = [
     ("interleaved", "half"),
     ("half", "interleaved"),
 ]
-#: rotations alone: no magnitude, and nothing that follows the position but the angle
+#: all scalings but xPos, whose magnitude depends on the position
 PURE = [name for name in rw.frequencies.SCALINGS if name != "xpos"]
 B, H, S = 2, 3, 7
 
@@ -46,11 +46,11 @@ def exactly(x, y, tolerance=1e-12):
 
 
 def length_of(spec):
-    """A length past the trained one, so that scalings that follow it have something to do."""
+    """Return a length beyond the trained one for a length-dependent scaling, else None."""
     return 20 if spec.needs_length else None
 
 
-def test_samples_cover_the_registry():
+def test_every_scaling_has_a_sample_of_its_class():
     for name, scaling in rw.frequencies.SCALINGS.items():
         assert type(sample_scaling(name)) is scaling
 
@@ -102,7 +102,8 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
 def test_rotations_by_two_positions_add_up(name, m, n):
     """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
     spec = sample_spec(name, magnitude_on="scale")
-    if name == "xpos":  # its growth adds up too, counted from a centre of 0
+    # the growths of xPos at two positions add up, too, if its center is 0
+    if name == "xpos":
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     rotate_it = lambda y, p: rotation.rotate(y, spec, torch.tensor([p]), length=length_of(spec))
@@ -203,8 +204,8 @@ def test_backward_is_the_transpose(name, layout, layout_out):
 
 @every_backend
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_hand_computed_turns(layout, backend):
-    """Quarter turn, an eighth backwards, a half: a positive angle is counter-clockwise."""
+def test_turns_computed_by_hand_are_counter_clockwise(layout, backend):
+    """The three pairs rotate by a quarter turn, by an eighth backwards and by half a turn."""
     radians = (math.pi / 2, -math.pi / 4, math.pi)
     spec = rw.RopeSpec(6, scaling=frequencies.Given(radians=radians), layout=layout)
     half = [1.0, 2.0, 3.0, 10.0, 20.0, 30.0]  # pairs (1, 10), (2, 20), (3, 30)
@@ -222,7 +223,7 @@ def test_hand_computed_turns(layout, backend):
 
 @every_scaling
 def test_position_zero_is_the_identity(name):
-    """f(q, 0) = q, the start of the functional equation."""
+    """f(q, 0) = q, the initial condition of RoFormer's functional equation."""
     spec = sample_spec(name, magnitude_on="scale")
     if name == "xpos":
         spec = spec.with_(scaling=frequencies.XPos(center=0))  # where its growth starts
@@ -261,9 +262,9 @@ def test_xpos_scores_decay_with_distance():
     assert bool((size.diff(dim=0) < 0).all())
 
 
-def test_multiplied_positions_are_relative_and_added_ones_are_not():
-    """RoPE's scores are the same after a shift, exactly; adding sinusoids to q and k keeps cross
-    terms with the content.
+def test_scores_with_rope_are_relative_and_scores_with_added_sinusoids_are_not():
+    """RoPE's scores stay the same after a shift of all positions. Sinusoids that are added to q and
+    k also multiply the content, so those scores change.
     """
     q, k = torch.randn(2, 1, 1, S, 10, dtype=torch.float64)
     spec = rw.RopeSpec(10)
@@ -282,13 +283,13 @@ def test_multiplied_positions_are_relative_and_added_ones_are_not():
 
     exactly(rotary(0), rotary(100))
     assert float((additive(0) - additive(100)).abs().max()) > 0.5
-    # the positions alone are relative; their sum is not
+    # products of sinusoids alone are relative; those of content plus sinusoids are not
     exactly(waves(0) @ waves(0).mT, waves(100) @ waves(100).mT)
     exactly(rotation.rotate(q, spec).norm(dim=-1), q.norm(dim=-1))
     assert float(((q + waves(0)).norm(dim=-1) - q.norm(dim=-1)).abs().max()) > 0.1
 
 
-def test_attention_without_positions_cannot_tell_who_chases_whom():
+def test_plain_attention_ignores_the_order_of_words_and_attention_with_rope_does_not():
     """ "cat chases mouse" and "mouse chases cat" mean the same to plain attention, and not with
     RoPE.
     """

@@ -61,7 +61,7 @@ def random_of(dtype, *shape):
 @pytest.mark.parametrize(("source", "target"), BOTH_WAYS)
 @pytest.mark.parametrize(("head_dim", "rotary_dim", "rotary_start"), SLICES)
 class TestConvert:
-    def test_moves_every_member_of_every_pair(
+    def test_every_dimension_goes_where_the_index_formula_says(
         self, source, target, head_dim, rotary_dim, rotary_start
     ):
         x = torch.arange(3 * head_dim).reshape(3, head_dim)
@@ -83,7 +83,7 @@ class TestConvert:
         )
 
     @pytest.mark.parametrize("dtype", DTYPES)
-    def test_there_and_back_is_the_same_bits(
+    def test_converting_there_and_back_gives_the_same_bits(
         self, source, target, head_dim, rotary_dim, rotary_start, dtype
     ):
         x = random_of(dtype, 2, 3, head_dim)
@@ -92,7 +92,7 @@ class TestConvert:
         assert there.dtype == dtype
         assert torch.equal(bits(convert_layout(there, target, source, **where)), bits(x))
 
-    def test_converting_and_rotating_commute(
+    def test_converting_then_rotating_equals_rotating_then_converting(
         self, source, target, head_dim, rotary_dim, rotary_start
     ):
         where = {"head_dim": head_dim, "rotary_dim": rotary_dim, "rotary_start": rotary_start}
@@ -182,10 +182,11 @@ def test_scores_survive_the_conversion_of_weights_biases_norms_and_adapters(sour
     before = model.scores(x, source, slice_)
     after = model.converted(source, target, slice_).scores(x, target, slice_)
     torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(model.scores(x, target, slice_), before)  # unconverted weights do not
+    # unconverted weights in the target layout give other scores
+    assert not torch.allclose(model.scores(x, target, slice_), before)
 
 
-def test_lora_moves_b_and_leaves_a():
+def test_convert_lora_permutes_b_and_returns_a_unchanged():
     a, b = torch.randn(3, 12), torch.randn(20, 3)
     same, moved = convert_lora(a, b, "half", "interleaved", head_dim=10)
     assert same is a
@@ -241,7 +242,9 @@ class TestFused:
         found = self.convert(fuse(parts), source, target, heads, kv_heads, "grouped")
         assert torch.equal(found, fuse(self.expected(parts, source, target)))
 
-    def test_biases_and_other_axes(self, source, target, heads, kv_heads):
+    def test_biases_and_transposed_weights_are_converted_like_weights(
+        self, source, target, heads, kv_heads
+    ):
         rows = (heads + 2 * kv_heads) * self.head_dim
         weight = torch.randn(rows, self.inputs)
         for packing in ("concatenated", "grouped"):
@@ -256,7 +259,7 @@ class TestFused:
             )
 
 
-def test_grouped_is_how_falcon_splits_it():
+def test_the_packing_grouped_is_the_order_of_falcons_fused_qkv():
     modeling = pytest.importorskip("transformers.models.falcon.modeling_falcon")
     heads, kv_heads, head_dim = 4, 2, 6
     falcon = SimpleNamespace(
@@ -306,30 +309,30 @@ class LooksBack:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 class TestProbe:
-    def test_finds_the_layout_of_a_head_that_looks_back(self, layout):
+    def test_the_probe_finds_the_layout_of_a_head_that_looks_back(self, layout):
         found = probe_layout(LooksBack(layout).loss)
         assert found.layout == layout
         assert found.losses[layout] < 0.1
         assert found.margin > 0.3
 
-    def test_follows_a_conversion(self, layout):
+    def test_the_probe_finds_the_new_layout_of_converted_weights(self, layout):
         head, (other,) = LooksBack(layout), set(LAYOUTS) - {layout}
         head.convert(layout, other)
         assert probe_layout(head.loss).layout == other
 
-    def test_finds_the_layout_a_model_was_trained_in(self, layout):
+    def test_the_probe_finds_the_layout_a_model_was_trained_with(self, layout):
         model = train_previous_token(layout)
         found = probe_layout(lambda other: model(other).item())
         assert found.layout == layout
         assert found.losses[layout] < 0.7
 
-    def test_no_layout_is_named_where_the_losses_agree(self, layout):
+    def test_the_probe_names_no_layout_if_the_losses_are_equal(self, layout):
         head = LooksBack(layout)
         found = probe_layout(lambda _: head.loss(layout))
         assert found == LayoutProbe(None, dict.fromkeys(LAYOUTS, head.loss(layout)), 0.0)
 
 
-def test_the_probe_speaks_only_above_its_threshold():
+def test_the_probe_names_a_layout_only_if_losses_differ_by_more_than_the_threshold():
     losses = {"half": 1.0, "interleaved": 1.5}
     assert probe_layout(losses.__getitem__, threshold=0.5).layout is None
     assert probe_layout(losses.__getitem__, threshold=0.49) == LayoutProbe("half", losses, 0.5)
@@ -349,7 +352,7 @@ def train_previous_token(layout):
     def loss(layout):
         embed, query, key, value, out = params
         tokens = torch.randint(0, vocab, (16, length))
-        # a part that is the same for all tokens, so that position alone can be looked at
+        # the 1 is the same for all tokens, so that scores can depend on positions alone
         x = embed[tokens] + 1
         q, k = rw.Rope(rw.RopeSpec(width, theta=100.0, layout=layout))(
             (x @ query)[:, None], (x @ key)[:, None]

@@ -148,7 +148,7 @@ def test_a_magnitude_on_q_is_squared_there_and_leaves_k(library):
     assert np.array(k)[0, 0, 0] == 1
 
 
-def test_halves_are_rounded_once(library):
+def test_bfloat16_results_of_jax_and_mlx_are_rounded_once(library):
     module, xp = library
     spec = RopeSpec(64)
     x = np.random.default_rng(0).standard_normal((7, 2, 64))
@@ -179,7 +179,7 @@ def test_jit_vmap_and_grad_of_jax_give_the_rotation():
     assert rotate(q, None, jnp.arange(5), spec).shape == q.shape
 
 
-def test_mlx_transformations():
+def test_compile_vmap_and_grad_of_mlx_give_the_rotation():
     mx = pytest.importorskip("mlx.core")
     from ropewalk.mlx import rotate
 

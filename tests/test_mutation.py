@@ -1,5 +1,5 @@
-"""The tests can fail: seven mistakes of real libraries, each found by the test that is meant to;
-three of them without --full.
+"""The tests can fail: a named test finds each of seven mistakes of real libraries, when it is put
+into the code; without --full, three mistakes are tried.
 
 `python tools/mutate.py` does the same with thousands of generated mutants.
 """
@@ -37,7 +37,7 @@ MISTAKES = [
         "frequencies/formulas",
         "    if truncate:\n",
         "    if True:\n",
-        "test_frequencies.py::test_every_field_of_yarn_moves_its_frequencies",
+        "test_frequencies.py::test_changing_a_field_of_yarn_changes_its_frequencies",
     ),
     (
         "frequencies/per_pair",
@@ -49,13 +49,13 @@ MISTAKES = [
         "frequencies/formulas",
         "ops.multiples(2, dim // 2) / dim)",
         "ops.multiples(2, dim // 2) / (dim - 2))",
-        "test_frequencies.py::test_the_reference_figures_of_128_dimensions",
+        "test_frequencies.py::test_the_plain_frequencies_of_128_dimensions_have_the_published_figures",
     ),
     (
         "table",
         "magnitude_on(spec, frequencies.magnitude, key) ** magnitude_power",
         "1.0",
-        "test_table.py::test_the_magnitude_is_raised_to_the_power",
+        "test_table.py::test_cos_and_sin_are_multiplied_by_the_magnitude_to_magnitude_power",
     ),
 ]
 

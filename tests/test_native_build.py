@@ -19,8 +19,8 @@ needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a 
 def build(
     folder: Path, compiler: str, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """What `setup.py build_ext` says with this script for a compiler and a kernel of one line, and
-    where its library would be.
+    """Return the finished run of `setup.py build_ext` with the shell script `compiler` as compiler
+    and a kernel of one line, and the path of the library to be built.
     """
     (folder / KERNELS).mkdir(parents=True)
     (folder / KERNELS / "cpu.c").write_text("int one(void) { return 1; }\n")
@@ -74,7 +74,7 @@ def test_a_required_library_that_cannot_be_built_fails_the_build(tmp_path):
 
 
 @needs_compiler
-def test_a_pure_build_has_no_library(tmp_path):
+def test_a_build_with_ropewalk_pure_makes_no_library(tmp_path):
     done, library = build(tmp_path, 'exec cc "$@"', ROPEWALK_PURE="1")
     assert done.returncode == 0, done.stderr
     assert not library.exists()

@@ -61,7 +61,7 @@ def test_gradients_of_queries_and_keys():
     assert gradgradcheck(
         lambda q, k: tuple(x.pow(3) for x in both(q, k)), (q, k), atol=1e-6, fast_mode=True
     )
-    # either alone, the other frozen or unused
+    # the gradient of one tensor if the other needs none, or is not used
     assert_close(
         torch.autograd.grad(both(q, k)[1].sum(), k)[0],
         torch.autograd.grad(both(q.detach(), k)[1].sum(), k)[0],
@@ -100,7 +100,8 @@ def test_gradients_of_learned_frequencies_survive_vmap():
         torch.autograd.grad(y.pow(3).sum(), rope.log_scale)[0] for y in (mapped, looped)
     )
     assert_close(found, expected)
-    with pytest.raises(rw.RopeError, match="rotate_by"):  # rather than a gradient that is missing
+    # the op has no gradient for tables, so it refuses tables that require one
+    with pytest.raises(rw.RopeError, match="rotate_by"):
         torch.ops.ropewalk.rotate_by_table(
             xs, torch.rand(S, 5, requires_grad=True), torch.rand(S, 5), "half", "half", 2, -2
         )
@@ -114,10 +115,7 @@ def test_gradients_through_apply_rotary_pos_emb():
     )
 
 
-def test_the_gradient_in_place_is_the_transpose_and_a_leaf_is_refused():
-    """In place on a value that autograd made: its gradient is the transpose, and a leaf is left
-    alone.
-    """
+def test_in_place_the_gradient_is_right_and_a_leaf_or_saved_tensor_is_refused():
     rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
     y = torch.randn(B, H, S, HEAD_DIM)
     (expected,) = torch.autograd.grad(rope(2 * x), x, y)
@@ -131,7 +129,7 @@ def test_the_gradient_in_place_is_the_transpose_and_a_leaf_is_refused():
         saved.sum().backward()
 
 
-def test_positions_changed_before_the_backward_are_noticed():
+def test_positions_changed_before_the_backward_raise_an_error():
     rope, x, positions = (
         rw.Rope(sample_spec()),
         torch.randn(B, H, S, HEAD_DIM, requires_grad=True),
@@ -143,7 +141,7 @@ def test_positions_changed_before_the_backward_are_noticed():
         y.sum().backward()
 
 
-def test_gradients_that_are_not_contiguous():
+def test_output_gradients_may_be_not_contiguous():
     rope, x = rw.Rope(sample_spec()), torch.randn(B, H, S, HEAD_DIM, requires_grad=True)
     full = torch.randn(B, S, 1, HEAD_DIM).expand(B, S, H, HEAD_DIM).transpose(1, 2)
     for grad in (full, torch.ones(()).expand(B, H, S, HEAD_DIM)):
@@ -160,7 +158,7 @@ def test_the_tangent_of_a_rotation_is_the_rotated_tangent():
             out = forward_ad.unpack_dual(rope(forward_ad.make_dual(primal, tangent)))
             assert_close(out.primal, rope(x))
             assert_close(out.tangent, rope(tangent))
-            # one of two, and in place
+            # a tangent of q alone, and a rotation in place
             q, k = rope(forward_ad.make_dual(primal, tangent), x)
             assert_close(forward_ad.unpack_dual(q).tangent, rope(tangent))
             assert forward_ad.unpack_dual(k).tangent is None
@@ -262,7 +260,9 @@ def test_vmap_of_packed_tokens_keeps_heads_apart(heads):
 
 
 def test_a_mapped_axis_that_shares_its_angles_costs_one_call(monkeypatch):
-    """One more axis for the kernel, not a loop over it; only mapped angles are taken one by one."""
+    """If x alone is mapped, its mapped axis is one more axis of a single call; mapped angles need a
+    call each.
+    """
     rope, calls, execute = rw.Rope(sample_spec()), [], ops.execute
     monkeypatch.setattr(
         ops, "execute", lambda *args: (calls.append(len(args[0])), execute(*args))[1]
@@ -339,7 +339,7 @@ def test_fake_tables_have_the_shape_of_real_ones(shape, rows):
 
 
 class Watching(TorchDispatchMode):
-    """A mode that changes nothing; whatever it watches must be one op."""
+    """A dispatch mode that changes nothing; under it a rotation must be one registered op."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -348,7 +348,7 @@ class Watching(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
 )
-def test_a_watched_table_rotation_and_its_gradient_read_one_layout_and_write_the_other(
+def test_a_traced_table_rotation_changes_the_layout_and_its_gradient_changes_it_back(
     layout, layout_out
 ):
     x, weights = torch.randn(2, B, H, S, 12, dtype=torch.float64)
@@ -383,15 +383,15 @@ def test_meta_tensors_give_shapes():
 
 
 def test_the_files_of_compiled_tests_pass_in_another_process(full):
-    """The suite's runtime type checks wrap functions in ways dynamo cannot follow, so a process
-    without them compiles.
+    """The runtime type checks of the tests wrap functions in ways that dynamo cannot trace, so a
+    process without them compiles.
     """
     files = [Path(__file__).parent / name for name in ("compiled.py", "models/decoder_compiled.py")]
     run_tests(files, full, "--noconftest", "-p", "sampling", "--show-capture=no")
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_only_what_needs_a_gradient_has_one(layout):
+def test_only_the_tensor_that_requires_a_gradient_has_one(layout):
     """Where only q requires a gradient, k's result requires none, and the other way round."""
     rope = rw.Rope(rw.RopeSpec(6, layout=layout))
     for needed in ("q", "k"):
@@ -410,7 +410,7 @@ def test_only_what_needs_a_gradient_has_one(layout):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize(("start", "width"), [(0, 6), (0, 4), (2, 4), (1, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_batch_of_gradients_is_each_of_them(layout, start, width, dtype):
+def test_a_batched_backward_equals_one_backward_for_each_gradient(layout, start, width, dtype):
     """`is_grads_batched` and `jacobian(vectorize=True)` map over the backward without functorch."""
     rope = rw.Rope(rw.RopeSpec(6, layout=layout, rotary_start=start, rotary_dim=width))
     x = torch.randn(1, 2, 3, 6, dtype=dtype, requires_grad=True)

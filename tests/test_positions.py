@@ -62,11 +62,11 @@ def walk(row, merge, time_merge, resume):
 
 
 class TestConsecutive:
-    def test_counts_from_the_offset(self):
+    def test_consecutive_counts_from_one_offset_for_all_rows(self):
         assert consecutive(4, 7).tolist() == [7, 8, 9, 10]
         assert consecutive(3, -2).tolist() == [-2, -1, 0]
 
-    def test_one_offset_a_row(self):
+    def test_consecutive_counts_from_the_offset_of_each_row(self):
         assert consecutive(3, torch.tensor([0, 5], dtype=torch.int32)).tolist() == [
             [0, 1, 2],
             [5, 6, 7],
@@ -79,7 +79,7 @@ class TestConsecutive:
 class TestPacked:
     @given(st.lists(st.integers(0, 6), max_size=6), st.sampled_from([torch.int32, torch.int64]))
     @settings(deadline=None)
-    def test_every_sequence_counts_from_zero(self, lengths, dtype):
+    def test_packed_counts_every_sequence_from_zero(self, lengths, dtype):
         boundaries = torch.tensor([0, *itertools.accumulate(lengths)], dtype=dtype)
         assert packed(boundaries).tolist() == [i for n in lengths for i in range(n)]
 
@@ -87,18 +87,18 @@ class TestPacked:
         assert packed(torch.tensor([0, 2, 3]), total=6).tolist() == [0, 1, 0, 0, 1, 2]
 
     @pytest.mark.parametrize("boundaries", [[1, 3], [0, 4, 2], [-1, 2], [0, -3]])
-    def test_refuses_what_are_not_boundaries(self, boundaries):
+    def test_refuses_boundaries_that_do_not_begin_with_0_or_that_decrease(self, boundaries):
         assert_refused("cu_seqlens", lambda: packed(torch.tensor(boundaries)))
 
-    def test_refuses_a_total_that_cuts_a_sequence(self):
+    def test_refuses_a_total_below_the_last_boundary(self):
         with pytest.raises(RopeError, match="end at most at"):
             packed(torch.tensor([0, 5]), total=4)
 
-    def test_refuses_no_boundaries(self):
+    def test_packed_refuses_an_empty_list_of_boundaries(self):
         with pytest.raises(RopeError, match="begin with 0"):
             packed(torch.zeros(0, dtype=torch.int64))
 
-    def test_asks_for_the_total_where_reading_it_would_wait(self):
+    def test_requires_total_where_boundaries_are_not_on_the_cpu(self):
         assert_refused("total", lambda: packed(torch.zeros(3, dtype=torch.int64, device="meta")))
 
 
@@ -110,13 +110,13 @@ class TestLeftPadded:
         expected = [[0] * (7 - n) + list(range(n)) for n in real]
         assert left_padded(mask).tolist() == expected
 
-    def test_any_number_but_0_is_a_real_token(self):
+    def test_a_mask_entry_other_than_0_marks_a_real_token(self):
         assert left_padded(torch.tensor([[0, 2, 2, -1]])).tolist() == [[0, 0, 1, 2]]
 
     def test_padding_on_the_right_has_the_position_of_the_last_token(self):
         assert left_padded(torch.tensor([[1, 1, 1, 0, 0]])).tolist() == [[0, 1, 2, 2, 2]]
 
-    def test_padding_on_the_left_does_not_change_a_row(self):
+    def test_padding_on_the_left_does_not_change_the_positions_of_real_tokens(self):
         rope = rw.Rope(rw.RopeSpec(head_dim=6))
         x = torch.randn(1, 2, 4, 6)
         shifted = torch.cat([torch.zeros(1, 2, 3, 6), x], dim=2)
@@ -126,20 +126,20 @@ class TestLeftPadded:
 
 class TestGrid:
     @pytest.mark.parametrize("sizes", [(5,), (3, 5), (2, 3, 4), (2, 1, 3, 2)])
-    def test_is_raster_order(self, sizes):
+    def test_cells_are_in_raster_order(self, sizes):
         expected = list(itertools.product(*map(range, sizes)))
         found = grid(*sizes)
         assert found.shape == (len(sizes), 1, math.prod(sizes))
         assert [tuple(cell) for cell in found[:, 0].T.tolist()] == expected
 
-    def test_starts_where_it_is_told(self):
+    def test_the_first_cell_is_at_start(self):
         assert torch.equal(
             grid(2, 3, start=(10, 20)), grid(2, 3) + torch.tensor([10, 20])[:, None, None]
         )
         assert torch.equal(grid(2, 3, start=4), grid(2, 3) + 4)
 
     @pytest.mark.parametrize(("sizes", "merge"), [((4, 6), 2), ((6, 3), 3), ((2, 4, 4), 2)])
-    def test_merge_walks_block_by_block(self, sizes, merge):
+    def test_merge_orders_the_last_two_axes_in_blocks(self, sizes, merge):
         *outer, height, width = sizes
         expected = [
             (*head, by * merge + y, bx * merge + x)
@@ -175,7 +175,7 @@ class TestMultimodal:
         st.sampled_from(["space", "max"]),
     )
     @settings(max_examples=150, deadline=None)
-    def test_is_the_rule_token_by_token(self, rows, merge, time_merge, padding, resume):
+    def test_positions_and_delta_follow_the_rule(self, rows, merge, time_merge, padding, resume):
         positions, delta = multimodal(
             rows, merge=merge, time_merge=time_merge, padding=padding, resume=resume
         )
@@ -189,21 +189,21 @@ class TestMultimodal:
             )
             assert delta[i] == max(map(max, row), default=-1) + 1 - len(row)
 
-    def test_text_goes_on_one_past_a_far_frame(self):
+    def test_with_resume_max_text_continues_one_past_the_last_frame(self):
         positions, delta = multimodal([[Video(2, 1, 1, interval=2.0**22), Text(3)]], resume="max")
         assert positions[:, 0, 2:].tolist() == [[2**22 + 1, 2**22 + 2, 2**22 + 3]] * 3
         assert delta.tolist() == [2**22 + 4 - 5]
 
     @pytest.mark.parametrize(("frames", "interval", "last"), [(11, 0.7, 7), (101, 0.29, 29)])
     def test_frames_round_as_in_float32(self, frames, interval, last):
-        """10 * 0.7 and 100 * 0.29 are whole in float32; in float64 one or the other falls just
-        below.
+        """In float32 10 * 0.7 and 100 * 0.29 are integers; in float64 the second is just below
+        29.
         """
         time = multimodal([[Video(frames, 1, 1, interval), Text(1)]], resume="max")[0][0, 0]
         assert time[:-1].tolist() == (torch.arange(frames) * interval).long().tolist()
         assert time[-2:].tolist() == [last, last + 1]
 
-    def test_first_release_and_transformers_5_part_after_a_long_video(self):
+    def test_resume_space_and_max_differ_after_a_video_longer_than_its_sides(self):
         row = [[Text(1), Video(6, 2, 2), Text(1)]]
         # 1 + longer side 2: inside the video's time span
         assert multimodal(row)[0][:, 0, -1].tolist() == [
@@ -239,7 +239,7 @@ class TestMultimodal:
     def test_an_error_names_the_bad_field(self, call, field):
         assert_refused(field, call)
 
-    def test_delta_continues_the_row(self):
+    def test_decode_positions_by_delta_continue_the_row(self):
         rows = [[Text(2), Image(4, 6)], [Text(5)]]
         _, delta = multimodal(rows, merge=2)
         whole, _ = multimodal([[*row, Text(3)] for row in rows], merge=2, padding="left")
@@ -249,7 +249,7 @@ class TestMultimodal:
 
 
 class TestPatchCentres:
-    def test_are_the_middles_of_equal_cells(self):
+    def test_centres_are_the_middles_of_equal_cells(self):
         found = patch_centres(3, 4)
         assert found.dtype == torch.float64
         assert found.shape == (2, 1, 12)
@@ -290,7 +290,7 @@ def every_builder(device):
 
 
 def test_no_builder_reads_a_value_of_a_tensor():
-    """A meta tensor has no values: whoever asks for one fails."""
+    """A meta tensor has no values, so a builder that reads one fails."""
     for made, real in zip(every_builder("meta"), every_builder("cpu"), strict=True):
         assert made.device.type == "meta"
         assert (made.shape, made.dtype) == (real.shape, real.dtype)
@@ -335,7 +335,7 @@ def test_nothing_waits_for_the_gpu():
         ),
     ],
 )
-def test_refuses_what_is_no_count(call, field):
+def test_wrong_arguments_of_builders_are_refused_by_field(call, field):
     assert_refused(field, call)
 
 
@@ -350,14 +350,14 @@ def test_refuses_what_is_no_count(call, field):
         ("width", lambda n: Video(2, 2, n), 1),
     ],
 )
-def test_the_ends_of_every_size(field, make, least):
+def test_sizes_of_segments_are_accepted_within_their_bounds_and_refused_outside(field, make, least):
     for size in (least, 2**31):
         assert getattr(make(size), field) == size
     for size in (least - 1, 2**31 + 1, 2.0, True):
         assert_refused(field, lambda: make(size))  # noqa: B023 - called at once
 
 
-def test_builders_compile_to_one_graph():
+def test_packed_and_left_padded_compile_to_one_graph():
     def build(boundaries, mask):
         return packed(boundaries, total=5), left_padded(mask)
 
@@ -369,7 +369,7 @@ def test_builders_compile_to_one_graph():
         assert torch.equal(found, expected)
 
 
-def test_positions_may_lie_far_before_zero_and_are_never_complex():
+def test_an_offset_may_be_far_below_0_and_a_complex_one_is_refused():
     assert rw.positions.consecutive(2, -(10**12)).tolist() == [-(10**12), 1 - 10**12]
     assert_refused("offset", lambda: consecutive(2, torch.zeros(3, dtype=torch.complex64)))
 
@@ -380,7 +380,7 @@ def test_a_merged_grid_must_divide_on_both_sides():
             rw.positions.grid(*sizes, merge=2)
 
 
-def test_an_image_may_be_one_patch_high():
+def test_an_image_of_one_row_has_its_columns_as_positions():
     found, delta = rw.positions.multimodal([[rw.positions.Image(1, 3)]])
     assert found[:, 0].tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 2]]
     assert delta.tolist() == [0]
@@ -391,6 +391,6 @@ def test_the_centres_of_an_image_of_one_row():
     assert centres.tolist() == [[[0.0] * 4], [[-1.5, -0.5, 0.5, 1.5]]]
 
 
-def test_rows_that_are_no_rows_are_refused():
+def test_multimodal_refuses_rows_that_are_no_list():
     with pytest.raises(rw.RopeError), as_users_call():
         rw.positions.multimodal(5)

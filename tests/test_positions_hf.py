@@ -134,7 +134,7 @@ class TestAgainstTransformers:
         frame = Image(2 * merge, 3 * merge)
         row = [Text(2), frame, Text(3), frame, Text(1), Image(merge, 4 * merge), Text(2)]
         inputs, _ = as_hf([row], merge, 1, "right")
-        # the two frames are one video of two frames to transformers, and the last grid an image
+        # transformers takes the first two grids as one video of two frames, the last as an image
         kinds = inputs["mm_token_type_ids"]
         kinds[:, : 2 + 6 + 3 + 6] *= 2
         inputs |= {
@@ -146,7 +146,7 @@ class TestAgainstTransformers:
         assert torch.equal(ours, theirs)
         assert torch.equal(delta, their_delta[:, 0])
 
-    def test_decoding_goes_on_as_in_transformers(self):
+    def test_decode_positions_equal_those_of_transformers(self):
         model, merge, _ = tiny("qwen2_vl")
         rows = random_rows(1, merge, 1, [1.0])
         inputs, _ = as_hf(rows, merge, 1, "left")
@@ -160,7 +160,7 @@ class TestAgainstTransformers:
 
 
 @pytest.mark.parametrize("include_temporal", [False, True])
-def test_is_the_patch_order_of_qwen_vl(include_temporal):
+def test_merged_grids_have_the_patch_order_of_qwen_vl(include_temporal):
     vision = pytest.importorskip("transformers.vision_utils")
     theirs = vision.get_vision_position_ids(
         torch.tensor([[2, 4, 6]]), 2, include_temporal=include_temporal
@@ -170,7 +170,7 @@ def test_is_the_patch_order_of_qwen_vl(include_temporal):
 
 
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (4, 4)])
-def test_give_the_tables_of_dinov3(height, width):
+def test_patch_centres_give_the_cos_and_sin_of_dinov3(height, width):
     transformers = pytest.importorskip("transformers")
     from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTRopePositionEmbedding
 

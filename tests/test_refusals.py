@@ -18,14 +18,14 @@ from ropewalk.table import cos_sin
 from tensor_forms import tensors
 
 NAN, INF = float("nan"), float("inf")
-#: no number of any kind
+#: values that no field for a number accepts
 NOT_NUMBERS = (NAN, INF, -INF, "4", "", None, True, False, [4.0], {}, 4j, 10**400)
 NOT_INTEGERS = (*NOT_NUMBERS, 4.0, 2**63)
 POSITIVE = (*NOT_NUMBERS, 0, -0.0, -1)
-#: products with any length or period must fit in a float32
+#: values that are refused because a product with some length or period would not fit in a float32
 BOUNDED = (*POSITIVE, 0.999e-18, 1.001e18, 5e-324, 1e-308, 1.7e308)
 AT_LEAST_ONE = (*POSITIVE, 0.999, 1.001e30, 1e300)
-#: its square must fit in a float32, upside down too
+#: values that are refused because the square, or its inverse, would not fit in a float32
 MAGNITUDE = (*POSITIVE, 0.999e-18, 1.001e18, 1e-300, 1e300)
 LENGTH = (*NOT_INTEGERS, 0, -1)
 SHARE = (*NOT_NUMBERS, -0.001, 1.001)
@@ -213,8 +213,8 @@ def test_the_smallest_theta_gives_finite_tables(precision):
     assert bool(torch.isfinite(cos).all() and torch.isfinite(sin).all())
 
 
-def test_ends_given_in_the_wrong_order_are_refused():
-    """Swapped betas would reverse the ramp."""
+def test_the_two_ends_of_a_ramp_in_the_wrong_order_are_refused():
+    """The first end must not be below the second."""
     for scaling in (fq.Yarn, fq.DynamicYarn):
         assert "beta_slow = 32" in str(
             assert_refused("beta_fast", lambda: scaling(beta_fast=1.0, beta_slow=32.0))  # noqa: B023
@@ -242,7 +242,7 @@ def test_lists_must_have_one_entry_a_pair():
 
 
 @pytest.mark.parametrize("scaling", [fq.Yarn(factor=2.0), fq.DynamicYarn(), fq.NtkByParts(2.0)])
-def test_turns_cannot_be_counted_at_theta_one(scaling):
+def test_scalings_that_count_turns_refuse_theta_up_to_one(scaling):
     for theta in (1.0, 0.5):
         assert_refused("theta", lambda: RopeSpec(8, theta, scaling))  # noqa: B023
         assert_refused("theta", lambda: scaling.check(8, theta))  # noqa: B023
@@ -288,14 +288,14 @@ def test_every_field_of_a_spec_is_in_the_table():
     assert set(BAD_SPECS) == set(RopeSpec.__dataclass_fields__)
 
 
-def test_mixed_axes_take_no_scaling():
+def test_mixed_axes_refuse_a_scaling():
     assert_refused(
         "scaling", lambda: RopeSpec(8, scaling=fq.Linear(2.0), axes=axes.MixedAxes(2, 4))
     )
     assert RopeSpec(8, axes=axes.MixedAxes(2, 4)).mixed
 
 
-def test_a_terabyte_is_refused_before_it_is_asked_for():
+def test_a_huge_head_dim_is_refused_without_computing_its_frequencies():
     began = time.process_time()
     assert_refused("head_dim", lambda: RopeSpec(2**40))
     assert_refused("rotary_dim", lambda: RopeSpec(64, rotary_dim=2**40))
@@ -308,8 +308,8 @@ EXTREMES = (1e-30, 1e-5, 0.5, 1.0, 1.0000001, 2.0, 1e4, 1e30)
 
 
 @pytest.mark.parametrize("name", [name for name, bad in BAD_FIELDS.items() if bad])
-def test_what_is_accepted_gives_finite_tables(name, full):
-    """Of 900 hostile configs another library computed 205 as NaN, infinite or zero frequencies."""
+def test_extreme_fields_are_refused_or_give_finite_tables(name, full):
+    """Another library computed NaN, infinite or zero frequencies for 205 of 900 hostile configs."""
     kept = 0
     for theta in EXTREMES if full else EXTREMES[::3]:
         for field, extreme in itertools.product(BAD_FIELDS[name], EXTREMES):
@@ -358,7 +358,7 @@ def test_what_is_accepted_gives_finite_tables(name, full):
     ],
 )
 @pytest.mark.parametrize("precision", ["exact", "hf"])
-def test_the_ends_of_what_is_allowed_rotate_there_and_back(
+def test_the_largest_and_smallest_magnitudes_and_factors_rotate_and_unrotate(
     make, factor, largest, magnitude_on, precision
 ):
     """Four dimensions: there NTK raises its factor to the largest power, the second."""

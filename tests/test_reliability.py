@@ -38,7 +38,7 @@ def test_item_01_w04_casting_the_module_rounds_no_frequency(cast):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("position", [257, 60_001])
-def test_item_02_angles_are_never_in_half_precision(dtype, position):
+def test_item_02_16_bit_tensors_are_rotated_by_exact_angles(dtype, position):
     rope, x = rw.Rope(sample_spec()), x_of(dtype=dtype)
     positions = torch.arange(S) + position
     assert ulps(rope(x, positions=positions), definition(x, rope.spec, positions)) <= 1.05
@@ -80,7 +80,9 @@ def test_item_05_w01_long_contexts_cost_no_accuracy(position):
 
 
 @pytest.mark.parametrize("edge", [2851, 2**24, 2**31 - 1, 2**31, 2**32, 2**40])
-def test_item_06_neighbours_differ_past_the_edges_of_float_and_int(edge):
+def test_item_06_neighbouring_positions_differ_by_one_radian_past_the_limits_of_float32_and_int32(
+    edge,
+):
     rope, x = rw.Rope(rw.RopeSpec(2)), torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64)
     rotated = rope(x, positions=torch.tensor([edge - 1, edge, edge + 1]))
     for a, b in ((0, 1), (1, 2)):
@@ -112,7 +114,7 @@ def test_item_07_w06_positions_that_are_no_integers_are_refused(dtype):
 
 @FOLLOWS_LENGTH
 @pytest.mark.parametrize("short", [4, 64, 65, 100])
-def test_item_08_w07_a_long_call_leaves_nothing_behind(name, short):
+def test_item_08_w07_a_long_call_does_not_change_a_later_short_one(name, short):
     x = x_of(1, H, 300, HEAD_DIM)
     rope, fresh = (rw.Rope(sample_spec(name, theta=theta)) for theta in (9_999.0, 9_999.0))
     rope(x)
@@ -143,7 +145,7 @@ def test_item_10_calls_of_one_length_keep_their_own_offsets(name):
 
 
 @pytest.mark.parametrize("first", DTYPES)
-def test_item_11_the_first_caller_does_not_choose_the_dtype(first):
+def test_item_11_the_dtype_of_the_first_call_does_not_round_later_ones(first):
     rope = rw.Rope(sample_spec(theta=1_000.0 + DTYPES.index(first)))
     rope(x_of(dtype=first))
     wide = x_of().double()
@@ -161,7 +163,7 @@ def test_item_12_what_was_kept_under_inference_mode_can_be_differentiated():
     assert_close(x.grad, 2 * x.detach())
 
 
-def test_item_13_one_config_never_gets_the_table_of_another():
+def test_item_13_no_spec_gets_the_table_of_another():
     """Specs that differ in one field each, called in turn with the same length."""
     base = sample_spec("yarn")
     specs = [
@@ -245,9 +247,9 @@ def test_item_16_w10_a_rope_built_on_meta_rotates_after_to_empty():
 
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
-def test_item_16_numbers_asked_for_on_meta_are_real(name):
-    """A model under construction on meta reads frequencies and scales, and rotates real tensors;
-    later calls are not spoilt.
+def test_item_16_under_a_meta_default_device_frequencies_have_values(name):
+    """A model that is built on the meta device may read frequencies and rotate real tensors; its
+    calls and later ones follow the definition.
     """
     spec = sample_spec(name, "chunked", theta=6_666.0)
     x, positions = x_of(1, H, S, HEAD_DIM), torch.arange(S).expand(3, 1, S)
@@ -268,7 +270,7 @@ def test_item_17_frequencies_in_old_checkpoints_are_ignored():
     exactly(rope(x), definition(x, rope.spec, torch.arange(S)))
 
 
-def test_item_18_nothing_for_ddp_or_fsdp_to_choke_on():
+def test_item_18_a_rope_has_no_parameter_or_buffer_that_ddp_or_fsdp_cannot_handle():
     rope = rw.Rope(sample_spec("yarn"))
     assert not [*rope.parameters(), *rope.buffers()]
     assert all(
@@ -285,7 +287,7 @@ def test_item_19_another_device_gets_tables_of_its_own():
     assert rope(x_of().to("meta")).is_meta
 
 
-def test_item_20_memory_order_does_not_matter():
+def test_item_20_the_strides_of_a_tensor_change_no_bit():
     spec, x = sample_spec(), x_of()
     for view in (
         x.transpose(1, 2).contiguous().transpose(1, 2),

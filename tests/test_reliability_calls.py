@@ -33,7 +33,7 @@ def test_item_22_in_place_is_refused_where_autograd_needs_the_value():
 
 
 def test_item_22_every_path_has_a_backward():
-    """No path returns a tensor that has forgotten where it came from."""
+    """A tensor rotated in any way has a gradient function."""
     x, rope, table = x_of().requires_grad_(), rw.Rope(sample_spec()), torch.rand(S, 5)
     for out in (
         rope(x),
@@ -77,7 +77,7 @@ def test_item_26_w11_an_empty_tensor_keeps_its_shape(name, shape):
     )
 
 
-def test_item_26_w12_positions_do_not_broadcast_over_tokens():
+def test_item_26_w12_positions_of_another_length_than_the_tokens_are_refused():
     rope = rw.Rope(sample_spec())
     for shape in ((B, 1), (1, 1), (1,), (S, B), (S + 1,)):
         assert_refused(
@@ -105,9 +105,9 @@ def test_item_27_negative_positions_follow_the_definition(name):
     )
 
 
-def test_item_28_there_is_no_end_of_the_table():
-    """A small table first, then far past it, and on both sides of every limit in between, in one
-    call.
+def test_item_28_positions_beyond_every_table_follow_the_definition():
+    """After a first call with few tokens, at positions on both sides of the end of each table,
+    together and one by one.
     """
     rope, x = rw.Rope(sample_spec(theta=5_555.0)), x_of(1, 1, 10, HEAD_DIM)
     rope(x)
@@ -143,8 +143,8 @@ def test_item_29_longrope_switches_after_the_last_trained_token():
 
 @FOLLOWS_LENGTH
 def test_item_30_w17_keys_cached_before_the_limit_can_be_moved(name):
-    """Decode across the limit: the cached keys, moved to the new length, are those of one full
-    forward.
+    """When decoding passes the trained length, the cached keys, moved to the new length, equal
+    those of one forward pass over all tokens.
     """
     rope, k = rw.Rope(sample_spec(name)), x_of(1, H, 12, HEAD_DIM, dtype=torch.float64)
     full = rope.rotate(k, key=True)
@@ -206,8 +206,8 @@ def test_item_33_partial_rotary_pairs_and_counts_within_the_slice(layout):
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("order", ["chunked", "interleaved", "ernie"])
-def test_item_36_every_pair_listens_to_its_own_axis(order, layout):
-    """Only the pairs of an axis rotate when only that axis moves."""
+def test_item_36_every_pair_rotates_by_its_own_axis_alone(order, layout):
+    """If the position changes on one axis, only the pairs of that axis rotate."""
     spec = sample_spec(axis=order, layout=layout)
     x = x_of(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     for axis in range(3):
@@ -218,7 +218,7 @@ def test_item_36_every_pair_listens_to_its_own_axis(order, layout):
         ]
         pairs = moved.view(2, 5).T if layout == "half" else moved.view(5, 2)
         assert pairs.any(-1).tolist() == [a == axis for a in spec.axis_of_pair]
-    # (3, S) is three rows, not three axes
+    # positions [3, S] are read as three rows, not as three axes
     assert_refused(
         "positions", lambda: rw.Rope(spec)(x_of(), positions=torch.zeros(3, S, dtype=torch.int64))
     )
@@ -231,14 +231,14 @@ def test_item_37_odd_head_dim_is_refused_when_built(head_dim):
 
 @pytest.mark.parametrize("name", rw.frequencies.SCALINGS)
 def test_item_38_w18_left_padding_and_eviction_change_no_bit(name):
-    """A padded row, counted by its own positions, turns as the row without padding; so does a cache
-    after eviction.
+    """A padded row with its own positions rotates as the row without padding; the tokens that a
+    cache kept rotate as in the whole row.
     """
     rope, x = rw.Rope(sample_spec(name)), x_of(1, H, S, HEAD_DIM)
     padded = torch.cat((x_of(1, H, 4, HEAD_DIM), x), 2)
     positions = torch.cat((torch.zeros(4, dtype=torch.int64), torch.arange(S)))
     assert torch.equal(rope(padded, positions=positions)[:, :, 4:], rope(x))
-    # tokens 2 and 3 were thrown out; the new one is still token 6
+    # tokens 2 and 3 were evicted; the last token keeps position 6
     length = S if rope.spec.needs_length else None
     kept = torch.tensor([0, 1, 4, 5, 6])
     assert torch.equal(

@@ -73,7 +73,7 @@ def test_keys_moved_to_another_spec_equal_rebuilt_ones(change, backend):
     before, after = (sample_positions(spec, B, S) for _ in range(2))
     found = rotation.rerotate(rebuilt(k, spec, before), spec, before, after, to=to, backend=run_by)
     if change == "layout":
-        # a layout says where the members of a pair lie: the same keys, their pairs moved
+        # the expected keys have the same pairs in the places of the other layout
         first, second = k[..., 2:7].clone(), k[..., 7:12].clone()
         k = k.clone()
         k[..., 2:12:2], k[..., 3:12:2] = first, second
@@ -106,7 +106,7 @@ def test_magnitude_stays_unless_asked_for(backend):
     assert torch.equal(kept[..., :2], k[..., :2])
 
 
-def test_match_magnitude_holds_when_the_slices_differ():
+def test_match_magnitude_works_if_the_rotated_slices_differ():
     spec = sample_spec("yarn")
     to = spec.with_(rotary_dim=6)
     k = torch.randn(B, H, S, HEAD_DIM, dtype=torch.float64)
@@ -160,16 +160,16 @@ def test_rerotated_keys_are_rounded_once(dtype, change, backend):
     cached = rotation.rotate(k, spec, before, backend=run_by)
     found = rotation.rerotate(cached, spec, before, after, to=to, backend=run_by)
     assert found.dtype == dtype
-    # the exact move of what is in the cache, by the definition alone
-    exact = rebuilt(undone(cached, spec, before), to, after)
+    # the cached keys, which are rounded once already, moved by the definition
+    exact = rebuilt(rotated_backwards(cached, spec, before), to, after)
     if dtype in (torch.float16, torch.bfloat16):
         assert ulps(found, exact) <= 2
     else:
         assert_close(found.double(), exact, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-7)
 
 
-def undone(k, spec, positions):
-    """The definition backwards: the rotation by minus the position."""
+def rotated_backwards(k, spec, positions):
+    """Return k rotated by the definition at minus its positions."""
     return definition(k, spec, -positions, key=True)
 
 
@@ -199,8 +199,8 @@ def test_rerotation_in_place_has_the_same_bits_and_gradients_are_right():
 
 
 @pytest.mark.parametrize("change", ["layout", "layout out"])
-def test_another_layout_needs_the_same_dimensions(change):
-    """Which pair becomes which is clear only where both specs rotate the same dimensions."""
+def test_rerotation_to_another_layout_and_another_slice_is_refused(change):
+    """Which pair moves where is defined only if both specs rotate the same dimensions."""
     spec, k, positions = sample_spec(), torch.randn(B, H, S, HEAD_DIM), torch.arange(S)
     other = spec.with_(**CHANGES[change], **CHANGES["fewer dims"])
     assert_refused("to", lambda: rotation.rerotate(k, spec, positions, positions, to=other))
@@ -222,6 +222,7 @@ def test_rope_rerotates_with_its_own_settings_and_refuses_learned_frequencies():
     assert_refused("rerotate", lambda: learned.rerotate(k, before, after))
     error = assert_refused("rerotate", lambda: rope.rerotate(k, before, after, to=learned))
     assert error.value == learned.spec.scaling
-    for name in ("backend", "tables"):  # those of the module
+    # the module gives both, so the call does not accept them
+    for name in ("backend", "tables"):
         with pytest.raises(TypeError, match=name):
             rope.rerotate(k, before, after, **{name: "eager"})

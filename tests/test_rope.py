@@ -36,7 +36,7 @@ class Layer(nn.Module):
 
 
 @pytest.mark.parametrize("name", FIXED)
-def test_a_rope_has_no_state_and_a_call_changes_nothing(name):
+def test_a_rope_has_no_state_and_a_call_changes_no_attribute(name):
     rope = rw.Rope(sample_spec(name))
     assert rope.state_dict() == {}
     assert not list(rope.parameters())
@@ -73,7 +73,7 @@ TREATMENTS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("treatment", TREATMENTS)
 @pytest.mark.parametrize("name", FIXED)
-def test_no_treatment_changes_a_bit(name, treatment):
+def test_casts_copies_and_moves_of_the_module_change_no_bit_of_a_rotation(name, treatment):
     spec = sample_spec(name)
     x = x_of()
     where = {"positions": torch.randint(0, 60 if name == "xpos" else 10**7, (B, S))}
@@ -94,7 +94,7 @@ def test_a_rope_built_on_meta_rotates_by_the_definition():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_scaling
-def test_autocast_changes_nothing(name, dtype):
+def test_autocast_changes_no_rotation_and_no_table(name, dtype):
     rope, x = rw.Rope(sample_spec(name)), x_of()
     where = {"positions": torch.arange(S) + (50 if name == "xpos" else 65_536)}
     expected, tables = rope(x, x.to(dtype), **where), rope.cos_sin(where["positions"])
@@ -151,7 +151,7 @@ def test_tables_equal_the_definition(name, axis):
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_tables_as_transformers_has_them(layout):
+def test_cos_sin_hf_repeats_each_entry_as_transformers_does(layout):
     rope = rw.Rope(sample_spec("yarn", layout=layout))
     positions = torch.arange(S)[None]
     cos, sin = rope.cos_sin_hf(positions)
@@ -171,10 +171,10 @@ def test_tables_as_transformers_has_them(layout):
 
 
 @pytest.mark.parametrize("legacy", LEGACY_STATE)
-def test_old_checkpoints_load(legacy):
+def test_frequencies_in_a_state_dict_are_ignored_and_other_unknown_names_refused(legacy):
     layer = Layer(sample_spec())
     weights = {**layer.state_dict(), f"rope.{legacy}": torch.randn(5)}
-    layer.load_state_dict(weights)  # strict
+    layer.load_state_dict(weights, strict=True)
     with pytest.raises(RuntimeError, match=r"rope\.something"):
         layer.load_state_dict({**weights, "rope.something": torch.randn(5)})
 
@@ -190,7 +190,7 @@ def test_learned_frequencies_begin_with_those_of_the_start_scaling():
     assert_close(rope(x, positions=positions), definition(x, plain, positions), rtol=0, atol=1e-12)
 
 
-def test_learned_frequencies_rotate_by_their_exponent():
+def test_learned_frequencies_are_the_initial_ones_times_exp_of_log_scale():
     """omega_i exp(alpha_i), written out."""
     rope = rw.Rope(rw.RopeSpec(10, scaling=frequencies.Learnable()))
     alpha = torch.randn(5)
@@ -245,7 +245,9 @@ def test_gradient_of_learned_frequencies(start, axis):
 @pytest.mark.parametrize("magnitude_on", ["qk", "q"])
 @pytest.mark.parametrize("start", ["yarn", "xpos"])
 @pytest.mark.parametrize("axis", ["one", "chunked", "round_robin"])
-def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_on, key):
+def test_untrained_learned_frequencies_rotate_as_their_start_scaling(
+    start, axis, magnitude_on, key
+):
     """Before training they rotate, rotate back and write tables as the scaling they start from."""
     plain = sample_spec(
         start, axis, magnitude_on=magnitude_on, layout="interleaved", layout_out="half"
@@ -270,7 +272,7 @@ def test_learned_frequencies_keep_magnitude_and_layouts(start, axis, magnitude_o
 @pytest.mark.parametrize(
     "axis_map", [None, axes.MixedAxes(num_heads=H, pairs=4)], ids=["learnable", "mixed"]
 )
-def test_learned_frequencies_are_made_again_after_to_empty(axis_map):
+def test_learned_frequencies_are_initialised_by_reset_parameters_after_to_empty(axis_map):
     spec = rw.RopeSpec(
         8, axes=axis_map, scaling=frequencies.Default() if axis_map else frequencies.Learnable()
     )
@@ -310,7 +312,7 @@ def test_real_coordinates_rotate_by_the_definition():
 
 
 @pytest.mark.parametrize("call", ["rotate", "unrotate"])
-def test_every_way_in_uses_the_backend_of_the_module(call):
+def test_every_method_of_rope_uses_its_backend(call):
     rope, x = rw.Rope(rw.RopeSpec(10), backend="triton"), torch.randn(1, 1, 7, 10)
     with pytest.raises(rw.RopeError, match="triton"):
         getattr(rope, call)(x)

@@ -76,7 +76,7 @@ def test_learned_frequencies_tell_positions_apart_that_float32_does_not(position
     with mp.workdps(50):
         angles = [mpf(position) * mpf(10_000) ** (mpf(-i) / 4) for i in range(4)]
         expected = [float(mp.cos(a)) for a in angles] + [float(mp.sin(a)) for a in angles]
-    # a float64 angle of this size has this error
+    # the error of a float64 angle grows with the angle
     atol = 4 * position * 2**-53
     assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=atol)
     near = rope(x, positions=torch.tensor([position - 1])).detach()[0, 0, 0]

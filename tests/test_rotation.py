@@ -26,12 +26,12 @@ from ropewalk.kernels import request as request_module
 B, H, S = 2, 3, 7
 every_backend = pytest.mark.parametrize("backend", rw.kernels.BACKENDS)
 both_layouts = pytest.mark.parametrize("layout", ["half", "interleaved"])
-#: order of (batch, head, token) in x, and where the tokens are
+#: name -> (the order of the axes batch, head and token in x, the axis of the tokens)
 ORDERS = {"BHSD": ((0, 1, 2), -2), "BSHD": ((0, 2, 1), -3), "SBHD": ((2, 0, 1), -4)}
 
 
 def bits(x):
-    """Exact comparison that also tells -0.0 from 0.0."""
+    """Return the bits of floats as integers: NaN equals itself, and -0.0 differs from 0.0."""
     return x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
@@ -89,7 +89,7 @@ def test_packed_tokens_have_heads_and_no_rows():
     assert_close(rotated, torch.cat((z.real, z.imag), -1))
 
 
-def test_five_axes_take_rows_from_the_first():
+def test_with_five_axes_the_first_axis_is_the_batch():
     spec, x = sample_spec(), torch.randn(B, 2, H, S, HEAD_DIM)
     positions = torch.randint(0, 100, (B, S))
     found = rotation.rotate(x, spec, positions)
@@ -101,7 +101,7 @@ def test_five_axes_take_rows_from_the_first():
 
 @every_backend
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
-def test_keys_may_have_other_heads(kv_heads, backend):
+def test_keys_may_have_another_number_of_heads_than_queries(kv_heads, backend):
     spec = sample_spec("yarn")
     q, k = torch.randn(B, 6, S, HEAD_DIM), torch.randn(B, kv_heads, S, HEAD_DIM)
     run_by, positions = backend_or_skip(backend, q, spec), torch.randint(0, 100, (B, S))
@@ -111,7 +111,7 @@ def test_keys_may_have_other_heads(kv_heads, backend):
 
 
 @every_backend
-def test_queries_and_keys_each_take_their_side_of_the_magnitude(backend):
+def test_queries_and_keys_are_multiplied_by_their_own_magnitudes(backend):
     q, k = torch.randn(2, B, H, S, HEAD_DIM)
     for spec in (sample_spec("xpos"), sample_spec("yarn", magnitude_on="q")):
         run_by, positions = backend_or_skip(backend, q, spec), sample_positions(spec, B, S, high=60)
@@ -122,7 +122,7 @@ def test_queries_and_keys_each_take_their_side_of_the_magnitude(backend):
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_positions_none_int_row_and_full_agree(axis):
+def test_offsets_and_positions_of_every_shape_and_dtype_agree(axis):
     spec = sample_spec(axis=axis)
     x = torch.randn(B, H, S, spec.head_dim)
     full = (torch.arange(S) + 4).expand(B, S)
@@ -185,7 +185,7 @@ def test_in_place_on_slices_of_a_fused_projection():
     [{"name": "xpos"}, {"name": "yarn", "magnitude_on": "q"}],
     ids=["xpos", "magnitude on q"],
 )
-def test_in_place_with_gradients_keys_keep_their_side_of_the_magnitude(about):
+def test_in_place_with_gradients_keys_are_multiplied_by_their_own_magnitude(about):
     spec, positions = sample_spec(**about), torch.randint(0, 60, (B, S))
     q, k = (x.requires_grad_() for x in torch.randn(2, B, H, S, HEAD_DIM, dtype=torch.float64))
     rotated = (
@@ -279,7 +279,7 @@ def test_strides_beyond_32_bits(backend):
     spec = sample_spec()
     apart = 2**31 + 8
     try:
-        # pages are only taken where they are written
+        # pages of memory are taken only where they are written
         memory = torch.empty(apart + 200, dtype=torch.float16)
     except RuntimeError:
         pytest.skip("4.3 GB of address space are not to be had")
@@ -293,7 +293,7 @@ def test_strides_beyond_32_bits(backend):
     assert torch.equal(x, found)
 
 
-def test_not_a_number_stays_in_its_pair():
+def test_nan_and_infinity_reach_only_their_own_pair():
     spec, x = sample_spec(), torch.randn(1, 1, S, HEAD_DIM)
     x[0, 0, 3, 2] = float("nan")
     x[0, 0, 4, 3] = float("inf")
@@ -318,7 +318,7 @@ def test_a_backend_is_chosen_by_name_and_an_unknown_one_refused(name):
     assert caught.value.field == "backend"
 
 
-def test_rotate_qk_finds_the_tokens_without_being_told():
+def test_rotate_qk_takes_the_axis_before_the_last_as_tokens_by_default():
     q, k, spec = torch.randn(2, 7, 10), torch.randn(2, 7, 10), rw.RopeSpec(10)
     for found, x in zip(rotate_qk(q, k, spec, offset=3), (q, k), strict=True):
         torch.testing.assert_close(
@@ -333,8 +333,8 @@ def test_rotate_half_is_a_quarter_turn_of_every_pair():
     ]
 
 
-def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
-    """A second call makes no cos and no sin."""
+def test_a_call_with_an_offset_reads_the_cached_rows(monkeypatch):
+    """A second call computes no cos and sin."""
     spec, x = sample_spec(theta=77.0), torch.randn(B, H, S, HEAD_DIM)
     rotation.rotate(x, spec, offset=40, backend="eager")
     monkeypatch.setattr(
@@ -348,7 +348,7 @@ def test_counted_tokens_read_the_rows_that_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize("trained", ["neither", "cos", "sin", "both, under no_grad"])
-def test_tables_are_rotated_by_the_kernel_unless_they_are_trained(trained):
+def test_rotate_by_runs_a_kernel_unless_its_tables_need_gradients(trained):
     x, cos, sin = torch.randn(B, H, S, 10), torch.randn(S, 5), torch.randn(S, 5)
     cos.requires_grad_(trained[:3] in ("cos", "bot"))
     sin.requires_grad_(trained[:3] in ("sin", "bot"))
@@ -367,10 +367,8 @@ def test_tables_are_rotated_by_the_kernel_unless_they_are_trained(trained):
 @pytest.mark.parametrize(
     ("layout", "layout_out"), [("half", "interleaved"), ("interleaved", "half")]
 )
-def test_the_gradient_of_a_table_rotation_goes_back_through_the_layouts(layout, layout_out):
-    """The pairs of the gradient, read as the result has them, times the conjugate, written as x has
-    them.
-    """
+def test_the_gradient_of_rotate_by_is_read_in_layout_out_and_written_in_layout(layout, layout_out):
+    """The gradient of x: the pairs of the result's gradient times the conjugate of the rotation."""
     x, weights = torch.randn(2, B, H, S, 10, dtype=torch.float64)
     angle, size = torch.randn(S, 5, dtype=torch.float64), 1.7
     x.requires_grad_()

@@ -13,7 +13,7 @@ pytest.importorskip("beartype", reason="the shapes of signatures are checked by 
 @pytest.mark.parametrize(
     "x", ["text", torch.zeros(1, 1, 2, 4, dtype=torch.int64)], ids=["text", "integers"]
 )
-def test_a_wrong_type_or_dtype_is_noticed_in_tests_alone(x):
+def test_a_wrong_type_is_a_type_check_error_in_tests_and_a_rope_error_for_users(x):
     rope = rw.Rope(rw.RopeSpec(4))
     with pytest.raises(jaxtyping.TypeCheckError):
         rope.rotate(x)

@@ -40,7 +40,7 @@ def test_a_sample_has_every_value_and_hardly_more_cases_than_the_longest_list(si
     assert max(sizes) <= len(chosen) <= max(sizes) + 1
 
 
-def test_no_case_is_left_out_that_has_a_value_of_its_own():
+def test_a_sample_keeps_every_case_with_a_value_that_no_other_case_has():
     assert sample([{("a", 1)}, {("a", 1)}, {("a", 2)}]) == {0, 2}
     assert sample([]) == set()
 
@@ -50,7 +50,9 @@ def test_no_case_is_left_out_that_has_a_value_of_its_own():
     [([], 3, 4, 2), (["--full"], 6, 8, 6), (["test_grids.py::test_grid[half-1-4]"], 1, 0, 0)],
     ids=["short", "full", "one"],
 )
-def test_the_option_and_an_id_run_what_is_left_out(pytester, options, grid, each, third):
+def test_with_full_or_a_test_id_the_cases_outside_the_sample_run(
+    pytester, options, grid, each, third
+):
     pytester.makeini("[pytest]\nmarkers = sampled")
     pytester.makepyfile(test_grids=TESTS)
     result = pytester.runpytest("-p", "sampling", "-p", "no:cacheprovider", "-v", *options)

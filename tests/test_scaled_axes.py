@@ -50,7 +50,7 @@ def test_only_the_named_axes_are_scaled(scaled, scaling):
     assert_close(cos, angles.cos() * found.magnitude, rtol=0, atol=1e-12)
 
 
-def test_axes_without_the_scaling_keep_their_digits():
+def test_axes_without_the_scaling_have_unscaled_frequencies():
     spec = rw.RopeSpec(
         32, axes=axes.axial(8, 8, scaled=[0]), scaling=Given(tuple(0.1 * i for i in range(8)))
     )
@@ -67,7 +67,7 @@ def test_a_spec_with_scaled_axes_survives_its_fingerprint():
     assert spec.fingerprint != spec.with_(axes=axes.axial(3, 2, 4)).fingerprint
 
 
-def test_video_rope_gives_time_the_slowest_pairs():
+def test_the_axis_order_of_ernie_gives_time_the_slowest_pairs():
     order = axes.ernie([24, 24, 16]).axis_of_pair
     assert order[:48] == (1, 2) * 24
     assert order[48:] == (0,) * 16

@@ -17,7 +17,7 @@ from ropewalk.spec import PRECISIONS
 from ropewalk_lab import selfcheck
 
 
-def test_definition_is_the_power_law():
+def test_the_frequencies_of_the_definition_are_powers_of_theta():
     with mpmath.workdps(50):
         expected = [mpmath.power(500_000, -mpmath.mpf(2 * i) / 10) for i in range(5)]
         for ours, theirs in zip(selfcheck.definition(5, 500_000.0), expected, strict=True):
@@ -43,12 +43,12 @@ def test_true_angles_are_those_of_mpmath(position):
 
 @pytest.mark.parametrize("policy", PRECISIONS)
 @pytest.mark.parametrize("position", selfcheck.POSITIONS)
-def test_every_policy_keeps_its_bound(policy, position):
+def test_the_error_of_every_precision_is_within_its_bound(policy, position):
     row = selfcheck.precision(policy, position, width=4)
     assert row.ok, row
 
 
-def test_precision_bounds_tell_the_policies_apart():
+def test_no_precision_is_within_the_bound_of_a_more_exact_one():
     errors = {policy: selfcheck.precision(policy, 131_072, width=16) for policy in PRECISIONS}
     assert (
         errors["exact"].error < 1e-7 < 1e-3 < errors["hf_frequencies"].error <= errors["hf"].error
@@ -68,8 +68,8 @@ def test_every_law_holds_on_this_machine():
 
 
 def test_words_in_another_order_differ_only_with_positions():
-    """M1, against attention written out in NumPy: without positions every word's output stays, with
-    RoPE it does not.
+    """Attention written out in NumPy is the reference: without positions no word's output changes,
+    with RoPE it does.
     """
     assert selfcheck.order_difference(None) < 1e-14
     words = torch.randn(
@@ -145,7 +145,7 @@ def stretched():
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_broken_kernel_is_caught(monkeypatch, mistake):
-    # timing counts positions, so only the error's explicit positions go through the mistake
+    # timed calls have no positions and stay right; the calls that measure the error have positions
     change = lambda request: request if request.positions is None else MISTAKES[mistake](request)
     monkeypatch.setitem(BACKENDS, "broken", broken(change))
     row = selfcheck.backend_speed("broken", "bfloat16", tokens=2, seconds=0)
@@ -186,4 +186,4 @@ def test_each_step_measures_what_its_name_says():
 def test_clock_returns_a_median_of_at_least_three_calls():
     calls = []
     assert selfcheck.clock(lambda: calls.append(1), seconds=0) >= 0
-    assert len(calls) == 4  # one to warm up
+    assert len(calls) == 4  # three, after one to warm up

@@ -80,11 +80,11 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory, request) -> Path:
-    """The site, built once in a process of its own: the runtime checks of the tests change
-    signatures.
+    """Return the folder of the site, built once, in a process without the tests' type checks, which
+    change signatures.
 
-    Without functions and classes in the contents of a page: for the menu, the theme copies the
-    contents of all pages on each; and, but with --full, with the menu on a few pages only.
+    To save time, the contents of a page list no functions and classes, which the menu of every page
+    would repeat, and without --full only a few pages have the menu.
     """
     folder = tmp_path_factory.mktemp("site")
     options = [
@@ -143,7 +143,7 @@ def test_every_page_is_built_and_in_the_menu(site, parsed):
 
 
 @needs_sphinx
-def test_names_in_the_menu_are_short(site):
+def test_names_in_the_menu_have_at_most_24_characters(site):
     text = (site / "index.html").read_text(encoding="utf-8")
     names = re.findall(
         r'<li class="toctree-l1[^"]*"><a class="reference internal" href="[^"]+">([^<]+)</a>', text
@@ -186,7 +186,7 @@ def test_no_link_of_the_site_is_broken(site, parsed):
 
 
 @needs_sphinx
-def test_every_page_loads_from_here_alone(parsed):
+def test_no_page_loads_anything_from_another_host(parsed):
     """Nothing is fetched from another host to show a page."""
     fetched = re.compile(r"<(?:script|img|link)\b[^>]*\b(?:src|href)=\"(?:https?:)?//")
     assert [file.name for file in parsed if fetched.search(file.read_text(encoding="utf-8"))] == []
@@ -235,7 +235,7 @@ def test_every_name_that_a_page_imports_is_in_the_reference(documented):
 def entries(name: str, documented: set[str]) -> list[object]:
     """Every object of this name that the reference has an entry for, in any module."""
     modules = [entry.rpartition(".")[0] for entry in documented if entry.endswith(f".{name}")]
-    # an entry of a method has a class in place of the module
+    # the entry of a method has a class before its name, not a module, so it is left out
     found = [sys.modules[module] for module in modules if module in sys.modules]
     return [getattr(module, name) for module in found]
 
@@ -381,7 +381,7 @@ def test_the_search_finds_the_right_page_first(site, language):
 
 
 def test_every_public_name_has_a_docstring():
-    kept_elsewhere = (dict,)  # a registry is told about in the reference
+    kept_elsewhere = (dict,)  # the reference describes registries, which have no docstring
     bare = [
         name
         for name in rw.__all__

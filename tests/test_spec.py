@@ -1,4 +1,4 @@
-"""A spec is a value: frozen, hashable, equal by its fields, known by one fingerprint, the same
+"""A spec is a value: frozen, hashable, equal by its fields, identified by one fingerprint, the same
 after any copy.
 """
 
@@ -65,11 +65,11 @@ def test_no_field_can_be_written():
 
 
 def test_a_spec_holds_its_fields_and_its_fingerprint():
-    """And, where an equal one was made before, that one, by which the fingerprint is found."""
+    """If an equal spec was made before, it also holds that spec, which `spec_of` returns."""
     assert set(vars(BASE)) - {"_live"} == {*OTHERS, "_fingerprint"}
 
 
-def test_every_field_is_part_of_the_identity():
+def test_specs_that_differ_in_one_field_are_unequal_and_have_other_fingerprints():
     assert set(OTHERS) == {field.name for field in dataclasses.fields(RopeSpec)}
     for i, one in enumerate(SPECS):
         for j, other in enumerate(SPECS):
@@ -78,8 +78,8 @@ def test_every_field_is_part_of_the_identity():
 
 
 @pytest.mark.parametrize("name", SCALINGS)
-def test_every_field_of_a_scaling_is_part_of_the_identity(name):
-    """A cache keyed on less hands one model another one's table."""
+def test_specs_whose_scalings_differ_in_one_field_have_other_fingerprints(name):
+    """Otherwise a cache would give one spec the table of another."""
     other = {
         "factor": 3.0,
         "original_length": 77,
@@ -148,7 +148,7 @@ def test_numbers_that_are_equal_make_equal_specs():
 def test_a_graph_finds_its_spec_by_the_fingerprint():
     for spec in SPECS:
         assert spec_of(spec.fingerprint) == spec
-        # nothing of this process in it: a graph kept on disk finds its spec in the next one
+        # a graph on disk finds its spec in another process, so no address is in the fingerprint
         assert f"{id(type(spec)):x}" not in spec.fingerprint
 
 
@@ -181,7 +181,7 @@ NO_FINGERPRINTS = {
 
 
 @pytest.mark.parametrize("key", NO_FINGERPRINTS.values(), ids=list(NO_FINGERPRINTS))
-def test_what_is_no_fingerprint_is_refused(key):
+def test_a_text_that_is_no_fingerprint_is_refused(key):
     with pytest.raises(RopeError, match=r"fingerprint.*keep its RopeSpec"):
         spec_of(key)
 
@@ -209,7 +209,7 @@ def test_a_scaling_of_ones_own_is_not_taken_for_its_namesake():
         )
 
 
-def test_what_is_left_out_is_filled_in():
+def test_the_defaults_of_a_spec():
     spec = RopeSpec(10)
     assert (spec.theta, spec.scaling, spec.layout, spec.output_layout) == (
         10_000.0,
@@ -239,7 +239,7 @@ def test_what_is_left_out_is_filled_in():
     assert RopeSpec(10, layout="interleaved", layout_out="half").layout_out == "half"
 
 
-def test_what_a_spec_says_about_itself():
+def test_the_properties_of_a_spec():
     assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).learned
     assert RopeSpec(12, scaling=fq.Learnable()).learned
     assert RopeSpec(12, axes=axes.MixedAxes(3, 6)).fractional
@@ -289,10 +289,7 @@ def test_a_slice_outside_the_head_is_refused_with_the_field_to_change():
             RopeSpec(**fields)
 
 
-def test_changing_a_field_changes_what_followed_it():
-    """The changed spec is the one you would have written; a default resolved before does not stay
-    behind.
-    """
+def test_with_gives_the_spec_that_has_the_changed_field_from_the_start():
     assert RopeSpec(8).with_(layout="interleaved") == RopeSpec(8, layout="interleaved")
     assert RopeSpec(8).with_(head_dim=16) == RopeSpec(16)
     assert RopeSpec(8).with_(rotary_start=2) == RopeSpec(8, rotary_start=2)
@@ -303,7 +300,7 @@ def test_changing_a_field_changes_what_followed_it():
     assert split.with_(layout_out="interleaved") == RopeSpec(8, layout="interleaved")
 
 
-def test_frequencies_stand_on_the_axis_of_their_pair():
+def test_the_frequency_of_a_pair_is_on_its_axis_and_0_on_the_others():
     spec = RopeSpec(8, axes=axes.chunked([1, 2, 1]))
     radians = tensors(spec).radians
     assert radians.shape == (4, 3)
@@ -325,7 +322,7 @@ def test_axes_with_ladders_of_their_own_start_again_from_the_fastest():
     assert torch.equal(grown, once[[0, 0, 1, 1]])
 
 
-def test_frequencies_of_each_row_under_an_axis_map():
+def test_each_row_has_the_frequencies_of_its_length_under_an_axis_map():
     spec = RopeSpec(8, scaling=fq.Dynamic(4.0, 100), axes=axes.axial(2, 2))
     lengths = torch.tensor([50, 1000, 101])
     radians = tensors(spec, lengths).radians
@@ -349,7 +346,7 @@ def test_precision_decides_the_rounding_of_frequencies():
     assert max(ulps) < 1e-6
 
 
-def test_where_the_magnitude_goes_decides_the_softmax_scale():
+def test_softmax_factor_has_the_magnitude_only_with_magnitude_on_scale():
     yarn = fq.Yarn(factor=4.0)
     magnitude = 0.1 * math.log(4) + 1
     assert RopeSpec(8, scaling=yarn).softmax_factor == 1.0
@@ -365,7 +362,7 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
         fq.Given((1.0,) * 4, 1.5),
     ):
         assert RopeSpec(8, scaling=scaling, magnitude_on="scale").softmax_factor == 2.25
-    # the score of q and k is the same wherever the magnitude goes
+    # the score of q and k is the same for every `magnitude_on`
     position = torch.tensor([7])
     for on in ("qk", "q", "scale"):
         spec = RopeSpec(8, scaling=yarn, magnitude_on=on)
@@ -378,13 +375,13 @@ def test_where_the_magnitude_goes_decides_the_softmax_scale():
         )
 
 
-def test_a_base_below_one_is_a_base():
-    """Frequencies then grow from pair to pair; only what counts turns needs theta > 1."""
+def test_a_theta_below_one_is_accepted_without_a_scaling():
+    """Frequencies then grow from pair to pair; only scalings that count turns need theta > 1."""
     radians = tensors(RopeSpec(8, theta=0.5)).radians
     assert radians.tolist() == pytest.approx([0.5 ** (-i / 4) for i in range(4)])
 
 
-def test_a_slice_that_reached_the_end_of_the_head_goes_on_reaching_it():
+def test_a_slice_to_the_end_of_the_head_reaches_the_end_of_a_new_head_dim():
     assert RopeSpec(16, rotary_start=4).with_(head_dim=20).rotated_dims == 16
     assert RopeSpec(16, rotary_start=4, rotary_dim=8).with_(head_dim=20).rotated_dims == 8
 
@@ -404,7 +401,7 @@ def test_replacing_the_layout_gives_the_spec_with_that_layout(spec, layout):
     )
 
 
-def test_a_new_head_rotates_whole_if_the_old_one_did():
+def test_a_replaced_head_dim_rotates_whole_if_the_old_head_did():
     assert dataclasses.replace(RopeSpec(8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=8), head_dim=12) == RopeSpec(12)
     assert dataclasses.replace(RopeSpec(8, rotary_dim=4), head_dim=12) == RopeSpec(12, rotary_dim=4)
@@ -443,10 +440,10 @@ def own_scaling(step, count=None):
 
 
 def test_a_class_that_is_defined_again_has_its_own_tables():
-    """Python gives the address of a class that is gone to a new one."""
+    """Python may give a new class the address of one that was deleted."""
     positions = torch.tensor([7])
     gc.collect()
-    gc.freeze()  # what other tests left is not looked at 30 times
+    gc.freeze()  # the 30 collections below skip the objects of earlier tests
     for i in range(30):
         step = 0.1 + 0.01 * i
         cos, _ = cos_sin(RopeSpec(4, scaling=own_scaling(step)), positions)

@@ -148,8 +148,8 @@ def test_a_kronecker_product_is_a_rope_with_mixed_axes_not_an_axial_one():
 
 
 def test_audio_frames_within_one_unit_of_time_share_a_position():
-    """A frame of 25 ms after 10 ms of hop, numbered by time in units of 40 ms: four frames share a
-    position, and text that follows continues after the last.
+    """A frame begins every 10 ms; numbered by time in units of 40 ms, four frames share a
+    position.
     """
     hop, unit, frames = 0.010, 0.040, 12
     positions = (torch.arange(frames) * round(hop * 1000)) // round(unit * 1000)

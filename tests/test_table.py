@@ -74,38 +74,38 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 class TestExactness:
-    def test_float32_is_one_rounding_up_to_ten_million(self, spec):
+    def test_float32_cos_and_sin_are_off_by_one_rounding_up_to_ten_million(self, spec):
         assert errors(spec, NEAR) <= 2**-25 + 1e-8
 
-    def test_float64_up_to_ten_million(self, spec):
+    def test_float64_cos_and_sin_are_exact_to_1e_11_up_to_ten_million(self, spec):
         assert errors(spec, NEAR, torch.float64) <= 1e-11  # promised: 6e-9
 
-    def test_float64_within_the_two_level_reach(self, spec):
+    def test_float64_cos_and_sin_of_the_two_level_table_are_exact_to_3e_13(self, spec):
         assert errors(spec, [p for p in NEAR if p < TWO_LEVEL_REACH], torch.float64) <= 3e-13
 
-    def test_half_precision_is_one_rounding(self, spec):
+    def test_16_bit_cos_and_sin_are_off_by_one_rounding(self, spec):
         assert errors(spec, NEAR, torch.bfloat16) <= 2**-9
         assert errors(spec, NEAR, torch.float16) <= 2**-12 + 1e-8
 
-    def test_far_positions(self, spec):
+    def test_float32_cos_and_sin_are_exact_at_far_positions(self, spec):
         assert errors(spec, FAR) <= 5e-8  # promised: 2e-7
         assert errors(spec, [2**40 - 1, 2**40, 2**40 + 1]) <= 5e-7
 
-    def test_negative_positions(self, spec):
+    def test_float32_cos_and_sin_are_exact_at_negative_positions(self, spec):
         assert errors(spec, [-p for p in NEAR]) <= 2**-25 + 1e-8
         assert errors(spec, [-p for p in FAR]) <= 5e-8
         assert errors(spec, [-(2**40), 1 - 2**40]) <= 5e-7
 
-    def test_neighbours_are_distinct_up_to_2_to_the_40(self, spec):
-        """Float32 positions collapse at 2^24."""
+    def test_neighbouring_positions_have_other_cos_and_sin_up_to_2_to_the_40(self, spec):
+        """Float32 holds not every integer above 2^24."""
         for far in (2**24, 2**31, 2**36, 2**40 - 1):
             here, there = torch.cat(cos_sin(spec, torch.tensor([far, far + 1])), dim=-1)
             assert not torch.equal(here, there)
 
 
 @pytest.mark.parametrize("edge", [-1, 0, TWO_LEVEL_REACH - 1, TWO_LEVEL_REACH, TWO_LEVEL_REACH + 1])
-def test_the_edges_of_the_two_level_reach(edge):
-    """A position just outside, with no mate farther out, must not be looked up."""
+def test_positions_at_both_ends_of_the_two_level_table_are_exact(edge):
+    """A position just outside the table must not be read from it, even if it is the only one."""
     assert errors(PLAIN, [edge]) <= 2**-25 + 1e-8
     assert errors(PLAIN, [5, edge]) <= 2**-25 + 1e-8
 
@@ -128,7 +128,7 @@ def test_steps_are_the_nearest_64_bit_fraction_of_a_turn():
         assert phase_steps(radians).tolist() == [exact_steps(r) for r in radians.tolist()]
 
 
-def test_steps_of_frequencies_beyond_the_integers_of_float64():
+def test_phase_steps_of_frequencies_from_1e14_to_1e20_are_right_to_107_bits():
     random = 10 ** (
         torch.rand(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 6 + 14
     )
@@ -141,13 +141,13 @@ def test_steps_of_frequencies_beyond_the_integers_of_float64():
         assert max(min(each, 2**64 - each) for each in wrong) < 2e-12 * 2**64
 
 
-def test_steps_keep_the_shape_and_take_float32():
+def test_phase_steps_keep_the_shape_and_accept_float32():
     radians = torch.rand(3, 5)
     assert torch.equal(phase_steps(radians), phase_steps(radians.double().flatten()).view(3, 5))
 
 
-def test_the_phase_wraps_exactly():
-    """position * step modulo 2^64 is the range reduction: checked against whole numbers."""
+def test_cos_and_sin_of_a_phase_are_exact_where_it_wraps():
+    """The reference is position * step modulo 2^64 in Python's integers."""
     steps = phase_steps(torch.tensor([1.0, 0.1, -0.3], dtype=torch.float64))
     positions = torch.tensor([[5], [2**40 + 9], [-(2**52) - 3]])
     cos, sin = cos_sin_of_phase(steps, positions)
@@ -171,7 +171,7 @@ def test_two_levels_equal_the_phase():
     for ours, by_phase in zip(cos_sin(spec, positions, dtype=torch.float64), phase, strict=True):
         assert float((ours - by_phase).abs().max()) < 2e-15
     for ours, by_phase in zip(cos_sin(spec, positions), phase, strict=True):
-        # one ulp of the float32 result, in the rare place where a double rounds across the middle
+        # the two float64 values may round to neighbouring float32 numbers
         assert (
             float(
                 ((ours - by_phase.float()).abs() / by_phase.float().abs().clamp(min=2**-30)).max()
@@ -186,7 +186,7 @@ def test_the_squares_of_cos_and_sin_add_up_to_one():
 
 
 @pytest.mark.parametrize("precision", ["exact", "hf_frequencies", "hf"])
-def test_a_row_depends_on_its_position_alone(precision):
+def test_cos_and_sin_of_a_position_do_not_depend_on_other_positions_or_the_dtype(precision):
     # torch's own float32 cosine may differ in the last bit with its vector's neighbours: give "hf"
     # whole vectors
     spec = RopeSpec(
@@ -209,7 +209,8 @@ def test_a_row_depends_on_its_position_alone(precision):
             for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True)
         )
     TABLES.clear()
-    # mates beyond the tables' reach take another way; this row must not
+    # positions outside the two-level table are computed in another way, which must not change the
+    # rows of the others
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
         assert all(
@@ -236,7 +237,7 @@ def test_kept_first_rows_equal_computed_ones():
                 assert all(torch.equal(a, b) for a, b in zip(kept, fresh, strict=True))
 
 
-def test_first_rows_are_only_kept_where_they_are_few_and_fixed():
+def test_first_rows_are_none_beyond_their_most_and_for_specs_without_rows():
     most = (2 << 20) // (8 * 5)
     assert first_rows(PLAIN, CPU, most) is not None
     assert first_rows(PLAIN, CPU, most + 1) is None
@@ -255,7 +256,7 @@ def test_no_positions_give_no_rows():
 
 
 @pytest.mark.parametrize("exponent", [1, 0, -1])
-def test_the_magnitude_is_raised_to_the_power(exponent):
+def test_cos_and_sin_are_multiplied_by_the_magnitude_to_magnitude_power(exponent):
     scaling, positions = fq.Yarn(factor=4.0), torch.tensor([0, 7, 123_456])
     bare = cos_sin(
         RopeSpec(10, scaling=scaling, magnitude_on="scale"), positions, dtype=torch.float64
@@ -273,7 +274,7 @@ def test_the_magnitude_is_raised_to_the_power(exponent):
 
 
 @pytest.mark.parametrize("magnitude", [0.5, 1.0, 2.0, 3.0])
-def test_any_magnitude_reaches_the_table(magnitude):
+def test_cos_and_sin_are_multiplied_by_the_magnitude(magnitude):
     spec = RopeSpec(4, scaling=fq.Given((1.0, 0.5), magnitude))
     cos, sin = cos_sin(spec, torch.tensor([3]), dtype=torch.float64)
     assert cos[0].tolist() == pytest.approx(
@@ -317,7 +318,7 @@ def test_xpos_grows_queries_and_shrinks_keys(exponent):
                     assert abs(float(table[row, pair]) - exact) <= 1e-12 * (1 + abs(exact))
 
 
-def test_a_table_is_a_querys_unless_told():
+def test_tables_are_those_of_queries_by_default():
     spec, positions = RopeSpec(10, scaling=fq.XPos(50.0)), torch.tensor([3, 40])
     as_said, query, key = (
         cos_sin(spec, positions),
@@ -365,7 +366,7 @@ def test_every_row_follows_its_own_length(scaling):
     torch.testing.assert_close(without, within, rtol=0, atol=2e-15)
 
 
-def test_a_pair_listens_to_its_own_axis():
+def test_each_pair_rotates_by_the_position_on_its_own_axis():
     spec = RopeSpec(10, axes=axes.AxisMap((0, 2, 1, 1, 0), 3))
     positions = torch.tensor([[[0, 5]], [[7, -9]], [[2**30, 11]]])  # [axes, B = 1, S = 2]
     radians = oracle(spec.scaling, 10, spec.theta)[0]
@@ -379,7 +380,7 @@ def test_a_pair_listens_to_its_own_axis():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_real_coordinates_rotate_by_their_fraction(dtype):
+def test_real_coordinates_have_exact_angles(dtype):
     spec = RopeSpec(8, 100.0, axes=axes.normalised(2, 2))
     positions = torch.tensor([[[-1.0, 0.3, 0.99]], [[0.5, -0.25, 1e-3]]], dtype=dtype)
     radians = ladder(spec).radians.tolist()

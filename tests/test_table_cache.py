@@ -27,7 +27,7 @@ def _empty_cache():
     TABLES.clear()
 
 
-def test_the_cache_of_tables_evicts(monkeypatch):
+def test_the_cache_of_tables_drops_tables_at_its_bound_in_bytes(monkeypatch):
     one = RopeSpec(10)
     expected = cos_sin(one, torch.arange(9))
     size = tables(one, CPU).num_bytes
@@ -60,7 +60,7 @@ def test_every_field_and_device_has_a_table_of_its_own():
     assert tables(RopeSpec(8), CPU) is tables(specs[0], CPU)
 
 
-def test_only_fixed_frequencies_of_one_axis_keep_levels():
+def test_only_specs_with_fixed_frequencies_on_one_axis_keep_a_two_level_table():
     kept = tables(RopeSpec(8), CPU)
     assert [level.shape for level in kept.levels] == [(1024, 4)] * 4
     assert all(level.dtype == torch.float64 for level in kept.levels)
@@ -95,7 +95,7 @@ def test_rows_come_in_powers_of_two(count, rows):
 
 
 @pytest.mark.parametrize("count", [1, 255, 256])
-def test_rows_that_are_just_enough_are_not_built_again(count):
+def test_cached_rows_are_reused_up_to_their_number(count):
     spec = RopeSpec(10)
     first, second = (
         first_rows(spec, CPU, 256)[0].data_ptr(),
@@ -104,7 +104,7 @@ def test_rows_that_are_just_enough_are_not_built_again(count):
     assert first == second
 
 
-def test_tables_stay_where_the_positions_are():
+def test_cos_and_sin_are_on_the_device_of_the_positions():
     positions = torch.arange(3, device=META)
     for spec in (
         RopeSpec(10),
@@ -119,7 +119,7 @@ def test_tables_stay_where_the_positions_are():
         ] == [META] * 2
 
 
-def test_both_sides_share_rows_unless_they_differ():
+def test_queries_and_keys_share_rows_unless_their_magnitudes_differ():
     for spec, sides in (
         (RopeSpec(10), 1),
         (RopeSpec(10, scaling=fq.Yarn(factor=4.0)), 1),
@@ -132,7 +132,7 @@ def test_both_sides_share_rows_unless_they_differ():
         assert len(TABLES) == 1 + sides
 
 
-def test_a_returned_table_is_the_callers_own():
+def test_writing_to_returned_cos_and_sin_changes_no_later_call():
     spec = RopeSpec(10)
     rope, positions = Rope(spec), torch.arange(7)
     for call in (
@@ -167,7 +167,7 @@ def test_tables_made_under_inference_mode_serve_a_backward_later():
     (x * cos_sin(longrope, torch.arange(5), length=5)[0]).sum().backward()
 
 
-def test_nothing_kept_asks_for_a_gradient():
+def test_no_cached_tensor_requires_a_gradient():
     first_rows(RopeSpec(10), CPU, 5)
     assert not any(
         t.requires_grad
@@ -175,7 +175,7 @@ def test_nothing_kept_asks_for_a_gradient():
     )
 
 
-def test_eight_threads_get_what_one_gets(monkeypatch):
+def test_eight_threads_get_the_same_rows_as_one(monkeypatch):
     specs = [RopeSpec(10, 100.0 * (i + 1)) for i in range(6)]
     counts = (3, 300, 257, 600)
     expected = {
@@ -258,7 +258,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("spec", KINDS)
-def test_the_memory_figures_are_what_is_kept(spec):
+def test_memory_returns_the_bytes_that_each_strategy_keeps(spec):
     for length in (1, 256, 300, 4096, 2**20):
         TABLES.clear()
         figures = memory(spec, length)

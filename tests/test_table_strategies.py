@@ -44,7 +44,7 @@ def q_and_k(spec, dtype=torch.float32, seq=S):
     )
 
 
-#: how a call says where its S tokens are, and where they then are
+#: name -> (the arguments that place the S tokens of a call, the positions that they give)
 WHERE = {
     "nothing": ({}, torch.arange(S)),
     "offset": ({"offset": 260}, torch.arange(S) + 260),
@@ -220,7 +220,7 @@ def test_a_prepared_call_of_another_strategy_is_not_used(tables, monkeypatch):
 
 
 @every_strategy
-def test_copies_keep_the_choice(tables):
+def test_copies_of_a_rope_have_its_table_strategy(tables):
     rope = rw.Rope(sample_spec(), tables=tables)
     for other in (copy.deepcopy(rope), pickle.loads(pickle.dumps(rope))):  # noqa: S301 - our own bytes
         assert other.tables == tables
@@ -240,7 +240,7 @@ POSSIBLE = {
 
 @every_strategy
 @pytest.mark.parametrize("kind", POSSIBLE)
-def test_a_spec_without_such_a_table_is_refused(kind, tables):
+def test_a_strategy_that_a_spec_cannot_use_is_refused(kind, tables):
     spec, possible = POSSIBLE[kind]
     assert strategies(spec) == tuple(memory(spec, 9)) == possible
     if tables in possible:
@@ -269,7 +269,7 @@ def test_unknown_strategies_are_refused(word):
         rw.Rope(rw.RopeSpec(8), tables=word)
 
 
-def test_moving_keys_to_a_spec_without_tables():
+def test_a_rope_with_full_tables_rerotates_keys_to_a_spec_without_tables():
     rope, other = (
         rw.Rope(rw.RopeSpec(8), tables="full"),
         rw.Rope(rw.RopeSpec(8, scaling=fq.Dynamic(2.0, 4))),

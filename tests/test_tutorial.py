@@ -12,7 +12,8 @@ def run(blocks: list[str], folder: Path, monkeypatch) -> dict:
     monkeypatch.chdir(folder)
     names = {"__name__": "__tutorial__"}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about other engines
+        # `extend` warns about engines that compute something else
+        warnings.simplefilter("ignore", UserWarning)
         for place, block in enumerate(blocks):
             # the documents are ours
             exec(compile(block, f"block {place}", "exec"), names)  # noqa: S102

@@ -44,7 +44,7 @@ def walk(row, origin, resume):
 
 @pytest.mark.parametrize("resume", [None, "space", "max", "time"])
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
-def test_every_origin_and_continuation_is_its_rule(origin, resume):
+def test_every_origin_and_resume_gives_the_positions_of_its_rule(origin, resume):
     positions, _ = multimodal([ROW, ROW[:2]], origin=origin, resume=resume, padding="left")
     rule = resume or {"start": "space", "zero": "max", "time": "time"}[origin]
     expected, _ = walk(ROW, origin, rule)
@@ -58,14 +58,14 @@ def test_every_origin_and_continuation_is_its_rule(origin, resume):
 @pytest.mark.parametrize("origin", ["start", "zero", "time"])
 @pytest.mark.parametrize("resume", [None, "max", "time"])
 @pytest.mark.parametrize("last", [Image(4, 6), Video(5, 2, 2), Text(3)])
-def test_decoding_goes_on_where_a_longer_prompt_would(origin, resume, last):
+def test_decode_positions_continue_as_a_longer_prompt_would(origin, resume, last):
     resume = "max" if (origin, resume) == ("start", None) else resume
     _, delta = multimodal([[Text(2), last]], origin=origin, resume=resume)
     whole, _ = multimodal([[Text(2), last, Text(2)]], origin=origin, resume=resume)
     assert torch.equal(decode_positions(delta, whole.shape[-1] - 2, tokens=2), whole[..., -2:])
 
 
-def test_mrope_i_resets_space_and_not_the_text_after_it():
+def test_origin_zero_counts_rows_and_columns_from_0_and_text_after_them_goes_on():
     positions, _ = multimodal([[Text(2), Image(2, 3), Text(1)]], origin="zero")
     assert positions[0, 0].tolist() == [0, 1, 2, 2, 2, 2, 2, 2, 5]
     assert positions[1, 0].tolist() == [0, 1, 0, 0, 0, 1, 1, 1, 5]
@@ -81,7 +81,7 @@ def test_video_rope_puts_every_frame_around_its_time():
 
 @pytest.mark.parametrize(("height", "width"), [(2, 2), (3, 5), (4, 1)])
 @pytest.mark.parametrize("normalise", ["separate", "max", "min"])
-def test_centres_have_the_chosen_unit(height, width, normalise):
+def test_patch_centres_have_the_unit_that_normalise_chooses(height, width, normalise):
     centres = rw.positions.patch_centres(height, width, normalise=normalise)
     unit = {
         "separate": (height, width),
@@ -114,7 +114,7 @@ def test_dinov3_angles_are_those_worked_out_by_hand():
 class TestAugmented:
     centres = rw.positions.patch_centres(3, 5)
 
-    def test_nothing_is_drawn_without_an_option(self):
+    def test_augmented_without_options_changes_no_centre(self):
         assert torch.equal(rw.positions.augmented(self.centres), self.centres)
 
     @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ class TestAugmented:
         assert seen.mean().abs() < 0.2 * bound
         assert torch.allclose(seen[:, 0], seen[:, 1]) is shared
 
-    def test_is_what_transformers_does(self, monkeypatch):
+    def test_augmented_centres_equal_those_of_transformers(self, monkeypatch):
         modeling = pytest.importorskip("transformers.models.dinov3_vit.modeling_dinov3_vit")
         theirs = modeling.get_patches_center_coordinates(3, 5, torch.float64, torch.device("cpu"))
         assert_close(self.centres[:, 0].T, theirs)
@@ -179,7 +179,7 @@ def test_eva_rotates_as_timm_does():
 
 
 class TestDiffusion:
-    def test_flux_leaves_text_where_it_is(self):
+    def test_flux_has_all_text_tokens_at_the_origin(self):
         assert rw.positions.flux(2, 3, text=2)[:, 0].T.tolist() == [
             [0, 0, 0],
             [0, 0, 0],

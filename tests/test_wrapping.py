@@ -58,7 +58,8 @@ def test_learned_is_what_transformers_computes_from_a_checkpoints_alpha():
     theirs = modeling.MistralLarge4TextRotaryEmbedding(config)
     theirs.alpha.copy_(torch.linspace(-0.6, 0.4, theirs.alpha.numel()))
     spec = rw.from_hf(config, precision="hf")
-    with as_users_call():  # a tensor is accepted
+    # alpha may be a tensor
+    with as_users_call():
         spec = spec.with_(scaling=fq.Learned(spec.scaling, alpha=theirs.alpha))
     positions = torch.tensor([[0, 1, 77, 4099]])
     cos, sin = theirs(torch.zeros(1), positions)
@@ -68,7 +69,7 @@ def test_learned_is_what_transformers_computes_from_a_checkpoints_alpha():
         assert_close(found, wanted[..., : spec.pairs], rtol=0, atol=3e-7)
 
 
-def test_what_learnable_learned_becomes_a_fixed_spec():
+def test_learned_with_the_log_scale_of_a_learnable_rope_rotates_as_that_rope():
     rope = rw.Rope(rw.RopeSpec(10, scaling=fq.Learnable(fq.Linear(2.0))))
     with torch.no_grad():
         rope.log_scale.copy_(torch.tensor([0.3, -0.2, 0.0, 1.5, -2.0]))
@@ -79,7 +80,7 @@ def test_what_learnable_learned_becomes_a_fixed_spec():
     q, positions = torch.randn(1, 2, 7, 10, dtype=torch.float64), torch.arange(7) * 31
     assert_close(kept.rotate(q, positions), rope.rotate(q, positions), rtol=0, atol=1e-12)
     assert not list(kept.parameters())
-    # which learned parameters cannot do
+    # a rope with learned frequencies refuses to rerotate
     shifted = kept.rerotate(kept.rotate(q, positions), positions, positions + 5)
     assert_close(shifted, kept.rotate(q, positions + 5), rtol=0, atol=1e-10)
 
@@ -90,7 +91,7 @@ def test_what_learnable_learned_becomes_a_fixed_spec():
 @pytest.mark.parametrize(
     "inner", [fq.Default(), fq.Dynamic(2.0, 8), fq.XPos(64.0, 3), fq.Yarn(64, factor=4.0)]
 )
-def test_all_but_the_frequencies_is_that_of_the_inner_scaling(wrap, inner):
+def test_magnitude_center_and_needs_length_are_those_of_the_inner_scaling(wrap, inner):
     scaling = wrap(inner)
     assert scaling.needs_length == inner.needs_length
     ours, theirs = (formula(s, 8, 1e4, 20) for s in (scaling, inner))
@@ -122,7 +123,7 @@ def test_configs_with_copes_flags_are_read_and_written(rope, flags, soft):
     assert "soft" in str(rw.explain({**LLAMA, **rope, **flags}))
 
 
-def test_both_flags_clip_softly_as_in_the_code():
+def test_a_config_with_both_flags_of_cope_clips_softly():
     assert rw.from_hf({**LLAMA, "use_cope": True, "use_hardclip": True}).scaling == fq.Clipped(
         fq.Default(), 20, True
     )

@@ -236,8 +236,8 @@ def chunked(sections: Sequence[int]) -> AxisMap:
 
 
 def interleaved(sections: Sequence[int]) -> AxisMap:
-    """M-RoPE interleaved (Qwen3-VL), sections (time, height, width): pair i uses axis i mod 3 while
-    that axis has pairs left, then time.
+    """M-RoPE interleaved (Qwen3-VL), sections (time, height, width): pair i uses axis i mod 3; once
+    that axis has all its pairs, pair i uses time (axis 0).
     """
     time, height, width = _checked_sections(sections, exactly=3)
     # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
@@ -254,8 +254,8 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
 
 
 def ernie(sections: Sequence[int]) -> AxisMap:
-    """Ernie-4.5-VL, sections (height, width, time): height and width alternate, the slowest pairs
-    use time.
+    """Ernie-4.5-VL, sections (height, width, time): height (axis 1) and width (axis 2) alternate in
+    the fast pairs, the slowest pairs use time (axis 0).
     """
     height, width, time = _checked_sections(sections, exactly=3)
     if height != width:

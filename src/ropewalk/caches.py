@@ -64,13 +64,12 @@ class Cache(dict):
 
     def keep(self, key: Hashable, value: Any, size: int = 0) -> Any:
         """Store and return `value`, an entry of `size` bytes, as the newest; drop the oldest
-        entries until the others are within the bounds.
+        entries until the cache is within its bounds or holds `value` alone.
         """
         dropped = False
         with self._lock:
             self._put(key, value, size)
             while len(self) > 1 and self._is_full():
-                # a single entry is kept even if it is larger than the bound
                 self._drop(next(iter(self)))
                 dropped = True
         if dropped:

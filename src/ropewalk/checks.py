@@ -38,7 +38,7 @@ def make_request(
     name    what an error calls the tensor if there is only one
     """
     x = xs[0]
-    # equal lengths: torch 2.6 compiles zip(strict=False) as if it were strict
+    # exactly one name for each tensor, because torch 2.6 compiles every zip as if it were strict
     for field, each in zip(("q", "k") if len(xs) == 2 else (name,), xs, strict=True):
         check_tensor(field, each, seq_dim, spec.head_dim)
         if isinstance(spec.axes, MixedAxes):
@@ -116,8 +116,8 @@ def request_for_tokens(
 
 
 def check_strategy(tables: str, spec: RopeSpec) -> str:
-    """Return `tables`; raise a RopeError if there is no such strategy or the spec has no such
-    table.
+    """Return `tables`, the name of a table strategy; raise a RopeError if it is unknown or cannot
+    be used with the spec.
     """
     if tables == "auto":
         return tables
@@ -137,7 +137,7 @@ def check_strategy(tables: str, spec: RopeSpec) -> str:
 
 
 def check_tensor(name: str, x: Tensor, seq_dim: int, head_dim: int | None) -> int:
-    """Check one tensor and return its sequence axis, counted from the end."""
+    """Check one tensor, and return the axis of its tokens as a negative number: -2 or less."""
     if not isinstance(x, Tensor) or x.dtype not in FLOATS:
         raise RopeError(
             name,
@@ -183,8 +183,8 @@ def check_tokens(tokens: Tensor, axes: tuple[str, ...] = ("batch", "tokens")) ->
 
 
 def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) -> None:
-    """Check that the tables match the tokens, rows, heads and width of x, whose dimensions from
-    `start` on rotate.
+    """Check that the tables match x: its tokens, rows, heads, device and width; `start` is the
+    first dimension that rotates.
     """
     _, batch_axis, head_axis = token_axes(x.ndim, seq_dim)
     rows, heads = (1 if axis is None else x.shape[axis] for axis in (batch_axis, head_axis))
@@ -206,7 +206,7 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
         ):
             raise RopeError(
                 name,
-                f"must have 1 or x's {rows} rows, and 1 or x's {heads} heads",
+                f"must have one row or x's {rows} rows, and one head or x's {heads} heads",
                 list(table.shape),
             )
         if table.device != x.device:
@@ -219,7 +219,7 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
     if width > x.shape[-1]:
         raise RopeError(
             "x",
-            f"must have at least {width} entries in its last dimension for these tables",
+            f"must have a last axis of at least {width} dimensions for these tables",
             list(x.shape),
         )
 
@@ -227,8 +227,8 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
 def check_no_overlap(xs: tuple[Tensor, ...], addresses: bool) -> None:
     """Refuse tensors whose memory overlaps: in place, every element must be written once.
 
-    addresses  whether memory addresses can be read, which a tracer does not allow; without them, q
-               and k are refused only if they are the same tensor
+    addresses  whether memory addresses can be read, which a tracer does not allow; without them,
+               memory that q and k share is found only if q and k are the same tensor
     """
     for x in xs:
         if not x.is_contiguous() and _may_overlap_itself(x):
@@ -302,7 +302,7 @@ def _can_sum_to(distance: int, steps: list[tuple[int, int, int]]) -> bool:
 
 
 def _check_heads_of_mixed_axes(name: str, x: Tensor, seq_dim: int, num_heads: int) -> None:
-    """Raise an error if x does not have `num_heads` heads, those for which there are frequencies."""
+    """Raise an error unless x has `num_heads` heads: MixedAxes has frequencies for that many."""
     _, _, head_axis = token_axes(x.ndim, seq_dim)
     if head_axis is None or x.shape[head_axis] != num_heads:
         rule = (

@@ -48,13 +48,14 @@ class PreparedCall(NamedTuple):
 #: prepared calls, keyed by call attributes that are cheap to read; a prepared kernel holds the
 #: tables it points into
 PREPARED = Cache("prepared calls", entries=1024, points_into=TABLES)
-#: the most prepared calls with the same key but other strides, dtypes or devices
+#: the most prepared calls under one key; they differ in strides, dtypes or devices
 MOST_PER_KEY = 8
 
-#: torch.compile's guards and allocators; a torch without them has no fast path
+#: torch's module with the guards and allocators of torch.compile; without its guards there is no
+#: fast path
 _compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _Guard = getattr(_compiled, "TensorGuards", None)
-#: the hooks of all modules; torch never replaces these dicts
+#: the hooks that torch runs for every module; torch never replaces these dicts
 _GLOBAL_HOOKS = tuple(
     getattr(torch_module, f"_global_{kind}_hooks")
     for kind in ("forward_pre", "forward", "backward_pre", "backward")
@@ -73,11 +74,11 @@ def rotate_prepared(
     seq_dim: int,
     inplace: bool,
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the rotated q and k, or None if the full call is needed: if this kind of call was not
-    prepared, hooks have to run, or torch.compile or forward-mode derivatives observe the call.
+    """Return the rotated q and k, or None if the full call is needed: for example, because this
+    kind of call was not prepared, hooks have to run, or autograd or torch.compile observes it.
 
-    It runs in nearly every call with q and k, so it reads attributes directly and calls few
-    functions.
+    This function runs in nearly every call with q and k, so it reads attributes directly and calls
+    few functions.
     """
     state, has_positions = module.__dict__, positions is not None
     # hooks of this module
@@ -88,7 +89,7 @@ def rotate_prepared(
         or state["_backward_hooks"]
     ):
         return None
-    # hooks of all modules
+    # hooks for every module, and torch.compile
     if (
         _global_forward_pre
         or _global_forward
@@ -117,15 +118,15 @@ def rotate_prepared(
         return None
     if call.run is None or (call.needs_no_grad and torch.is_grad_enabled()):
         return None
-    # the full call raises an error for an offset beside positions, and for one of 2^62 or more or of
-    # -2^62 or less
+    # the full call raises an error for an offset given with positions, and for an offset whose
+    # absolute value is 2^62 or more
     if (has_positions and offset) or offset.bit_length() > 62:
         return None
     if not inplace:
         q_out, k_out = call.new_q(), call.new_k()
         return (q_out, k_out) if call.run(q, k, q_out, k_out, positions, offset) else None
-    # the checked call had these shapes and strides; at another distance, q and k overlap only if
-    # their spans of memory do
+    # q and k have the shapes and strides of the checked call, which shared no memory. At another
+    # distance from each other, they can share memory only if their spans overlap
     distance = q.data_ptr() - k.data_ptr()
     if (distance != call.distance and -call.q_span < distance < call.k_span) or not call.run(
         q, k, q, k, positions, offset
@@ -143,7 +144,9 @@ def prepare(
     positions: Tensor | None,
     seq_dim: int,
 ) -> None:
-    """Prepare the fast path for calls like this one, which has just run with all checks."""
+    """Prepare the fast path for calls like this one, which has just run with all checks; do nothing
+    for a kind that cannot have one, such as a call under torch.compile.
+    """
     tensors = xs if positions is None else (*xs, positions)
     # a prepared kernel reads the caller's positions, so none is prepared if the checks had to
     # convert or make them

@@ -44,8 +44,8 @@ def convert_layout(
     dim           the axis of the heads: the last axis of activations [..., head_dim] or [..., heads
                   * head_dim], axis 0 of a q or k projection [heads * head_dim, in], of its bias,
                   and of a QK-norm weight [head_dim]
-    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them. The others
-                  keep their place
+    rotary_dim    how many dimensions rotate, from `rotary_start` on; None = all to the end of the
+                  head. The others keep their place
     num_heads     checked against the size of `dim` if given
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
@@ -68,9 +68,10 @@ def convert_qkv(
     """Return a fused QKV weight or bias with the rows of its queries and keys converted; those of
     its values stay.
 
-    concatenated  all q heads, all k heads, all v heads (Phi-3, Falcon with one kv head)
-    grouped       for every kv head its q heads, then its k, then its v (GPT-NeoX, Falcon,
-                  InternLM2, Megatron)
+    packing  the order of the heads. "concatenated": all q heads, all k heads, all v heads (Phi-3,
+             Falcon with one kv head). "grouped": for every kv head its q heads, then its k, then
+             its v (GPT-NeoX, Falcon, InternLM2, Megatron)
+    dim      the axis of the heads
     """
     spec = _checked_slice(source, target, head_dim, rotary_dim, rotary_start)
     choice("packing", packing, PACKINGS)

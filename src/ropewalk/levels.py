@@ -35,13 +35,13 @@ class Digits:
 #: the bits of each digit of a 32-bit and of a 64-bit position
 DIGITS_32, DIGITS_64 = (11, 11, 10), (11, 11, 11, 11, 10, 10)
 
-#: cos and sin of the values of one digit, [2^bits, 2, pairs]
+#: the table of one digit: cos and sin of each of its values, [2^bits, 2, pairs]
 Level = np.ndarray
 
 
 def check_spec(spec: RopeSpec, length: int | None) -> int | None:
-    """Refuse specs without tables of digits; return the checked length if the scaling depends on
-    it, else None.
+    """Refuse specs whose cos and sin tables of digits cannot give; return the checked length if the
+    scaling depends on the length, else None.
     """
     if spec.learned or spec.fractional:
         raise RopeError(
@@ -114,7 +114,7 @@ class Float32Numbers(FloatNumbers):
 def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
     """Return the float32 frequency of each pair, rounded in the order of transformers.
 
-    A power in float32 may differ from torch's in the last bit.
+    NumPy's float32 power may differ from torch's in the last bit.
     """
     ladders = []
     for scaling, dim in spec.scaled_ladders():
@@ -158,7 +158,7 @@ def levels(
 
 
 def magnitude_of(spec: RopeSpec, length: int | None, key: bool) -> float:
-    """Return the magnitude in the tables of queries, or of keys."""
+    """Return the magnitude in the tables of queries, or in those of keys if `key`."""
     magnitude = spec.magnitude(length)
     if spec.magnitude_on == "qk":
         return magnitude
@@ -214,11 +214,11 @@ def cos_sin_of_sum(parts: list[Any]) -> tuple[Any, Any]:
 
 
 def rows_at(xp: Any, rows: Any, digits: Any, spec: RopeSpec) -> Any:
-    """Return the rows of a table at these digits, [..., S, 2, pairs]; with several axes, `digits`
-    is [axes, ..., S].
+    """Return the rows of a table of one digit at the values `digits`, [..., S, 2, pairs]; with
+    several axes, `digits` is [axes, ..., S].
 
-    Each pair is taken from the row of its own axis: the rows of every axis are added, masked to the
-    pairs of that axis.
+    Each pair comes from the row of its own axis: the row of each axis is set to 0 in the pairs of
+    other axes, and the rows are added.
     """
     if spec.num_axes == 1:
         return rows[digits]

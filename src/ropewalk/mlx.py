@@ -23,7 +23,8 @@ def rotate(q: Any, k: Any, positions: Any, spec: RopeSpec, *, length: int | None
     """Return q and k rotated by their tokens' angles; q alone if k is None.
 
     q, k       [..., S, H, D]; k may have fewer heads
-    positions  integers [S], [B, S], or [axes, ..., S] for a spec with axes; None: 0, 1, 2, ...
+    positions  integers [S] or [B, S]; [axes, S] or [axes, B, S] for a spec with several axes;
+               None: 0, 1, 2, ...
     length     a Python int, read only by length-dependent scalings, which need it
     """
     return levels.rotate(mx, q, k, positions, spec, length)
@@ -34,11 +35,11 @@ def cos_sin(
 ) -> tuple[Any, Any]:
     """Return float32 cos and sin [..., S, pairs] of positions, magnitude included.
 
-    positions  integers [..., S], or [axes, ..., S] for a spec with axes
+    positions  integers [..., S], or [axes, ..., S] for a spec with several axes
     spec       a RopeSpec
-    length     read only by length-dependent scalings, which need it
-    key        return the tables of keys. They differ only if spec.magnitude_on is "q": queries then
-               have the square of the magnitude and keys 1
+    length     a Python int, read only by length-dependent scalings, which need it
+    key        return the tables of keys. They differ from those of queries only if
+               spec.magnitude_on is "q": queries then have the square of the magnitude, keys have 1
     """
     length = levels.check_spec(spec, length)
     return levels.cos_sin(mx, spec, levels.integers(mx, positions), length, key)

@@ -216,8 +216,8 @@ torch.library.register_autograd(
 def _vmapped(info, in_dims, x, *others, op=torch.ops.ropewalk.rotate, seq_at=5):
     """Return x rotated under vmap, and the mapped dimension of the result.
 
-    If only x is mapped, its mapped axis becomes one more axis of the call, whose entries share the
-    angles. If the angles are mapped too, or x is packed [T, H, D], `op` is called once for each
+    If x alone is mapped, its mapped axis becomes one more axis of the call, whose entries share the
+    angles. If other arguments are mapped, or x is packed [T, H, D], `op` is called once for each
     entry.
 
     in_dims  the mapped dimension of each argument, or None
@@ -307,8 +307,8 @@ def replaced_ops(rotate: Callable[..., Any], tables: Callable[..., Any]) -> Iter
 def request_tables(
     request: Request, seq: int, device: torch.device, dtype: torch.dtype, key: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of a request through the registered op; sin is not negated for an inverse
-    rotation.
+    """Return cos and sin of the positions of a request, by the registered op; for an inverse
+    rotation the caller negates sin.
     """
     positions = request.explicit_positions(seq, device)
     if _Replaced.tables is not None:
@@ -331,7 +331,9 @@ def _as_tensor(length: Length, device: torch.device) -> Tensor | None:
 def through_op(
     xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, mapped: bool = False
 ) -> tuple[Tensor, ...]:
-    """Rotate `xs` by a registered op; under vmap (`mapped`) no op writes in place."""
+    """Return `xs` rotated by a registered op. With `inplace` the op writes into `xs`; under vmap
+    (`mapped`) or where gradients are needed, its results are copied into `xs`.
+    """
     if _Replaced.rotate is not None:
         rotated = _Replaced.rotate(xs, request)
     elif isinstance(request, TableRequest):

@@ -44,6 +44,8 @@ def angle(position: int, step: int) -> float:
 
 
 def cos_sin(position: int, step: int) -> tuple[float, float]:
-    """Return cos and sin at an integer position of any size and sign."""
+    """Return cos and sin at an integer position of any size and sign; `step` is the phase of one
+    step.
+    """
     radians = angle(position, step)
     return math.cos(radians), math.sin(radians)

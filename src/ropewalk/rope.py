@@ -63,7 +63,7 @@ class Rope(nn.Module):
     """
 
     def __new__(cls, spec: RopeSpec | None = None, *args: Any, **options: Any) -> Rope:
-        # without a spec, copy and pickle make the object of its own class
+        # copy and pickle call this without a spec, and with the right class already
         if cls is Rope and isinstance(spec, RopeSpec) and spec.learned:
             cls = LearnedRope
         return super().__new__(cls)  # type: ignore
@@ -79,7 +79,8 @@ class Rope(nn.Module):
         self.spec, self.backend, self.tables = spec, backend, check_strategy(tables, spec)
         # the prepared kernels of the fast path read the tables of "auto"
         self._has_fast_path = type(self) is Rope and tables == "auto"
-        # what rerotate rotates by; kept alive because a compiled graph finds it by its fingerprint
+        # the spec by which `rerotate` rotates unless magnitudes are matched; kept alive because a
+        # compiled graph finds it by its fingerprint
         self._without_magnitude = spec.with_(magnitude_on="scale")
 
     def reset_parameters(self) -> None:

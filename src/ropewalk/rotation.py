@@ -49,13 +49,13 @@ def rotate(
     backend: str | None = None,
     tables: str = "auto",
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate every pair of `x` by its token's angle; a `Learnable` scaling has its initial
-    frequencies here, see `Rope`.
+    """Return x with every pair rotated by its token's angle. A `Learnable` scaling has its initial
+    frequencies here; only a `Rope` has trained ones.
 
     x          [B, H, S, D] by default; `seq_dim` is the axis of the tokens
     positions  integer [S], [B, S] or [axes, B, S]; None counts from `offset`, an int or one for
                each row
-    key        x is an attention key: it matters where queries and keys have different magnitudes
+    key        whether x holds attention keys, whose magnitude may differ from that of queries
     inverse    undo the rotation instead
     tables     which tables of cos and sin are kept: "auto", "full", "two-level" or "none", as in
                `Rope`
@@ -183,10 +183,11 @@ def rotate_by(
     inplace: bool = False,
     backend: str | None = None,
 ) -> Inexact[Tensor, "... D"]:
-    """Rotate x by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P];
+    """Return x rotated by given tables with one entry per pair, [S, P], [B, S, P] or [B, H, S, P];
     gradients reach the tables.
 
-    Such a table has no layout, so it cannot have the wrong one; `layout` is that of x.
+    `layout` is that of x; a table with one entry per pair has none. `start` is the first dimension
+    of the head that rotates.
     """
     choice("layout", layout, LAYOUTS)
     layout_out = choice("layout_out", layout if layout_out is None else layout_out, LAYOUTS)
@@ -207,8 +208,8 @@ def rotate_by_phase(
     """Rotate x by angles in radians, [S, P], [B, S, P] or [B, H, S, P]; gradients reach x and the
     angles.
 
-    For angles that follow from the tokens and not from integer positions. They should be float64
-    where they are long sums.
+    It is for angles that are computed from the tokens' content, not from integer positions. Angles
+    that are sums of many terms should be float64.
     """
     dtype = table_dtype(x)
     return rotate_by(
@@ -397,7 +398,7 @@ def run(
         not traced and are_batched_gradients(xs)
     )
     if backend is not None and (plain or traced):
-        # no kernel is picked by this name, which would check it
+        # no kernel is picked by its name on these paths, so the name is checked here
         choice("backend", backend, BACKENDS)
     if plain:
         # in place, from a copy: the backward reads the tensor as it was before
@@ -455,8 +456,7 @@ def _by_plain_torch(x: Tensor, request: AnyRequest, key: bool) -> Tensor:
 
 
 def _needs_plain_torch(request: AnyRequest, transforms_around: list) -> bool:
-    """Return whether x cos + rotate_half(x) sin must be computed by torch's own differentiable
-    operations.
+    """Return whether the rotation must be computed by torch's own differentiable operations.
 
     They are needed for derivatives that the autograd rule does not cover: derivatives with respect
     to tables, forward-mode derivatives, and those of functorch transforms around this call, except
@@ -494,8 +494,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None):
-        """Return None for the first three arguments and the gradients of xs: rotated backwards, or
-        None where one is None.
+        """Return None for the first three arguments and the gradient of each x: that of its result
+        rotated backwards, or None if its result has none.
         """
         # raises an error if a tensor of the request was changed since the forward
         _ = ctx.saved_tensors

@@ -34,11 +34,12 @@ THETA_RANGE = {"low": 1e-30}
 class RopeSpec:
     """Which frequencies, which pair layout, which slice of the head, which axes, which precision.
 
-    layout        "half" pairs (x_i, x_{i+r/2}) of the rotated slice, "interleaved" pairs (x_{2i},
-                  x_{2i+1})
+    layout        which of the r dimensions that rotate form a pair: "half" (x_i, x_{i+r/2}),
+                  "interleaved" (x_{2i}, x_{2i+1})
     layout_out    the layout of the result; None = layout (DeepSeek reads interleaved pairs and
                   writes halves)
-    rotary_dim    how many dimensions rotate, from `rotary_start`; None = all of them
+    rotary_dim    how many dimensions rotate, from `rotary_start` on; None = all to the end of the
+                  head
     axes          AxisMap, HeadAxes, GoldenAxes or MixedAxes; None = one axis
     precision     "exact": frequencies with 40 digits (float64 where they depend on the length or
                   are learned), exact angles. "hf_frequencies": frequencies rounded in float32 as
@@ -120,7 +121,8 @@ class RopeSpec:
         put("_fingerprint", repr(_as_tuples(self)))
         # so that `spec_of` returns this object for its fingerprint
         if not _is_compiled() and (live := _LIVE.setdefault(self.fingerprint, self)) is not self:
-            put("_live", live)  # an equal spec that is found already: it lives as long as this one
+            # `spec_of` returns the equal spec `live`, which is thus kept as long as this one
+            put("_live", live)
 
     def _checked_layout_out(self) -> str | None:
         """Return the layout of the output; None if it is that of the input."""
@@ -209,11 +211,11 @@ class RopeSpec:
     def frequencies(self, length: int | None = None) -> Frequencies:
         """Return the frequency of each pair, a plain float in radians per step, and the magnitude.
 
-        An axis map gives a tuple of one float for each axis instead: the angle of a pair is the sum
-        over the axes of coordinate times radians. Axes that differ from head to head give
+        With an axis map each pair has a tuple of one float for each axis instead: its angle is the
+        sum over the axes of coordinate times radians. Axes that differ from head to head give
         [heads][pairs][axes]. MixedAxes, whose frequencies only a `Rope` has, give the ladder of
         `theta`. With precision "hf" and "hf_frequencies" the exact radians are rounded to float32
-        once; `Rope` rounds every step as transformers does, so that its last bit may differ.
+        once; `Rope` rounds every step as transformers does, so its last bit may differ.
         """
         ladder = self.ladder_frequencies(length)
         if self.axes is None or self.mixed:
@@ -242,7 +244,9 @@ class RopeSpec:
         return Frequencies(radians, first.magnitude, growth, first.center, tuple(digits))
 
     def magnitude(self, length: int | None = None) -> float:
-        """Return the factor on cos and sin in sequences of this length."""
+        """Return the magnitude of the scaling in sequences of this length, whatever `magnitude_on`
+        says that it multiplies.
+        """
         return self.scaled_ladders()[self._first_scaled()][0].magnitude_at(length)
 
     @property

@@ -20,11 +20,11 @@ STRATEGIES = ("auto", "full", "two-level", "none")
 
 
 def strategies(spec: RopeSpec) -> tuple[str, ...]:
-    """Return the strategies that can be used with a spec.
+    """Return the strategies that can be used with a spec: "auto" and "none" always.
 
-    Only frequencies that are fixed, on one axis of integer positions and the same in all heads have
-    tables. With precision "hf" there is no two-level table: its rounded float32 angles cannot be
-    added.
+    "full" and "two-level" need frequencies that are fixed, on one axis of integer positions and the
+    same in all heads. "two-level" also needs another precision than "hf", whose rounded float32
+    angles cannot be added.
     """
     possible = {
         "full": keeps_rows(spec) and not spec.learned,
@@ -58,8 +58,8 @@ def rows_for(spec: RopeSpec, count: int, strategy: str) -> int:
 
 
 def memory(spec: RopeSpec, length: int) -> dict[str, int]:
-    """Return the bytes that each strategy keeps on one device once queries at positions 0 ...
-    length - 1 were rotated.
+    """Return how many bytes each strategy keeps at most on one device once queries at positions 0
+    ... length - 1 were rotated.
     """
     # 8 bytes a pair: a row of float32 cos and sin, of float64 cos or sin, or of int64 phase steps
     row = 8 * spec.pairs

@@ -148,8 +148,8 @@ def cos_sin(
     radians, steps = _per_row(cached.frequencies.radians), _per_row(cached.steps)
     if spec.precision == "hf":
         angles = coordinates.to(torch.float32) * radians.to(torch.float32)
-        # doubled, as transformers doubles it: a vectorised cosine may depend on its neighbours in
-        # the last bit
+        # doubled, as transformers doubles it: the last bit of a vectorised cosine may depend on its
+        # neighbours
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos()[..., : spec.pairs], angles.sin()[..., : spec.pairs]
     elif coordinates.is_floating_point():
@@ -206,8 +206,8 @@ def _per_row(values: Tensor) -> Tensor:
 def _from_levels(
     levels: Levels, steps: Tensor, positions: Tensor, coordinates: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin from the two-level table, or from the phase for positions outside of it;
-    coordinates: [..., S, 1].
+    """Return cos and sin from the two-level table; for positions that it does not have, from their
+    phase. `coordinates` are the positions as [..., S, 1].
     """
     from_table = _two_level(levels, positions)
     if positions.device.type == "cpu" and _within_levels(positions):
@@ -254,8 +254,8 @@ def with_magnitude(
     key: bool,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return cos and sin times the magnitude, with xPos's growth, to the power `magnitude_power`,
-    rounded once to `dtype`.
+    """Return cos and sin times m^`magnitude_power`, rounded once to `dtype`; m is the magnitude, or
+    with xPos that of each position.
 
     frequencies  hold the magnitude, and the growth for each step from their center
     coordinates  the positions, which the growth is multiplied by
@@ -274,7 +274,7 @@ def with_magnitude(
 
 
 def magnitude_on(spec: RopeSpec, magnitude: float | Tensor, key: bool) -> float | Tensor:
-    """Return the magnitude that queries, or with `key` keys, are multiplied by."""
+    """Return the factor that the magnitude gives to queries, or to keys if `key` is True."""
     if spec.magnitude_on == "qk":
         return magnitude
     return magnitude**2 if spec.magnitude_on == "q" and not key else 1.0
@@ -315,7 +315,7 @@ def rows_at(
     spec: RopeSpec, positions: Tensor, key: bool, strategy: str
 ) -> tuple[Tensor, Tensor] | None:
     """Return float32 cos and sin of positions, copied from the rows that the strategy "full" keeps;
-    None for any other strategy or device than the CPU, and if a position has no row.
+    None with any other strategy, on any device but the CPU, and if a position has no row.
     """
     # the largest position says how many rows are needed; on a GPU, reading it would wait for the
     # device

@@ -1,9 +1,9 @@
 """Frequencies as tensors: the formulas of the scalings over torch.
 
 In float32 their operations run in the order in which transformers runs them, so precision "hf" and
-"hf_frequencies" reproduce a checkpoint's own frequencies bit for bit. In float64 they follow a
-length for each row, on the device where the lengths are. Fixed frequencies of precision "exact"
-come from their 40 digits.
+"hf_frequencies" reproduce a checkpoint's own frequencies bit for bit. Lengths given as a tensor,
+one for each row, stay on their device. Fixed frequencies of precision "exact" are not computed by
+these formulas: they come from their 40 digits.
 """
 
 from __future__ import annotations

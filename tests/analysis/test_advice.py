@@ -65,7 +65,7 @@ def named(case):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_check_applies_where_it_should_and_only_there(name):
+def test_each_check_applies_to_its_first_case_and_not_to_its_second(name):
     applies, does_not = CASES[name]
     assert name in named(applies)
     assert name not in named(does_not)
@@ -98,7 +98,7 @@ def test_a_checkpoint_is_never_told_to_change_its_theta_or_to_replace_its_scalin
             )
 
 
-def test_a_scaling_with_an_original_length_knows_the_trained_length():
+def test_trained_unknown_applies_only_to_scalings_without_an_original_length():
     assert "trained_unknown" not in named(
         ({"scaling": Yarn(factor=2.0, original_length=512)}, 1024, 1024)
     )
@@ -106,7 +106,7 @@ def test_a_scaling_with_an_original_length_knows_the_trained_length():
 
 
 @pytest.mark.parametrize(("trained", "unknown"), [(None, True), (4096, False)])
-def test_a_trained_length_from_the_caller_is_known(trained, unknown):
+def test_trained_unknown_does_not_apply_if_the_caller_gives_the_trained_length(trained, unknown):
     config = {"rope_theta": 1e4, "head_dim": 8, "max_position_embeddings": 4096}
     config["rope_scaling"] = {"rope_type": "linear", "factor": 2.0}
     (facts,) = analysis.read_checkpoint(config, trained=trained).layers.values()
@@ -134,7 +134,7 @@ def test_a_factor_is_offered_only_to_a_scaling_that_has_one(scaling, offered):
 @pytest.mark.parametrize(
     "wrap", [Learnable, lambda scaling: Clipped(scaling, pairs=1)], ids=["learnable", "clipped"]
 )
-def test_advice_looks_inside_a_scaling_that_clips_or_learns(name, wrap):
+def test_checks_apply_to_the_scaling_inside_clipped_and_learnable(name, wrap):
     changes, trained, served = CASES[name][0]
     assert name in named(({**changes, "scaling": wrap(changes["scaling"])}, trained, served))
 
@@ -214,7 +214,7 @@ def test_lengths_must_be_positive(values):
         analysis.Facts(rw.RopeSpec(8, scaling=Default()), *values)
 
 
-def test_the_page_shows_the_guide_as_it_is():
+def test_the_page_shows_every_entry_of_the_guide():
     page = (
         (Path(__file__).parents[2] / "docs" / "inspect.md")
         .read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ def test_every_layer_type_has_its_own_facts_and_window():
     assert whole.methods == tuple(analysis.COS_SIN_METHODS)
 
 
-def test_a_layer_that_stands_still_has_no_facts():
+def test_a_layer_type_that_is_not_rotated_has_no_facts():
     config = {
         "model_type": "smollm3",
         "hidden_size": 64,
@@ -91,7 +91,7 @@ def test_a_layer_that_stands_still_has_no_facts():
     assert set(found.sources) == {name for name, facts in found.layers.items() if facts is not None}
 
 
-def test_a_folder_is_read_and_a_warning_is_told_by_the_explanation(tmp_path):
+def test_a_folder_is_read_and_its_warnings_are_in_the_explanation(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps(LLAMA | {"rope_scaling": YARN | {"finetuned": True}})
     )

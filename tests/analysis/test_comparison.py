@@ -30,7 +30,7 @@ def test_every_encoding_has_a_row_in_order(rows):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_what_is_measured_agrees_with_what_the_class_declares(rows, name):
+def test_the_measured_columns_equal_the_class_attributes(rows, name):
     row, kind = rows[name], ENCODINGS[name]
     declared = (kind.relative, kind.causal_only, kind.linear, kind.bounded)
     assert (row.relative, row.causal_only, row.linear, row.bounded) == declared
@@ -38,7 +38,7 @@ def test_what_is_measured_agrees_with_what_the_class_declares(rows, name):
     assert row.entry == both.get(name, kind.entry)
 
 
-def test_a_false_declaration_does_not_reach_the_table(monkeypatch):
+def test_the_table_shows_what_is_measured_and_not_a_false_class_attribute(monkeypatch):
     class Boastful(Alibi):
         relative, linear, bounded, entry = False, True, True, "input"
 
@@ -108,7 +108,7 @@ def test_excess_of_fixed_curves_by_formula(rows):
         assert rows[name].excess == pytest.approx(beyond(values), rel=1e-5), name
 
 
-def test_clipped_distances_bring_nothing_new_and_untrained_buckets_do(rows):
+def test_excess_is_0_for_clipped_distances_and_above_0_for_untrained_t5_buckets(rows):
     assert rows["none"].excess == rows["relative_bias"].excess == 0
     assert rows["t5"].excess > 0  # trained on 24 tokens, T5 has not met the buckets of 24 ... 128
     (long,) = compare(["t5"], 2, 4, 128)

@@ -72,7 +72,7 @@ def test_positions_may_be_an_array_of_whole_numbers_of_any_type(kind):
 
 
 @pytest.mark.parametrize("position", [1_000, 131_071, 10_000_000])
-def test_hf_is_off_by_what_float32_angles_are_off_by(position):
+def test_the_error_of_hf_is_that_of_float32_angles(position):
     angles = np.float32(position) * FLOAT32
     true = [cos_sin(step, position) for step in analysis.radians(SPEC)]
     off = max(
@@ -92,7 +92,7 @@ def test_a_checkpoints_own_frequencies_are_the_reference_of_its_spec():
     assert found["hf"][0] > 1e-3
 
 
-def test_bfloat16_positions_land_on_a_neighbour():
+def test_position_257_in_bfloat16_has_the_error_of_position_256():
     # 257 has no bfloat16 of its own: it becomes 256
     (error,) = analysis.error_curves(SPEC, [257], ["bfloat16 positions"], width=1)[
         "bfloat16 positions"
@@ -108,7 +108,7 @@ def test_a_table_in_half_precision_is_off_by_its_last_bit(way, bits):
     assert 0.7 * 2.0 ** -(bits + 1) < error <= 2.0 ** -(bits + 1) + 1e-5
 
 
-def test_the_worst_of_the_width_is_taken():
+def test_an_error_is_the_largest_of_width_positions():
     one_by_one = [
         analysis.error_curves(SPEC, [p], ["hf"], width=1)["hf"][0] for p in range(96, 101)
     ]
@@ -116,7 +116,7 @@ def test_the_worst_of_the_width_is_taken():
 
 
 @pytest.mark.parametrize("package", [plain_analysis, analysis])
-def test_the_width_ends_at_the_position_itself(package):
+def test_the_width_positions_of_an_error_end_at_the_given_position(package):
     # 256 and 258 are bfloat16 numbers, 257 and 259 are rounded to a neighbour
     def rounded(width):
         name = "bfloat16 positions"
@@ -144,7 +144,7 @@ def test_every_scaling_and_axis_map_has_curves_without_its_magnitude(name, axis)
     assert found["exact"].max() < 4e-8
 
 
-def test_an_unknown_way_is_refused_and_every_way_says_who_uses_it():
+def test_an_unknown_method_is_refused_and_used_by_names_every_method():
     assert list(analysis.USED_BY) == list(analysis.COS_SIN_METHODS)
     with pytest.raises(rw.RopeError, match="methods"):
         analysis.error_curves(SPEC, [1], ["float8"])

@@ -63,7 +63,7 @@ def test_turns_and_wavelengths_are_those_worked_out_by_hand():
     )
 
 
-def test_nothing_repeats_where_nothing_rotates():
+def test_no_pair_with_frequency_0_repeats():
     found = analysis.aliasing([0.0, 0.0], 100)
     assert (found.shortest, found.longest, found.repeating) == (math.inf, math.inf, 0)
 
@@ -158,7 +158,7 @@ def test_bands_are_those_worked_out_by_hand(scaling, expected):
     assert analysis.bands(rw.RopeSpec(8, theta=10_000.0, scaling=scaling), 64) == expected
 
 
-def test_stretch_is_a_share_of_the_plain_frequency():
+def test_stretch_is_scaled_over_unscaled_frequency():
     assert analysis.stretch(PLAIN.with_(scaling=frequencies.Linear(4.0))) == pytest.approx(
         np.full(64, 0.25), rel=1e-15
     )

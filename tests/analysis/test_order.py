@@ -34,20 +34,20 @@ def test_attention_is_that_of_torch():
     assert analysis.attend(q, k, v, STEPS) == pytest.approx(expected.numpy(), abs=1e-12)
 
 
-def test_scores_too_large_for_an_exponential_pick_their_largest():
+def test_attention_with_huge_scores_returns_the_value_of_the_largest():
     q, v = np.array([[3000.0, 0.0]]), np.array([[5.0, 7.0], [1.0, 2.0], [4.0, 8.0]])
     k = np.array([[-1.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
     assert analysis.attend(q, k, v).tolist() == [[1.0, 2.0]]
 
 
 @pytest.mark.parametrize("order", [[2, 1, 0, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0]])
-def test_without_positions_the_cat_may_chase_or_be_chased(order):
+def test_the_permutation_gap_is_0_without_positions_and_not_with_rope(order):
     q, k, v = tokens()
     assert analysis.permutation_gap(q, k, v, order) < 1e-14
     assert analysis.permutation_gap(q, k, v, order, STEPS) > 0.1
 
 
-def test_a_token_left_in_place_is_no_permutation():
+def test_the_permutation_gap_of_the_unchanged_order_is_0():
     assert analysis.permutation_gap(*tokens(), list(range(7)), STEPS) == 0
 
 
@@ -72,7 +72,7 @@ def test_rotating_is_relative_and_keeps_the_norm_where_adding_does_neither():
     assert np.ptp(found.added_norm) > 0.5
 
 
-def test_a_path_needs_one_series_of_frequencies():
+def test_the_path_of_a_query_refuses_mixed_axes():
     with pytest.raises(rw.RopeError, match="MixedAxes"):
         analysis.query_path(rw.RopeSpec(8, axes=rw.axes.MixedAxes(2, 4)), [0, 1])
 

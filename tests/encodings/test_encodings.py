@@ -59,7 +59,7 @@ def test_relative_means_that_a_shift_of_all_positions_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_the_declared_entry_point_is_the_one_used_and_none_ignores_order(name):
+def test_each_encoding_acts_at_its_declared_entry_point_and_only_none_ignores_order(name):
     encoding = make(name)
     first, second = torch.tensor([0, 1, 2, 3, 4, 5, 6]), torch.tensor([0, 2, 1, 3, 4, 6, 5])
     x = torch.randn(1, SEQ, MODEL_DIM, dtype=torch.float64)
@@ -104,10 +104,7 @@ def test_bounded_encodings_refuse_positions_beyond_the_trained_length(name):
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_causal_only_encodings_do_not_tell_later_keys_apart_or_grow_ahead(name):
-    """An encoding declared for both directions must tell a key d ahead from one d behind, or treat
-    them alike on purpose.
-    """
+def test_causal_only_encodings_give_later_keys_one_bias_or_growing_magnitudes(name):
     encoding = make(name)
     if not encoding.causal_only:
         return
@@ -254,7 +251,7 @@ def test_rows_with_different_positions_get_their_own_input_vectors():
     assert torch.equal(learned.embed(zero, positions)[1, 0], learned.table.weight[7])
 
 
-def test_learned_vectors_start_with_the_deviation_of_word_embeddings():
+def test_learned_vectors_start_with_a_standard_deviation_of_0_02():
     table = make_encoding(
         "learned", num_heads=2, head_dim=32, model_dim=64, length=1000
     ).table.weight
@@ -281,7 +278,7 @@ def test_every_encoding_has_an_entry_point_and_a_docstring():
 
 
 @pytest.mark.parametrize(("name", "bidirectional"), [("t5", True), ("t5_causal", False)])
-def test_t5_adds_the_entry_of_transformers_bucket(name, bidirectional):
+def test_t5_adds_the_learned_bias_of_the_bucket_that_transformers_computes(name, bidirectional):
     """32 buckets up to distance 128, as in T5's own configs."""
     encoding = make(name)
     keys = torch.arange(0, 400)

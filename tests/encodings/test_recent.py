@@ -183,7 +183,7 @@ def test_a_cache_refuses_to_move_keys_of_fope_and_moves_those_of_pope():
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_rope_plus_adds_the_imaginary_score_beside_each_head(layout):
+def test_rope_plus_has_the_real_and_the_imaginary_score_of_each_head(layout):
     plus = RotaryPlus(sizes(4), rw.RopeSpec(D, layout=layout))
     q, k = (
         torch.randn(2, 4, 6, D, dtype=torch.float64),
@@ -232,7 +232,7 @@ def test_selective_phases_give_the_published_number():
     near((q @ k.mT)[0, 0, 3, 1], -2.386078)
 
 
-def test_linear_by_steps_equals_linear_by_sums():
+def test_linear_attention_token_by_token_equals_that_by_sums():
     q, k, v = (torch.randn(2, 3, 7, D, dtype=torch.float64) for _ in range(3))
     steps, log_decay = (
         torch.randn(2, 3, 7, 4, dtype=torch.float64),

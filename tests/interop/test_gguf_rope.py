@@ -314,7 +314,11 @@ REFUSED = {
         "must not be LongRope for qwen2",
     ),
     "start": (RopeSpec(DIM, rotary_dim=8, rotary_start=8), "llama", "rotary_start: must be 0"),
-    "axes": (RopeSpec(DIM, axes=rw.axes.chunked([4, 4])), "llama", "axes: must be None for llama"),
+    "axes": (
+        RopeSpec(DIM, axes=rw.axes.chunked([4, 4])),
+        "llama",
+        "axes: must be None, or axes that share one ladder",
+    ),
     "order of axes": (
         RopeSpec(DIM, axes=rw.axes.interleaved([4, 2, 2])),
         "qwen2vl",
@@ -323,7 +327,7 @@ REFUSED = {
     "axes of heads": (
         RopeSpec(DIM, axes=rw.axes.by_head([1, 1], PAIRS)),
         "qwen2vl",
-        "axes: must be None for qwen2vl, or sections",
+        "axes: must be None, or axes that share one ladder",
     ),
     "scale": (
         RopeSpec(DIM, scaling=Yarn(64, factor=2.0), magnitude_on="scale"),

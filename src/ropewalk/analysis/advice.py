@@ -282,7 +282,7 @@ GUIDE: tuple[Use, ...] = (
     Use(
         "a norm of q and k",
         "LayerNorm before the rotation",
-        "after it, scores depend on absolute positions",
+        "with LayerNorm after the rotation, scores depend on absolute positions",
         "inner_products",
     ),
 )

@@ -32,7 +32,7 @@ class Facts:
     window: int | None = None
     #: which entries of COS_SIN_METHODS `errors` has
     methods: tuple[str, ...] = PRECISIONS
-    #: how many positions, the last ones below `served`, each error is the largest of
+    #: `errors` are the largest errors over this many positions, the last ones below `served`
     width: int = field(default=8, repr=False)
     #: whether the caller gave the trained length; otherwise it may be a config's served length
     trained_given: bool = field(default=False, repr=False)
@@ -96,7 +96,9 @@ class Facts:
 
     @cached_property
     def aliasing(self) -> ladder.Aliasing:
-        """Which pairs repeat within the served distance."""
+        """The shortest and longest wavelength, and how many pairs complete a turn within the served
+        distance.
+        """
         return ladder.aliasing(self.radians, self.served_distance)
 
     @cached_property

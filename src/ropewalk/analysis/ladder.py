@@ -124,8 +124,8 @@ class Aliasing:
 
 
 def aliasing(radians: Numbers, length: float) -> Aliasing:
-    """Return the shortest and longest wavelength and how many pairs repeat; pairs with frequency 0
-    never repeat.
+    """Return the shortest and longest wavelength, and how many pairs complete a turn within
+    `length` positions; pairs with frequency 0 do not count.
     """
     waves, length = wavelengths(radians), number("length", length, low=0)
     finite = [wave for wave in waves if math.isfinite(wave)] or [math.inf]
@@ -215,8 +215,8 @@ def _cosine_sum(radians: list[float], distance: float) -> float:
 def first_negative(radians: Numbers, length: int) -> int | None:
     """Return the first distance up to `length` at which the cosine sum is negative, or None.
 
-    `radians` are the frequencies of some theta. The curve is jagged: if one theta gives None, a
-    slightly larger one may still have a negative sum.
+    The curve is jagged: if the frequencies of one theta give None, those of a slightly larger theta
+    may still give a distance.
     """
     integer("length", length, low=1)
     frequencies = _frequencies(radians)

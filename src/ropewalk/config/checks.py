@@ -90,7 +90,7 @@ def layer_types(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjects:
-    """Return the rope objects of a text config whose every rotary value is possible.
+    """Return the rope objects of a text config, after a check of every rotary value.
 
     Raise a RopeError about a model that does not rotate, the first rotary key with an impossible
     value, or the first unknown key of a rope.
@@ -116,7 +116,7 @@ def checked_rope_objects(config: Mapping[str, Any], family: Family) -> RopeObjec
 
 
 def _refuse_without_rotation(config: Mapping[str, Any], family: Family) -> None:
-    """Refuse a config of a model that does not rotate, or whose rope the config leaves open."""
+    """Refuse a config whose model does not rotate, or that lacks the rope which its model needs."""
     model_type = config.get("model_type")
     if model_type is not None and not isinstance(model_type, str):
         raise RopeError("model_type", "must be a name", model_type)
@@ -196,7 +196,7 @@ def _check_no_rope_layers(key: str, value: object) -> None:
 
 
 def _check_per_layer_config(key: str, value: object) -> None:
-    """Raise an error about the first head_dim that is given for one layer and is no width."""
+    """Raise an error about the first head_dim of a single layer that is not a valid head_dim."""
     if isinstance(value, Mapping):
         for index, each in value.items():
             if isinstance(each, Mapping) and each.get("head_dim") is not None:

@@ -68,17 +68,17 @@ class Family:
                         `qk_rope_head_dim`
     at_end              the rotated slice is at the end of the head
     reads               config keys that this code reads and most code does not.
-                        `partial_rotary_factor` means in an unscaled rope: scaled ropes always read
-                        it. `rope_interleave`: true for interleaved pairs with "half" output, false
-                        for "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
+                        `partial_rotary_factor`: an unscaled rope reads it; scaled ropes always do.
+                        `rope_interleave`: true for interleaved pairs with "half" output, false for
+                        "half". `alpha`: "dynamic" with it is NTK with a fixed factor.
                         `short_mscale`, `long_mscale`: they are the magnitude of longrope.
                         `llama_4_scaling_beta`: it scales the queries
-    renamed             {standard name: name here}. Of a config key: outside a rope object no other
-                        name is read. Of a rope_type: what it means here
-    defaults            {config key: value if it is absent}. `head_dim` if it is absent:
-                        hidden_size / num_attention_heads; `global_head_dim` is the head_dim of
-                        full-attention layers; a default of `original_max_position_embeddings`
-                        comes before the key inside a rope
+    renamed             {standard name: name here}. For a config key: outside a rope object, this
+                        code reads no other name of it. For a rope_type: the one that it means here
+    defaults            {config key: value if it is absent}. `head_dim` has the default
+                        hidden_size / num_attention_heads if a row gives no other;
+                        `global_head_dim` is the head_dim of full-attention layers; a default of
+                        `original_max_position_embeddings` comes before the key inside a rope
     defaults_if         {condition: {config key: value}}, before `defaults`. Conditions: "scaled"
                         (any rope_type but default), "no_rope_object", or a rope_type
     layer_thetas        {layer type: its theta} if layer types have different thetas
@@ -86,7 +86,7 @@ class Family:
                         gives it
     unrotated           the rule by which some layers are not rotated, one of UNROTATED_RULES
     rope_required       without a rope object the model's code falls back to a scaled rope, so the
-                        config must have it
+                        config must have one
     rotates_if          {config key: values with which the model rotates}
     rotates_if_absent   the model also rotates if the keys of `rotates_if` are absent or null
     only_default        the model's code raises an error for every rope_type but default

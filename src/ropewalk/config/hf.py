@@ -36,7 +36,8 @@ class Explanation:
     model_type: str | None
     entries: tuple[Entry, ...]
     warnings: tuple[str, ...] = ()
-    #: whether families.toml has the model_type; if not, the usual facts were assumed
+    #: False if no family has the model_type, so that what most models do was assumed; True for
+    #: configs of diffusers
     known: bool = True
 
     def as_dict(self) -> dict[str, dict[str, dict[str, Any]]]:
@@ -173,7 +174,7 @@ class _Reading:
     specs       {layer type: its spec, or None if it is not rotated}
     entries     each value of each spec with its source
     warnings    keys that are ignored and values that were assumed
-    known       whether families.toml has the model_type
+    known       False if no family has the model_type; True for a diffusers config
     outside     the values of the config's own keys, those outside any rope object
     rope        the values of the rope of the first rotated layer type; a temperature is read from
                 these and from `outside`

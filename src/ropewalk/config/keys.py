@@ -48,8 +48,8 @@ SECTION_KEYS = ("mrope_section", "xdrope_section")
 #: keys of a rope object that every scaling has, and keys that map pairs to axes
 COMMON_KEYS = frozenset(("rope_type", "type", "rope_theta", FRACTION_KEYS[0]))
 AXIS_KEYS = frozenset((*SECTION_KEYS, "mrope_interleaved", "interleaved"))
-#: keys of a rope object that the rotation does not depend on: the temperature of Ministral 3 is
-#: read from them
+#: keys that the rope objects of Ministral 3 have and its rotation does not read: a number of its
+#: temperature, and the served length
 TEMPERATURE_KEY = "llama_4_scaling_beta"
 OTHER_KEYS = frozenset((TEMPERATURE_KEY, SERVED_LENGTH_KEY))
 #: keys of a rope object that checkpoints have for other engines or for their own code; transformers

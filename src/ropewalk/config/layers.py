@@ -1,5 +1,5 @@
-"""The layer types of a config, the rope of each, and which layers are not rotated (NoPE): v5
-`rope_parameters`, v4 `rope_scaling` and older spellings, all read into one form.
+"""The layer types of a config, the rope of each, and which layers are not rotated (NoPE). The keys
+`rope_parameters` (v5, transformers 5), `rope_scaling` (v4) and older ones are read into one form.
 """
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ class Normal:
     """The normal form of a config.
 
     layers    {layer type: its values, or None if it is not rotated}. Every rotated type has
-              rope_type, rope_theta, head_dim, layout and axis_order if it has mrope_section;
-              rotary_dim, and rotary_start, if only a part of the head rotates
+              rope_type, rope_theta, head_dim and layout. It has axis_order if it has mrope_section,
+              rotary_dim if only a part of head_dim rotates, and rotary_start if that part is the
+              end of the head
     outside   the config's own values, with standard names added
     warnings  keys that are ignored, values that differ from others, and what was assumed about the
               code of an unknown model_type
@@ -69,8 +70,8 @@ def normal_form(
 ) -> Normal:
     """Return the normal form of a config.
 
-    config  its text part, after `checked_rope_objects`
-    ropes   {layer type: the values of its rope, or None}, of `layer_ropes`
+    config  its text part, which `checked_rope_objects` has checked
+    ropes   {layer type: the values of its rope, or None}, as `layer_ropes` returns it
     family  the facts of its model_type
     """
     normal = Normal()
@@ -295,8 +296,8 @@ class _NormalLayer:
         given = self._given(names[0])
         if given is None:
             rule = (
-                "must be given if head_dim is not; where a config.json leaves it to its class, "
-                "pass transformers' config object"
+                "must be given if head_dim is not; where a config.json leaves it to the default of "
+                "its class, add it, or in Python pass transformers' config object"
             )
             raise RopeError(names[0], rule, None)
         return given
@@ -484,7 +485,8 @@ class _NormalLayer:
         if TRAINED_LENGTH_KEY in keys.keys_of(scaling):
             read.add(TRAINED_LENGTH_KEY)
         if keys.TEMPERATURE_KEY in self.rope and keys.TEMPERATURE_KEY in self.family.reads:
-            read |= {*keys.OTHER_KEYS, TRAINED_LENGTH_KEY}  # the temperature reads them
+            # the temperature reads all of these but the served length, which such ropes have, too
+            read |= {*keys.OTHER_KEYS, TRAINED_LENGTH_KEY}
         read |= {value.key for value in values.values()}
         unread = sorted(self.rope.keys() - read)
         if unread:

@@ -143,8 +143,8 @@ class _ValueReader:
         return axis_map if is_read else None
 
     def _softmax_factor(self, scaling: Scaling) -> float:
-        """Return mscale_all_dim's magnitude squared, a factor on the softmax scale of models with
-        latent attention; else 1.
+        """Return the square of the magnitude that YaRN's `mscale_all_dim` gives, a factor on the
+        softmax scale of models with latent attention; 1 for other models.
         """
         is_yarn = isinstance(scaling, Yarn)
         if not is_yarn or not scaling.mscale_all_dim or LATENT_KEY not in self.values:

@@ -88,7 +88,7 @@ def read_temperatures(
     """Return {layer type: temperature or None} of a model.
 
     config   the config's own values
-    rope     the values of the first rope that it has
+    rope     the values of the rope of the first layer type that is rotated
     rotated  {layer type: whether it is rotated}
     """
     reader = READERS.get(str(model_type))

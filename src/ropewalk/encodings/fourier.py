@@ -71,8 +71,8 @@ class Fourier(Encoding):
         return (wide * cos + rotate_half(wide) * sin).to(x.dtype)
 
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
-        """Return a table [.., S, head_dim] in the half layout: kept pairs mixed; 1 for the others,
-        in FoPE also for sin.
+        """Return cos or sin as a table [.., S, head_dim] in the half layout: mixed for the kept
+        pairs, 1 for the other pairs.
         """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:

@@ -12,8 +12,8 @@ from ropewalk.kernels.rotation.definition import join_pairs, split_pairs
 
 
 class RotaryPlus(Rotary):
-    """RoPE++: every query head attends twice, as in RoPE and with its query a quarter turn back;
-    keys and values are shared.
+    """RoPE++: every query head attends twice, once as in RoPE and once with its query turned back
+    by a quarter turn; both use the same keys and values.
 
     The second score is the imaginary part of the complex product whose real part RoPE uses. Query
     heads become real 0, imaginary 0, real 1, ..., so heads that share keys stay neighbours, and the
@@ -26,8 +26,8 @@ class RotaryPlus(Rotary):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
-        """Return x rotated; queries have twice the heads, each head followed by itself a quarter
-        turn back.
+        """Return x rotated. Queries get twice the heads: each head is followed by its copy, turned
+        back by a quarter turn.
         """
         if key:
             return super().rotate(x, positions, key=True, length=length)

@@ -82,7 +82,7 @@ class _YarnBands(Scaling):
     beta_slow: float = setting(1.0, **FACTOR_RANGE)
     truncate: bool = setting(True)
     attention_factor: float | None = setting(None, **MAGNITUDE_RANGE)
-    # above 1e17 the magnitude would be outside MAGNITUDE_RANGE
+    # with a weight above 1e17 the magnitude could be outside MAGNITUDE_RANGE
     mscale: float | None = setting(None, low=0, high=1e17)
     mscale_all_dim: float | None = setting(None, low=0, high=1e17)
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 from ropewalk.frequencies.formulas import ntk_theta, periods
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, Scaling, setting
 
-#: the largest factor: a pair slowed by it stays within 1e-11 radians at any position, and NTK's
-#: power of a larger factor would overflow a float
+#: the largest factor: a pair slowed by it rotates by less than 1e-11 radians up to position 2^63,
+#: and the largest power of it in NTK, its square, fits in a float64
 MAX_FACTOR = 1e30
 
 
@@ -43,8 +43,8 @@ class Linear(Scaling):
 
 @dataclass(frozen=True)
 class Ntk(Scaling):
-    """NTK-aware: theta grows to theta * s^(d/(d-2)), so the slowest pair slows by s and the fastest
-    is unchanged.
+    """NTK-aware: theta grows to theta * s^(d/(d-2)), s = `factor`, so the slowest pair slows by s
+    and the fastest is unchanged.
     """
 
     factor: float = setting(1.0, low=1, high=MAX_FACTOR)
@@ -61,7 +61,7 @@ class Riflex(Scaling):
     does not repeat itself.
 
     It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which
-    videos of the model begin to repeat. It belongs to the time axis alone:
+    videos of the model begin to repeat. Apply this scaling to the time axis alone:
     `axes.axial(8, 28, 28, scaled=[0])`.
     """
 
@@ -78,8 +78,8 @@ class Riflex(Scaling):
         return min(range(dim // 2), key=lambda i: abs(wavelengths[i] - self.repeat))
 
     def _radians(self, dim, theta, length, ops):
-        """Return the unscaled frequencies, but for the chosen pair the one that makes `share` of a
-        turn in `frames` steps.
+        """Return the unscaled frequencies; that of the chosen pair is the one that makes `share` of
+        a turn in `frames` steps.
         """
         pair_indices = ops.multiples(1, dim // 2)
         chosen = pair_indices == self.pair(dim, theta)
@@ -106,7 +106,9 @@ class Dynamic(Scaling):
     raises_length: ClassVar[bool] = False
 
     def _radians(self, dim, theta, length, ops):
-        """Return the frequencies of NTK with a theta for each sequence; None as length: unscaled."""
+        """Return the frequencies of NTK with a theta for each sequence; the unscaled ones if
+        `length` is None.
+        """
         if length is None:
             return Default()._radians(dim, theta, length, ops)
         # at least the trained length: for a shorter sequence `stretch` could become negative

@@ -122,7 +122,7 @@ class DecimalNumbers:
         return pi()
 
     def number(self, value: float | Decimal) -> Decimal:
-        """Return a parameter as a number that formulas can multiply and raise."""
+        """Return a parameter as a number that formulas can multiply and raise to a power."""
         return _decimal(value)
 
     def vector(self, values: Sequence[float]) -> Vector:
@@ -162,7 +162,7 @@ class DecimalNumbers:
         return Decimal(length)
 
     def at_least(self, value: Any, low: float) -> Any:
-        """Return a number, or `low` if that is more."""
+        """Return the larger of a number and `low`."""
         return max(value, _decimal(low))
 
     def exceeds(self, length: int, limit: int) -> tuple[bool]:
@@ -176,7 +176,7 @@ class DecimalNumbers:
         return value
 
     def as_float(self, value: Any) -> float:
-        """Return a number for a formula that is defined in float64: a magnitude."""
+        """Return a number as a float64, in which magnitudes are computed."""
         return float(value)
 
 

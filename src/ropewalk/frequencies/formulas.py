@@ -4,7 +4,7 @@ over its pairs, and YaRN's magnitude.
 Every formula is written once, over a set of operations `ops`. Over Decimals (`decimals.DECIMAL`) it
 is the definition, with 40 digits. Over torch in float32 its operations run in the order in which
 transformers runs them, so the same line reproduces a checkpoint's own frequencies bit for bit. Over
-torch in float64 it follows lengths that are on a GPU.
+torch a length may be a tensor on a GPU.
 Notation: d = `dim` rotated dimensions, pair i = 0 ... d/2 - 1, omega_i = theta^(-2i/d), s =
 `factor`.
 """
@@ -53,7 +53,9 @@ def mscale(factor: Any, weight: float = 1.0) -> Any:
 
 
 def ntk_theta(theta: float, factor: Any, dim: int, ops: Any = FLOAT) -> Any:
-    """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged."""
+    """Return the theta that slows the slowest pair by `factor` and leaves the fastest unchanged;
+    `theta` itself if there is only one pair.
+    """
     if dim == 2:
         # a single pair is both the fastest and the slowest: theta stays, for each row if there are
         # rows

@@ -20,8 +20,8 @@ from ropewalk.frequencies.scaling import (
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """LongRoPE: each pair slows by its own factor, from `short_factor` up to `original_length` and
-    `long_factor` beyond it.
+    """LongRoPE: each pair slows by its own factor, taken from `short_factor` in sequences of up to
+    `original_length` tokens and from `long_factor` in longer ones.
 
     `factor` is the served length over the trained length; it determines the magnitude unless
     `attention_factor` is given.
@@ -68,8 +68,8 @@ class LongRope(Scaling):
 
 @dataclass(frozen=True)
 class XPos(Scaling):
-    """xPos: scores also decay with distance, in pair i by zeta_i^((m - n) / scale_base), zeta_i =
-    (2i + 0.4 d) / (1.4 d).
+    """xPos: scores also decay with distance: those of a query at m and a key at n, in pair i, by
+    zeta_i^((m - n) / scale_base), zeta_i = (2i + 0.4 d) / (1.4 d).
 
     Queries shrink and keys grow with position; only their product is meaningful, and only for
     causal attention. `center`, the position where both factors are 1, is constant, so cached keys
@@ -107,8 +107,8 @@ class Given(Scaling):
 
 
 def geometric(pairs: int, slowest: float, fastest: float, zeros: int = 0) -> Given:
-    """Return frequencies from `slowest` to `fastest` with equal ratios, after `zeros` pairs that do
-    not rotate.
+    """Return a scaling for `pairs` pairs: the first `zeros` pairs do not rotate, the others have
+    frequencies from `slowest` to `fastest` with equal ratios.
 
     Golden gate RoPE uses these frequencies, in this order from slow to fast, together with
     `axes.GoldenAxes`.

@@ -33,7 +33,7 @@ class Frequencies:
     `radians` has one float for each pair; with axes, a tuple of one float for each axis.
     `magnitude` multiplies cos and sin. `growth` (xPos) is, for each pair, the log-magnitude per
     position away from the position `center`: added on queries, subtracted on keys. `digits` are the
-    frequencies with 40 digits, in the shape of `radians`, which are these rounded to floats.
+    frequencies with 40 digits; `radians` are `digits` rounded, one by one, to float64 or float32.
     """
 
     radians: tuple[Any, ...]
@@ -168,7 +168,8 @@ class Scaling:
 
     def check_count(self, count: int, dim: int) -> None:
         """Refuse a formula that does not give one frequency for each pair."""
-        if count != dim // 2:  # a kernel would read other memory
+        # a kernel would read memory beyond a shorter list
+        if count != dim // 2:
             rule = (
                 f"must give one frequency for each of the {dim // 2} pairs; return that many from "
                 "_radians"

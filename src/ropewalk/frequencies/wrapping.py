@@ -26,7 +26,8 @@ class _Wrapping(Scaling):
         if not isinstance(self.inner, Scaling) or self.inner.learned:
             raise RopeError(
                 "inner",
-                "must be a scaling without trained parameters; Learnable(start) goes outside",
+                "must be a scaling without trained frequencies; to train them, put this scaling "
+                "into Learnable(start=...)",
                 self.inner,
             )
         # whether a length is needed depends on `inner`, so the instance overrides the class

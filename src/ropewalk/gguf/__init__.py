@@ -39,8 +39,9 @@ def from_gguf(
     precision  see RopeSpec
 
     `layout` is that of q and k in the file: interleaved for Llama, whose converter permutes them.
-    A key or tensor of the rope that llama.cpp does not read gives a warning. If the file has the
-    tensor rope_freqs, the scaling is Llama3 if its divisors are those of Llama 3, else Given.
+    A key or tensor of the rope that llama.cpp does not read gives a warning. If llama.cpp reads the
+    tensor rope_freqs and a divisor in it is not 1, the scaling is Llama3 if the divisors are those
+    of a Llama 3 scaling, else Given.
     """
     specs, explanation = read_ropes(GgufFile(path), precision)
     for text in explanation.warnings:

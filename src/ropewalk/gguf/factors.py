@@ -33,7 +33,9 @@ def divisors(field: str, values: Sequence[float], pairs: int) -> tuple[float, ..
 
 
 def divisors_for(radians: Sequence[float], unscaled: Sequence[float]) -> list[float]:
-    """Return the divisors by which `unscaled` frequencies become `radians`."""
+    """Return the divisors by which `unscaled` frequencies become `radians`; 1e30 for a pair that
+    does not rotate. Raise an error for a frequency below 0.
+    """
     if any(value < 0 for value in radians):
         raise RopeError(
             "scaling",

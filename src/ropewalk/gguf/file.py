@@ -29,16 +29,16 @@ VERSIONS = (2, 3)
 #: the header is everything before the data; a vocabulary of 256,000 tokens with its merges takes
 #: 15 MB
 MAX_HEADER_BYTES = 64 << 20
-#: key-value pairs of the metadata, and tensors
+#: the most key-value pairs of the metadata, and the most tensors
 MAX_PAIRS = MAX_TENSORS = 1 << 16
 MAX_NAME_BYTES = 65535
 MAX_DIMENSIONS = 4
-#: strings in all arrays together; they can only be skipped one by one
+#: the most strings in all arrays together; they can only be skipped one by one
 MAX_STRINGS = 1_500_000
 MAX_ALIGNMENT = 1 << 16
-#: entries of an array that is read, such as the type of each token
+#: the most entries of an array that is read, such as the type of each token
 MAX_ENTRIES = 1 << 22
-#: numbers of a tensor that is read as floats: the factors of a rope, at most one for each pair
+#: the most numbers of a tensor that is read as floats: the factors of a rope, one for each pair
 MAX_FLOATS = 1 << 16
 
 #: type id -> struct code of a number
@@ -196,9 +196,8 @@ class _HeaderReader:
             raise RopeError(
                 "general.alignment", f"must be a power of 2 up to {MAX_ALIGNMENT}", alignment
             )
-        self._place(
-            entries, alignment, start=self.at + -self.at % alignment
-        )  # the data starts at the next aligned byte
+        # the data starts at the next aligned byte
+        self._place(entries, alignment, start=self.at + -self.at % alignment)
 
     def _place(
         self,

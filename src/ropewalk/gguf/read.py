@@ -99,7 +99,9 @@ def has_sliding(source: GgufSource, name: str) -> bool:
 
 
 def rotated_layers(source: GgufSource, name: str) -> list[bool]:
-    """Return for each layer whether it rotates; empty if that depends on its layer type alone."""
+    """Return for each layer whether it rotates; empty if no rule names single layers, so that the
+    layer type decides, or if the file does not give the number of layers.
+    """
     return _rotated(source, name)[0]
 
 
@@ -250,9 +252,8 @@ class _GgufLayer:
 
     def _dimensions(self) -> tuple[int, int]:
         """Return head_dim and rotary_dim, and record which keys give them."""
-        of_part = self.facts.latent and self._has(
-            "rope.dimension_count"
-        )  # the head is then the part that rotates
+        # of latent attention the spec describes only the part of the head that rotates
+        of_part = self.facts.latent and self._has("rope.dimension_count")
         head_key = "rope.dimension_count" if of_part else "attention.key_length"
         if self._has(head_key):
             head, origin = self.integer(head_key, low=2), self._key(head_key)
@@ -342,17 +343,18 @@ class _GgufLayer:
         return choice(key, self.source.metadata.get(key, "linear"), SCALING_TYPES)
 
     def _factor(self) -> float:
-        """Return the number that frequencies are divided by; 1 if the scaling type is "none" or the
-        file gives no factor, or 0.
+        """Return the number that frequencies are divided by; 1 if the scaling type is "none", or if
+        the file gives no factor or the factor 0.
         """
+        # rope.scale_linear is the old name of the key
         factor = self.number(
             "rope.scaling.factor", self.number("rope.scale_linear", 0.0, low=0), low=0
-        )  # new and old key
+        )
         return 1.0 if factor == 0 or self._type() == "none" else factor
 
     def _extrapolation(self) -> float:
-        """Return the weight of YaRN: 1 if the frequencies are YaRN's, 0 if they are divided by the
-        factor alone.
+        """Return llama.cpp's weight of YaRN: with 1 the frequencies are YaRN's, with 0 all are
+        divided by the factor; a file may give another number.
         """
         default = 1.0 if self._type() == "yarn" else 0.0
         given = (
@@ -372,10 +374,7 @@ class _GgufLayer:
 
     def _scaling_of_keys(self) -> tuple[Scaling, float]:
         """Return the scaling that the keys describe, and its magnitude."""
-        factor, extrapolation = (
-            self._factor(),
-            self._extrapolation(),
-        )  # the extrapolation is 1 for YaRN, else 0
+        factor, extrapolation = self._factor(), self._extrapolation()
         magnitude = self._attention_factor()
         alpha = self.number("rope.scaling.alpha", 0.0, low=0) if self.facts.has_alpha else 0.0
         if extrapolation == 0:
@@ -402,9 +401,9 @@ class _GgufLayer:
             betas["beta_slow"] = self.number("rope.scaling.yarn_beta_slow", 1.0, above=0)
         mscale_all_dim = self._mscale_all_dim()
         if mscale_all_dim and self.facts.latent and self.name != "deepseek32":
-            yarn_magnitude = (
-                1.0  # these architectures take mscale to be mscale_all_dim, so their quotient is 1
-            )
+            # these architectures take mscale to be mscale_all_dim, so the quotient of their two
+            # magnitudes is 1
+            yarn_magnitude = 1.0
         else:
             yarn_magnitude = mscale(factor) / mscale(factor, mscale_all_dim)
         original = integer(self._key("rope.scaling.original_context_length"), length, low=1)

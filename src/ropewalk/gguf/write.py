@@ -130,8 +130,8 @@ def _refuse_unwritable(spec: RopeSpec, name: str, facts: GgufArchitecture) -> No
     has_sections = isinstance(spec.axes, AxisMap) and spec.axes.ladder == "shared"
     if spec.axes is not None and (facts.axis_order is None or not has_sections):
         rule = (
-            f"must be None for {name}, or sections of one ladder, for an architecture that reads "
-            "them (qwen2vl, qwen3vl)"
+            "must be None, or axes that share one ladder for an architecture that reads sections "
+            f"(qwen2vl, qwen3vl); this one is {name}"
         )
         raise RopeError("axes", rule, spec.axes)
     if spec.magnitude_on != "qk" and spec.frequencies(1).magnitude != 1:

@@ -1,5 +1,5 @@
 """Positions: functions that build the tensors that `Rope` takes: [S], [B, S], or [axes, B, S] for
-images and video. They are integers, or real numbers for the centres of patches.
+images and video. Positions are integers, or for patches of images also real numbers.
 
 Nothing is read back from a GPU: sizes are Python numbers, and whatever depends on tensor values
 stays on the device.

@@ -63,8 +63,8 @@ def patch_centres(
     """Return (y, x) of the centre of each patch of an image in raster order, times `scale`; by
     default each side of the image runs from -1 to 1.
 
-    For `axes.normalised`. `scale=2 * math.pi` makes a frequency of 1 one turn over half the image:
-    DINOv3's rule.
+    These positions are for `axes.normalised`. With `scale=2 * math.pi`, DINOv3's rule, a pair with
+    frequency 1 makes one turn over half the image.
 
     normalise  "separate": each side runs from -1 to 1; "max": the longer side does, "min": the
                shorter side does, and the other side begins at -1 and has the same unit (DINOv3's
@@ -136,7 +136,7 @@ def stretched_grid(
     """Return (row, column) of every patch, stretched so that each side is `pretrained` long:
     EVA-02's rule for other sizes.
 
-    Row r of n is at r / n * pretrained. For `axes.normalised`.
+    Row r of n is at r / n * pretrained. These positions are for `axes.normalised`.
     """
     integer("pretrained", pretrained, low=1, high=MOST)
     _check_dtype("dtype", dtype)

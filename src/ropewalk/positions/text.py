@@ -36,8 +36,9 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
     """Return positions that start again at every boundary of packed sequences.
 
     cu_seqlens  [N + 1] = 0, end of the first sequence, end of the second, ...
-    total       the number of tokens; needed where cu_seqlens is not on the CPU, to avoid a
-                read-back. Tokens past the last boundary are one more sequence
+    total       the number of tokens; needed where cu_seqlens is not on the CPU, and under
+                torch.compile, to avoid a read-back. Tokens past the last boundary are one more
+                sequence
     """
     check_integers("cu_seqlens", cu_seqlens, "N")
     # values cannot be read while compiling either
