@@ -103,11 +103,9 @@ def test_bounded_encodings_refuse_positions_beyond_the_trained_length(name):
         encoding.embed(x, far)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if make(name).causal_only])
 def test_causal_only_encodings_give_later_keys_one_bias_or_growing_magnitudes(name):
     encoding = make(name)
-    if not encoding.causal_only:
-        return
     if encoding.entry == "qk":  # xPos: magnitudes explode instead of decaying ahead of the query
         size = lambda p: encoding.rotate(
             torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64), torch.tensor([p]), key=True

@@ -62,8 +62,11 @@ def _length(asked: Mapping[str, Any]) -> int | None:
 
 def _text(asked: Mapping[str, Any]) -> str:
     text = asked.get("text")
-    if not isinstance(text, str) or len(text) > MAX_TEXT:
-        raise RopeError("config", f"must be a text of at most {MAX_TEXT:,} characters", type(text))
+    rule = f"must be a text of at most {MAX_TEXT:,} characters"
+    if not isinstance(text, str):
+        raise RopeError("config", rule, type(text))
+    if len(text) > MAX_TEXT:
+        raise RopeError("config", rule, f"{len(text):,} characters")
     return text
 
 

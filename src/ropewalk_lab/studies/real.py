@@ -187,5 +187,5 @@ def source_note(facts: dict[str, Any]) -> str:
     texts = ", ".join(facts.get("text", []))
     return (
         f"Model {facts.get('model')}, trained to {facts.get('trained'):,} tokens; text {texts}; "
-        f"{facts['seeds']} seed."
+        f"{facts['seeds']} seed{'s' if facts['seeds'] != 1 else ''}."
     )

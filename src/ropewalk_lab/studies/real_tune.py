@@ -230,8 +230,8 @@ def train(
     reader, to = Reader(model), round(factor * trained)
     if len(tokens) < to:
         rule = (
-            f"must have at least {to} tokens to train on, after the first {CHARACTERS:,} "
-            "characters; use a longer text"
+            f"must have at least {to} tokens to train on (of a file, those after its first "
+            f"{CHARACTERS:,} characters); use a longer text"
         )
         raise RopeError("train_text", rule, f"{len(tokens)} tokens")
     rows = windows_of(tokens, to, min(steps, len(tokens) // to))
