@@ -196,8 +196,9 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
         ):
             raise RopeError(
                 name,
-                f"must be a float table [..., {x.shape[seq_dim]} tokens, pairs]",
-                list(table.shape),
+                f"must be floats [{x.shape[seq_dim]} tokens, pairs], with rows and heads before them "
+                "or without",
+                [str(table.dtype), *table.shape],
             )
         # a table is [S, P], [B, S, P] or [B, H, S, P], where B and H may be 1
         if any(

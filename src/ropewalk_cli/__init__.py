@@ -1,7 +1,7 @@
 """The `ropewalk` command line, with the standard library alone.
 
-A command imports what it needs when it runs: `inspect`, `audit`, help and completion need neither
-torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance` failed; 2 refused, with
+A command imports what it needs when it runs: `inspect` (but for --plot), `audit`, help and
+completion need neither torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance` failed; 2 refused, with
 the reason in one line on stderr; 3 and 4 warnings and errors of `doctor`; 130 interrupted.
 """
 

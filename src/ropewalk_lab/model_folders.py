@@ -181,8 +181,8 @@ def tokens_needed(tokenizer: Tokenizer, objective: str) -> int:
 def check_start(
     model: nn.Module, tokenizer: Tokenizer, length: int, start: str, objective: str, two_texts: bool
 ) -> None:
-    """Raise an error if a model has a smaller vocabulary than the tokenizer needs, fewer positions
-    than `length`, or no types for two texts.
+    """Raise an error if a model has a smaller vocabulary than the tokenizer needs; a RoFormer also
+    if it has fewer positions than `length`, or fewer than two token types for two texts.
 
     two_texts  whether rows have two texts
     """

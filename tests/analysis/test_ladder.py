@@ -164,7 +164,7 @@ def test_stretch_is_scaled_over_unscaled_frequency():
     )
 
 
-def test_trained_frequencies_of_a_module_are_refused():
+def test_radians_refuses_a_spec_whose_frequencies_are_learned():
     with pytest.raises(rw.RopeError, match="MixedAxes"):
         analysis.radians(rw.RopeSpec(8, axes=MixedAxes(2, 4)))
 

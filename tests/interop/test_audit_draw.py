@@ -82,7 +82,7 @@ def test_a_cell_is_judged_by_what_the_engine_did(tools, change, rope, kind):
     assert [found for found, _ in tools[1].compare([row], output)] == [kind]
 
 
-def test_audit_says_something_about_nearly_every_config_of_a_draw(tools):
+def test_audit_knows_nearly_every_engine_of_the_configs_of_a_draw(tools):
     rows = tools[0].draw(7, 40)
     problems = [finding.problem or "" for row in rows for finding in _findings(row)]
     assert len(problems) > 150

@@ -42,7 +42,7 @@ def ours(keys: dict, model_type: str) -> dict:
     "name", sorted(name for name, family in FAMILIES.items() if family.layer_thetas)
 )
 @pytest.mark.parametrize("given", ["every key", "no key"])
-def test_each_layer_type_has_the_theta_of_its_class(name, given):
+def test_each_layer_type_has_the_theta_that_its_class_makes_of_the_keys(name, given):
     """Before v5, each layer type had a key of its own; OLMo 3 reads none for its sliding layers."""
     keys = dict(SIZES) | {"head_dim": 16}
     thetas = (

@@ -92,7 +92,7 @@ def test_the_commands_for_official_files_take_files_of_their_formats(here, capsy
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_sample_is_the_same_for_a_seed_and_balanced(here, form):
+def test_generated_files_are_equal_for_a_seed_and_their_labels_balanced(here, form):
     first, again, other = (
         write_sample(here / f"{i}", form, seed=seed) for i, seed in enumerate((0, 0, 1))
     )

@@ -1,5 +1,5 @@
-"""The choices of a softmax attention layer: one small frozen class for each, and the rules between
-them.
+"""`Choices`: the options of a softmax attention layer, and the rules between them. An option that
+has options of its own is a small frozen class.
 """
 
 from __future__ import annotations

@@ -233,7 +233,10 @@ def _magnitude(reading: EngineReading, rule: Rule, release: Release, releases: R
 
 @_operation("yarn with the keys of the rope")
 def _read_as_yarn(reading: EngineReading, rule: Rule, release: Release, releases: Releases) -> None:
-    """Any scaling is computed as YaRN, with the trained length `length`."""
+    """Any scaling but YaRN is computed as YaRN, with the rope's factor and betas and the rule's
+    `length` as trained length; with `filled` the scaling's own one, unless it is dynamic. Without a
+    length the engine fails.
+    """
     case, scaling = reading.case, reading.spec.scaling
     if isinstance(scaling, Yarn):
         return

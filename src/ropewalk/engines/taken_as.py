@@ -336,7 +336,8 @@ TAKEN_AS: dict[str, Callable[[Config], Config]] = {
     "linear by 7": lambda config: with_ropes(config, _scaled(7.0)),
     "linear where the name is unknown": _if(has_unknown_name, _scaled(2.0)),
     "yarn where the name is unknown": _if(has_unknown_name, _named("yarn")),
-    # transformers' class does not add the trained length to it
+    # linear beside yarn: transformers' class adds the trained length to a rope of type yarn, which
+    # the engine would read, and adds nothing to linear
     "linear with its keys where the name is unknown": _if(has_unknown_name, _named("linear")),
     "linear with its keys where there is no name": _if(
         has_no_name, lambda rope: {"rope_type": "linear", **rope}

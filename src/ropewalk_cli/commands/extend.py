@@ -103,7 +103,9 @@ def extend(
 
 
 def _engines(config: dict[str, Any], report: Any) -> tuple[str, ...]:
-    """Return what engines make of the extended config of a report, one line each."""
+    """Return a line for each engine that computes another rope than the extended config says, and
+    lines on whether vLLM and SGLang start for the longer context.
+    """
     from ropewalk.config import file as config_file
     from ropewalk.engines.extended import disagreements, length_notes
 

@@ -1,4 +1,5 @@
-"""What Python answers to the page, as JSON: `doctor`, `audit` and the ropes of a config.
+"""What Python answers to the page, as JSON: `doctor` with the ropes of the config, `audit`, and the
+frequencies and the cost of a rope chosen on the page.
 
 The standard library and the definition alone: the same file runs in the browser and behind
 `ropewalk explore`.

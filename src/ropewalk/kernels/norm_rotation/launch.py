@@ -1,5 +1,5 @@
-"""Launches of the fused kernels: a launch plan is made once for each combination of shapes and then
-reused.
+"""Launches of the fused kernels. The forward keeps a launch plan for each combination of spec,
+dtypes, strides and shapes; plans serve any number of tokens, and the backward has none.
 """
 
 from __future__ import annotations
