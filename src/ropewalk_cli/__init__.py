@@ -1,8 +1,9 @@
 """The `ropewalk` command line, with the standard library alone.
 
 A command imports what it needs when it runs: `inspect` (but for --plot), `audit`, help and
-completion need neither torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance` failed; 2 refused, with
-the reason in one line on stderr; 3 and 4 warnings and errors of `doctor`; 130 interrupted.
+completion need neither torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance`
+failed; 2 refused, with the reason in one line on stderr; 3 and 4 warnings and errors of `doctor`;
+130 interrupted.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ def seed_noise(scores: Sequence[Score | None], *, same_model: bool = False) -> f
 
 
 def cell(value: Score | None, form: str = ".3f") -> str:
-    """Return the mean and its standard error as text, both in the format `form`. A score of one value (one seed and
-    one window) has no error, and None gives "-".
+    """Return the mean and its standard error as text, both in the format `form`. A score of one
+    value (one seed and one window) has no error, and None gives "-".
     """
     if value is None:
         return "-"
