@@ -3,6 +3,7 @@ notes, written out here for every figure.
 """
 
 import math
+import re
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
 from PIL import Image
 
 import ropewalk as rw
@@ -19,6 +21,7 @@ from ropewalk.temperatures import LogN
 from ropewalk_lab import plots
 from ropewalk_lab.plots import distance, look, methods, motion, rotation
 from ropewalk_lab.plots.further import LossBand, loss_by_position
+from ropewalk_lab.plots.words import CHINESE
 
 PAIRS, TRAINED, SERVED = 8, 32, 128
 VIEW = plots.View(rw.RopeSpec(2 * PAIRS, theta=100.0), TRAINED, SERVED)
@@ -688,3 +691,69 @@ def test_a_contact_sheet_has_four_in_a_row_and_the_folder_every_figure(monkeypat
     rows = sorted({round(ax.get_subplotspec().get_position(sheet).y0, 3) for ax in sheet.axes})
     assert len(rows) == 2
     assert tuple(sheet.get_size_inches()) == pytest.approx((16.8, 6.0))
+
+
+def luminance(colour):
+    """The relative luminance of WCAG, from 0 to 1."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_stand_out_notes_less_so_and_the_grid_hardly(dark):
+    chosen = plots.Look(dark=dark)
+    assert (luminance(chosen.paper) < 0.1) == dark
+    ink, quiet, grid = (
+        contrast(colour, chosen.paper) for colour in (chosen.ink, chosen.quiet, chosen.grid)
+    )
+    assert ink > 12
+    assert 4 < quiet < 9  # 4.5 is what WCAG asks of text
+    assert 1.1 < grid < 1.6
+    # of two colours that the palette has on either paper, the lighter one is for the dark one
+    assert chosen.colour(0) == ("#56B4E9" if dark else "#0072B2")
+    assert chosen.colour(6) == chosen.colour(0)
+
+
+def test_a_dark_figure_is_saved_dark(tmp_path):
+    figure = plots.draw("rotation", plots.View(VIEW.spec, look=plots.Look(dark=True)))
+    with Image.open(plots.save(figure, tmp_path / "dark.png")) as picture:
+        assert max(picture.convert("RGB").getpixel((1, 1))) < 60
+        assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(plots.FIGURES))
+def test_no_english_label_is_left_in_a_chinese_figure(monkeypatch, name):
+    monkeypatch.setattr(look, "chinese_font", lambda: "DejaVu Sans")
+    monkeypatch.setattr(distance, "TSNE_POSITIONS", 20)
+    monkeypatch.setattr(rotation, "PRECISION_POINTS", 3)
+    figure = plots.draw(name, plots.View(VIEW.spec, TRAINED, SERVED, plots.Look(language="zh")))
+    english = [re.sub(r"\\\{\w+\\\}", ".+", re.escape(text)) for text in CHINESE]
+    for text in figure.findobj(Text):
+        said = text.get_text().strip()
+        assert not any(re.fullmatch(pattern, said) for pattern in english), said
+
+
+#: what a term is called in every label that has it
+TERMS = {
+    **{"query": "查询", "key": "键", "turn": "圈", "angle": "角度", "frequency": "频率"},
+    **{"wavelength": "波长", "position": "位置", "distance": "距离", "similarity": "相似度"},
+    **{"norm": "模长", "trained": "训练", "scores?": "分数", "radians": "弧度", "cosines?": "余弦"},
+    **{"pairs?": "对", "loss": "损失", "rounding": "舍入", "inner products?": "内积"},
+    **{"error": "误", "columns?": "列", "rows?": "行", "factor": "因子", "bound": "上界"},
+    **{"coordinate": "坐标", "reads?|reading": "读", "windows": "窗口", "x": "x", "y": "y"},
+}
+
+
+def test_the_chinese_labels_use_the_terms_of_the_english_ones():
+    for english, chinese in CHINESE.items():
+        plain = re.sub(r"\{\w+\}", "", english)
+        for term, word in TERMS.items():
+            if re.search(rf"\b({term})\b", plain, re.IGNORECASE):
+                assert word in chinese, (english, term)
+        assert sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", chinese))
