@@ -510,3 +510,28 @@ def test_a_negative_denominator_counts_as_much_as_a_positive_one(sign):
     numerator, denominator = torch.tensor([6.0, 6.0, 6.0]), torch.tensor([2.0, 1e-7, 1e-5]) * sign
     found = divide(numerator, denominator, 1e-6)
     assert found.tolist() == pytest.approx([3 * sign, 0, 6e5 * sign])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["numerator", "cosine", "rotated"])
+def test_numbers_of_16_bits_are_summed_in_float32(rope, form, dtype):
+    q, k, v = (t.to(dtype) for t in draw(torch.float32))
+    out, state = linear_attention(q, k, v, rope, form=form)
+    wide, _ = linear_attention(*(t.double() for t in (q, k, v)), rope, form=form)
+    assert out.dtype == dtype
+    assert {state.kv_sum.dtype, state.k_sum.dtype} == {torch.float32}
+    # rounded once; a denominator near 0 makes the form "rotated" larger
+    features = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)
+    assert {part.dtype for part in features} == {torch.float32}
+    if form != "rotated":
+        torch.testing.assert_close(out.double(), wide, atol=1e-3, rtol=2**-7)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_keys_are_rotated_as_keys(form):
+    """xPos shrinks queries and grows keys with their position: only so is the score relative."""
+    rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM, scaling=rw.frequencies.XPos(scale_base=64.0)))
+    q, k, _ = draw()
+    near = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)
+    far = make_features(q, k, rope, torch.arange(SEQ) + 50, None, form, "elu", 1.0)
+    torch.testing.assert_close(near.q @ near.k.mT, far.q @ far.k.mT)
