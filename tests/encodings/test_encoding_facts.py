@@ -2,6 +2,8 @@
 has, and how it is set up by default.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -91,3 +93,13 @@ def test_rotations_of_images_and_videos_share_their_pairs_among_the_axes():
     assert ENCODINGS["rope_2d"](odd).rope.spec.axes == axes.axial(7, 6)
     for name in ("rope", "xpos", "rope_learnable", "rope_alibi", "rope_bias"):
         assert ENCODINGS[name](SIZES).rope.spec.theta == 10_000
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 50.0])
+def test_sinusoids_have_the_theta_that_is_given(theta):
+    encoding = ENCODINGS["sinusoidal"](Sizes(1, 6, 6, 8), theta=theta)
+    found = encoding.embed(torch.zeros(1, 1, 6, dtype=torch.float64), torch.tensor([[5]]))
+    angles = [5 * theta ** (-i / 3) for i in range(3)]
+    expected = [number for angle in angles for number in (math.sin(angle), math.cos(angle))]
+    assert found.flatten().tolist() == pytest.approx(expected)
+    assert ENCODINGS["sinusoidal"](Sizes(1, 6, 6, 8)).theta == 10_000
