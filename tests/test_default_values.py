@@ -4,16 +4,40 @@ models that they come from.
 
 import inspect
 from dataclasses import MISSING, fields
+from pathlib import Path
 
 import pytest
 import torch
 
 import ropewalk as rw
 from ropewalk import axes, frequencies, positions, rotation
+from ropewalk.analysis import Facts, exactness
 from ropewalk.attention import linear, linear_decay
 from ropewalk.kernels.rotation import definition
+from ropewalk.spec import PRECISIONS
+from ropewalk_cli.commands import figures, finetune, lab
+from ropewalk_cli.commands import inspect as inspect_command
 from ropewalk_lab import analysis as lab_analysis
-from ropewalk_lab import samples, tsne
+from ropewalk_lab import (
+    batches,
+    corpus,
+    evaluation,
+    finetuning,
+    labelled,
+    long_ce,
+    matching,
+    needle,
+    objectives,
+    recalibration,
+    samples,
+    schedule,
+    scores,
+    sources,
+    tasks,
+    text_tasks,
+    tsne,
+)
+from ropewalk_lab.analysis import exactness as lab_exactness
 
 #: scaling -> its fields, in order
 SCALINGS = {
@@ -46,6 +70,15 @@ AXES = {
 def field_values(cls):
     """The default values of a dataclass, also those that a caller has to give."""
     return {each.name: each.default for each in fields(cls) if each.default is not MISSING}
+
+
+def defaults(function):
+    """The default values of a function's parameters."""
+    return {
+        name: each.default
+        for name, each in inspect.signature(inspect.unwrap(function)).parameters.items()
+        if each.default is not each.empty
+    }
 
 
 @pytest.mark.parametrize("name", SCALINGS)
@@ -149,12 +182,155 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_a_function_has_these_values_unless_others_are_given(function):
-    found = {
-        name: each.default
-        for name, each in inspect.signature(inspect.unwrap(function)).parameters.items()
-        if each.default is not each.empty
+    assert defaults(function) == FUNCTIONS[function]
+
+
+OFF = {"json": False}
+COMMANDS = {
+    figures.figures: {
+        "format": "png",
+        "dark": False,
+        "language": "en",
+        "only": None,
+        "config": None,
+        **OFF,
+    },
+    finetune.sample: {"form": "cail", "count": 200, "characters": 60, "seed": 0, **OFF},
+    finetune.finetune: {
+        "valid": None,
+        "test": None,
+        "tokenizer": None,
+        "columns": None,
+        "folder": Path("run"),
+        "length": 512,
+        "batch": 16,
+        "epochs": 3.0,
+        "learning_rate": 2e-5,
+        "change": None,
+        "device": None,
+        "parallel": None,
+        "threads": None,
+        "tensorboard": False,
+        **OFF,
+    },
+    finetune.evaluate: {"predictions": None, "length": None, "device": "auto", **OFF},
+    lab.run: {
+        "preset": "cpu",
+        "seeds": None,
+        "out": Path("lab"),
+        "change": None,
+        "device": "auto",
+        "models": None,
+        "workers": None,
+        **OFF,
+    },
+    inspect_command.inspect: {
+        "config": None,
+        "example": None,
+        "trained": None,
+        "served": None,
+        "plot": None,
+        "guide": False,
+        "details": False,
+        **OFF,
+    },
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
+def test_a_command_has_these_options_unless_others_are_given(command):
+    assert defaults(command) == COMMANDS[command]
+
+
+#: functions of the lab that are called with the values that articles and papers used
+OF_THE_LAB = {
+    finetuning.finetuning_preset: {
+        "tokenizer": None,
+        "length": 512,
+        "batch": 16,
+        "epochs": 3.0,
+        "learning_rate": 2e-5,
+        "changes": (),
+    },
+    finetuning.evaluate_file: {"length": None, "device": "cpu", "progress": False},
+    matching.read_triplets: {"unlabelled": "B"},
+    needle.answer_loss: {"count": 10, "seed": 0, "task": "passkey", "device": None},
+    recalibration.recalibrate: {
+        "batch": 8,
+        "rate": 1e-4,
+        "warmup": 100,
+        "seed": 0,
+        "log": None,
+    },
+    long_ce.chunked_loss: {"short": None, "context": 1},
+    objectives.triplets: {"margin": 0.2},
+    scores.compare: {"sigmas": 2.0, "floor": 0.0},
+    scores.rank: {"sigmas": 2.0, "floor": 0.0},
+    schedule.roformer_stages: {"factor": 1},
+    evaluation.sliding_losses: {"stride": None, "device": None},
+    evaluation.task_hits: {"first": 2**40, "device": None},
+    evaluation.depth_grid: {"task": "passkey", "seed": 0, "device": None},
+    batches.mask_tokens: {"share": 0.15, "whole_words": False, "seed": 0},
+    corpus.open_corpus: {"source": "code", "tokenizer": None, "cache": None, "field": "text"},
+    lab_exactness.error_curves: {
+        "methods": tuple(lab_exactness.MEASURED),
+        "length": None,
+        "width": 5,
+    },
+    exactness.error_curves: {
+        "methods": tuple(exactness.COS_SIN_METHODS),
+        "length": None,
+        "width": 5,
+    },
+    tasks.induction: {"depth": None},
+    tasks.recall: {"pairs": 8, "depth": None},
+    tasks.addition: {"digits": None},
+    text_tasks.passkey: {"depth": None},
+    text_tasks.needle: {"depth": None, "needles": 3},
+    text_tasks.planted: {"distance": None},
+}
+
+
+@pytest.mark.parametrize("function", OF_THE_LAB, ids=lambda function: function.__qualname__)
+def test_a_function_of_the_lab_has_these_values_unless_others_are_given(function):
+    assert defaults(function) == OF_THE_LAB[function]
+
+
+DATA = {
+    batches.TextBatches: {"seed": 0, "documents": False},
+    batches.TaskBatches: {"vocab_size": 264, "seed": 0, "options": ()},
+    batches.MixedBatches: {"seed": 0},
+    batches.MaskedBatches: {"share": 0.15, "whole_words": False, "seed": 0},
+    matching.TripletBatches: {"form": "pairs", "seed": 0, "swap": True},
+    labelled.ExampleBatches: {"seed": 0, "shuffle": True},
+    finetuning.Files: {"valid": None, "test": None, "columns": ()},
+    Facts: {"window": None, "methods": PRECISIONS, "width": 8, "trained_given": False},
+}
+
+
+@pytest.mark.parametrize("cls", DATA, ids=lambda cls: cls.__name__)
+def test_data_have_these_values_unless_others_are_given(cls):
+    assert field_values(cls) == DATA[cls]
+
+
+def test_limits_of_the_lab_are_these():
+    assert (batches.IGNORED, batches.BEYOND_TRAINING) == (-100, 2**40)
+    assert (needle.FIRST, long_ce.MOST, scores.SIGMAS) == (2**41, 5.0, 2.0)
+    assert (labelled.MAX_CLASSES, corpus.HELD_OUT) == (1000, 0.1)
+    assert (sources.FEW_FILES, sources.SHORTEST_PROSE) == (20, 200)
+    assert (sources.LONGEST_PIECE, sources.SHORTEST_PIECE) == (2**20, 2048)
+    assert (evaluation.MAX_TOKENS, schedule.MOST_TOKENS) == (2**14, 2**28)
+    assert (finetuning.MOST_TOKENS, finetuning.MOST_EPOCHS) == (2**20, 10**6)
+    assert (samples.MOST_LINES, samples.MOST_CHARACTERS) == (100_000, 20_000_000)
+    assert samples.SPLITS == {"train": 0.7, "valid": 0.15, "test": 0.15}
+    assert (text_tasks.KEY_DIGITS, text_tasks.COPIED, text_tasks.CUE) == (5, 16, 3)
+    assert finetuning.TRAIN == {
+        "schedule": "linear",
+        "final": 0.0,
+        "weight_decay": 0.01,
+        "betas": (0.9, 0.999),
+        "clip": 1.0,
     }
-    assert found == FUNCTIONS[function]
 
 
 def test_a_geometric_series_goes_from_slow_to_fast_after_its_zeros():

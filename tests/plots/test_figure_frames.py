@@ -757,3 +757,15 @@ def test_the_chinese_labels_use_the_terms_of_the_english_ones():
             if re.search(rf"\b({term})\b", plain, re.IGNORECASE):
                 assert word in chinese, (english, term)
         assert sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", chinese))
+
+
+def test_the_font_is_the_most_preferred_of_those_with_the_glyph(monkeypatch):
+    from matplotlib import font_manager
+
+    file = font_manager.findfont("DejaVu Sans")
+    names = ["Some Other Font", "SimHei", "Noto Sans CJK SC", "WenQuanYi Zen Hei"]
+    entries = [font_manager.FontEntry(fname=file, name=name) for name in names]
+    monkeypatch.setattr(look, "SAMPLE", "A")
+    assert look._chinese_among(entries) == "Noto Sans CJK SC"
+    assert look._chinese_among(entries[:2]) == "SimHei"
+    assert look._chinese_among(entries[:1]) == "Some Other Font"
