@@ -277,13 +277,13 @@ def test_the_trained_length_is_shaded_from_the_left_and_named_there(drawn):
         assert note.get_position() == (low, 1.12)
 
 
-def test_the_subtitle_says_what_was_drawn(drawn):
-    said = "head_dim 16 · theta 100 · trained 32, read 128"
-    assert all(
-        said in {text.get_text() for text in drawn(name).axes[0].texts}
-        for name in plots.FIGURES
-        if name != "clocks"
-    )
+def test_the_subtitle_says_what_was_drawn_above_the_panel(drawn):
+    for name in set(plots.FIGURES) - {"clocks"}:
+        words = {text.get_text(): text for text in drawn(name).axes[0].texts}
+        note = words["head_dim 16 · theta 100 · trained 32, read 128"]
+        assert (note.xy, note.xycoords) == ((0, 1), "axes fraction")
+        assert note.xyann == (0, 10)
+        assert note.get_color() == look.LIGHT.quiet
 
 
 def test_clocks_stand_under_their_wavelength_and_beside_their_position(drawn):
