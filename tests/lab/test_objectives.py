@@ -114,9 +114,13 @@ def test_triplets_are_compared_by_the_cosines_of_a_with_b_and_with_c():
                 expected += max(0.0, 0.2 - lead)
         loss = OBJECTIVES["triplets"](Known(vectors), batch_of(targets))
         assert loss.item() == pytest.approx(expected, abs=1e-6)
-    wider = objectives.triplets(Known(vectors), batch_of([0, 1]), margin=3.0)
-    leads = (with_b[0] - with_c[0]) - (with_b[1] - with_c[1])
-    assert wider.item() == pytest.approx(6.0 - leads, rel=1e-6)
+    # with a margin of 3 every sample has a loss, unless it does not count
+    leads = [b - c for b, c in zip(with_b, with_c, strict=True)]
+    for targets in ([0, 1], [IGNORED, 1], [0, IGNORED], [IGNORED, IGNORED]):
+        signs = [{0: 1, 1: -1}.get(target) for target in targets]
+        expected = sum(3 - lead * sign for lead, sign in zip(leads, signs, strict=True) if sign)
+        loss = objectives.triplets(Known(vectors), batch_of(targets), margin=3.0)
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_row_has_one_class():
