@@ -204,6 +204,10 @@ def test_planted_text_has_the_words_of_zipfs_law_whatever_the_seed():
         for row in TASKS["planted"](6, np.arange(300), 300).tokens
     ]
     top = names[counts.argmax()]
+    # the first word drawn with the seed 7
+    assert top == "".join(
+        chr(97 + i) for i in below(7, np.arange(1), stream=0, count=5, high=26)[0]
+    )
     assert sum(row.count(top) for row in other) / sum(map(len, other)) == pytest.approx(
         math.log(2) / math.log(512), rel=0.15
     )
