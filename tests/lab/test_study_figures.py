@@ -330,3 +330,32 @@ def test_the_figure_of_tuned_models_shows_the_loss_of_every_band(results):
             assert shown
             for y in shown:
                 assert any(y == pytest.approx(each, rel=1e-5) for each in means[line.get_label()])
+
+
+@pytest.mark.parametrize(
+    ("title", "metric", "unit", "digits"),
+    [
+        ("Milliseconds of a forward pass", "milliseconds", 1, 1),
+        ("MiB of the cache", "remembered", 1024 * 1024, 2),
+    ],
+)
+def test_a_table_of_costs_is_in_the_unit_of_its_title(results, title, metric, unit, digits):
+    text = (RESULTS / "cpu_linear" / "rows.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    (table,) = (t for t in results["cpu_linear"].findings.tables if t.title == title)
+    lengths = [int(length) for length in table.columns[1:]]
+    for model, *cells in table.rows:
+        expected = [mean(rows, metric, model=model, length=length) / unit for length in lengths]
+        assert cells == [f"{value:.{digits}f}" for value in expected]
+    # keys and values of a softmax grow with the length, the sums of linear attention do not
+    if metric == "remembered":
+        by_model = {model: [float(cell) for cell in cells] for model, *cells in table.rows}
+        growth = lengths[-1] / lengths[0]
+        softmax = by_model["softmax, rope"]
+        assert softmax[-1] / softmax[0] == pytest.approx(growth, rel=0.05)
+        assert len(set(by_model["linear, rope"])) == 1
+
+
+def test_the_notes_of_tables_name_the_chance_of_a_guess(results):
+    (table,) = results["h200_multimodal"].findings.tables
+    assert "Trained on 8 x 8; chance is 6.2%." in table.note  # one of 16 colours
