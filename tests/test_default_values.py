@@ -2,6 +2,7 @@
 models that they come from.
 """
 
+import importlib
 import inspect
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -355,3 +356,32 @@ def test_a_rotation_is_undone_with_its_magnitude_for_queries_and_for_keys(scalin
     assert not torch.allclose(turned.norm(dim=-1), x.norm(dim=-1), rtol=1e-4)
     torch.testing.assert_close(rotation.unrotate(turned, spec, places, key=key), x)
     torch.testing.assert_close(rotation.rotate(turned, spec, places, key=key, inverse=True), x)
+
+
+#: module of the lab's studies -> its constants, by which claims are decided and samples made
+STUDIES = {
+    "decay": {"HEAD_DIM": 128},
+    "findings": {"SEED_NOISE": 0.015},
+    "matching": {"EARLY": 0.25, "TEMPERATURE": 0.05},
+    "multimodal": {"COLOURS": 16, "MARK": 16, "VOCABULARY": 24},
+    "norms": {"UNCHANGED": 1e-3},
+    "relative": {"UNCHANGED": 1e-3},
+    "passkey": {"FOUND": 0.95},
+    "precision": {"WIDTH": 5, "BOUND": 1e-6},
+    "real": {"CHARACTERS": 3_000_000, "FEWEST_WINDOWS": 5},
+    "real_tune": {"CLOSE": 0.02, "FOUND": 0.9},
+    "linear": {
+        "MODELS": {
+            "softmax, rope": {"encoding": "rope"},
+            "linear, rope": {"encoding": "rope", "attention": "linear"},
+            "linear, none": {"encoding": "none", "attention": "linear"},
+        }
+    },
+    "rows": {"NOT_FINITE": 1e30},
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_decides_by_these_numbers(name):
+    module = importlib.import_module(f"ropewalk_lab.studies.{name}")
+    assert {each: getattr(module, each) for each in STUDIES[name]} == STUDIES[name]

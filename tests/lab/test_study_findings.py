@@ -1,6 +1,11 @@
 """Findings from rows that were made up: which row a cell comes from, and when a claim holds."""
 
+import math
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
+import torch
 
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import (
@@ -12,7 +17,7 @@ from ropewalk_lab.studies import (
     precision,
     relative,
 )
-from ropewalk_lab.studies.findings import FAILS, HOLDS, cell, percent
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, cell, percent
 from ropewalk_lab.studies.rows import row, score
 
 
@@ -143,3 +148,40 @@ def test_a_final_model_is_claimed_to_gain_from_longer_inputs():
 
     assert verdict(3.0, 2.0) == HOLDS
     assert verdict(2.0, 3.0) == FAILS
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "verdict"),
+    [(1000, 1000, HOLDS), (97, 100, TIED), (94, 100, TIED), (100, 100, HOLDS), (50, 100, FAILS)],
+)
+def test_pass_keys_are_found_only_beyond_two_standard_errors(found, count, verdict):
+    """At least 95 %: 97 and 94 of 100 are off by 1.7 and 2.4 %, and so within two errors of it."""
+    values = [1.0] * found + [0.0] * (count - found)
+    rows = [row("found", values, base=1e4, method="none", length=64, depth=0.0, seed=0)]
+    (claim,) = passkey.claims(rows, [64], [1e4])
+    share = found / count
+    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    assert claim.verdict == verdict
+    assert claim.evidence == f"{share:.1%} ± {error:.1%} of {count}"
+    assert "at least 95% of the pass keys" in claim.text
+
+
+def test_the_change_by_a_shift_is_the_largest_of_each_window(monkeypatch):
+    """In deviations of all logits, for a model whose logits are its positions' sums."""
+
+    class Sums(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+
+        def forward(self, tokens, positions):
+            logits = torch.zeros(*tokens.shape, 2)
+            logits[..., 0] = tokens
+            logits[:, 3, 1] = positions[3].float() / 10  # one logit of every row follows positions
+            return logits
+
+    monkeypatch.setattr(relative, "Decoder", Sums)
+    workspace = SimpleNamespace(device=torch.device("cpu"))
+    rows = relative.measure(workspace, seed=0, names=["rope"], shifts=[5], windows=3, length=6)
+    tokens = torch.randint(64, (3, 6), generator=torch.Generator().manual_seed(0))
+    plain = Sums(None)(tokens, torch.arange(6)).double()
+    assert rows[0]["values"] == pytest.approx([0.5 / plain.std().item()] * 3, rel=1e-4)
