@@ -216,3 +216,13 @@ def test_both_cos_and_sin_count(module):
     )["bfloat16 positions"]
     # small angles: the sine moves by a thousandth, the cosine by a quarter of that
     assert alone == pytest.approx(np.sin(0.257) - np.sin(0.256), rel=1e-3)
+
+
+@pytest.mark.parametrize("position", [2**10, 2**20, 2**30])
+def test_bfloat16_positions_change_nothing_where_a_position_is_kept(position):
+    """A power of two has one bit, so what is left is the float32 angle of the same frequencies."""
+    for module in (plain_analysis, analysis):
+        curves = module.error_curves(
+            RopeSpec(128, precision="hf"), [position], ["hf", "bfloat16 positions"], width=1
+        )
+        assert list(curves["hf"]) == list(curves["bfloat16 positions"])

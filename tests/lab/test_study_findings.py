@@ -10,6 +10,7 @@ import torch
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import (
     encodings,
+    migrate,
     mlm_lengths,
     multimodal,
     norms,
@@ -185,3 +186,31 @@ def test_the_change_by_a_shift_is_the_largest_of_each_window(monkeypatch):
     tokens = torch.randint(64, (3, 6), generator=torch.Generator().manual_seed(0))
     plain = Sums(None)(tokens, torch.arange(6)).double()
     assert rows[0]["values"] == pytest.approx([0.5 / plain.std().item()] * 3, rel=1e-4)
+
+
+def test_a_migrated_model_is_trained_at_the_rate_of_the_study(monkeypatch):
+    asked = []
+
+    class Stop(Exception):
+        pass
+
+    def fine_tuning(original, *given):
+        asked.append(given)
+        raise Stop
+
+    monkeypatch.setattr(migrate.training, "fine_tuning", fine_tuning)
+    stage = "train.stages=[{length=24, batch=3, steps=7}]"
+    with pytest.raises(Stop):
+        migrate.measure(
+            None,
+            variant=migrate.FRESH,
+            steps=5,
+            seed=2,
+            preset="smoke",
+            changes=[stage, "train.learning_rate=0.5"],
+            source="sinusoidal",
+            rate=0.25,
+            windows=2,
+        )
+    # the length and the batch of the model's own training; steps, rate and seed of the study
+    assert asked == [(24, 3, 5, 0.25, 2)]
