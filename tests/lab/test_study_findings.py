@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.spec import RopeSpec
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import (
     encodings,
@@ -214,3 +217,59 @@ def test_a_migrated_model_is_trained_at_the_rate_of_the_study(monkeypatch):
         )
     # the length and the batch of the model's own training; steps, rate and seed of the study
     assert asked == [(24, 3, 5, 0.25, 2)]
+
+
+def test_the_window_of_the_rope_model_is_its_trained_length(monkeypatch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Identity() for _ in range(3)])
+
+    trainer = SimpleNamespace(model=Model(), log=SimpleNamespace(rows=list), step=1)
+    asked, measured = [], []
+    monkeypatch.setattr(encodings.training, "train_or_load", lambda *given: trainer)
+    monkeypatch.setattr(encodings.training, "held_out_windows", lambda *given: given[1:])
+    monkeypatch.setattr(
+        encodings.training,
+        "loss_rows",
+        lambda reader, text, lengths, tail, /, **named: (
+            measured.append((text, lengths, tail)) or []
+        ),
+    )
+    monkeypatch.setattr(
+        encodings, "migrate", lambda *given, **named: asked.append((given[1:], named)) or trainer
+    )
+    encodings.measure(
+        None,
+        encoding="rope",
+        seed=0,
+        preset="smoke",
+        changes=["train.stages=[{length=24, batch=3, steps=7}]"],
+        multiples=[1, 2],
+        windows=5,
+    )
+    assert asked == [(("rope",), {"window": 24, "layer_types": ("sliding",) * 3})]
+    # five windows as long as the longest context; the loss of the same last 24 tokens
+    assert measured == [((5, 48), [24, 48], 24)] * 2
+
+
+def test_a_norm_after_the_rotation_has_weights_for_queries_and_others_for_keys():
+    sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=8)
+    encoding = norms.NormedRotary(sizes, RopeSpec(4), torch.nn.RMSNorm)
+    torch.nn.init.constant_(encoding.q_norm.norm.weight, 2.0)
+    torch.nn.init.constant_(encoding.k_norm.norm.weight, 3.0)
+    x = torch.randn(1, 2, 3, 4)
+    plain = Rotary(sizes, RopeSpec(4)).rotate(x, torch.arange(3), key=False)
+    size = plain.square().mean(-1, keepdim=True).sqrt()
+    for key, weight in ((False, 2.0), (True, 3.0)):
+        found = encoding.rotate(x, torch.arange(3), key=key)
+        torch.testing.assert_close(found, weight * plain / size, atol=1e-4, rtol=1e-4)
+
+
+def test_a_norm_of_heads_is_computed_in_float32():
+    norm = norms.LearnedHeadNorm(torch.nn.LayerNorm, 4)
+    x = torch.tensor([[1.0, 2.0, 3.0, 200.0]]).bfloat16()
+    seen = []
+    norm.norm.register_forward_hook(lambda module, given, out: seen.append(given[0].dtype))
+    assert norm(x).dtype == torch.bfloat16
+    assert seen == [torch.float32]
