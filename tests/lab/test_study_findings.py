@@ -273,3 +273,14 @@ def test_a_norm_of_heads_is_computed_in_float32():
     norm.norm.register_forward_hook(lambda module, given, out: seen.append(given[0].dtype))
     assert norm(x).dtype == torch.bfloat16
     assert seen == [torch.float32]
+
+
+def test_the_share_of_a_preset_is_that_of_the_pass_keys(monkeypatch):
+    corpus = SimpleNamespace(train=None, vocab_size=264, fingerprint="text")
+    monkeypatch.setattr(passkey.training, "corpus_of", lambda preset: corpus)
+    preset = SimpleNamespace(train=SimpleNamespace(seed=6), data={})
+    mixed = passkey.passkey_batches(preset, 0.2)
+    text, keys = mixed.parts
+    assert (text.fingerprint, keys.task) == ("text", "passkey")
+    assert mixed.shares == (0.8, 0.2)
+    assert (mixed.seed, text.seed, keys.seed) == (6, 6, 6)
