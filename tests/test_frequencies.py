@@ -495,3 +495,12 @@ def test_a_length_may_be_an_integer_of_numpy(scaling, kind):
         formula(scaling, DIM, THETA, kind(900)).radians,
         formula(scaling, DIM, THETA, 900).radians,
     )
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.01, 1.5, 2.0, 32.0])
+def test_the_magnitude_of_longrope_is_above_one_from_a_factor_of_one_on(factor):
+    """sqrt(1 + log s / log L), as LongRoPE states it; shorter than trained there is none."""
+    longrope = fq.LongRope((1.0, 1.0), (2.0, 2.0), original_length=64, factor=factor)
+    expected = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(64))
+    found = formula(longrope, 4, 10_000.0, None).magnitude
+    assert float(found) == pytest.approx(expected, abs=1e-12)

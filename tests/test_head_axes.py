@@ -261,3 +261,16 @@ def test_fused_kernel_and_analysis_refuse_frequencies_per_head():
         lambda: qk_norm_rope(x, x, spec=spec, positions=torch.zeros(3, 2, dtype=torch.int64)),
     )
     assert_refused("axes", lambda: radians(spec))
+
+
+def test_keys_of_query_groups_move_with_the_axis_of_their_key_head():
+    """Six heads share two key heads of different axes: three consecutive ones each."""
+    spec = rw.RopeSpec(8, axes=rw.axes.by_head([1, 1], pairs=4))
+    x = torch.randn(1, 6, 5, 8, dtype=torch.float64)
+    before, after = (torch.randint(0, 50, (2, 1, 5)) for _ in range(2))
+    moved = rotation.rerotate(rotation.rotate(x, spec, before), spec, before, after)
+    torch.testing.assert_close(moved, rotation.rotate(x, spec, after))
+    for head in range(6):
+        plain = rw.RopeSpec(8)
+        alone = rotation.rotate(x[:, head : head + 1], plain, after[head // 3])
+        torch.testing.assert_close(moved[:, head : head + 1], alone)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import ropewalk as rw
 from door import as_users_call, assert_refused
+from ropewalk import positions
 from ropewalk.errors import RopeError
 from ropewalk.positions import (
     Image,
@@ -394,3 +395,36 @@ def test_the_centres_of_an_image_of_one_row():
 def test_multimodal_refuses_rows_that_are_no_list():
     with pytest.raises(rw.RopeError), as_users_call():
         rw.positions.multimodal(5)
+
+
+@pytest.mark.parametrize("merge", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [(6, 12), (2, 6, 6), (12, 6)])
+def test_merged_cells_come_block_by_block_and_row_by_row_within_each(sizes, merge):
+    *frames, height, width = sizes
+    cells = [
+        (*frame, block_row * merge + row, block_column * merge + column)
+        for frame in itertools.product(*map(range, frames))
+        for block_row in range(height // merge)
+        for block_column in range(width // merge)
+        for row in range(merge)
+        for column in range(merge)
+    ]
+    found = positions.grid(*sizes, merge=merge)
+    assert found.shape == (len(sizes), 1, math.prod(sizes))
+    assert found[:, 0].T.tolist() == [list(cell) for cell in cells]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("normalise", ["separate", "max", "min"])
+def test_patch_centres_are_rounded_once(dtype, normalise):
+    height, width, scale = 7, 11, 2 * math.pi
+    units = {"separate": (7, 11), "max": (11, 11), "min": (7, 7)}[normalise]
+    found = positions.patch_centres(height, width, scale, dtype, normalise=normalise)
+    expected = [
+        [scale * ((2 * row + 1) / units[0] - 1), scale * ((2 * column + 1) / units[1] - 1)]
+        for row in range(height)
+        for column in range(width)
+    ]
+    wanted = torch.tensor(expected, dtype=torch.float64).to(dtype).T
+    assert found.dtype == dtype
+    assert (found[:, 0] - wanted).abs().max() <= (1e-15 if dtype == torch.float64 else 0)

@@ -135,3 +135,18 @@ def test_odd_vectors_and_empty_lengths_are_refused():
         analysis.pairs_of(np.ones(5))
     with pytest.raises(rw.RopeError, match="length"):
         analysis.first_negative(STEPS, 0)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 17])
+def test_a_sum_in_blocks_has_a_value_for_every_distance(monkeypatch, count):
+    from ropewalk_lab.analysis import distance as module
+
+    monkeypatch.setattr(module, "_BLOCK", 8)
+    distances = np.arange(count) * 3
+    found = module.cosine_sum([1.0, 0.1], distances)
+    assert found == pytest.approx([math.cos(d) + math.cos(d / 10) for d in distances])
+    sizes = []
+    outer = np.outer
+    monkeypatch.setattr(module.np, "outer", lambda a, b: sizes.append(len(a)) or outer(a, b))
+    module.cosine_sum([1.0], distances)
+    assert max(sizes) <= 8

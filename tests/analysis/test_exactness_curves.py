@@ -166,3 +166,63 @@ def test_curves_need_positions_from_0_on():
 def test_bfloat16_rounds_ties_to_even(value):
     expected = torch.tensor(value, dtype=torch.float32).to(torch.bfloat16).item()
     assert bfloat16(value) == expected
+
+
+@pytest.mark.parametrize("module", [plain_analysis, analysis])
+def test_an_error_is_the_largest_of_cos_and_sin_at_the_last_five_positions(module):
+    """With frequencies of one radian in 2^-k the float32 angle is exact, and cos and sin are off by
+    their rounding alone; bfloat16 rounds positions beyond 256.
+    """
+    spec = RopeSpec(4, theta=10_000.0)
+    positions = [3, 1000, 4003]
+    curves = module.error_curves(spec, positions, ["bfloat16 positions", "bfloat16 table"])
+    radians = np.float32([1.0, 0.01])
+    for name, found in curves.items():
+        for place, end in enumerate(positions):
+            errors = []
+            for position in range(max(0, end - 4), end + 1):
+                for exact, step in zip((1.0, 0.01), radians, strict=True):
+                    kept = float(position)
+                    if name == "bfloat16 positions":
+                        kept = bfloat16(kept)
+                    angle = np.float32(np.float32(kept) * step)
+                    cos, sin = float(np.cos(angle)), float(np.sin(angle))
+                    if name == "bfloat16 table":
+                        cos, sin = bfloat16(cos), bfloat16(sin)
+                    errors += [
+                        abs(cos - float(mpmath.cos(position * mpmath.mpf(exact)))),
+                        abs(sin - float(mpmath.sin(position * mpmath.mpf(exact)))),
+                    ]
+            assert found[place] == pytest.approx(max(errors), rel=1e-3, abs=1e-7), (name, end)
+
+
+@pytest.mark.parametrize("module", [plain_analysis, analysis])
+def test_both_cos_and_sin_count(module):
+    """At position 0 of a still pair the cosine is 1 and the sine 0: rounding errs in neither; at
+    half a turn of a pair, sin alone is off.
+    """
+    half = RopeSpec(2, scaling=rw.frequencies.Given((float(np.float32(np.pi)),)))
+    (sine,) = module.error_curves(half, [257], ["bfloat16 positions"], width=1)[
+        "bfloat16 positions"
+    ]
+    # 257 becomes 256: from -1 to 1 in the cosine, and hardly anything in the sine
+    assert sine == pytest.approx(2.0, abs=1e-3)
+    quarter = RopeSpec(2, scaling=rw.frequencies.Given((float(np.float32(np.pi / 2)),)))
+    found = module.error_curves(quarter, [258, 259], ["bfloat16 positions"], width=1)
+    # 258 is itself; 259 becomes 260: cos 0 -> 1 and sin -1 -> 0
+    assert list(found["bfloat16 positions"]) == pytest.approx([0, 1], abs=1e-3)
+    (alone,) = module.error_curves(
+        RopeSpec(2, scaling=rw.frequencies.Given((1e-3,))), [257], ["bfloat16 positions"], width=1
+    )["bfloat16 positions"]
+    # small angles: the sine moves by a thousandth, the cosine by a quarter of that
+    assert alone == pytest.approx(np.sin(0.257) - np.sin(0.256), rel=1e-3)
+
+
+@pytest.mark.parametrize("position", [2**10, 2**20, 2**30])
+def test_bfloat16_positions_change_nothing_where_a_position_is_kept(position):
+    """A power of two has one bit, so what is left is the float32 angle of the same frequencies."""
+    for module in (plain_analysis, analysis):
+        curves = module.error_curves(
+            RopeSpec(128, precision="hf"), [position], ["hf", "bfloat16 positions"], width=1
+        )
+        assert list(curves["hf"]) == list(curves["bfloat16 positions"])

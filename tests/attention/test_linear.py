@@ -10,9 +10,16 @@ from torch.nn.functional import elu, normalize, relu
 
 import ropewalk as rw
 from door import assert_refused
-from ropewalk.attention import LinearAttention, linear_attention
+from ropewalk.attention import LinearAttention, linear, linear_attention
 from ropewalk.attention.linear_decay import decaying_linear_attention
-from ropewalk.attention.linear_sums import State, attend, causal_sums, elu_plus_one, make_features
+from ropewalk.attention.linear_sums import (
+    State,
+    attend,
+    causal_sums,
+    divide,
+    elu_plus_one,
+    make_features,
+)
 from ropewalk.errors import RopeError
 
 BATCH, HEADS, SEQ, HEAD_DIM, VALUE_DIM = 2, 3, 37, 10, 4
@@ -444,3 +451,87 @@ def test_the_elu_feature_of_a_large_number_has_a_gradient(rope):
     elu_plus_one(x).sum().backward()
     assert x.grad.tolist() == pytest.approx([0.0, math.exp(-1), 1.0, 1.0])
     assert all(each.grad.isfinite().all() for each in (q, k, v))
+
+
+def test_a_layer_has_rms_norms_and_no_biases_unless_told():
+    layer = LinearAttention(16, 2)
+    projections = (layer.q_proj, layer.k_proj, layer.v_proj, layer.o_proj)
+    assert [projection.bias for projection in projections] == [None] * 4
+    assert isinstance(layer.norm, torch.nn.RMSNorm)
+    assert (layer.norm.normalized_shape, layer.norm.eps) == ((8,), 1e-6)
+    assert (layer.form, layer.phi, layer.causal, layer.chunk) == ("numerator", "elu", True, 128)
+    assert layer.rope.spec == rw.RopeSpec(head_dim=8)
+    told = LinearAttention(16, 2, bias=True, out_norm=False)
+    assert told.o_proj.bias is not None
+    assert isinstance(told.norm, torch.nn.Identity)
+
+
+def test_the_learned_scale_of_a_layer_is_the_sigmoid_of_three_at_first(monkeypatch):
+    used = []
+    computed = linear.linear_attention
+
+    def watched(*given, **named):
+        used.append((named["scale"], named["chunk"], named["causal"], named["form"]))
+        return computed(*given, **named)
+
+    monkeypatch.setattr(linear, "linear_attention", watched)
+    x = torch.randn(1, 5, 16)
+    LinearAttention(16, 2, form="cosine", chunk=3, causal=False)(x)
+    LinearAttention(16, 2, form="cosine", scale=0.25)(x)
+    LinearAttention(16, 2, chunk=2)(x)
+    (learned, *first), second, third = used
+    assert learned.flatten().tolist() == pytest.approx([1 / (1 + math.exp(-3))] * 2)
+    assert first == [3, False, "cosine"]
+    assert second == (0.25, 128, True, "cosine")
+    assert third == (1.0, 2, True, "numerator")
+
+
+@pytest.mark.parametrize(("size", "kept"), [(9e-4, True), (2e-6, True), (5e-7, False)])
+def test_an_output_is_zero_only_where_its_denominator_is_at_most_a_millionth(size, kept):
+    """One key whose weight is `size`: its value, or 0."""
+    q, k = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2)
+    q[..., 0], k[..., 0] = size, 1
+    v = torch.full((1, 1, 1, 3), 7.0)
+    rope = linear.identity_rope(2)
+    out, _ = linear_attention(q, k, v, rope, phi="relu")
+    assert out.flatten().tolist() == pytest.approx([7.0 if kept else 0.0] * 3)
+    decayed = decaying_linear_attention(q, k, v, 0.5, phi="relu")
+    assert decayed.flatten().tolist() == pytest.approx([7.0 if kept else 0.0] * 3)
+
+
+def test_the_rope_of_no_position_rotates_nothing_at_any_position():
+    x = torch.randn(1, 1, 4, 6, dtype=torch.float64)
+    places = torch.tensor([0, 1, 10**9, 2**60])
+    assert torch.equal(linear.identity_rope(6).rotate(x, places), x)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_negative_denominator_counts_as_much_as_a_positive_one(sign):
+    numerator, denominator = torch.tensor([6.0, 6.0, 6.0]), torch.tensor([2.0, 1e-7, 1e-5]) * sign
+    found = divide(numerator, denominator, 1e-6)
+    assert found.tolist() == pytest.approx([3 * sign, 0, 6e5 * sign])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", ["numerator", "cosine", "rotated"])
+def test_numbers_of_16_bits_are_summed_in_float32(rope, form, dtype):
+    q, k, v = (t.to(dtype) for t in draw(torch.float32))
+    out, state = linear_attention(q, k, v, rope, form=form)
+    wide, _ = linear_attention(*(t.double() for t in (q, k, v)), rope, form=form)
+    assert out.dtype == dtype
+    assert {state.kv_sum.dtype, state.k_sum.dtype} == {torch.float32}
+    # rounded once; a denominator near 0 makes the form "rotated" larger
+    features = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)
+    assert {part.dtype for part in features} == {torch.float32}
+    if form != "rotated":
+        torch.testing.assert_close(out.double(), wide, atol=1e-3, rtol=2**-7)
+
+
+@pytest.mark.parametrize("form", ["numerator", "cosine"])
+def test_keys_are_rotated_as_keys(form):
+    """xPos shrinks queries and grows keys with their position: only so is the score relative."""
+    rope = rw.Rope(rw.RopeSpec(head_dim=HEAD_DIM, scaling=rw.frequencies.XPos(scale_base=64.0)))
+    q, k, _ = draw()
+    near = make_features(q, k, rope, torch.arange(SEQ), None, form, "elu", 1.0)
+    far = make_features(q, k, rope, torch.arange(SEQ) + 50, None, form, "elu", 1.0)
+    torch.testing.assert_close(near.q @ near.k.mT, far.q @ far.k.mT)

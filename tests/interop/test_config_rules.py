@@ -188,3 +188,41 @@ KEYS = {
 def test_a_spec_is_written_with_these_keys_and_no_others(name):
     spec, version, keys = KEYS[name]
     assert to_hf(spec, version=version) == keys
+
+
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("given", "head_dim"),
+    [({"head_dim": 8}, 8), ({"head_dim": None, "kv_channels": 8}, 8), ({"head_dim": None}, 16)],
+)
+def test_a_null_key_leaves_the_value_to_another_name_of_it(given, head_dim):
+    assert from_hf({**SIZES, "rope_theta": 500.0, **given}).head_dim == head_dim
+
+
+@pytest.mark.parametrize(("other", "warned"), [(0.25, False), (0.5, True)])
+def test_a_key_that_is_not_read_is_warned_about_only_if_it_says_something_else(other, warned):
+    """GPT-NeoX reads rotary_pct; the same number under the other name does no harm."""
+    config = {**SIZES, "model_type": "gpt_neox", "rotary_pct": 0.25, "partial_rotary_factor": other}
+    said = explain(config).warnings
+    expected = "config.partial_rotary_factor = 0.5 is ignored: gpt_neox reads rotary_pct"
+    assert list(said) == ([expected] if warned else [])
+    assert from_hf_quietly(config).rotary_dim == 4
+
+
+def from_hf_quietly(config):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return from_hf(config)
+
+
+def test_the_warning_that_a_model_is_unknown_comes_first():
+    rope = {"rope_type": "default", "rope_theta": 700.0}
+    config = {**SIZES, "model_type": "nobody", "rope_theta": 500.0, "rope_parameters": rope}
+    first, second = explain(config).warnings
+    assert first.startswith("model_type: 'nobody' is not known")
+    assert second == (
+        "rope_parameters.rope_theta is 700.0, config.rope_theta is 500.0; the former is used"
+    )
+    assert from_hf_quietly(config).theta == 700

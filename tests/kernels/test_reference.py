@@ -335,3 +335,24 @@ def test_the_numpy_form_rotates_every_vector_of_a_stack_alike(layout):
     rotated = definition.rotate_vector(stack, 3, layout=layout)
     for vector, found in zip(stack, rotated, strict=True):
         np.testing.assert_allclose(found, definition.rotate_vector(vector, 3, layout=layout))
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout_out", ["half", "interleaved"])
+def test_the_definition_may_write_pairs_in_the_other_layout(layout, layout_out):
+    x, angle = torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    found = definition.rotate(x, angle.cos(), angle.sin(), layout, layout_out)
+    a, b = (x[:, :4], x[:, 4:]) if layout == "half" else (x[:, ::2], x[:, 1::2])
+    turned = torch.complex(a, b) * torch.exp(1j * angle)
+    parts = (turned.real, turned.imag)
+    expected = torch.cat(parts, -1) if layout_out == "half" else torch.stack(parts, -1).flatten(-2)
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_arithmetic_of_the_definition_is_in_the_dtype_of_the_tables():
+    """Wide x with narrow tables is rounded before the product, and the result is x's dtype."""
+    x = torch.tensor([[1 + 2.0**-12, 0.0]], dtype=torch.float64)
+    cos, sin = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(1, 1, dtype=torch.bfloat16)
+    found = definition.rotate(x, cos, sin, "half")
+    assert found.dtype == torch.float64
+    assert found.tolist() == [[1.0, 0.0]]

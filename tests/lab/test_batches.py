@@ -161,3 +161,83 @@ def test_a_mask_is_moved_with_the_other_tensors():
     moved = Batch(tokens, tokens, 6, padding=tokens == 0).to(torch.device("meta"))
     assert moved.padding is not None
     assert (moved.padding.device.type, moved.padding.dtype) == ("meta", torch.bool)
+
+
+def test_any_word_of_the_vocabulary_may_replace_a_token_and_no_special_one():
+    """A random token is one of the words, the first and the last among them."""
+
+    class Four(Bytes):
+        num_words = 4
+
+    rows = np.full((400, 200), 9, dtype=np.uint8)
+    inputs, targets = mask_tokens(rows, np.arange(400), Four(), share=0.5)
+    seen = inputs[(targets == 9) & (inputs != 9) & (inputs != Four().mask_id)]
+    assert seen.unique().tolist() == [0, 1, 2, 3]
+
+
+def test_the_share_of_masked_tokens_is_that_of_bert_unless_another_is_given(tmp_path):
+    text = tiny_batches(tmp_path)
+    assert MaskedBatches(text, Bytes()).share == 0.15
+    rows = np.full((200, 200), 9, dtype=np.uint8)
+    _, targets = mask_tokens(rows, np.arange(200), Bytes())
+    assert abs((targets != IGNORED).double().mean() - 0.15) < 0.01
+
+
+def fingerprints(tmp_path):
+    text, task = tiny_batches(tmp_path), TaskBatches("copy")
+    mixed = MixedBatches((text, task), (0.5, 0.5))
+    return {
+        "masked": [
+            MaskedBatches(text, Bytes()),
+            MaskedBatches(text, Bytes(), share=0.2),
+            MaskedBatches(text, Bytes(), whole_words=True),
+            MaskedBatches(text, Bytes(), seed=1),
+            MaskedBatches(task, Bytes()),
+        ],
+        "task": [
+            task,
+            TaskBatches("sort"),
+            TaskBatches("copy", seed=1),
+            TaskBatches("copy", options=(("least", 0.5),)),
+        ],
+        "mixed": [
+            mixed,
+            MixedBatches((text, task), (0.5, 0.5), seed=1),
+            MixedBatches((text, task), (0.4, 0.6)),
+            MixedBatches((task, text), (0.5, 0.5)),
+        ],
+    }
+
+
+@pytest.mark.parametrize("kind", ["masked", "task", "mixed"])
+def test_batches_with_other_settings_have_other_samples_and_fingerprints(tmp_path, kind):
+    made = fingerprints(tmp_path)[kind]
+    assert len({each.fingerprint for each in made}) == len(made)
+    samples = []
+    for each in made:
+        batch = each.batch(np.arange(40), 16)
+        samples.append((batch.inputs.tolist(), batch.targets.tolist()))
+    assert all(samples.count(each) == 1 for each in samples)
+
+
+def test_a_mixture_has_the_larger_vocabulary():
+    small, large = TaskBatches("copy", vocab_size=264), TaskBatches("sort", vocab_size=300)
+    assert MixedBatches((small, large), (0.5, 0.5)).vocab_size == 300
+
+
+def test_every_tensor_of_a_batch_is_passed_by_its_name_and_booleans_stay_booleans():
+    tensors = {
+        "positions": torch.zeros(1, 2, dtype=torch.int16),
+        "types": torch.ones(1, 2, dtype=torch.int8),
+        "padding": torch.tensor([[True, False]]),
+        "documents": torch.full((1, 2), 3, dtype=torch.int32),
+    }
+    batch = Batch(torch.ones(1, 2, dtype=torch.uint8), torch.ones(1, 2), 2, **tensors)
+    moved = batch.to(torch.device("cpu"))
+    assert list(moved.keywords) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(moved.keywords[name].to(tensor.dtype), tensor)
+        expected = torch.bool if name == "padding" else torch.int64
+        assert moved.keywords[name].dtype == expected
+    assert moved.inputs.dtype == torch.int64
+    assert list(Batch(batch.inputs, batch.targets, 2).keywords) == []

@@ -2,9 +2,11 @@
 refused.
 """
 
+import math
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +67,26 @@ def test_more_codes_than_names_or_than_the_window_holds_are_refused(tokens, coun
     }.get(tokens, "must be")
     with pytest.raises(RopeError, match=f"codes.*{rule}"):
         window_of(tokens, count)
+
+
+def test_codes_have_five_digits_and_stand_anywhere_in_the_text():
+    places = []
+    for seed in range(60):
+        made = window_of(8192, 10, seed)
+        codes = re.findall(r"is (\d+)\.\n", made)
+        assert all(10_000 <= int(code) <= 99_999 and len(code) == 5 for code in codes)
+        places += [m.start() / 8192 for m in re.finditer("The code of the", made)]
+    # where a code is stated: 1 - distance is left for it, so early places are likelier
+    counts = np.histogram(places, bins=4, range=(0, 1))[0] / len(places)
+    # of two numbers from 0 to 1 the product is below x with the probability x (1 - log x)
+    below = lambda x: x * (1 - math.log(x)) if x else 0
+    expected = [below((q + 1) / 4) - below(q / 4) for q in range(4)]
+    assert counts == pytest.approx(expected, abs=0.06)
+
+
+def test_codes_may_fill_the_whole_window():
+    text = torch.zeros(100, dtype=torch.int64)
+    encode = lambda words: [1] * 50
+    assert with_codes(text, 1, encode, random.Random(0)).tolist() == [1] * 100
+    with pytest.raises(RopeError, match="codes: must be fewer"):
+        with_codes(text[:99], 1, encode, random.Random(0))

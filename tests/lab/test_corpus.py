@@ -12,6 +12,7 @@ import pytest
 from lab_tiny import tiny_corpus, write_text
 
 from ropewalk.errors import RopeError
+from ropewalk_lab import sources
 from ropewalk_lab.corpus import Split, cache_folder, held_out, open_corpus
 from ropewalk_lab.sources import SOURCES, find_source
 from ropewalk_lab.tokenizer import Bytes
@@ -258,3 +259,42 @@ def test_windows_of_one_document_are_spread_over_it(tmp_path):
     split = Split(np.append(tokens, np.uint8(0)), np.array([0, 101]))
     starts = [int(row[0]) for row in split.windows(4, 20)]
     assert starts == [int((k + 0.5) / 4 * 80) for k in range(4)]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(199, False), (200, True)])
+def test_documentation_of_fewer_than_200_characters_is_left_out(tmp_path, length, kept):
+    file = tmp_path / "module.py"
+    file.write_text(f'"""{"a" * length}"""\n\ndef f():\n    """{"b" * 250}"""\n')
+    ((name, text),) = sources.prose("module", file)
+    assert name == "module"
+    assert text.decode() == "\n\n".join(["a" * length] * kept + ["b" * 250])
+
+
+def test_installed_packages_tests_and_generated_tables_are_no_part_of_the_standard_library(
+    tmp_path, monkeypatch
+):
+    left_out = "site-packages dist-packages test tests idlelib lib2to3 pydoc_data encodings"
+    for folder in [*left_out.split(), "__pycache__", "json", "json/tests", "email/mime"]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "a.py").write_text("1")
+    (tmp_path / "os.py").write_text("1")
+    (tmp_path / "os.txt").write_text("1")
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert [name for name, _ in sources.stdlib_files()] == [
+        *("python/email/mime/a.py", "python/json/a.py", "python/os.py")
+    ]
+
+
+@pytest.mark.parametrize("count", [19, 20])
+def test_fewer_than_twenty_files_are_cut_into_pieces(tmp_path, count):
+    folder = tmp_path / "texts"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden" / "x.txt").write_text("no")
+    for number in range(count):
+        (folder / f"{number:02}.txt").write_text("line\n" * 2000)
+    documents = list(sources.find_source(folder).documents())
+    # of 10,000 bytes, the pieces have 2048 and go on to the end of the line
+    sizes = [len(text) for _, text in documents]
+    assert sum(sizes) == count * 10_000
+    assert (sizes[:5] == [2050, 2050, 2050, 2050, 1800]) == (count < 20)
+    assert len(documents) == (count * 5 if count < 20 else count)

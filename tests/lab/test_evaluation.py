@@ -12,6 +12,7 @@ from ropewalk.errors import RopeError
 from ropewalk_lab.batches import TaskBatches
 from ropewalk_lab.evaluation import (
     depth_grid,
+    evaluating,
     losses_and_hits,
     losses_by_length,
     sliding_losses,
@@ -143,3 +144,78 @@ def test_lengths_beyond_the_window_or_below_the_tail_are_refused(windows):
         losses_by_length(uniform_model, windows, [7], 8)
     with pytest.raises(RopeError, match="tail"):
         losses_and_hits(uniform_model, windows, 65)
+
+
+class Watched(torch.nn.Module):
+    """A model that notes in which mode, on which tokens and with gradients or not it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(264))
+        self.seen, self.modes = [], []
+
+    def forward(self, tokens):
+        self.seen.append(tokens)
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return self.bias.expand(*tokens.shape, 264)
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_a_model_is_evaluated_without_dropout_and_left_as_it_was(windows, was_training):
+    model = Watched().train(was_training)
+    losses_by_length(model, windows, [64], 8)
+    task_hits(model, TaskBatches("copy"), 20, 2)
+    sliding_losses(model, windows, 16, 8)
+    assert set(model.modes) == {(False, False)}
+    assert model.training == was_training
+
+
+def test_chunks_start_half_a_width_apart_unless_told(windows):
+    default, given = (
+        sliding_losses(tiny_model(), windows, 12, 10, **options) for options in ({}, {"stride": 6})
+    )
+    assert default == pytest.approx(given, abs=1e-9)
+    model = Watched()
+    sliding_losses(model, windows, 16, 20)
+    # 8 tokens, 8 more and the other 4: each chunk has 16 tokens of input
+    assert [tuple(tokens.shape) for tokens in model.seen] == [(9, 16)] * 3
+
+
+def test_samples_of_an_evaluation_begin_beyond_every_training_and_follow_the_seed():
+    model = Watched()
+    task_hits(model, TaskBatches("copy", seed=3), 20, 4)
+    task_hits(model, TaskBatches("copy", seed=3), 20, 4, first=7)
+    beyond, seventh = model.seen
+    expected = TaskBatches("copy", seed=3)
+    assert torch.equal(beyond, expected.batch((1 << 40) + np.arange(4), 20).inputs.long())
+    assert torch.equal(seventh, expected.batch(7 + np.arange(4), 20).inputs.long())
+
+
+def test_a_grid_is_of_its_task_its_seed_and_its_depths():
+    model = Watched()
+    grid = depth_grid(model, [60, 80], [0.0, 1.0], 3, task="recall", seed=4)
+    assert list(grid) == [(60, 0.0), (60, 1.0), (80, 0.0), (80, 1.0)]
+    for (length, depth), tokens in zip(grid, model.seen, strict=True):
+        task = TaskBatches("recall", seed=4, options=(("depth", depth),))
+        expected = task.batch((1 << 40) + np.arange(3), length).inputs
+        assert torch.equal(tokens, expected.long())
+
+
+def test_logits_of_16_bits_are_widened_before_the_loss(windows):
+    exact = torch.randn(264, generator=torch.Generator().manual_seed(0))
+    model = lambda tokens: exact.bfloat16().expand(*tokens.shape, 264)
+    losses, _ = losses_and_hits(model, windows, 8)
+    targets = torch.from_numpy(windows[:, -8:].astype(np.int64))
+    expected = -torch.log_softmax(exact.bfloat16().double(), -1)[targets]
+    torch.testing.assert_close(losses.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_are_on_the_device_that_is_given():
+    moved = Watched()
+    moved.bias = torch.nn.Parameter(torch.zeros(264, device="meta"))
+    with evaluating(moved) as device:
+        assert device.type == "meta"
+    with evaluating(Watched(), torch.device("meta")) as device:
+        assert device.type == "meta"
+    with evaluating(uniform_model) as device:
+        assert device.type == "cpu"

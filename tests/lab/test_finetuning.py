@@ -19,11 +19,13 @@ from command_line import call
 from finetune_tiny import TOKENS, triplet_lines, write_checkpoint, write_classes, write_triplets
 from ropewalk.errors import RopeError
 from ropewalk.models import Decoder, DecoderConfig
+from ropewalk_lab import finetuning
 from ropewalk_lab.data import make_data, open_data
 from ropewalk_lab.distributed import Parallel
 from ropewalk_lab.finetuning import Files, finetuning_preset
-from ropewalk_lab.held_out import measure
+from ropewalk_lab.held_out import Measured, measure
 from ropewalk_lab.model_folders import find_model, load_start
+from ropewalk_lab.published import PUBLISHED
 from ropewalk_lab.runs import make_trainer, run_preset
 from ropewalk_lab.settings import make_preset, read_preset
 
@@ -289,6 +291,9 @@ def test_the_steps_of_a_fine_tuning_round_up_the_samples_of_all_passes(cail, bat
     preset = finetuning_preset(folder / "start", files, length=16, batch=batch, epochs=epochs)
     assert preset.train.steps == steps
     assert (steps - 1) * batch < epochs * 64 <= steps * batch
+    # after each pass: the batch that reaches the last triplet belongs to it
+    assert preset.train.evaluate_every == {6: 11, 48: 2}[batch]
+    assert preset.train.warmup == steps // 10
 
 
 def test_the_defaults_are_those_of_the_published_runs(cail, capsys, monkeypatch):
@@ -307,6 +312,45 @@ def test_the_defaults_are_those_of_the_published_runs(cail, capsys, monkeypatch)
     monkeypatch.setattr("ropewalk_cli.commands.finetune.run_training", train_nothing)
     assert call(capsys, *start, "--device", "cpu")[0] == 0
     assert [given.train for given in used] == [train]
+
+
+def test_both_ways_to_match_texts_are_set_beside_roformers_table(cail, capsys):
+    from ropewalk_cli.commands.finetune import _published
+
+    rows = [list(row) for row in PUBLISHED["roformer-cail"].rows]
+    assert [_published(objective)["rows"] for objective in ("pairs", "triplets")] == [rows, rows]
+    assert _published("pairs")["source"] == "Su et al., RoFormer (2021), table 5"
+    assert _published("classes") is None
+
+
+@pytest.mark.parametrize(("asked", "measured"), [(None, 24), (40, 40)])
+@pytest.mark.parametrize("objective", ["pairs", "classes"])
+def test_a_tuned_model_is_evaluated_as_it_was_tuned(
+    tmp_path, monkeypatch, asked, measured, objective
+):
+    """At the length of its training unless another is given, on the columns and with the classes
+    that it was trained on; texts B and C are the classes of a matching, whatever else is noted.
+    """
+    write_checkpoint(tmp_path / "run", head="classification", num_labels=3)
+    use = {
+        "objective": objective,
+        "length": 24,
+        "tokenizer": "vocab.txt",
+        "classes": ["no", "so", "yes"],
+        "columns": ["text", "kind"],
+    }
+    (tmp_path / "run" / "ropewalk.json").write_text(json.dumps(use))
+    opened, lengths = [], []
+    monkeypatch.setattr(finetuning, "open_part", lambda *given: opened.append(given) or "part")
+    result = Measured(0.5, 0.5, 2, (1, 0))
+    monkeypatch.setattr(finetuning, "measure", lambda *given: lengths.append(given[1:4]) or result)
+    file = tmp_path / "texts.tsv"
+    found, chosen = finetuning.evaluate_file(tmp_path / "run", file, length=asked)
+    ((path, kind, columns, classes, _),) = opened
+    assert (path, kind, tuple(columns)) == (file, objective, ("text", "kind"))
+    assert tuple(classes) == (("no", "so", "yes") if objective == "classes" else ("B", "C"))
+    assert lengths == [("part", objective, measured)]
+    assert (found, chosen) == (result, (classes[1], classes[0]))
 
 
 def test_lines_without_a_label_are_not_trained_on(tmp_path):

@@ -258,3 +258,27 @@ def test_a_tokenizer_that_is_no_file_is_refused(path):
 def test_json_that_is_too_deep_is_refused_as_other_json():
     with pytest.raises(RopeError, match="line 3 must be JSON"):
         parse_line("rows.jsonl", b"[" * 100_000, "line 3")
+
+
+def test_shuffled_examples_and_another_order_of_classes_are_other_data():
+    made = [
+        ExampleBatches(MANY, ("maybe", "no", "yes")),
+        ExampleBatches(MANY, ("maybe", "no", "yes"), shuffle=False),
+        ExampleBatches(MANY, ("yes", "no", "maybe")),
+    ]
+    assert len({each.fingerprint for each in made}) == 3
+
+
+def test_another_seed_gives_another_order_of_examples():
+    first, again, other = (
+        texts_of(ExampleBatches(MANY, ("maybe", "no", "yes"), seed=seed).batch(np.arange(90), 40))
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert sorted(first) == sorted(other)
+
+
+def test_about_a_tenth_of_the_examples_is_held_out():
+    train, valid = split_examples([Example(f"text {i}", "same", "yes") for i in range(2000)])
+    assert 150 < len(valid) < 250
+    assert len(train) == 2000 - len(valid)

@@ -122,3 +122,54 @@ def test_losses_of_pairs_and_triplets_of_right_and_of_wrong_choices(form, object
 def test_triplets_in_their_order_have_another_fingerprint():
     triplets = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", "C")]
     assert TripletBatches(triplets).fingerprint != TripletBatches(triplets, swap=False).fingerprint
+
+
+FIRST = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", "C")]
+OTHERS = {
+    "form": TripletBatches(FIRST, "triplets"),
+    "seed": TripletBatches(FIRST, seed=1),
+    "order": TripletBatches(FIRST, swap=False),
+    "order of lines": TripletBatches(FIRST[::-1]),
+    "label": TripletBatches([Triplet("a", "b", "c", "C"), FIRST[1]]),
+    "no label": TripletBatches([Triplet("a", "b", "c", None), FIRST[1]]),
+    "text": TripletBatches([Triplet("a", "b", "x", "B"), FIRST[1]]),
+    "ends of texts": TripletBatches([Triplet("ab", "", "c", "B"), FIRST[1]]),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_other_samples_have_another_fingerprint(change):
+    assert OTHERS[change].fingerprint != TripletBatches(FIRST).fingerprint
+    assert OTHERS[change].fingerprint == OTHERS[change].fingerprint
+
+
+def test_about_a_tenth_of_the_triplets_is_held_out():
+    train, valid = split_triplets([Triplet(f"case {i}", "", "", "B") for i in range(2000)])
+    assert 150 < len(valid) < 250
+    assert len(train) == 2000 - len(valid)
+
+
+def test_another_seed_gives_another_order():
+    starts = [
+        TripletBatches(MANY, "triplets", seed=seed).batch(np.arange(60), 40).inputs.tolist()
+        for seed in (0, 0, 1)
+    ]
+    assert starts[0] == starts[1]
+    # the order of the texts A, whatever is swapped
+    assert [row[:12] for row in starts[0][::3]] != [row[:12] for row in starts[2][::3]]
+
+
+def test_rows_of_two_texts_say_which_text_is_which_and_rows_of_one_do_not():
+    pair = TripletBatches(FIRST, swap=False).batch(np.arange(2), 8)
+    assert pair.inputs.shape == (4, 8)
+    assert {tuple(row) for row in pair.types.tolist()} == {
+        (0, 0, 1, 0, 0, 0, 0, 0)
+    }  # a, the separator, b
+    assert pair.padding.sum(1).tolist() == [3] * 4
+    assert TripletBatches(FIRST, "triplets").batch(np.arange(2), 8).types is None
+
+
+def test_a_triplet_without_a_label_is_not_counted():
+    known = [Triplet("a", "b", "c", "B"), Triplet("d", "e", "f", None), Triplet("g", "h", "i", "C")]
+    batch = TripletBatches(known, swap=False).batch(np.arange(3), 8)
+    assert (batch.targets.tolist(), batch.count) == ([0, -100, 1], 2)

@@ -52,3 +52,37 @@ def test_every_text_is_read_once_however_many_fit_in_a_batch(monkeypatch):
     assert answer_loss(model, 160, count=5) == pytest.approx(whole, rel=1e-6)
     assert seen == texts
     assert len({tuple(text) for text in texts}) == 5
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("task", ["passkey", "recall"])
+def test_the_texts_are_of_the_task_and_the_seed_and_state_the_answer_at_their_start(task, seed):
+    seen = []
+
+    def model(tokens):
+        seen.append(tokens)
+        return torch.zeros(*tokens.shape, VOCABULARY)
+
+    answer_loss(model, 160, count=4, seed=seed, task=task)
+    answers = TaskBatches(task, seed=seed, options=(("depth", 0.0),))
+    expected = answers.batch((1 << 41) + np.arange(4), 160)
+    assert torch.equal(seen[0], expected.inputs.long())
+    text = bytes(seen[0][0].tolist())
+    assert task != "passkey" or text.startswith(b"The pass key is ")
+
+
+def test_ten_texts_are_read_unless_told_and_logits_of_16_bits_are_widened():
+    rows = []
+    values = torch.linspace(-3, 3, VOCABULARY).bfloat16()
+
+    def model(tokens):
+        rows.append(len(tokens))
+        return values.expand(*tokens.shape, VOCABULARY)
+
+    found = answer_loss(model, 160)
+    assert sum(rows) == 10
+    answers = TaskBatches("passkey", options=(("depth", 0.0),))
+    targets = answers.batch((1 << 41) + np.arange(10), 160).targets
+    asked = targets[targets != IGNORED].long()
+    expected = -torch.log_softmax(values.double(), -1)[asked].mean()
+    assert found == pytest.approx(expected.item(), rel=1e-6)

@@ -259,3 +259,219 @@ def test_the_report_of_the_committed_rows_shows_published_and_our_values(
 def test_the_stated_tokens_per_turn_are_two_pi_over_the_frequency():
     assert f"{2 * math.pi:.2f}" == STATED["unaliased-length"]["fastest"]
     assert f"{2 * math.pi * 10_000 ** (126 / 128):,.0f}" == STATED["unaliased-length"]["slowest"]
+
+
+#: of every table: its publication, its title, the names of its columns and of its rows
+FRAMES = {
+    "roformer-stages": (
+        "Su et al., RoFormer (2021), table 4",
+        "Masked-LM loss and accuracy by stage",
+        "stage length batch steps loss accuracy",
+        "1 2 3 4 5 6",
+    ),
+    "roformer-cail": (
+        "Su et al., RoFormer (2021), table 5",
+        "CAIL2019-SCM accuracy",
+        "model/valid/test/test - BERT-512",
+        "BERT-512 WoBERT-512 RoFormer-512 RoFormer-1024",
+    ),
+    "roformer-mlm": (
+        "Su et al., RoFormer (2021), figure 3 and table 1",
+        "RoPE against learned positions",
+        "measure baseline RoPE",
+        "WMT 2014 En-De, BLEU/masked-LM loss",
+    ),
+    "roformer-linear": (
+        "Su et al., RoFormer (2021), figure 3",
+        "Loss of linear attention on enwik8",
+        "model loss",
+        "Performer/Performer with RoPE",
+    ),
+    "base-ablation": (
+        "",
+        "Accuracy of RoFormer-512 by base, on the validation file of CAIL2019-SCM",
+        "base accuracy",
+        "100 1,000 10,000 100,000",
+    ),
+    "norm-ablation": (
+        "",
+        "Accuracy of RoFormer-512 by norm of q and k, on the validation file of CAIL2019-SCM",
+        "norm accuracy",
+        "no norm/LayerNorm after the rotation/plain RoPE",
+    ),
+    "glue": ("", "Average score on GLUE", "encoding score parameters", "learned sinusoidal RoPE"),
+    "beyond-512": (
+        "",
+        "RoPE beyond its trained length of 512",
+        "length quality",
+        "512 1024 2048 4096",
+    ),
+    "unaliased-length": ("", "Tokens until a pair repeats", "pair tokens", "fastest slowest"),
+    "alibi-extrapolation": (
+        "Press et al., Train Short, Test Long (2022), table 2",
+        "Perplexity on WikiText-103, trained at 512",
+        "encoding 512 1012 1512 3512 15512",
+        "sinusoidal/rotary/T5 bias/ALiBi",
+    ),
+    "nope-causal": (
+        "Haviv et al., Transformer Language Models without Positional Encodings Still Learn "
+        "Positional Information (2022), tables 1 and 4",
+        "Perplexity with and without positions",
+        "encoding/causal, WikiText-103/masked",
+        "none learned sinusoidal ALiBi",
+    ),
+    "nope-length-generalisation": (
+        "Kazemnejad et al., The Impact of Positional Encoding on Length Generalization (2023)",
+        "Mean reciprocal rank on ten tasks",
+        "encoding rank",
+        "none/T5 bias/ALiBi/rotary/absolute",
+    ),
+    "interpolation": (
+        "Chen et al., Extending Context Window via Positional Interpolation (2023)",
+        "Perplexity on PG19, LLaMA 7B",
+        "model 2048 8192",
+        "unchanged/fine-tuned directly/interpolated and fine-tuned",
+    ),
+    "interpolation-passkey": (
+        "Chen et al., Extending Context Window via Positional Interpolation (2023), table 4",
+        "Longest text in which pass keys are found",
+        "method steps length",
+        "interpolated/fine-tuned directly",
+    ),
+    "ntk-zero-shot": (
+        "Su, kexue.fm 9675, 9706 and 9708",
+        "Token accuracy at 4096, trained at 512, zero-shot",
+        "method accuracy",
+        "none/PI/NTK/NTK-mixed/NTK-mixed + log n/ReRoPE, window 256",
+    ),
+    "yarn": (
+        "Peng et al., YaRN (2023)",
+        "Perplexity at 10240, Llama-2 7B extended to 8k",
+        "method perplexity",
+        "PI NTK YaRN",
+    ),
+    "yarn-passkey": ("Peng et al., YaRN (2023)", "Pass keys found at 128k", "method found", "YaRN"),
+    "longrope": (
+        "Ding et al., LongRoPE (2024)",
+        "Perplexity on PG19 at 16k, zero-shot",
+        "method perplexity",
+        "PI/dynamic NTK/YaRN/searched",
+    ),
+    "drope-needle": (
+        "DroPE, table 1",
+        "Several needles at twice the length, % found",
+        "method found",
+        "RoPE PI NTK YaRN ALiBi none DroPE",
+    ),
+    "base-bounds": (
+        "Men et al., Base of RoPE Bounds Context Length (2024)",
+        "Smallest base that keeps the sum of cosines positive",
+        "length base",
+        "1k 4k 8k 32k 128k 1M",
+    ),
+    "base-scaling-laws": (
+        "Liu et al., Scaling Laws of RoPE-based Extrapolation (2023)",
+        "Fine-tuning with another base",
+        "base extrapolates",
+        "500/above 10,000",
+    ),
+}
+#: what settings say beside the numbers in `SETTINGS`
+WORDS_OF_SETTINGS = {
+    "roformer-stages": ["words as tokens"],
+    "roformer-mlm": ["BERT-base sizes"],
+    "roformer-cail": ["triplets of about 900 characters for training, validation and test"],
+    "base-ablation": ["One run of each base", "no noise is stated"],
+    "norm-ablation": ["One run of each norm", "ours is a rotation that does not keep the norm"],
+    "glue": ["as in BERT-base", "ours is language modelling, not GLUE"],
+    "beyond-512": ["Stated in words, without numbers"],
+    "alibi-extrapolation": ["windows do not overlap, so longer ones have fewer early tokens"],
+    "nope-causal": ["RoBERTa-large for masked"],
+    "interpolation-passkey": ["LLaMA 7B"],
+    "yarn-passkey": ["Llama-2 7B, fine-tuned"],
+    "longrope": ["Llama-2 7B"],
+    "base-bounds": ["the criterion is jagged, so a base just above a bound may fail it"],
+    "base-scaling-laws": ["Llama-2, tuned at 16k"],
+}
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    return tuple(text.split("/") if "/" in text else text.split())
+
+
+def test_every_table_of_others_is_written_out_here():
+    assert set(FRAMES) == set(PUBLISHED)
+    assert {*NUMBERS, *WORDS, *STATED, "roformer-stages", "roformer-cail"} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_table_of_others_names_its_publication_its_columns_and_its_rows(name):
+    table = PUBLISHED[name]
+    source, title, columns, rows = FRAMES[name]
+    assert (table.source, table.title) == (source, title)
+    assert table.columns == words_of(columns)
+    assert tuple(row[0] for row in table.rows) == words_of(rows)
+    for said in WORDS_OF_SETTINGS.get(name, []):
+        assert said in table.setting
+
+
+def test_what_has_no_number_is_said_where_it_stands():
+    """`NUMBERS` has the numbers in their order; these are the cells between them."""
+    between = {
+        name: [
+            (row[0], table.columns[place], cell)
+            for row in table.rows
+            for place, cell in enumerate(row)
+            if place and not re.fullmatch(r"[+-]?[\d., ke%K]+", cell)
+        ]
+        for name, table in PUBLISHED.items()
+        if name not in WORDS and name not in STATED
+    }
+    assert {name: cells for name, cells in between.items() if cells} == {
+        "alibi-extrapolation": [("T5 bias", "15512", "out of memory")],
+        "nope-causal": [("sinusoidal", "masked", "-"), ("ALiBi", "masked", "-")],
+        "interpolation": [
+            ("unchanged", "8192", "> 1000"),
+            ("fine-tuned directly", "2048", "-"),
+            ("interpolated and fine-tuned", "2048", "-"),
+        ],
+        "interpolation-passkey": [("interpolated", "length", "the whole window")],
+    }
+
+
+PERCENT = {
+    "roformer-stages": [5],
+    "roformer-cail": [1, 2],
+    "base-ablation": [1],
+    "norm-ablation": [1],
+    "ntk-zero-shot": [1],
+    "yarn-passkey": [1],
+}
+
+
+@pytest.mark.parametrize("name", sorted(FRAMES))
+def test_accuracies_of_others_are_in_per_cent_and_nothing_else_is(name):
+    shown = {place for row in PUBLISHED[name].rows for place, cell in enumerate(row) if "%" in cell}
+    assert sorted(shown) == PERCENT.get(name, [])
+    for row in PUBLISHED[name].rows:
+        assert all(row[place].endswith(" %") for place in shown)
+
+
+#: study -> the tables beside its results
+SHOWN_BY = {
+    "encodings": "glue beyond-512 roformer-mlm alibi-extrapolation nope-causal "
+    "nope-length-generalisation",
+    "extend": "interpolation ntk-zero-shot yarn longrope",
+    "base": "base-ablation base-bounds base-scaling-laws",
+    "norms": "norm-ablation",
+    "passkey": "interpolation-passkey yarn-passkey drope-needle",
+    "mlm_lengths": "roformer-stages",
+    "matching": "roformer-cail",
+    "linear": "roformer-linear",
+    "decay": "unaliased-length",
+}
+
+
+def test_a_table_of_others_is_shown_by_the_study_of_its_question():
+    shown = {name: " ".join(study.published) for name, study in STUDIES.items()}
+    assert {name: tables for name, tables in shown.items() if tables} == SHOWN_BY

@@ -1,5 +1,7 @@
 """DroPE: a trained decoder without its RoPE, and the training that makes it work again."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -70,3 +72,58 @@ def test_an_error_leaves_the_model_in_the_mode_it_had():
     with pytest.raises(IndexError):
         recalibrate(model, torch.full((2, 5), 30), 1)  # no such token
     assert not model.training
+
+
+def tiny():
+    torch.manual_seed(0)
+    return rw.Decoder(rw.models.DecoderConfig(17, 16, 24, 1, 2, length=12))
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "rate", "warmup", "seed"),
+    [({}, 8, 1e-4, 100, 0), ({"batch": 3, "rate": 0.01, "warmup": 2, "seed": 5}, 3, 0.01, 2, 5)],
+)
+def test_recalibration_is_the_loop_written_by_hand(options, batch, rate, warmup, seed):
+    """AdamW as in DroPE: betas 0.9 and 0.95, a decay of 0.1, gradients of a norm up to 1, a linear
+    warm-up to a constant rate, rows drawn at random.
+    """
+    tokens = torch.randint(17, (20, 12), generator=torch.Generator().manual_seed(9))
+    by_hand, ours = tiny(), tiny()
+    generator, losses = torch.Generator().manual_seed(seed), []
+    parameters = list(by_hand.parameters())
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    for step in range(5):
+        rows = torch.randint(20, (batch,), generator=generator)
+        loss = by_hand.loss(tokens[rows])
+        grads = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+        grads = [grad * min(1.0, 1 / (norm + 1e-6)) for grad in grads]
+        now = rate * min(1.0, (step + 1) / warmup)
+        with torch.no_grad():
+            for p, grad, m, v in zip(parameters, grads, first, second, strict=True):
+                p.mul_(1 - now * 0.1)
+                m.mul_(0.9).add_(0.1 * grad)
+                v.mul_(0.95).add_(0.05 * grad.square())
+                size = (v / (1 - 0.95 ** (step + 1))).sqrt() + 1e-8
+                p.sub_(now * m / (1 - 0.9 ** (step + 1)) / size)
+        losses.append(loss.item())
+    assert recalibrate(ours, tokens, 5, **options) == pytest.approx(losses, rel=1e-4)
+    for mine, theirs in zip(ours.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_is_in_the_mode_it_had_and_in_training_mode_while_it_learns(training):
+    model, modes = tiny().train(training), []
+    tokens = torch.arange(12).repeat(8, 1)
+    recalibrate(model, tokens, 2, log=lambda *_: modes.append(model.training))
+    assert modes == [True, True]
+    assert model.training == training
+
+
+def test_frozen_parameters_stay_as_they_are():
+    model = tiny()
+    model.embed_tokens.requires_grad_(False)
+    before = model.embed_tokens.weight.clone()
+    recalibrate(model, torch.arange(12).repeat(8, 1), 2, rate=0.1, warmup=0)
+    assert torch.equal(model.embed_tokens.weight, before)

@@ -61,3 +61,62 @@ def test_json_lines_of_a_sample_hold_chinese_without_escapes(tmp_path, name):
 def test_a_sample_with_too_many_lines_or_characters_is_refused(tmp_path, size):
     with pytest.raises(RopeError, match=f"{list(size)[-1]}: must be an integer from"):
         write_sample(tmp_path / "sample", **size)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_sample_has_70_15_and_15_per_cent_of_200_lines(tmp_path, form):
+    write_sample(tmp_path / "sample", form)
+    ending, header = {"cail": ("json", 0), "glue": ("tsv", 1)}[form]
+    counts = {
+        name: (tmp_path / "sample" / f"{name}.{ending}").read_text(encoding="utf-8").count("\n")
+        for name in ("train", "valid", "test")
+    }
+    assert counts == {"train": 140 + header, "valid": 30 + header, "test": 30 + header}
+
+
+def test_texts_to_pretrain_on_are_those_of_training_and_validation_and_not_of_the_test(tmp_path):
+    folder = tmp_path / "sample"
+    write_sample(folder, count=40)
+    lines = {
+        name: [
+            json.loads(line)
+            for line in (folder / f"{name}.json").read_text(encoding="utf-8").splitlines()
+        ]
+        for name in ("train", "valid", "test")
+    }
+    texts = [line[each] for name in ("train", "valid") for line in lines[name] for each in "ABC"]
+    written = (folder / "text.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in written] == texts
+    # each text has at least 60 characters, and not another sentence
+    lengths = [len(line[each]) for name in lines for line in lines[name] for each in "ABC"]
+    assert min(lengths) >= 60
+    assert max(lengths) < 110
+    about = lambda text: {name for name, said in PHRASES.items() if any(s in text for s in said)}
+    for line in (each for part in lines.values() for each in part):
+        near, far = ("B", "C") if line["label"] == "B" else ("C", "B")
+        assert about(line["A"]) == about(line[near]) != about(line[far])
+
+
+def test_a_sentence_is_entailed_only_if_it_says_the_same(tmp_path):
+    write_sample(tmp_path / "sample", "glue", count=200)
+    lines = (tmp_path / "sample" / "train.tsv").read_text(encoding="utf-8").splitlines()
+    assert lines[0].split("\t") == ["index", "sentence1", "sentence2", "label"]
+    labels = []
+    for line in lines[1:]:
+        _, first, second, label = line.split("\t")
+        said = first.split(". ")[-1].rstrip(".").split()
+        thing, quality = said[1], said[-1]
+        claimed = second.rstrip(".").split()
+        assert claimed[1] == thing
+        assert (claimed[-1] == quality) == (label == "entailment")
+        labels.append(label)
+    assert 0.35 < labels.count("entailment") / len(labels) < 0.65
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_another_seed_gives_another_sample(tmp_path, form):
+    made = []
+    for name, options in {"a": {}, "b": {"seed": 0}, "c": {"seed": 1}}.items():
+        files = write_sample(tmp_path / name, form, count=20, **options)
+        made.append(files[0].read_bytes())
+    assert made[0] == made[1] != made[2]

@@ -93,3 +93,12 @@ def test_roformer_stages_refuse_a_factor_that_is_no_integer_from_1_to_16(factor)
 def test_bad_stages_are_refused(bad):
     with pytest.raises((RopeError, Exception), match=next(iter(bad))):
         Stage(**({"length": 8, "batch": 2, "steps": 3} | bad))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_the_rate_stays_at_its_end_after_the_last_step(schedule):
+    rates = [
+        learning_rate(step, 10, highest=2.0, schedule=schedule, warmup=2, final=0.1)
+        for step in (9, 10, 25)
+    ]
+    assert rates == pytest.approx([2.0 if schedule == "constant" else 0.2] * 3)

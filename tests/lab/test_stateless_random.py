@@ -2,6 +2,8 @@
 batch.
 """
 
+import math
+
 import numpy as np
 import pytest
 
@@ -75,3 +77,54 @@ def test_neighbours_are_not_neighbours_after_a_shuffle(size):
         for seed in range(20)
     ]
     assert np.mean(apart) == pytest.approx(size / 3, rel=0.08)
+
+
+WRAP = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def finalised(x):
+    """The finaliser of splitmix64, in Python's integers."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & WRAP
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & WRAP
+    return x ^ (x >> 31)
+
+
+def folded(*numbers):
+    seed = 0
+    for number in numbers:
+        seed = finalised((3 * seed + number + GOLDEN) & WRAP)
+    return seed
+
+
+@pytest.mark.parametrize(("seed", "stream"), [(0, 0), (0, 1), (1, 0), (5, 99), (2**40, 3)])
+def test_numbers_are_those_of_the_seed_the_stream_the_sample_and_the_column(seed, stream):
+    index = np.array([0, 3, 1 << 40])
+    expected = []
+    for sample in index.tolist():
+        row = finalised((sample * GOLDEN + folded(seed, stream)) & WRAP)
+        expected.append([finalised((row + (column + 1) * GOLDEN) & WRAP) for column in range(4)])
+    assert bits(seed, index, stream, 4).tolist() == expected
+    shares = [[(number >> 11) / 2**53 for number in row] for row in expected]
+    assert uniform(seed, index, stream, 4).tolist() == shares
+    tens = [[(number >> 32) * 10 >> 32 for number in row] for row in expected]
+    assert below(seed, index, stream, 4, 10).tolist() == tens
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 16, 17, 1000])
+def test_a_permutation_is_four_rounds_of_a_feistel_network_walked_into_the_range(size):
+    halves = max(1, math.ceil(math.log2(max(size, 2)) / 2))
+    mask = (1 << halves) - 1
+
+    def place(number, seed):
+        while True:
+            left, right = number >> halves, number & mask
+            for turn in range(4):
+                left, right = right, left ^ (finalised((right + seed + turn) & WRAP) & mask)
+            number = left << halves | right
+            if number < size:
+                return number
+
+    index = np.arange(min(size, 64))
+    seeds = np.full(len(index), 77, dtype=np.uint64)
+    assert permuted(index, size, seeds).tolist() == [place(i, 77) for i in index.tolist()]

@@ -92,3 +92,46 @@ def test_a_rank_group_holds_names_tied_with_its_first_alone():
     """
     scores = {name: Score(WINDOWS + step * 0.02) for step, name in enumerate("abcd")}
     assert rank(scores, floor=0.015) == [["a", "b"], ["c", "d"]]
+
+
+def test_a_difference_of_exactly_two_standard_errors_is_a_tie():
+    """Differences 2 and 4 of two windows: mean 3, standard error 1, so 3 of them are a difference."""
+    a, b = Score(np.array([[2.0, 4.0]])), Score(np.array([[0.0, 0.0]]))
+    found = compare(a, b)
+    assert (found.difference, found.error) == (3.0, 1.0)
+    assert [compare(a, b, sigmas=sigmas).verdict for sigmas in (2.0, 3.0, 3.5)] == [
+        *("b", "tied", "tied")
+    ]
+    assert compare(b, a).verdict == "a"
+    # noise of its own: sqrt(1 + 1.25) is 1.5, and twice that is the difference
+    assert compare(a, b, floor=math.sqrt(1.25)).verdict == "tied"
+    assert compare(a, b, floor=1.0).verdict == "b"
+    assert compare(a, b, floor=1.0).error == pytest.approx(math.sqrt(2))
+
+
+def test_a_comparison_counts_trainings_and_windows():
+    values = np.arange(12.0).reshape(3, 4)
+    found = compare(Score(values), Score(values * 2))
+    assert (found.seeds, found.windows) == (3, 4)
+    assert (Score(values).seeds, Score(values).windows) == (3, 4)
+    # both errors by their formulas, added as squares
+    of_windows = np.array([4.0, 5, 6, 7]).std(ddof=1) / 2
+    of_seeds = np.array([1.5, 5.5, 9.5]).std(ddof=1) / math.sqrt(3)
+    assert Score(values).error == pytest.approx(math.hypot(of_windows, of_seeds))
+    assert Score(values).mean == 5.5
+
+
+def test_a_rank_uses_the_noise_that_is_given():
+    """Means 0, 3 and 6 with standard errors of 1: apart by three errors."""
+    scores = {
+        "far": Score(np.array([[5.0, 7.0]])),
+        "near": Score(np.array([[0.0, 0.0]])),
+        "middle": Score(np.array([[2.0, 4.0]])),
+    }
+    assert rank(scores) == [["near"], ["middle"], ["far"]]
+    assert rank(scores, sigmas=3.0)[0] == ["near", "middle"]
+    assert rank(scores, sigmas=2.0, floor=math.sqrt(1.25))[0] == ["near", "middle"]
+    # a group is tied with its first name, not with its last
+    a = np.array([[0.0, 0.0]])
+    chain = {"a": a, "b": np.array([[0.5, 2.5]]), "c": np.array([[3.0, 3.0]])}
+    assert rank({name: Score(values) for name, values in chain.items()}) == [["a", "b"], ["c"]]

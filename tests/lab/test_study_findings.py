@@ -1,10 +1,19 @@
 """Findings from rows that were made up: which row a cell comes from, and when a claim holds."""
 
-import numpy as np
+import math
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+import torch
+
+from ropewalk.encodings import Sizes
+from ropewalk.encodings.rotary import Rotary
+from ropewalk.spec import RopeSpec
 from ropewalk_lab.scores import Score
 from ropewalk_lab.studies import (
     encodings,
+    migrate,
     mlm_lengths,
     multimodal,
     norms,
@@ -12,7 +21,7 @@ from ropewalk_lab.studies import (
     precision,
     relative,
 )
-from ropewalk_lab.studies.findings import FAILS, HOLDS, cell, percent
+from ropewalk_lab.studies.findings import FAILS, HOLDS, TIED, cell, percent
 from ropewalk_lab.studies.rows import row, score
 
 
@@ -143,3 +152,135 @@ def test_the_last_claim_of_stages_is_that_longer_inputs_have_a_lower_loss():
 
     assert verdict(3.0, 2.0) == HOLDS
     assert verdict(2.0, 3.0) == FAILS
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "verdict"),
+    [(1000, 1000, HOLDS), (97, 100, TIED), (94, 100, TIED), (100, 100, HOLDS), (50, 100, FAILS)],
+)
+def test_pass_keys_are_found_only_beyond_two_standard_errors(found, count, verdict):
+    """At least 95 %: 97 and 94 of 100 are off by 1.7 and 2.4 %, and so within two errors of it."""
+    values = [1.0] * found + [0.0] * (count - found)
+    rows = [row("found", values, base=1e4, method="none", length=64, depth=0.0, seed=0)]
+    (claim,) = passkey.claims(rows, [64], [1e4])
+    share = found / count
+    error = math.sqrt(max(share * (1 - share), 1 / count) / count)
+    assert claim.verdict == verdict
+    assert claim.evidence == f"{share:.1%} ± {error:.1%} of {count}"
+    assert "at least 95% of the pass keys" in claim.text
+
+
+def test_the_change_by_a_shift_is_the_largest_of_each_window(monkeypatch):
+    """In deviations of all logits, for a model whose logits are its positions' sums."""
+
+    class Sums(torch.nn.Module):
+        def __init__(self, config):
+            super().__init__()
+
+        def forward(self, tokens, positions):
+            logits = torch.zeros(*tokens.shape, 2)
+            logits[..., 0] = tokens
+            logits[:, 3, 1] = positions[3].float() / 10  # one logit of every row follows positions
+            return logits
+
+    monkeypatch.setattr(relative, "Decoder", Sums)
+    workspace = SimpleNamespace(device=torch.device("cpu"))
+    rows = relative.measure(workspace, seed=0, names=["rope"], shifts=[5], windows=3, length=6)
+    tokens = torch.randint(64, (3, 6), generator=torch.Generator().manual_seed(0))
+    plain = Sums(None)(tokens, torch.arange(6)).double()
+    assert rows[0]["values"] == pytest.approx([0.5 / plain.std().item()] * 3, rel=1e-4)
+
+
+def test_a_migrated_model_is_trained_at_the_rate_of_the_study(monkeypatch):
+    asked = []
+
+    class Stop(Exception):
+        pass
+
+    def fine_tuning(original, *given):
+        asked.append(given)
+        raise Stop
+
+    monkeypatch.setattr(migrate.training, "fine_tuning", fine_tuning)
+    stage = "train.stages=[{length=24, batch=3, steps=7}]"
+    with pytest.raises(Stop):
+        migrate.measure(
+            None,
+            variant=migrate.FRESH,
+            steps=5,
+            seed=2,
+            preset="smoke",
+            changes=[stage, "train.learning_rate=0.5"],
+            source="sinusoidal",
+            rate=0.25,
+            windows=2,
+        )
+    # the length and the batch of the model's own training; steps, rate and seed of the study
+    assert asked == [(24, 3, 5, 0.25, 2)]
+
+
+def test_the_window_of_the_rope_model_is_its_trained_length(monkeypatch):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Identity() for _ in range(3)])
+
+    trainer = SimpleNamespace(model=Model(), log=SimpleNamespace(rows=list), step=1)
+    asked, measured = [], []
+    monkeypatch.setattr(encodings.training, "train_or_load", lambda *given: trainer)
+    monkeypatch.setattr(encodings.training, "held_out_windows", lambda *given: given[1:])
+    monkeypatch.setattr(
+        encodings.training,
+        "loss_rows",
+        lambda reader, text, lengths, tail, /, **named: (
+            measured.append((text, lengths, tail)) or []
+        ),
+    )
+    monkeypatch.setattr(
+        encodings, "migrate", lambda *given, **named: asked.append((given[1:], named)) or trainer
+    )
+    encodings.measure(
+        None,
+        encoding="rope",
+        seed=0,
+        preset="smoke",
+        changes=["train.stages=[{length=24, batch=3, steps=7}]"],
+        multiples=[1, 2],
+        windows=5,
+    )
+    assert asked == [(("rope",), {"window": 24, "layer_types": ("sliding",) * 3})]
+    # five windows as long as the longest context; the loss of the same last 24 tokens
+    assert measured == [((5, 48), [24, 48], 24)] * 2
+
+
+def test_a_norm_after_the_rotation_has_weights_for_queries_and_others_for_keys():
+    sizes = Sizes(num_heads=2, head_dim=4, model_dim=8, length=8)
+    encoding = norms.NormedRotary(sizes, RopeSpec(4), torch.nn.RMSNorm)
+    torch.nn.init.constant_(encoding.q_norm.norm.weight, 2.0)
+    torch.nn.init.constant_(encoding.k_norm.norm.weight, 3.0)
+    x = torch.randn(1, 2, 3, 4)
+    plain = Rotary(sizes, RopeSpec(4)).rotate(x, torch.arange(3), key=False)
+    size = plain.square().mean(-1, keepdim=True).sqrt()
+    for key, weight in ((False, 2.0), (True, 3.0)):
+        found = encoding.rotate(x, torch.arange(3), key=key)
+        torch.testing.assert_close(found, weight * plain / size, atol=1e-4, rtol=1e-4)
+
+
+def test_a_norm_of_heads_is_computed_in_float32():
+    norm = norms.LearnedHeadNorm(torch.nn.LayerNorm, 4)
+    x = torch.tensor([[1.0, 2.0, 3.0, 200.0]]).bfloat16()
+    seen = []
+    norm.norm.register_forward_hook(lambda module, given, out: seen.append(given[0].dtype))
+    assert norm(x).dtype == torch.bfloat16
+    assert seen == [torch.float32]
+
+
+def test_the_share_of_a_preset_is_that_of_the_pass_keys(monkeypatch):
+    corpus = SimpleNamespace(train=None, vocab_size=264, fingerprint="text")
+    monkeypatch.setattr(passkey.training, "corpus_of", lambda preset: corpus)
+    preset = SimpleNamespace(train=SimpleNamespace(seed=6), data={})
+    mixed = passkey.passkey_batches(preset, 0.2)
+    text, keys = mixed.parts
+    assert (text.fingerprint, keys.task) == ("text", "passkey")
+    assert mixed.shares == (0.8, 0.2)
+    assert (mixed.seed, text.seed, keys.seed) == (6, 6, 6)

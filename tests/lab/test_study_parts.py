@@ -363,3 +363,20 @@ def test_a_cache_of_softmax_attention_grows_and_one_of_linear_attention_does_not
     assert held["linear", 5] == held["linear", 10]
     # keys and values of two heads of six floats, in two layers, beside small numbers for positions
     assert held["softmax", 10] - held["softmax", 5] >= 5 * 2 * 2 * 2 * 6 * 4
+
+
+def test_an_order_that_is_wrong_at_one_place_does_not_hold_whatever_is_tied():
+    scores = {
+        "a": noisy(1.2, 0.01, salt=1),
+        "b": noisy(1.0, 0.01, salt=2),
+        "c": noisy(1.001, 0.01, salt=3),
+    }
+    for order in (["a", "b", "c"], ["c", "b", "a"][::-1]):
+        assert claim_order("", scores, order).verdict == FAILS
+    assert claim_order("", scores, ["b", "c", "a"]).verdict == TIED
+
+
+def test_a_value_at_the_threshold_is_at_least_the_threshold():
+    assert claim_threshold("", 0.05, 0.05, above=True).verdict == HOLDS
+    assert claim_threshold("", 0.05, 0.05, above=False).verdict == FAILS
+    assert claim_threshold("", 0.05, 0.05, above=True).evidence == "5.0e-02, threshold 0.05"

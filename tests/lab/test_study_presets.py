@@ -166,3 +166,192 @@ def test_the_list_of_studies_is_that_of_the_questions_and_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in STUDIES)
+
+
+#: settings that say how much is measured: a larger machine measures at least as much
+AMOUNTS = (
+    *("windows", "count", "seeds", "steps", "tuned_steps", "recalibrated", "side", "repeats"),
+    *("short", "long", "length", "next", "multiples", "factors", "sides", "tuned_factors"),
+    *("search", "depths", "timed"),
+)
+#: (study, setting, smaller preset) where the larger one has less, on purpose
+LESS = {
+    ("base", "seeds", "smoke"),  # two, to try the comparison of seeds
+    ("extend", "tuned_steps", "cpu"),  # a GPU's batches are eight times as large
+    ("methods", "recalibrated", "cpu"),
+    ("real_extend", "windows", "smoke"),  # of a tiny model
+    ("real_extend", "factors", "smoke"),
+    ("real_tune", "depths", "smoke"),  # left out on a CPU, as the search is
+    ("real_tune", "search", "smoke"),
+}
+
+
+def amount(value):
+    """How much a setting asks for: a number, the largest of a list, or the numbers of a search."""
+    if isinstance(value, dict):
+        return tuple(amount(each) for each in value.values())
+    return (max(value, default=0) if isinstance(value, list) else value,)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_larger_machine_measures_at_least_as_much(study):
+    presets = STUDIES[study].presets
+    for smaller, larger in (("smoke", "cpu"), ("cpu", "gpu"), ("gpu", "cluster")):
+        for name in AMOUNTS:
+            if name in presets[smaller] and name in presets[larger]:
+                few, many = (amount(presets[each][name]) for each in (smaller, larger))
+                if (study, name, smaller) in LESS:
+                    continue
+                assert all(a <= b for a, b in zip(few, many, strict=False)), (name, smaller, larger)
+
+
+#: settings of `cluster`, which no committed run has, and of `smoke` and `cpu` where none has
+WRITTEN = {
+    "cluster": {
+        "extend": {
+            "tuned_rate": 3e-4,
+            "tuned_steps": 100,
+            "search": {"population": 64, "rounds": 40, "windows": 16},  # as LongRoPE's own
+        },
+        "passkey": {"share": 0.2, "multiples": [1, 2, 4, 8, 16], "bases": [1e4, 5e5]},
+        "matching": {"short": 512, "long": 1024, "steps": 3000, "count": 20_000, "batch": 64},
+        "linear": {"timed": [4096, 16_384, 65_536], "multiples": [1, 2, 4]},
+        "migrate": {"steps": [0, 50, 200], "rate": 3e-4, "from": "sinusoidal"},
+        "multimodal": {"side": 16, "sides": [16, 20, 24, 32], "steps": 3000, "batch": 256},
+        "methods": {
+            "recalibrated": 2000,
+            "multiples": [1, 2, 4, 8, 16],
+            "search": {"population": 64, "rounds": 20},
+            "depths": [0.0, 0.5, 1.0],
+            "repeats": 20,
+        },
+        "norms": {"multiples": [1, 2, 4, 8], "shift": 1000},
+        "base": {"bases": [100, 1000, 10_000, 100_000], "multiples": [1, 2, 4, 8, 16]},
+        "frequencies": {"multiples": [1, 2, 4, 8], "texts": ["stdlib", "prose"]},
+        "real_extend": {"factors": [4, 2, 8], "search": 256, "model": "smollm2"},
+        "real_passkey": {"factor": 8, "depths": 20, "lengths": []},
+        "real_tune": {"steps": 1000, "windows": 12, "rate": 2e-5, "train_text": "sotu"},
+        "real_precision": {
+            "lengths": [512, 2048, 8192],
+            "offsets": [0, 100_000, 1_000_000, 10_000_000],
+            "dtypes": ["bfloat16", "float16", "float32"],
+        },
+        "real_kv": {"length": 7168, "next": 1024, "shift": 100_000, "sinks": 4},
+        "relative": {"shifts": [1, 1000, 1_000_000], "windows": 8, "length": 48},
+        "precision": {"head_dim": 128, "width": 5},
+        "mlm_lengths": {"preset": "roformer-paper", "changes": []},
+    },
+    "cpu": {
+        "encodings": {"multiples": [1, 2, 4, 8]},
+        "extend": {
+            "factors": [2, 4, 8],
+            "tuned_methods": ["none", "linear", "yarn"],
+            "tuned_factors": [4],
+            "tuned_steps": 60,
+            "tuned_rate": 6e-4,
+            "search": {"population": 8, "rounds": 5, "windows": 4},
+        },
+        "norms": {"multiples": [1, 2, 4]},
+        "passkey": {"multiples": [1, 2, 4], "share": 0.5, "depths": [0, 0.25, 0.5, 0.75, 1]},
+        "matching": {"short": 48, "long": 96, "batch": 16, "steps": 600},
+        "migrate": {"steps": [0, 60], "rate": 1e-3},
+        "multimodal": {"side": 6, "sides": [6, 8, 10], "batch": 64, "steps": 600},
+        "methods": {"recalibrated": 300, "repeats": 5, "multiples": [1, 2, 4]},
+        "real_extend": {"factors": [1.25], "methods": ["none", "yarn"]},
+        "real_passkey": {"factor": 4, "depths": 5, "lengths": [1900]},
+        "real_tune": {"factor": 1.25, "steps": 2, "rate": 2e-5, "methods": ["yarn"]},
+        "real_precision": {"dtypes": ["float16"], "lengths": [256], "offsets": [0, 1_000_000]},
+    },
+    "gpu": {
+        "real_tune": {"steps": 200, "rate": 1e-4, "codes": 128, "factor": 4, "depths": 20},
+        "passkey": {"bases": [1e4, 5e5], "share": 0.5},
+        "norms": {"seeds": 2, "shift": 1000},
+        "matching": {"seeds": 2, "data": ""},
+        "mlm_lengths": {"windows": 256, "preset": "mlm"},
+    },
+}
+
+
+@pytest.mark.parametrize(("preset", "study"), [(p, s) for p in WRITTEN for s in WRITTEN[p]])
+def test_settings_that_no_committed_run_has_are_written_out_here(preset, study):
+    settings = STUDIES[study].presets[preset]
+    wanted = WRITTEN[preset][study]
+    assert {name: settings[name] for name in wanted} == wanted
+
+
+def changes_of(study: str, preset: str) -> dict[str, str]:
+    """The changes of a preset by setting; a later one replaces an earlier one."""
+    return dict(each.split("=", 1) for each in STUDIES[study].presets[preset]["changes"])
+
+
+STAGES_OF = {
+    ("passkey", "smoke"): (96, 4, 20),
+    ("passkey", "cpu"): (128, 16, 1200),
+    ("passkey", "gpu"): (256, 128, 1200),
+    ("methods", "smoke"): (96, 2, 2),
+    ("methods", "cpu"): (128, 16, 1200),
+    ("methods", "gpu"): (256, 64, 800),
+    ("frequencies", "cpu"): (64, 8, 300),
+    ("encodings", "gpu"): (256, 128, 600),
+}
+
+
+@pytest.mark.parametrize(("study", "preset"), STAGES_OF)
+def test_a_model_is_trained_for_as_long_as_it_is_written_here(study, preset):
+    length, batch, steps = STAGES_OF[study, preset]
+    stage = changes_of(study, preset)["train.stages"]
+    assert stage == f"[{{length={length}, batch={batch}, steps={steps}}}]"
+
+
+def test_small_models_begin_with_large_weights_and_untied_embeddings():
+    """Near 1 / sqrt(width), as the file says."""
+    widths = {("cpu", "base"): 0.05, ("gpu", "base"): 0.04, ("cpu", "frequencies"): 0.08}
+    for (preset, study), deviation in widths.items():
+        changes = changes_of(study, preset)
+        assert float(changes["model.init_std"]) == deviation
+        assert changes["model.tie_embeddings"] == "false"
+    for study in ("base", "passkey", "methods"):
+        gpu = changes_of(study, "gpu")
+        assert (gpu["train.learning_rate"], gpu["train.warmup"]) == ("2e-3", "100")
+        assert gpu["train.save_every"] == "1000"
+    masked = changes_of("mlm_lengths", "gpu")
+    assert (masked["train.learning_rate"], masked["train.warmup"]) == ("7e-4", "400")
+    assert masked["data.source"] == "code"
+    rates = {preset: changes_of("matching", preset) for preset in ("gpu", "cluster")}
+    assert {p: each["train.learning_rate"] for p, each in rates.items()} == {
+        "gpu": "5e-4",
+        "cluster": "3e-4",
+    }
+    assert {each["train.warmup"] for each in rates.values()} == {"200"}
+
+
+#: words that the question of each study has
+ASKED = {
+    "encodings": "encoding learns best at the trained length",
+    "extend": "beyond its trained length can a RoPE model be used",
+    "base": "base of plain RoPE change",
+    "frequencies": "linear or learned frequencies read further than 10000^(-2i/d)",
+    "norms": "q and k be normed after the rotation, before it",
+    "passkey": "find five digits that were stated once",
+    "mlm_lengths": "alternating lengths, as in RoFormer",
+    "matching": "as in CAIL2019-SCM",
+    "linear": "linear attention cost in loss, and save in time and memory",
+    "migrate": "trained model change to RoPE",
+    "multimodal": "positions of an image be rows and columns, or one sequence",
+    "decay": "attention fall with distance",
+    "relative": "scores depend only on distance",
+    "precision": "errors of cos and sin at large positions",
+    "methods": "recent position methods gain over RoPE",
+    "real_extend": "a pretrained model read, and with which method",
+    "real_passkey": "lengths and depths does a pretrained model find a pass key",
+    "real_tune": "a little training at the new length",
+    "real_precision": "in 16 bits from the same model in float32",
+    "real_kv": "shifted or reused cache",
+}
+
+
+def test_every_study_asks_its_question():
+    assert list(ASKED) == list(ABOUT)
+    for name, words in ASKED.items():
+        assert words in ABOUT[name]
+        assert ABOUT[name].endswith("?")

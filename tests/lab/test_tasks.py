@@ -2,12 +2,14 @@
 batch.
 """
 
+import math
 import re
 
 import numpy as np
 import pytest
 
 from ropewalk.errors import RopeError
+from ropewalk_lab.stateless_random import below, fold
 from ropewalk_lab.tasks import PADDING
 from ropewalk_lab.text_tasks import TASKS
 
@@ -150,3 +152,75 @@ def test_the_letters_of_a_planted_name_say_nothing_about_its_place():
     )
     related = [abs(np.corrcoef(places, column)[0, 1]) for column in letters.T]
     assert max(related) < 0.2  # four standard errors of 1 / sqrt(400)
+
+
+def test_without_options_words_are_as_long_as_they_fit_and_eight_pairs_are_recalled():
+    for name in ("copy", "reverse", "sort"):
+        assert {text.index("|") for text, _ in rows(name, 42)} == {20}
+    for text, _ in rows("recall"):
+        assert len(re.findall(r"[a-z]\d", text[:-3])) == 8
+    for text, _ in rows("needle", 300):
+        assert len(re.findall(r"The number of \w+ is \d{5}\.", text)) == 3
+
+
+@pytest.mark.parametrize(("depth", "slot"), [(0.0, 0), (0.24, 1), (0.26, 2), (0.74, 4), (1.0, 6)])
+def test_a_depth_is_rounded_to_the_nearest_slot(depth, slot):
+    """Of 17 tokens three are the question, so there are 7 slots of two: 0.26 of the last is 1.56."""
+    for text, _ in rows("recall", 17, pairs=1, depth=depth):
+        assert re.search(r"[a-z]\d", text[:-3]).start() == 2 * slot
+
+
+def test_a_depth_that_is_not_given_reaches_every_slot():
+    tokens = TASKS["recall"](5, np.arange(2000), 17, pairs=1).tokens
+    slots = [re.search(rb"[a-z]\d", bytes(row[:-3])).start() // 2 for row in tokens]
+    counts = np.bincount(slots, minlength=7)
+    assert len(counts) == 7
+    assert abs(counts / 2000 - 1 / 7).max() < 0.035
+
+
+@pytest.mark.parametrize("length", [101, 140, 171, 300])
+def test_a_pass_key_at_depth_one_ends_where_the_question_begins(length):
+    for text, counted in rows("passkey", length, depth=1.0):
+        assert f"The pass key is {counted}. What is the pass key?" in text
+    for text, counted in rows("passkey", length, depth=0.0):
+        assert text.startswith(f"The pass key is {counted}. ")
+
+
+def test_planted_text_has_the_words_of_zipfs_law_whatever_the_seed():
+    """P(rank) ~ 1 / rank: of 512 words the first is drawn as often as log 2 / log 512."""
+    words = [
+        re.findall(r"(?<= )[a-z]{5}(?= )", bytes(row).decode())
+        for row in TASKS["planted"](5, np.arange(300), 300).tokens
+    ]
+    drawn = [word for row in words for word in row]
+    names, counts = np.unique(drawn, return_counts=True)
+    assert 350 < len(names) <= 512
+    by_rank = np.sort(counts)[::-1] / len(drawn)
+    for rank in (1, 2, 3):
+        expected = math.log((rank + 1) / rank) / math.log(512)
+        assert by_rank[rank - 1] == pytest.approx(expected, rel=0.15)
+    other = [
+        re.findall(r"(?<= )[a-z]{5}(?= )", bytes(row).decode())
+        for row in TASKS["planted"](6, np.arange(300), 300).tokens
+    ]
+    top = names[counts.argmax()]
+    # the first word drawn with the seed 7
+    assert top == "".join(
+        chr(97 + i) for i in below(7, np.arange(1), stream=0, count=5, high=26)[0]
+    )
+    assert sum(row.count(top) for row in other) / sum(map(len, other)) == pytest.approx(
+        math.log(2) / math.log(512), rel=0.15
+    )
+
+
+def test_a_planted_name_may_begin_anywhere_that_leaves_room_for_its_copy():
+    tokens = TASKS["planted"](5, np.arange(600), 64, distance=40).tokens
+    starts = {bytes(row).index(b"<") for row in tokens}
+    assert starts == set(range(64 - 40 - 18 + 1))
+
+
+def test_samples_of_a_task_are_drawn_apart_from_the_text_of_the_same_seed():
+    """The first word of a copy is drawn with the seed folded with 77, and another one differs."""
+    letters = below(fold(5, 77), INDEX, stream=1, count=20, high=26)
+    for (text, _), drawn in zip(rows("copy", 42), letters, strict=True):
+        assert text[:20] == "".join("abcdefghijklmnopqrstuvwxyz"[i] for i in drawn)

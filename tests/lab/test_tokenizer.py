@@ -343,3 +343,44 @@ def test_subwords_without_the_tokenizers_package_name_the_extra(tmp_path, monkey
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RopeError, match=r"ropewalk\[text\]"):
         Subwords(vocab_file(tmp_path, PIECES))
+
+
+NEEDED = ["[UNK]", "[CLS]", "[SEP]"]
+
+
+def file_of(folder: Path, tokens: list[str]) -> Path:
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    return folder / "vocab.txt"
+
+
+@pytest.mark.parametrize("words", [3, 4, 5, 11, 12, 13])
+def test_a_vocabulary_has_room_for_the_mask_and_is_a_multiple_of_eight(tmp_path, words):
+    """Of 8 words without a mask, the mask is the ninth: 16 in all."""
+    ours = Subwords(file_of(tmp_path, [*NEEDED, *"abcdefghijklmnop"[:words]]))
+    assert ours.mask_id == ours.num_words == 3 + words
+    assert ours.vocab_size == {3: 8, 4: 8, 5: 16, 11: 16, 12: 16, 13: 24}[words]
+
+
+@pytest.mark.parametrize(
+    ("more", "separator"), [([], "[SEP]"), (["[END]"], "[END]"), (["</s>", "<eos>"], "[SEP]")]
+)
+def test_the_separator_is_the_first_of_its_names(tmp_path, more, separator):
+    tokens = [*NEEDED, "a", *more]
+    ours = Subwords(file_of(tmp_path, tokens))
+    assert ours.separator == tokens.index(separator)
+
+
+def test_the_first_token_of_every_row_begins_a_word(tmp_path):
+    ours = Subwords(file_of(tmp_path, [*NEEDED, "[MASK]", "a", "##b"]))
+    rows = np.array([[5, 4, 5], [5, 5, 4]])
+    assert ours.starts_word(rows).tolist() == [[True, True, False], [True, False, True]]
+
+
+def test_text_is_lower_cased_and_loses_its_accents_unless_the_config_says_otherwise(tmp_path):
+    path = file_of(tmp_path, [*NEEDED, "[MASK]", "e", "E", "é", "É"])
+    token = lambda text: Subwords(path).encode(text.encode()).tolist()
+    assert token("É E é") == [4, 4, 4]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert token("É E é") == [7, 5, 6]
+    (tmp_path / "tokenizer_config.json").write_text('{"strip_accents": false}')
+    assert token("É E é") == [6, 4, 6]

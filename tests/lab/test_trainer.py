@@ -144,6 +144,53 @@ def test_only_matrices_outside_the_encodings_have_weight_decay(encoding):
         assert (id(parameter) in decaying) == (parameter.ndim == 2 and not positional), name
 
 
+@pytest.mark.parametrize("encoding", ["learned", "relative_bias", "kerple_log", "rope_learnable"])
+def test_only_frequencies_have_a_rate_of_their_own(encoding):
+    model = tiny_model(encoding)
+    groups = parameter_groups(model, learning_rate=2.0, weight_decay=0.1, frequency_rate=0.25)
+    rates = {id(p): (group["lr"], group["rate"]) for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        learned = name.endswith("log_scale")
+        assert rates[id(parameter)] == ((0.5, 0.25) if learned else (2.0, 1.0)), name
+
+
+def test_a_parameter_without_gradients_is_not_trained_and_has_no_norm():
+    model = tiny_model("rope")
+    for parameter in model.embed_tokens.parameters():
+        parameter.requires_grad_(False)
+    groups = parameter_groups(model, learning_rate=1.0, weight_decay=0.1, frequency_rate=1.0)
+    trained = {id(p) for group in groups for p in group["params"]}
+    assert trained == {id(p) for p in model.parameters() if p.requires_grad}
+    assert "embed_tokens" not in GradientNorms(model, Parallel()).names
+
+
+def test_the_norm_of_a_group_counts_only_parameters_with_a_gradient():
+    """Those without one come before others in the order of the parameters."""
+    model = tiny_model("rope")
+    norms = GradientNorms(model, Parallel())
+    parameters = dict(model.named_parameters())
+    last = [name for name in parameters if "self_attn" in name][-1]
+    parameters[last].grad = torch.full_like(parameters[last], 2.0)
+    measured = dict(zip(["all", *norms.names], norms.measure().tolist(), strict=True))
+    size = 2 * math.sqrt(parameters[last].numel())
+    assert measured["self_attn"] == pytest.approx(size)
+    assert measured["all"] == pytest.approx(size)
+    assert [measured[name] for name in norms.names if name != "self_attn"] == [0] * (
+        len(norms.names) - 1
+    )
+
+
+def test_the_group_of_a_parameter_is_the_module_within_the_innermost_numbered_layer():
+    class Nested(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            part = torch.nn.ModuleDict({"mlp": torch.nn.Linear(2, 2, bias=False)})
+            self.blocks = torch.nn.ModuleList([torch.nn.ModuleList([part])])
+            self.head = torch.nn.Linear(2, 2, bias=False)
+
+    assert group_names(Nested()) == {"blocks.0.0.mlp.weight": "mlp", "head.weight": "head"}
+
+
 @pytest.mark.parametrize("encoding", ["rope_learnable", "alibi", "t5", "learned"])
 def test_norms_of_groups_are_those_of_their_gradients(encoding):
     model = tiny_model(encoding)

@@ -100,3 +100,30 @@ def test_bfloat16_is_faster_only_if_it_takes_less_time(monkeypatch, float32, bfl
     # without the cache, which holds the answer of this machine
     measured = precision.bfloat16_is_faster.__wrapped__
     assert measured() is faster
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "faster", "used"),
+    [
+        ("bfloat16", "cpu", True, "bfloat16"),
+        ("bfloat16", "cpu", False, "float32"),
+        ("bfloat16", "cuda", False, "bfloat16"),
+        ("float32", "cpu", True, "float32"),
+        ("float32", "cuda", False, "float32"),
+    ],
+)
+def test_only_a_cpu_that_is_slower_in_bfloat16_trains_in_float32(
+    monkeypatch, asked, device, faster, used
+):
+    monkeypatch.setattr(precision, "bfloat16_is_faster", lambda: faster)
+    assert precision.usable_precision(asked, torch.device(device)) == used
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_is_of_the_device_and_in_bfloat16(monkeypatch, device):
+    asked = []
+    monkeypatch.setattr(torch, "autocast", lambda *given: asked.append(given))
+    precision.autocast("bfloat16", torch.device(device))
+    assert asked == [(device, torch.bfloat16)]
+    with precision.autocast("float32", torch.device(device)):
+        assert len(asked) == 1

@@ -90,3 +90,51 @@ def test_the_divergence_falls():
 def test_bad_arguments_are_refused_with_the_name_of_the_field(call, field):
     with pytest.raises(rw.RopeError, match=f"^{field}: "):
         call()
+
+
+def test_the_defaults_are_fifteen_neighbours_and_400_steps(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        module, "divergence", lambda joint, placed: seen.append(joint) or (0.0, 0 * placed)
+    )
+    points = clouds(20)
+    tsne(points)
+    assert len(seen) == 400
+    conditional = affinities(points, 15.0)
+    assert seen[-1] == pytest.approx((conditional + conditional.T) / 80)
+
+
+@pytest.mark.parametrize("count", [15, 25])
+def test_the_steps_are_those_of_the_rule_written_out(count):
+    """Momentum 0.5 in the first quarter and 0.8 after it; the rate is a quarter of the points, at
+    least 10, and each coordinate has a gain that grows while the direction stays and else shrinks.
+    """
+    points, steps = clouds(count), 12
+    conditional = affinities(points, 5.0)
+    joint = (conditional + conditional.T) / (2 * len(points))
+    place = module._principal_plane(points)
+    speed, gains = np.zeros_like(place), np.ones_like(place)
+    for step in range(steps):
+        early = step < 3
+        slope = divergence(4 * joint if early else joint, place)[1]
+        for at in np.ndindex(place.shape):
+            turned = np.sign(slope[at]) != np.sign(speed[at])
+            gains[at] = max(gains[at] + 0.2 if turned else gains[at] * 0.8, 0.01)
+            rate = max(len(points) / 4, 10) * gains[at]
+            speed[at] = (0.5 if early else 0.8) * speed[at] - rate * slope[at]
+        place = place + speed
+        place = place - place.mean(axis=0)
+    found = tsne(points, 5.0, steps=steps)
+    assert found == pytest.approx(place, rel=1e-9, abs=1e-12)
+    assert found.mean(axis=0) == pytest.approx([0, 0], abs=1e-12)
+
+
+def test_the_map_begins_with_the_two_widest_directions_made_small():
+    generator = np.random.default_rng(3)
+    points = generator.normal(size=(40, 3)) * [1.0, 30.0, 6.0] + 5
+    place = module._principal_plane(points)
+    assert np.abs(place).max() == pytest.approx(0.01)
+    for column, axis in ((0, 1), (1, 2)):
+        related = np.corrcoef(place[:, column], points[:, axis])[0, 1]
+        assert abs(related) > 0.95
+        assert place[np.abs(place[:, column]).argmax(), column] > 0
