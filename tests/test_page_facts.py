@@ -132,7 +132,10 @@ SCALING_FORMULAS = {
         "LongRope(",
     ),
     "Llama 3.1": ("by wavelength", "1", "Meta's code", "Llama3(s, low, high, L0)"),
-    "p-RoPE": ("$\\omega_i$ for the fastest, 0 for the rest", "1", "2410.06205", "Proportional("),
+    "p-RoPE": (
+        "$\\omega_i / s$ for the fastest (s = 1 in the paper), 0 for the rest",
+        *("1", "2410.06205", "Proportional("),
+    ),
     "xPos": (
         "$\\omega_i$",
         "$\\zeta_i^{\\pm m/512}$, $\\zeta_i = \\frac{2i + 0.4 d}{1.4 d}$",
@@ -186,7 +189,7 @@ def test_a_paper_has_its_number(name):
         "$\\sum \\cos(m \\omega_i) \\ge 0$ up to the context length | arXiv 2405.14591",
         "{\\sum_j \\phi(q_i)^\\top \\phi(k_j)}$, φ = elu + 1 | RoFormer, §3.3 |",
         "| weights $1 + \\cos(R_i q_i, R_j k_j)$ | Su 2020, kexue.fm/archives/7546 |",
-        "| -2^{-8h/H} \\|m - n\\| | ALiBi",
+        "| -2^{-8h/H} \\|m - n\\|, h = 1 … H (H a power of two) | ALiBi",
         "buckets of m - n, half exact, half logarithmic",
         "| -r₁ log(1 + r₂ \\|m - n\\|), -r₁ \\|m - n\\|^{r₂} |",
         "MLP of log(c(m - n) + 1)/log(c max(L, m) + 1)",
@@ -215,7 +218,7 @@ def test_the_options_of_linear_attention_have_the_defaults_of_the_page():
         "Scores are computed only within chunks of 128 tokens (64 or 32 in the GPU kernels)" in page
     )
     assert "128·n·(d + d_v) + n·d·d_v multiplications, and memory for n/128 states" in page
-    assert "Every weight is in [1 - a, 1 + a],\nwithin [0, 2]" in page
+    assert "Before the division every weight is in\n[1 - a, 1 + a], so never below 0" in page
 
 
 def test_the_picture_of_positions_of_text_with_an_image_is_what_is_computed():

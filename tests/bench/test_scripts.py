@@ -138,6 +138,8 @@ def test_a_model_computes_the_same_with_each_kernel_and_without_it():
     import kernel_worth
 
     for kernel in kernel_worth.KERNELS:
+        if kernel.rows:  # of captured decode steps, which are for GPUs
+            continue
         model = Decoder(DecoderConfig(17, 24, 36, 2, 6, 2, **kernel.changes)).eval()
         tokens = kernel_worth.random_tokens(model, 1, 9)
         expected = model(tokens)
