@@ -332,10 +332,17 @@ def test_a_length_below_that_of_a_scaled_config_is_told_with_the_factor_it_needs
             "original_max_position_embeddings": 8192,
         },
     }
-    told = r"falls from 131,072 to 32,768: .* trained length, 8,192; 4 times 131,072 .* factor=64$"
+    told = (
+        r"falls from 131,072 tokens \(max_position_embeddings\) to 32,768: .* trained length, 8,192; "
+        r"4 times 131,072 .* factor=64$"
+    )
     with pytest.warns(UserWarning, match=told):
         report = rw.extend(copy.deepcopy(config), "yarn", factor=4, overwrite=True)
     assert "falls from 131,072" in str(report)
+    # linear and dynamic keep the trained length as max_position_embeddings
+    with pytest.warns(UserWarning, match="falls from 131,072 tokens .* to 32,768"):
+        report = rw.extend(copy.deepcopy(config), "dynamic", factor=4, overwrite=True)
+    assert report.changes["max_position_embeddings"] == (131_072, 8192)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         longer = rw.extend(config, "yarn", factor=64, overwrite=True)

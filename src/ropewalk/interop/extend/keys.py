@@ -420,8 +420,8 @@ def _shorter(
     if served is None or factor is None or was is None or not served < was.value:
         return ()
     return (
-        f"{was.key} falls from {was.value:,} to {served:,}: factor counts from the trained length, "
-        f"{trained:,}; {factor:g} times {was.value:,} tokens need factor="
+        f"the context falls from {was.value:,} tokens ({was.key}) to {served:,}: factor counts from "
+        f"the trained length, {trained:,}; {factor:g} times {was.value:,} tokens need factor="
         f"{factor * was.value / trained:g}",
     )
 
