@@ -107,7 +107,8 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
-        # a call that fails adds no tokens to the cache; torch.compile cannot trace such an undo
+        # a call that fails adds no tokens to the cache, except under torch.compile, which cannot
+        # trace the undo
         with (
             nullcontext()
             if cache is None or torch.compiler.is_compiling()

@@ -99,7 +99,8 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
-        # stays float32, because rounding the scale would shift all gradients alike
+        # float32, or float64 if x is: rounding the scale to x's dtype would change all gradients by
+        # the same factor
         scale = grad / count
         x_grad, weight_grad = (
             (stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad)
