@@ -84,7 +84,8 @@ def trimmed(call: Call) -> Call:
     if 0 < stop_key - first_key < k_len:
         call = call.part(0, q_len, first_key, stop_key)
         visible, k_len = call.visible, stop_key - first_key
-    # the largest distances of a query to a key on its left and on its right
+    # the largest distance of a query to a key on its left, and to one on its right that causality
+    # does not hide
     left, right = visible.offset + q_len - 1, 0 if visible.causal else k_len - 1 - visible.offset
     # a program that is traced for many lengths serves some below and some above the window, so it
     # keeps the window

@@ -73,7 +73,7 @@ class KVCache:
             rule = "must be None for a growing cache, which has no limit; use 'static' or 'sliding'"
             raise RopeError("capacity", rule, capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
-        # how many of the first tokens a sliding cache keeps
+        # how many of each row's first real tokens a sliding cache keeps
         self.sinks = integer("sinks", sinks, low=0)
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
             raise RopeError(
@@ -219,7 +219,7 @@ class KVCache:
                 "positions", "must be integers, as the cached ones are", positions.dtype
             )
         positions = positions.expand(*positions.shape[:-2], batch, tokens)
-        # int32 would limit all later positions
+        # int64, because later positions are stored in the dtype of the first ones
         return positions if positions.is_floating_point() else positions.to(torch.int64)
 
     def _store(self, added: CachedTokens, count: int) -> None:
