@@ -105,6 +105,7 @@ def __dir__() -> list[str]:
 
 
 # torch.export.load needs the operators of a program registered. They are registered here if torch
-# is imported already; code that imports torch after ropewalk has to `import ropewalk.ops`
+# is imported already; code that imports torch after ropewalk has to `import ropewalk.ops` before it
+# loads a program
 if sys.modules.get("torch") is not None:
     importlib.import_module("ropewalk.ops")

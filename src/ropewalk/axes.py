@@ -240,7 +240,7 @@ def interleaved(sections: Sequence[int]) -> AxisMap:
     that axis has all its pairs, pair i uses time (axis 0).
     """
     time, height, width = _checked_sections(sections, exactly=3)
-    # every pair uses time, then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
+    # at first all pairs use time; then height takes pairs 1, 4, 7, ... and width 2, 5, 8, ...
     axes = [0] * (time + height + width)
     axes[1 : 3 * height : 3] = [1] * len(axes[1 : 3 * height : 3])
     axes[2 : 3 * width : 3] = [2] * len(axes[2 : 3 * width : 3])

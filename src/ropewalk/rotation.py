@@ -283,7 +283,7 @@ def apply_rotary_pos_emb(
     """
     choice("layout", layout, LAYOUTS)
     xs = (q, k)
-    # three tensors of numbers are x, cos, sin; a fourth of integers is their position_ids
+    # three tensors of floats are x, cos, sin; a fourth of integers is their position_ids
     if sin is None or not sin.is_floating_point():
         xs, (cos, sin), rows = (q,), (k, cos), sin
         if rows is None:
@@ -401,7 +401,7 @@ def run(
         # no kernel is picked by its name on these paths, so the name is checked here
         choice("backend", backend, BACKENDS)
     if plain:
-        # in place, from a copy: the backward reads the tensor as it was before
+        # in place, from a copy: the backward may need the tensor as it was before
         inputs = tuple(x.clone() for x in xs) if inplace else xs
         rotated = tuple(
             _by_plain_torch(x, request, key=request.is_key(i)) for i, x in enumerate(inputs)

@@ -362,7 +362,8 @@ def _as_tuples(value: Any) -> Any:
     exactly when the dataclasses are equal.
     """
     if isinstance(value, RopeSpec):
-        # equal specs have equal texts, however they say that all dimensions rotate
+        # a rotary_dim or layout_out of None is written as the value that it stands for, so that
+        # equal specs have equal texts
         resolved = {"rotary_dim": value.rotated_dims, "layout_out": value.output_layout}
         named = ((f.name, resolved.get(f.name, getattr(value, f.name))) for f in fields(value))
         return _name(type(value)), *((name, _as_tuples(part)) for name, part in named)

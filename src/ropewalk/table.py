@@ -212,8 +212,8 @@ def _from_levels(
     from_table = _two_level(levels, positions)
     if positions.device.type == "cpu" and _within_levels(positions):
         return from_table
-    # on other devices the check would need a read-back, so both are computed and selected by
-    # position
+    # a position may be beyond the table; on other devices than the CPU, finding out would need a
+    # read-back. So both are computed and selected by position
     from_phase = cos_sin_of_phase(steps, coordinates)
     inside = (coordinates >= 0) & (coordinates < TWO_LEVEL_REACH)
     return torch.where(inside, from_table[0], from_phase[0]), torch.where(

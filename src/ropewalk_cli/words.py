@@ -73,7 +73,7 @@ def _by_name(
             given.setdefault(option.name, []).append(option.flags[name])
             continue
         following = value if equals else next(rest, None)
-        # the name of another option is not a value: this one has lost its own
+        # an option that is followed by the name of another one lacks its value
         if following is None or (not equals and following.partition("=")[0] in options):
             raise UsageError(f"{name} needs a value")
         given.setdefault(option.name, []).append(following)

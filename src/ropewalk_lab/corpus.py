@@ -41,7 +41,7 @@ class Split:
 
     def rows(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Return the tokens from each start, [len(starts), length]."""
-        # torch lacks uint32 operations on some devices
+        # int32, because torch has few operations on unsigned integers wider than uint8
         dtype = self.tokens.dtype if self.tokens.dtype == np.uint8 else np.int32
         return np.lib.stride_tricks.sliding_window_view(self.tokens, length)[starts].astype(
             dtype, copy=False

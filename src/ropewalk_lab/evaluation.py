@@ -116,8 +116,8 @@ def sliding_losses(
     stride = max(1, width // 2) if stride is None else integer("stride", stride, low=1, high=width)
     integer("width", width, low=1, high=windows.shape[1] - 1)
     integer("tail", tail, low=1, high=windows.shape[1] - 1)
-    # from the last chunk of a window to the first: each gives the losses of its last `stride`
-    # tokens
+    # from the last chunk of a window to the first: each gives the losses of its last tokens, at
+    # most `stride`
     sums, remaining, end = [], tail, windows.shape[1]
     while remaining > 0:
         count = min(stride, remaining)

@@ -115,7 +115,7 @@ def _section(name: str, result: StudyResult, folder: Path) -> str:
         html.claims_html(findings.claims),
         *pictures,
         *map(html.table_html, findings.tables),
-        # the numbers of others, their source, and ours beside them
+        # published numbers, their source, and ours beside them
         *(html.folded_html(beside(each, findings)) for each in study.published),
         (
             f'<p class="note">{html.escape(noise(result.rows, result.facts))} '

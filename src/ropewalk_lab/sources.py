@@ -73,7 +73,7 @@ def _python_files(prefix: str, root: Path, skipped: tuple[str, ...]) -> list[tup
     """
     paths = []
     for folder, subfolders, names in os.walk(root):
-        # os.walk does not enter the others
+        # os.walk then enters only the folders left in this list
         subfolders[:] = [name for name in subfolders if name not in skipped]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted((f"{prefix}/{path.relative_to(root).as_posix()}", path) for path in paths)

@@ -32,7 +32,7 @@ def fold(*numbers: int) -> int:
     """Return one 64-bit seed from several integers; another order of them gives another seed."""
     seed = np.zeros(1, dtype=np.uint64)
     for number in numbers:
-        # times 3, so that the order of the numbers matters
+        # each number is mixed with the seed so far, so that their order matters
         seed = mix(
             seed * np.uint64(3) + np.array([number & _WRAP], dtype=np.uint64) + np.uint64(_GOLDEN)
         )

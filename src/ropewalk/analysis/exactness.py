@@ -21,8 +21,8 @@ from ropewalk.errors import RopeError, choice, integer, number
 from ropewalk.phase import cos_sin, phase_steps
 from ropewalk.spec import RopeSpec
 
-# fractional bits of the fixed-point integers below; an error of 2^-192 times a position of 63 bits
-# is far below float64's
+# fractional bits of the fixed-point integers below: even times a position of 63 bits, an error of
+# 2^-192 is far below the rounding error of a float64 near 1
 _BITS = 192
 # 2 pi times 2^192, rounded down to an integer
 _TWO_PI = 0x6_487ED511_0B4611A6_2633145C_06E0E689_48127044_533E63A0

@@ -13,7 +13,7 @@ from ropewalk.frequencies import Scaling
 from ropewalk.spec import PRECISIONS, RopeSpec
 from ropewalk.strategies import memory
 
-# a search over ten million distances would take a minute
+# the largest distance that `first_negative` searches: ten million distances would take a minute
 _MAX_SEARCHED = 1 << 17
 
 

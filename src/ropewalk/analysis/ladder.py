@@ -220,8 +220,8 @@ def first_negative(radians: Numbers, length: int) -> int | None:
     """
     integer("length", length, low=1)
     frequencies = _frequencies(radians)
-    # from one distance to the next the sum falls by at most the sum of the frequencies, so where it
-    # is large some distances can be skipped
+    # from one distance to the next the cosine sum falls by at most the sum of the absolute
+    # frequencies, so where it is large some distances can be skipped
     steepest = sum(map(abs, frequencies)) or 1.0
     distance = 1
     while distance <= length:

@@ -84,9 +84,11 @@ def trimmed(call: Call) -> Call:
     if 0 < stop_key - first_key < k_len:
         call = call.part(0, q_len, first_key, stop_key)
         visible, k_len = call.visible, stop_key - first_key
-    # the largest distances of a query to a key on its left and on its right
+    # the largest distance of a query to a key on its left, and to one on its right that causality
+    # does not hide
     left, right = visible.offset + q_len - 1, 0 if visible.causal else k_len - 1 - visible.offset
-    # an exported program serves lengths below and above the window, so it keeps the window
+    # a program that is traced for many lengths serves some below and some above the window, so it
+    # keeps the window
     if isinstance(left, torch.SymInt) or max(left, right) >= window:
         return call
     return replace(call, visible=replace(visible, window=None))
@@ -136,7 +138,8 @@ def run_sdpa(call: Call) -> tuple[Tensor, None]:
     only_causal = call.bias is None and visible.only_causal
     mask, is_causal = None, False
     if only_causal and visible.offset == 0 and q_len == k_len:
-        # torch aligns its causal mask top-left, which is wrong behind cached keys
+        # torch's causal mask shows query i the keys 0 ... i, which is wrong if keys are cached
+        # before it
         is_causal = True
     elif not (only_causal and q_len == 1 and visible.offset == k_len - 1):
         # the exception is a single query that is the last token: it sees every key without a mask

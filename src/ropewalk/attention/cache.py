@@ -73,7 +73,7 @@ class KVCache:
             rule = "must be None for a growing cache, which has no limit; use 'static' or 'sliding'"
             raise RopeError("capacity", rule, capacity)
         self.capacity = None if capacity is None else integer("capacity", capacity, low=1)
-        # how many of the first tokens a sliding cache keeps
+        # how many of each row's first real tokens a sliding cache keeps
         self.sinks = integer("sinks", sinks, low=0)
         if self.sinks and (kind != "sliding" or self.sinks >= (capacity or 0)):
             raise RopeError(
@@ -187,7 +187,7 @@ class KVCache:
         )
         added = CachedTokens(k, v, positions, valid)
         if self.size:
-            # the first token has set the buffers
+            # buffers exist from the first token on
             self._check_sizes(added, self._buffers)  # type: ignore[arg-type]
         return added
 
@@ -219,7 +219,7 @@ class KVCache:
                 "positions", "must be integers, as the cached ones are", positions.dtype
             )
         positions = positions.expand(*positions.shape[:-2], batch, tokens)
-        # int32 would limit all later positions
+        # int64, because later positions are stored in the dtype of the first ones
         return positions if positions.is_floating_point() else positions.to(torch.int64)
 
     def _store(self, added: CachedTokens, count: int) -> None:
@@ -290,7 +290,8 @@ class KVCache:
         # sinks are kept as if they were the latest
         age = torch.arange(self.size, device=valid.device) + sinks * self.size
         kept = age.topk(capacity, dim=-1).indices.sort(dim=-1).values  # [B, capacity]
-        # for positions and valid, positions with axes, k and v
+        # by number of axes: 2 for positions and valid, 3 for positions on several axes, 4 for k and
+        # v
         index = {
             2: kept,
             3: kept[None],
@@ -350,7 +351,7 @@ class KVCache:
             )
             raise RopeError("to", rule, type(to).__name__)
         if holds_rotations:
-            # encodings with rotations have one
+            # an encoding that rotates keys has a rope
             rope, target = encoding.rope, to.rope  # type: ignore[union-attr]
             options: Any = {"match_magnitude": True, **lengths}
             k = rope.rerotate(seen.k, seen.positions, positions, target, **options)  # type: ignore
@@ -409,7 +410,7 @@ class KVCache:
         k, before = other.seen.k, other.seen.positions
         rotated, wanted = other._holds_rotations(encoding), self._holds_rotations(encoding)
         if rotated == wanted:
-            # encodings with rotations have a rope
+            # an encoding that rotates keys has a rope
             return encoding.rope.rerotate(k, before, positions) if wanted else k  # type: ignore
         if isinstance(encoding, Rotary) and encoding.rope.spec.needs_length:
             rule = (

@@ -41,7 +41,7 @@ def in_last_document(documents: Tensor, padding: Tensor | None) -> Tensor:
     if not documents.shape[-1]:
         return torch.zeros_like(documents, dtype=torch.bool)
     index = torch.arange(documents.shape[-1], device=documents.device).expand_as(documents)
-    # the last real token of each row
+    # the index of each row's last real token; 0 if there is none
     last = (index if padding is None else index * padding).amax(dim=-1, keepdim=True)
     same = documents == documents.gather(-1, last)
     return same if padding is None else same & padding

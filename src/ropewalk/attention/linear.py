@@ -251,7 +251,7 @@ class _KernelAttention(torch.autograd.Function):
             )
             out = out.to(v.dtype)
         with_grad = [t for t in inputs if t is not None and t.requires_grad]
-        # without a gradient of k, the sums of the keys depend on nothing that needs one
+        # an output may depend on nothing that needs a gradient, as k_sum does if only q needs one
         outputs, output_grads = zip(
             *((t, g) for t, g in zip((out, *state), grads, strict=True) if t.requires_grad),
             strict=True,

@@ -126,7 +126,7 @@ def causal_sums(
     """
     seq = q.shape[-2]
     q, k, v = (in_chunks(t, chunk) for t in (q, k, v))  # [B, H, N, C, .]
-    # contiguous, because CPU libraries multiply a transposed view at half the speed
+    # contiguous, because CPU libraries may take twice as long to multiply a transposed view
     k_transposed = k.transpose(-1, -2).contiguous()
     inside = (q @ k_transposed).tril_()  # the scores within each chunk
     # the state before each chunk, and after the last one, [B, H, N + 1, F, Dv]

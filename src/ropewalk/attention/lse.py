@@ -62,7 +62,8 @@ def run_math(call: Call) -> Partial:
     rows = max(1, MOST_SCORES // max(1, call.q.shape[0] * call.q.shape[1] * k_len))
     starts = range(0, max(1, q_len), rows)
     whole = len(starts) == 1 or q_len == 0  # one block, which sees all keys
-    # read back once for all blocks: skipping keys saves far more time than waiting costs
+    # read back from the device once, for all blocks: skipping keys saves far more time than waiting
+    # for the device costs
     firsts, stops = ([0], [k_len]) if whole else key_ranges(call, rows).tolist()
     blocks = zip(starts, firsts, stops, strict=True)
     parts = [
@@ -100,8 +101,8 @@ def key_ranges(call: Call, rows: int) -> Tensor:
             inside = inside & (k_groups <= last_group.unsqueeze(-1) - band.low)
         if band.high is not None:
             inside = inside & (k_groups > first_group.unsqueeze(-1) - band.high)
-    # the first and the last key that some row of the batch may see; both ends are 0 for a block
-    # without keys
+    # the first key that some row of the batch may see, and one past the last; both are 0 for a
+    # block without keys
     inside = inside.any(dim=0).int()  # [blocks, keys]
     has_keys = inside.amax(dim=-1)
     return torch.stack(
@@ -137,7 +138,7 @@ def _block(call: Call, start: int, stop: int, first_key: int, stop_key: int) -> 
     top = scores.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min).detach()
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
-    # so that a query without keys has no NaN in its gradient either
+    # so that the gradient of a query without keys is not NaN
     safe = torch.where(total > 0, total, 1.0)
     out = (weights.flatten(2, 3) @ v).unflatten(2, (groups, -1)) / safe
     lse = torch.where(total > 0, top + safe.log(), float("-inf")).squeeze(-1)

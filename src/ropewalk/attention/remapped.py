@@ -46,7 +46,7 @@ def attend_remapped(
         # the first argument says whether to rotate k
         q = rotate(False, piece.q_positions, piece.slowdown)
         if factor is not None:
-            # [Sq], or [B, Sq] with an axis for the heads
+            # [Sq] stays, [B, Sq] becomes [B, 1, Sq]: the same for all heads
             q = multiply(q, factor if factor.ndim == 1 else factor.unsqueeze(-2))
         k = rotate(True, piece.k_positions, piece.slowdown)
         call = Call(q, k, v, scale, replace(visible, band=piece.band))
@@ -115,7 +115,7 @@ def remapped_attention(
         )
         length = cache.next_positions  # of each row: its largest position + 1
     elif layer.encoding.rope.spec.needs_length and positions.numel():
-        # the largest true position of each row + 1; the pieces rotate at smaller positions
+        # the largest true position of each row + 1; the pieces may rotate at smaller positions
         length = positions.amax(dim=-1).to(torch.int64) + 1
 
     def rotate(key: bool, positions: Tensor, slowdown: int) -> Tensor:

@@ -107,7 +107,8 @@ class SoftmaxAttention(nn.Module):
         q, k, v = self.project(x) if rotated is None else rotated
         if self.temperature is not None:
             q = self.temperature(q, positions)
-        # a call that fails adds no tokens to the cache; torch.compile cannot trace such an undo
+        # a call that fails adds no tokens to the cache, except under torch.compile, which cannot
+        # trace the undo
         with (
             nullcontext()
             if cache is None or torch.compiler.is_compiling()
@@ -136,7 +137,7 @@ class SoftmaxAttention(nn.Module):
                     q, k, v, visible, self.encoding.bias(q, positions, k_positions), return_weights
                 )
                 if self.values is not None:
-                    # RotatedValues checks the encoding
+                    # RotatedValues has checked that the encoding has a rope
                     out = self.encoding.rope.unrotate(out, positions)  # type: ignore[union-attr]
                 if weights is not None:
                     value_term = self.encoding.value_bias(weights, positions, k_positions)
@@ -182,7 +183,7 @@ class SoftmaxAttention(nn.Module):
         if self.remapping is not None:
             check_remapped_call(self, return_weights)
             index = torch.arange(x.shape[1], device=x.device)
-            # every piece has a band, and only that matters
+            # only whether there is a band matters here, and every piece has one
             band = self.remapping.pieces(index, index)[0].band
             return pick_with_lse(replace(call, visible=replace(visible, band=band)), self.backend)
         return pick(call, self.backend) if self.sinks is None else pick_with_lse(call, self.backend)
@@ -249,7 +250,7 @@ class SoftmaxAttention(nn.Module):
             )
         check_token_masks(batch, seq, padding, documents)
         if positions is not None:
-            # a linear layer of RoFormer has no encoding of its own
+            # RoFormer's linear attention uses this method too, and has no attribute `encoding`
             return checked_positions(
                 positions, batch, seq, getattr(getattr(self, "encoding", None), "entry", None)
             )
@@ -304,7 +305,7 @@ class SoftmaxAttention(nn.Module):
             length = cache.next_positions
             q = self._rotated_query(q, positions, length)
             k = self.encoding.rotate(k, seen.positions, key=True, length=length)
-        # the fused kernel is faster without a mask, so pass none if all tokens are real
+        # torch's fused kernels are faster without a mask, so pass none if all tokens are real
         return (
             q,
             k,
@@ -329,7 +330,7 @@ class SoftmaxAttention(nn.Module):
         # the values, v is empty
         if self.values is None or self.values.shared:
             return v
-        # RotatedValues checks the encoding
+        # RotatedValues has checked that the encoding has a rope
         return self.encoding.rope.rotate(v, positions, key=True)  # type: ignore[union-attr]
 
     @property

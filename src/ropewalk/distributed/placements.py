@@ -143,8 +143,8 @@ def _cos_sin_rules(positions, length, magnitude_power, spec, tables, dtype, key)
     """
     from torch.distributed.tensor import Shard
 
-    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes of
-    # each head [B, H, S, P]
+    # positions [S] give tables [S, P]; positions [B, S] or a length per row give [B, S, P]; axes
+    # with frequencies for each head give [B, H, S, P]
     others = [None] * 5  # the arguments that are no tensors
     per_row = getattr(length, "ndim", 0) == 1
     token_axis = 2 if spec_of(spec).per_head else int(positions.ndim > 1 or per_row)

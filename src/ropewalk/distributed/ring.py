@@ -43,8 +43,8 @@ class RingCall:
 
     ring: Ring
     masking: Masking
-    # the indices of every rank's tokens; on the CPU, so that skipping tiles needs no
-    # synchronization
+    # the indices of every rank's tokens; on the CPU, so that finding the tiles to skip does not
+    # wait for a GPU
     indices: tuple[Tensor, ...]
     positions: tuple[Tensor | None, Tensor | None]  # of the queries and of the keys
     documents: Tensor | None
@@ -367,7 +367,8 @@ class _RingAttention(torch.autograd.Function):
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        # the original parameters, since the recomputed bias uses them
+        # the call's own parameters, not those in saved_tensors: the recomputed bias uses the
+        # former, so the gradients are taken by them
         parameters = call.bias_parameters
         grad = grad.to(out.dtype)
         grad_dot_out = (grad * out).sum(dim=-1)

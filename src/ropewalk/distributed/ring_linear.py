@@ -105,7 +105,7 @@ def ring_linear_attention(
         "causal": causal,
         "order": order_number(order),
     }
-    # also an error if ranks differ in sizes or facts
+    # raises an error too if `sizes` or `facts` differ between ranks
     lengths = exchange_lengths(q.shape[-2], q.device, group, sizes | facts)
     runs, most_runs = _runs(token_indices(order, lengths, ring), ring.rank)
 
@@ -147,7 +147,7 @@ def ring_linear_attention(
         out, kv_sum, k_sum = attend(run_features, values, state, causal, chunk, eps)
         outs.append(out)
         states.append(State(kv_sum, k_sum, counts[[*visible, run.number]].sum(dim=0)))
-    # the run with the most earlier runs is the last of this rank
+    # the run with the most earlier runs is this rank's last one in the sequence
     last = max(range(len(runs)), key=lambda i: len(runs[i].earlier))
     return torch.cat(outs, dim=-2).to(v.dtype), states[last]
 

@@ -227,7 +227,7 @@ class Ring:
             for t in tensors
         ]
         received = [t.new_empty(shape) for t, shape in zip(tensors, shapes, strict=True)]
-        # a shard may be empty, and not every backend sends nothing
+        # a shard may be empty, and not every backend can send an empty tensor
         operations = [dist.P2POp(dist.isend, t, self.next, self.group) for t in sent if t.numel()]
         operations += [
             dist.P2POp(dist.irecv, t, self.previous, self.group) for t in received if t.numel()

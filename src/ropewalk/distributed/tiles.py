@@ -47,7 +47,7 @@ def spans(indices: Tensor, tile: int) -> list[Span]:
     tile also ends at the end of a run.
     """
     runs = runs_of(indices)
-    # scattered tokens would give tiny tiles
+    # more runs, as of scattered tokens, would give tiny tiles
     runs = runs if len(runs) <= MAX_RUNS else [(0, len(indices))]
     slices = [
         slice(first, min(first + tile, end))

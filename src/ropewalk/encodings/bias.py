@@ -104,8 +104,9 @@ class Kerple(ScoreBias):
     def __init__(self, sizes: Sizes, form: str = "log") -> None:
         super().__init__(sizes)
         self.form = choice("form", form, ("log", "power"))
-        # r1 and r2 are the softplus of these, and r2 of the form "power" is twice the sigmoid; this
-        # keeps the kernels conditionally positive definite during training
+        # r1 is the softplus of raw_scale; r2 is the softplus of raw_shape, or in the form "power"
+        # twice its sigmoid. These ranges keep the kernels conditionally positive definite during
+        # training
         self.raw_scale = nn.Parameter(torch.zeros(sizes.num_heads))
         self.raw_shape = nn.Parameter(torch.zeros(sizes.num_heads))
 
@@ -159,7 +160,7 @@ class Fire(ScoreBias):
         # [Sq, 1] or [B, Sq, 1]
         longest = torch.maximum(q_positions.float(), threshold).unsqueeze(-1)
         longest = longest if longest.ndim == 2 else longest.unsqueeze(1)
-        # the clamp avoids 0 / 0 at position 0
+        # the clamp avoids 0 / 0, as at position 0 with a threshold that has become 0
         ratio = torch.log1p(rate * distance) / torch.log1p(rate * longest).clamp(min=1e-6)
         # the network has one number in, the ratio, and one number out for each head
         bias = self.out(

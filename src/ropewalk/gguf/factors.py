@@ -60,7 +60,8 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     if not 1 <= factor <= 1e6:
         return None
     unscaled = Default().frequencies(dim, theta).radians
-    # (turns per step, share of the unscaled frequency) of the pairs between both bands
+    # (turns per step, share of the unscaled frequency) of the pairs that are divided by more than 1
+    # and less than the whole factor
     blended = [
         (plain / (2 * math.pi), (1 / value - 1 / factor) / (1 - 1 / factor))
         for plain, value in zip(unscaled, values, strict=True)
@@ -68,8 +69,8 @@ def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     ]
     candidates = [(8192, 4.0)]  # original_length and high_freq_factor of Llama 3.1
     if len(blended) >= 2:
-        # a line: its slope is original_length / (high_freq_factor - 1), its intercept -1 /
-        # (high_freq_factor - 1)
+        # these points lie on a line with slope original_length / (high_freq_factor - 1) and
+        # intercept -1 / (high_freq_factor - 1)
         slope, intercept = _line(blended)
         if slope > 0 and -1e6 < intercept < -1e-6:
             candidates.append((round(-slope / intercept), round(1 - 1 / intercept, 4)))

@@ -179,7 +179,7 @@ class _HeaderReader:
         if version not in VERSIONS:
             big_endian = "; big-endian files are not supported" if version >> 16 else ""
             raise RopeError("version", f"must be 2 or 3{big_endian}", version)
-        # a tensor takes at least 24 bytes, a pair at least 13
+        # the entry of a tensor takes at least 24 bytes, a key-value pair at least 13
         tensors = self._count("number of tensors", 24, MAX_TENSORS)
         for _ in range(self._count("number of key-value pairs", 13, MAX_PAIRS)):
             key = self._string("key", MAX_NAME_BYTES)

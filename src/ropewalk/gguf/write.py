@@ -267,7 +267,7 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
     if SLIDING in specs:
         keys = {kind: to_hf(spec, model_type=model_type) for kind, spec in rotated.items()}
         ropes = {kind: each["rope_parameters"] for kind, each in keys.items()}
-        # a family with a theta for each layer type has a rope for each, too
+        # for a family with a theta for each layer type, to_hf itself returns a rope for each type
         by_type = {kind: rope.get(kind, rope) for kind, rope in ropes.items()}
         config = next(iter(keys.values())) | {"rope_parameters": by_type}
     else:

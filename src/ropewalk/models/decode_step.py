@@ -87,7 +87,8 @@ def captured_step(model: Any, rows: int, capacity: int) -> Iterator[DecodeStep]:
     on another CUDA stream also gets its own, since it would not wait for the work of this one.
     """
     capacity = max(256, power_of_two(capacity))  # few different sizes, so that steps can be reused
-    # a copy of the model that computes invariantly has the same layers
+    # the key has `invariant`, because a copy of the model that computes invariantly shares its
+    # layers
     invariant = model.invariant
     key = (id(model.layers), invariant, rows, capacity, _stream(model.embed_tokens.weight.device))
     step = _STEPS.newest(key)

@@ -47,7 +47,8 @@ class PackedAttention(SoftmaxAttention):
         sizes = Sizes(heads[0], heads[2], hidden, config.length)
         super().__init__(heads, as_encoding(named, sizes), choices)
         width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        # drawn and dropped: without these random numbers a seed would give other weights
+        # drawn and dropped: the weights that a seed gives depend on how many random numbers are
+        # drawn before them
         for out in (width, kv_width, kv_width):
             nn.Linear(hidden, out, bias=False)
         copies = self.encoding.query_copies

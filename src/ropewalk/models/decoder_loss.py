@@ -88,7 +88,8 @@ class _TokenLoss(torch.autograd.Function):
             # ignored tokens are masked here, where a row has hidden size, rather than in the logits
             x_grad[rows] = (logits_grad @ weight) * mask
             chunk_grad = logits_grad.transpose(0, 1) @ kept
-            # several chunks are summed in float32, because a bfloat16 sum would lose small terms
+            # several chunks are summed in float32 at least, because a bfloat16 sum would lose small
+            # terms
             chunk_grad = chunk_grad if len(chunks) == 1 else chunk_grad.to(_sum_dtype(x))
             weight_grad = chunk_grad if weight_grad is None else weight_grad.add_(chunk_grad)
         ctx.save_for_backward(x_grad, weight_grad, count)
@@ -99,7 +100,8 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx, grad: Tensor):
         """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
         x_grad, weight_grad, count = ctx.saved_tensors
-        # stays float32, because rounding the scale would shift all gradients alike
+        # float32, or float64 if x is: rounding the scale to x's dtype would change all gradients by
+        # the same factor
         scale = grad / count
         x_grad, weight_grad = (
             (stored.to(scale.dtype) * scale).to(x_grad.dtype) for stored in (x_grad, weight_grad)
@@ -122,7 +124,8 @@ def _loss_and_logits_grad(x: Tensor, weight: Tensor, targets: Tensor) -> tuple[T
         if compiling
         else torch.exp(log_probabilities, out=logits)
     )
-    # p - 1 is computed before rounding, because near p = 1 bfloat16 would round it to 0
+    # p - 1 is computed before rounding: near p = 1, p rounds to 1 in bfloat16, and the difference
+    # would be 0
     grad = grad.scatter_(-1, index, at_target.expm1().to(grad.dtype).unsqueeze(-1))
     return -at_target, grad
 

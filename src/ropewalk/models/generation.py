@@ -228,8 +228,8 @@ def steps(
                 step = contexts.enter_context(open_step())
                 step.start(caches)
             if step is not None:
-                # the step starts before the host waits for `all_done`, so the GPU is never idle;
-                # without a token it continues with step.token
+                # the step starts before the host waits for `all_done`, so that the GPU does not
+                # wait for the host; without a token it continues with step.token
                 logits = step(None if picked is not None and ends is None else new)
             if all_done is not None and all_done():
                 return
@@ -374,7 +374,7 @@ def _stop_tokens(stop: Any, vocabulary: int) -> list[int]:
     """Return `stop` as a list of tokens; it may be an integer of any library, or any collection of
     them. Raise an error if it is empty or has a token that is not in the vocabulary.
     """
-    # a tensor or an array, of any number of axes
+    # a tensor or an array, also one with a single number and no axes
     stop = stop.tolist() if hasattr(stop, "tolist") else stop
     stops = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if not stops:

@@ -76,7 +76,7 @@ def patch_centres(
         integer(name, size, low=1, high=MOST)
         for name, size in (("height", height), ("width", width))
     ]
-    # how many patches have a length of 2 along each axis
+    # for each axis, how many patches the length from -1 to 1 has
     units = {"separate": sides, "max": [max(sides)] * 2, "min": [min(sides)] * 2}
     unit_of_axis = units[choice("normalise", normalise, units)]
     index_of_axis = [torch.arange(side, dtype=torch.float64, device=device) for side in sides]

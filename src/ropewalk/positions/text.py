@@ -41,7 +41,7 @@ def packed(cu_seqlens: Integer[Tensor, "N"], total: int | None = None) -> Int[Te
                 sequence
     """
     check_integers("cu_seqlens", cu_seqlens, "N")
-    # values cannot be read while compiling either
+    # values are read on the CPU only, and not while compiling
     readable = cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling()
     if not len(cu_seqlens):
         raise RopeError("cu_seqlens", "must begin with 0", [])

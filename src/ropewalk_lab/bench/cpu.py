@@ -162,7 +162,7 @@ def _case_rows(
                 "contender": contender,
                 "skipped": "does not agree with the definition",
             }
-    # time the forward pass of all `calls`, then forward+backward of two
+    # time the forward pass of all `calls`, then both passes of ropewalk and of eager transformers
     with torch.no_grad():
         timed = {name: (lambda call=call: call(case.q, case.k)) for name, call in calls.items()}
         times = alternating_times({"copy": copy_call(case), **timed}, rounds)

@@ -421,7 +421,7 @@ def doc_shapes_table(rows: list[Row]) -> str:
             [text, *(_time_and_memory(by_case.get((name, each))) for each in shapes)]
             for name, text in first_cells.items()
         ]
-        # two lines that compare the ways with the claims
+        # two more lines compare these ways as the articles' claims do
         basic, optimised, efficient = (
             [by_case.get((contender, shape)) for shape in shapes] for contender in WAYS.values()
         )

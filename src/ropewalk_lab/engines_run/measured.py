@@ -125,7 +125,8 @@ def layer_of_type(config: Mapping[str, Any], layer_types: list[str]) -> dict[str
     first_layers = {}
     for name in layer_types:
         if name == NO_ROPE:
-            # the first layer that is not rotated; without the key it is every fourth, from index 3
+            # the first layer that is not rotated; without no_rope_layers every fourth is not, from
+            # index 3 on
             first_layers[name] = next(
                 (index for index, is_rotated in enumerate(rotates or []) if not is_rotated), 3
             )

@@ -52,7 +52,8 @@ stubs.install(
 )
 import torch
 
-# Qwen 3.5's module takes these kernels for CPUs when it is imported; a rotary module needs none
+# Qwen 3.5's module reads these attributes, kernels for CPUs, when it is imported; a rotary module
+# needs none of them
 for name in (
     "fused_sigmoid_mul_cpu",
     "fused_qk_gemma_rmsnorm_cpu",

@@ -73,7 +73,7 @@ def _cells(name: str, rows: Sequence[Row], facts: dict[str, Any], with_ppl: bool
     far_keys = [row["found"] for row in asked if row["length"] > trained]
     cells += [f"{np.mean(found):.0%}" if found else "-" for found in (near_keys, far_keys)]
     cells.append(f"{np.median([row['seconds'] for row in far]):.2f}" if far else "-")
-    # rows that were measured on a CPU have no memory
+    # rows that were measured on a CPU have no figure for memory
     memory = [row["memory"] for row in far if row["memory"]]
     cells.append(f"{max(memory) / 1e9:.2f}" if memory else "-")
     return cells

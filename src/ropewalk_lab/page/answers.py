@@ -93,7 +93,8 @@ def _doctor(asked: Mapping[str, Any]) -> dict[str, Any]:
     if source is not None:
         found = doctor(source, engine, length, language=language)
         return _diagnosis(found) | {"before": _ropes(source, length), "after": None}
-    # a file, not a dict: only the text shows a key that is given twice, and gives a patch
+    # `doctor` gets a file, not a dict: only in a text can it find a key that is given twice, and
+    # the patch is then one of that text
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(text, encoding="utf-8")

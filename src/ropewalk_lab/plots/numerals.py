@@ -12,7 +12,7 @@ def short(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
     for unit, sign in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # 999.5k and more would be written as 1000k
+        # from 0.9995 units on: 999.5k would be rounded to 1000k, so it is written as 1M
         if abs(value) >= unit * 0.9995:
             return _digits(value / unit) + sign
     return _digits(value)

@@ -149,7 +149,8 @@ def _ours(rows: list[Row], lengths: list[int]) -> dict[str, Ours]:
     with_accuracy = {name: (*cells, accuracy[name]) for name, cells in losses.cells.items()}
     beyond = {}
     for multiple in (1, 2, 4, 8):
-        # RoPE at multiples of its trained length, beside multiples of 512
+        # our loss at a multiple of the trained length, beside the published one at the same
+        # multiple of 512
         length = multiple * trained
         beyond[str(512 * multiple)] = (
             str(length),

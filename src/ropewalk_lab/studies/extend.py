@@ -150,7 +150,7 @@ def tuned(
     full_preset, model = _rope_model(workspace, preset, changes, seed)
     length, batch = training.trained_length(full_preset), full_preset.train.stages[0].batch
     longer = migrate(model, spec_for(method, rope_spec(model), factor, length, factors)).model
-    # a smaller batch, so that a step has as many tokens as before
+    # a smaller batch, so that a step has about as many tokens as before
     tuning = training.fine_tuning(
         full_preset, factor * length, max(1, batch // factor), steps, rate, seed
     )

@@ -99,7 +99,8 @@ def costs(workspace: Workspace, *, preset: str, changes: list[str], timed: list[
 
 def held_bytes(cache: Any) -> int:
     """Return the bytes of the tensors in a cache, without unused capacity."""
-    # the running sums of linear attention, or the keys and values of softmax attention
+    # the running sums and token count of linear attention; or the keys, values, positions and
+    # padding mask of softmax attention
     tensors = cache.state if hasattr(cache, "state") else cache.seen
     return sum(
         each.numel() * each.element_size() for each in tensors if isinstance(each, torch.Tensor)

@@ -59,7 +59,8 @@ def run(runner: JobRunner) -> dict[str, Any]:
         runner.settings,
         runner.pick("preset", "changes", "share", "multiples", "windows", "depths", "count"),
     )
-    # the slowest are last in TRAINED; they begin first, so that parallel processes end together
+    # the slowest are last in TRAINED; they begin first, so that parallel processes end at about the
+    # same time
     trained = [method for method in reversed(TRAINED) if method in settings["methods"]]
     applied = [method for method in AFTERWARDS if method in settings["methods"]]
 

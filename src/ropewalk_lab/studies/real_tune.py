@@ -157,7 +157,8 @@ def measure(
         curve = train(
             loaded, chosen, tokens, trained, factor, objective, steps, rate, seed, encode, codes
         )
-        # a trained model is measured afresh: its weights are not kept
+        # without a ledger file: the weights of a trained model are not kept, so its results are not
+        # reused
         meter.ledger = Ledger(path=None, setting={})
         meter.measure(method, chosen)
     fields = {
@@ -274,7 +275,7 @@ def _needs_checkpointing(model: Any, tokens: int) -> bool:
     # not count that as free
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     left = torch.cuda.mem_get_info(device)[0] + unused
-    # bytes of all tensors that a layer keeps for its backward pass, for 16-bit products and a
+    # bytes of all tensors that the layers keep for their backward pass, for 16-bit products and a
     # float32 residual stream
     kept = (
         tokens * config.num_hidden_layers * (64 * config.hidden_size + 8 * config.intermediate_size)

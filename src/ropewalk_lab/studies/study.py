@@ -99,7 +99,7 @@ class Study:
             for each in (METHODS if setting in METHODS else (setting,))
             for name in preset.get(each, ())
         }
-        # a user's own entry in a registry is known too
+        # a user's own encoding or extension method is known too
         registry = ENCODINGS if setting == "encodings" else extension_methods.METHODS
         if setting == "encodings" or known.keys() <= {*registry, *extension_methods.OTHERS}:
             known |= dict.fromkeys(registry)

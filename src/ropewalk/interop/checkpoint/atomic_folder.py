@@ -68,8 +68,8 @@ def _renamed_to(target: str | os.PathLike[str], *, is_file: bool) -> Iterator[Pa
         os.rename(draft, target)
         _sync(target.parent)
         if is_file:
-            # an `atomic_folder` is renamed itself, so that a folder at this path would be another
-            # run's
+            # `partial` held the file. With `atomic_folder` it was itself renamed to the target, so
+            # that a folder at this path now would be another run's
             shutil.rmtree(partial, ignore_errors=True)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)

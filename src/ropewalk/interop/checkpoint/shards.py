@@ -264,7 +264,7 @@ def stays_inside(path: Path) -> bool:
     Hugging Face hub cache.
     """
     home = path.parent.resolve()
-    # in the hub cache every file of a snapshot is a link into ../../blobs
+    # in the hub cache the files in a snapshot's folder are links into ../../blobs
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     return path.resolve().parent in (home, blobs)
 

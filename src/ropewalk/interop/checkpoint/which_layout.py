@@ -83,8 +83,8 @@ def which_layout(path: str | os.PathLike[str], *, config: Any = None) -> LayoutE
     evidence = (*_from_names(folder), _from_code(config_file.text_part(config), folder))
     stated = stated_layout(folder)
     if stated is not None and stated.source == RECORD_FILE:
-        # names and code tell only the layout before the conversion, so they are no evidence for
-        # either
+        # names and code tell only the layout before the conversion, so they are no evidence for the
+        # layout after it
         before = (
             LayoutObservation(f"before the conversion: {each.observation}", None, "weak")
             for each in evidence

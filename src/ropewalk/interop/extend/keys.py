@@ -365,7 +365,7 @@ def _rope(old: Mapping[str, Any], scaling: Scaling, spec: RopeSpec) -> dict[str,
              rope_type in a config: it is written as "default" with the theta of `spec`
     spec     the new spec; that of NTK is unscaled, with the larger theta
     """
-    # the trained length is kept beside such keys: Ministral 3 scales its queries by both
+    # the trained length is kept beside OTHER_KEYS: Ministral 3 scales its queries by both
     kept_keys = KEPT_KEYS | ({TRAINED_LENGTH_KEY} if OTHER_KEYS & old.keys() else set())
     kept = {key: value for key, value in old.items() if key in kept_keys}
     if isinstance(scaling, Ntk):

@@ -271,7 +271,7 @@ class _Target:
             self._served = _served_by_module(self.rotary, change.before, change.trained)
         for name, served in self._served.items():
             if not all(served.values()):
-                # a set of layer types is empty: the angles are those of none
+                # a set of layer types is empty: the module computes the angles of no layer type
                 rule = "must compute the angles of its config to be extended, but its rotary module"
                 raise RopeError(
                     "model", f"{rule} {name} computes others", type(self.rotary[name]).__name__

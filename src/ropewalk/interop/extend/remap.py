@@ -95,8 +95,8 @@ class PassPositions:
             tables = given.get("position_embeddings")
             first = tables[0] if isinstance(tables, tuple) else tables
             positions = getattr(first, ROTATED_AT, None)
-        # no attention module, or a model that passes no positions: then the attention function
-        # raises an error
+        # a module that is no attention, or a model that passes no positions; for such a model the
+        # attention function raises an error
         if positions is None:
             return args, kwargs
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)

@@ -115,7 +115,7 @@ def search_factors(
         candidates.evaluate(candidates.valid(factors))
     for index in range(rounds):
         parents = candidates.best(population // 2)
-        # large mutations first, about two steps at the end
+        # mutations spread widely in the first rounds, less in later ones, but by two steps at least
         spread = max(2 * step, 0.25 * (factor - 1) * 0.85**index)
         best_parents = parents[: max(4, len(parents) // 4)]
         for _ in range(population // 2):

@@ -24,7 +24,7 @@ def read_tensor(file: GgufFile, name: str) -> np.ndarray:
     try:
         if kind is None:
             raise NotImplementedError
-        # a scale may be infinite: such a weight is what the file says
+        # a scale in the file may be infinite or NaN, and so are its weights then: no warning
         with np.errstate(all="ignore"):
             data = np.frombuffer(file.data(name), np.uint8).reshape(rows)
             return gguf.quants.dequantize(data, kind)

@@ -72,7 +72,7 @@ def patched(model: Model, *, backend: str | None = None) -> Iterator[Model]:
     finally:
         unpatch(model)
         if previous:
-            # the config may have changed inside the block
+            # not with the previous replacements: the config may have changed inside the block
             patch(model, backend=_backend_of(previous))
 
 
@@ -127,7 +127,8 @@ class _MethodSearch:
         rotary = []
         for path, module in self.model.named_modules():
             if isinstance(type(module).forward, FunctionType) and is_rotary(module):
-                # not a layer: Qwen3-VL's apply_interleaved_mrope, for example, merges angles
+                # it computes tables, and the functions that it calls rotate nothing: Qwen3-VL's
+                # apply_interleaved_mrope, for example, merges angles
                 rotary.append((path, module))
                 continue
             try:

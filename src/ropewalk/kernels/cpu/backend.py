@@ -73,8 +73,8 @@ def _broadcasts(table: Tensor, x: Tensor, seq_dim: int) -> bool:
 
 def run(xs: tuple[Tensor, ...], outs: tuple[Tensor, ...], request: AnyRequest) -> None:
     """Write each rotated x into its out, which may be x itself; xs is (q,) or (q, k)."""
-    # with a two-level table the library computes cos and sin itself; otherwise it reads rows of
-    # them
+    # if the two-level table suffices, the library computes cos and sin from it; otherwise it reads
+    # rows of them
     levels = None
     if type(request) is Request and request.tables in ("auto", "two-level"):
         levels = levels_of(request.spec, request.magnitude_power, request.key)

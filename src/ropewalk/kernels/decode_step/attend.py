@@ -61,8 +61,8 @@ def attend(
         tl.extra.cuda.gdc_launch_dependents()  # let the next kernel start
     if not EARLY:
         wait(PDL)
-    # the keys of this program: begin ... end - 1, in whole tiles of KEYS, of which those before
-    # `first` are masked
+    # the keys of this program: from begin, in tiles of KEYS; those before `first` and from `stop`
+    # on are masked
     last = tl.load(num_keys)
     first = tl.load(first_keys + row)
     if WINDOW > 0:

@@ -76,7 +76,7 @@ def attention(
         seen = (key <= own) & (key >= first_keys[:, None, None])  # [B, S, N]
         if window is not None:
             seen = seen & (key > own - window)
-        # a query that sees nothing has a softmax of nothing; its gradient must not be NaN
+        # the gradients of a query that sees no key would be NaN, so it sees all keys here
         seen = seen | ~seen.any(-1, keepdim=True)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k, v, seen[:, None], scale=scale, enable_gqa=True

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 def each_token(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Return function(one token of each tensor) for all tokens [T, ...], joined."""
-    # a copy, because a library may also choose by the alignment of memory
+    # a copy, because a library may also choose its kernel by the alignment of memory
     results = [
         function(*(t[i : i + 1].clone() for t in tensors)) for i in range(tensors[0].shape[0])
     ]

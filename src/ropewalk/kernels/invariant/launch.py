@@ -51,7 +51,7 @@ def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int
     """Return the tile of a product; a single row is computed as one of several."""
     if rows <= MOST_TILE_ROWS:
         tile = pick_tile(max(2, rows), columns, depth, gate, available)
-        # most rows of the tile would read the same row of x
+        # without a mask, most rows of the tile would read a row of x that another one reads
         return replace(tile, masked=True) if 4 * rows <= tile.rows else tile
     return ProductTile(128, 64 if gate else 128, 64, stages=4, warps=8)
 

@@ -89,8 +89,8 @@ class _ForwardPlan(LaunchPlan):
         super().__init__(
             _FORWARD, values, _FORWARD.arg_names.index("tokens") + 1, call.q.device, config.warps
         )
-        # programs for each block of tokens: one for each group of heads of q, of k and of v, which
-        # is divided like k
+        # programs for each block of tokens: one for each group of heads of q, of k, and of v if v
+        # is stored; v is divided like k
         q_groups, k_groups = (
             -(-values[f"{name}_HEADS"] // values[f"BLOCK_{name}"]) for name in ("Q", "K")
         )

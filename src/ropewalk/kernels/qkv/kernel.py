@@ -199,8 +199,9 @@ def qkv_product(
         weight, first_row, second_row, live, K, ROWS, COLUMNS, DEPTH, GROUP, MASKED, PDL
     )
     # what the end of the kernel needs is loaded before the product, which hides how long these
-    # loads take; cos and sin only with EARLY, because the product would wait for the positions.
-    # With LAST any program may rotate all pairs of the head
+    # loads take. cos and sin are among it only with EARLY, while the previous kernel runs;
+    # otherwise the product would wait for the positions. With LAST any program may rotate all pairs
+    # of the head
     rotated_pair = tl.arange(0, HALF_BLOCK)[None, :] if LAST else pair
     is_query = head < Q_HEADS
     if not EARLY:
