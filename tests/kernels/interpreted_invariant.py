@@ -63,6 +63,25 @@ def test_attention_is_right_and_a_query_alone_has_the_same_bits(heads, dims, win
         assert torch.equal(alone[:, 0], found[:, token])
 
 
+@pytest.mark.parametrize("window", [None, 21])
+def test_gradients_of_attention_are_right_and_0_for_queries_that_see_no_key(window):
+    torch.manual_seed(3)
+    q, k, v = torch.randn(2, 9, 3, 8), *(torch.randn(2, 1, 75, 8) for _ in range(2))
+    first, factors = torch.tensor([0, 70]), torch.randn(2, 9, 3, 8)
+    ours = [t.clone().requires_grad_() for t in (q, k, v)]
+    (invariant.attention(*ours, first, 0.3, window) * factors).sum().backward()
+    theirs = [t.double().requires_grad_() for t in (q, k, v)]
+    # row 1 begins at key 70, and its queries are those of the keys 66 to 74
+    rows = [(theirs[0][:1], 0, 75), (theirs[0][1:, 4:], 70, 75)]
+    for row, (queries, begin, end) in enumerate(rows):
+        keys, values = (t[row : row + 1, :, begin:end] for t in theirs[1:])
+        mixed = dense(queries, keys, values, torch.tensor([0]), 0.3, window)
+        (mixed * factors[row : row + 1, -queries.shape[1] :]).sum().backward()
+    for found, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found.grad.double(), want.grad, rtol=0, atol=5e-6)
+    assert not ours[0].grad[1, :4].any()
+
+
 def test_a_captured_step_has_the_bits_of_the_forward():
     torch.manual_seed(2)
     config = DecoderConfig(

@@ -76,12 +76,13 @@ def attention(
         seen = (key <= own) & (key >= first_keys[:, None, None])  # [B, S, N]
         if window is not None:
             seen = seen & (key > own - window)
-        # the gradients of a query that sees no key would be NaN, so it sees all keys here
-        seen = seen | ~seen.any(-1, keepdim=True)
+        # the gradients of a query that sees no key would be NaN, so it sees all keys here, and its
+        # output is set to 0
+        sees = seen.any(-1, keepdim=True)
         out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, seen[:, None], scale=scale, enable_gqa=True
+            q.transpose(1, 2), k, v, (seen | ~sees)[:, None], scale=scale, enable_gqa=True
         )
-        return out.transpose(1, 2)
+        return out.transpose(1, 2) * sees[..., None]
 
     return _with_gradients(
         lambda q, k, v: launch.attention(q, k, v, first_keys, scale, window), plain, q, k, v
