@@ -241,7 +241,7 @@ def test_the_picture_of_positions_of_text_with_an_image_is_what_is_computed():
 
 def test_patch_centres_have_the_frequencies_of_dinov3_as_the_page_says():
     page = text_of("positions")
-    assert "angle = 2π · centre ·\n$\\theta^{-4i/d}$ in a head of d dimensions" in page
+    assert "is 2π · centre ·\n$\\theta^{-4i/d}$ in a head of d dimensions" in page
     spec = rw.RopeSpec(head_dim=16, theta=100.0, axes=axes.normalised(4, 4))
     found = spec.ladder_frequencies().radians
     assert found == pytest.approx([100.0 ** (-4 * i / 16) for i in range(4)] * 2)
