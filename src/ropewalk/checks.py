@@ -196,8 +196,8 @@ def check_tables(x: Tensor, cos: Tensor, sin: Tensor, start: int, seq_dim: int) 
         ):
             raise RopeError(
                 name,
-                f"must be floats [{x.shape[seq_dim]} tokens, pairs], with rows and heads before them "
-                "or without",
+                f"must be a float table [tokens, pairs] of x's {x.shape[seq_dim]} tokens, or [batch, "
+                "tokens, pairs], or [batch, heads, tokens, pairs]",
                 [str(table.dtype), *table.shape],
             )
         # a table is [S, P], [B, S, P] or [B, H, S, P], where B and H may be 1
