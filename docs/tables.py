@@ -215,8 +215,9 @@ def families_all() -> str:
 
 @functools.cache
 def engine_blocks() -> dict[str, str]:
-    """Return the tables of the pages about engines: how many cells each computes as their spec says,
-    and every config with every engine.
+    """Return the tables of the pages about engines, by the name of their block: how many layer
+    types each engine computes as the spec says, every config with every engine, other releases,
+    and the draws of configs.
     """
     measured = rows.read(RESULTS / "engines.jsonl")
     engines = list(dict.fromkeys(row["engine"] for row in measured))

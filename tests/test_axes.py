@@ -269,7 +269,7 @@ class TestMixed:
     def test_the_first_coordinate_multiplies_the_first_frequency(self):
         rope, x = self.rope(), torch.randn(1, 3, 4, 10)
         with torch.no_grad():
-            rope.mixed[..., 1] = 0  # all frequencies on the second axis
+            rope.mixed[..., 1] = 0  # no frequency on the second axis
         at = grid(2, 2)
         elsewhere = at.clone()
         elsewhere[1] += 100

@@ -437,7 +437,7 @@ def test_the_defaults_are_the_published_ones():
     }
 
 
-def test_frequencies_have_magnitude_1_and_no_growth_by_default():
+def test_by_default_the_magnitude_is_1_and_does_not_grow_with_the_position():
     found = fq.Frequencies((1.0, 1.0))
     assert (found.magnitude, found.growth, found.center) == (1.0, None, 0)
 

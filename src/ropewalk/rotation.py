@@ -382,7 +382,8 @@ def _require_equal(first: Tensor, second: Tensor, name: str, layout: str) -> Non
 def run(
     xs: tuple[Tensor, ...], request: AnyRequest, inplace: bool, backend: str | None = None
 ) -> tuple[Tensor, ...]:
-    """Return the rotated `xs`, in place if `inplace`; every rotation runs through here.
+    """Return the rotated `xs`, in place if `inplace`; every rotation runs through here, except
+    repeated calls (`fast_path`) and kernels that rotate inside another operation.
 
     Without gradients a kernel runs directly; with gradients, inside an autograd function; under
     torch.compile or another tracer, as a registered op; where other derivatives are needed, by

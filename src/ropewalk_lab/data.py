@@ -234,7 +234,9 @@ def _line_batches(
     seed: int,
     shuffle: bool,
 ) -> Batches:
-    """Return batches of labelled lines: examples of classes, or triplets."""
+    """Return batches of labelled lines: texts with a class, or triplets (A, B, C), whose label says
+    whether B or C is closer to A.
+    """
     if objective == "classes":
         return ExampleBatches(rows, classes, tokenizer, seed, shuffle)
     return TripletBatches(rows, objective, tokenizer, seed, shuffle)

@@ -124,8 +124,8 @@ class Parallel:
         return self.sum_of_ranks(x) if self.kind == "fsdp" else x
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model wrapped for DDP or FSDP, with ring attention in a context run; the model
-        is changed in place.
+        """Return the model ready for this kind of run: sharded by FSDP, wrapped in DDP, wrapped in
+        DDP with ring attention ("context"), or as it is ("none"). The model itself is changed.
         """
         if self.kind == "fsdp":
             return _fully_shard(model)

@@ -68,7 +68,8 @@ def test_fit_writes_everything_and_resumes(folder, tmp_path, capsys):
     main(options)
     printed = capsys.readouterr()
     out, lines = " ".join(printed.out.split()), printed.err.splitlines()
-    # a pipe gets a line for each step: four windows, their key tokens, and the pass keys
+    # a pipe gets a line for each step: the key tokens of four windows, then for each method the
+    # four windows and the pass keys of each length
     assert lines[0] == f"fit: key tokens of window 1 (1 of {len(lines)})"
     assert [line.rpartition("(")[2] for line in lines] == [
         f"{number} of {len(lines)})" for number in range(1, len(lines) + 1)

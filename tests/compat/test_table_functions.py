@@ -64,8 +64,8 @@ def exact_rows(radians, magnitude, positions):
             1e4,
             {"original_max_position_embeddings": 16, "factor": 3.0, "attention_factor": 1.5},
         ),
-        # here the upper end of the band is cut at the last pair, where transformers cuts it at the
-        # last dimension
+        # MiniMind cuts the upper end of the band of YaRN at the last pair, transformers at the last
+        # dimension; in this case the two differ
         (
             10,
             200_000,

@@ -82,7 +82,7 @@ def test_no_verdict_of_audit_contradicts_the_engine_runs(full):
     assert unknown <= 0.05 * (known + unknown)
 
 
-def test_a_finding_with_another_theta_does_not_count_as_right():
+def test_what_audit_says_of_another_theta_is_not_what_was_recorded():
     row = ROWS["llama-2, v4 at 4096"]
     finding, recorded = next(iter(claims(row)))
     assert is_right(finding, recorded)

@@ -276,7 +276,7 @@ def test_a_layer_type_that_no_rotary_module_serves_is_refused():
     model = tiny("gemma3_text", layer_types=["sliding_attention"] * 2, num_hidden_layers=2)
     with pytest.raises(
         RopeError,
-        match="layer_types: must be those of the model's rotary modules: sliding_attention",
+        match="layer_types: must be among those of the model's rotary modules: sliding_attention",
     ):
         quietly(model, "linear", 8)
 

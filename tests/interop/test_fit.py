@@ -79,7 +79,7 @@ def extended_copy(model, name):
     return own
 
 
-def test_fit_measures_every_method_of_extend(fitted):
+def test_without_a_search_fit_measures_every_method_but_longrope(fitted):
     assert set(fitted.facts["methods"]) == {"none", "by_parts", *kinds(), *REMAPPINGS} - {
         "longrope"
     }

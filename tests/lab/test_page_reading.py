@@ -95,7 +95,9 @@ def by_transformers(folder, request):
         ReadingRequest("linear", 2.0, "own", TYPED),
     ],
 )
-def test_a_reading_has_the_losses_and_attention_of_transformers(folder, request_):
+def test_a_local_model_that_reads_a_text_has_the_losses_and_attention_of_transformers(
+    folder, request_
+):
     found = reading.read(reading.load(str(folder)), request_)
     words, positions, losses, maps = by_transformers(folder, request_)
     assert found.positions.tolist() == positions

@@ -36,7 +36,8 @@ from ropewalk_lab.engines_run.measured import (
 
 #: files in the folder of results: one verdict a line, and every rope that was read back, each once
 VERDICTS, TABLES = "engines.jsonl", "engine_tables.json"
-#: one other release of an engine a line, written by `releases`
+#: a line for each release of an engine that was compared with the recorded one; `engines.releases`
+#: writes it
 RELEASES = "engine_releases.jsonl"
 #: the keys of a rope that are recorded, in this order
 ROPE_KEYS = ("radians", "magnitude", "axis", "layout", "width")

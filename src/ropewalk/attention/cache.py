@@ -414,8 +414,8 @@ class KVCache:
             return encoding.rope.rerotate(k, before, positions) if wanted else k  # type: ignore
         if isinstance(encoding, Rotary) and encoding.rope.spec.needs_length:
             rule = (
-                "must hold keys that are not rotated for a scaling that depends on the length; use "
-                "KVCache(rotated=False)"
+                "must store its keys unrotated, as the other of the two caches does, because the "
+                "scaling depends on the length; use KVCache(rotated=False)"
             )
             raise RopeError("other" if rotated else "cache", rule, encoding.rope.spec.scaling)
         if wanted:

@@ -141,7 +141,9 @@ def _weights(
     tensors: Iterable[NewTensor],
     tensor_type: str | None,
 ) -> dict[str, _Weight]:
-    """Return the tensors of the file by name; rows of q and k are in the layout of the file."""
+    """Return the tensors to write, by their names in the file; rows of q and k are put into the
+    layout of the file.
+    """
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], config.num_layers)
     weights = {}
     for hf_name, shape, dtype, make in tensors:

@@ -123,8 +123,8 @@ def fused_table(rows: list[Row]) -> str:
 
 
 def attention_table(rows: list[Row]) -> str:
-    """Return a table of the time that the rotation adds to attention, and of linear attention: for
-    each shape, contender and pass the latest row.
+    """Return a table of the times of softmax attention, with and without rotation, and of linear
+    attention: for each shape, contender and pass the latest row, with a comparison.
     """
     # a later row replaces an earlier one
     latest = {

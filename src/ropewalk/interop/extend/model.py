@@ -285,7 +285,7 @@ class _Target:
         if self.rotary and not change.specs.keys() <= known:
             raise RopeError(
                 "layer_types",
-                f"must be those of the model's rotary modules: {', '.join(known)}",
+                f"must be among those of the model's rotary modules: {', '.join(sorted(map(str, known)))}",
                 list(change.specs),
             )
         return self._served

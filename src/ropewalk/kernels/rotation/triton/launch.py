@@ -31,8 +31,8 @@ def launch(
     request: AnyRequest,
     config: RotationConfig | None = None,
 ) -> None:
-    """Write each rotated x into its out; it never synchronises with the GPU, so a CUDA graph can
-    capture it.
+    """Write each rotated x into its out. The first call of a kind compiles the kernel and makes its
+    tables; later calls do not synchronise with the GPU, so a CUDA graph can capture them.
 
     `config` overrides how the kernel divides its work; only sweeps over configurations pass it.
     """
