@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ropewalk.attention.remap import REMAPPINGS
 from ropewalk.errors import RopeError
 from ropewalk.interop.patch import patched
@@ -33,17 +31,6 @@ from ropewalk_lab.studies.study import Study
 #: (better, worse): which method has the lower loss in the last band, as papers and forums claim
 ORDER = (("yarn", "none"), ("yarn", "ntk"), ("ntk", "linear"), ("longrope", "yarn"))
 PRESETS = presets_of("real_extend")
-#: an earlier run on the same model and texts with other windows (H200, bfloat16, 12 windows of
-#: 32,768): (mean, error) by band
-EARLIER = {
-    "none": ((3.602, 0.112), (3.476, 0.112), (4.869, 0.117), (7.721, 0.087)),
-    "linear": ((5.193, 0.101), (5.160, 0.107), (5.290, 0.098), (5.356, 0.086)),
-    "ntk": ((3.659, 0.112), (3.568, 0.111), (3.664, 0.109), (3.791, 0.097)),
-    "dynamic": ((3.825, 0.110), (3.843, 0.109), (4.060, 0.109), (4.192, 0.091)),
-    "yarn": ((3.690, 0.116), (3.585, 0.115), (3.708, 0.116), (3.746, 0.104)),
-    "dynamic_yarn": ((3.690, 0.116), (3.585, 0.115), (3.708, 0.116), (3.746, 0.104)),
-    "llama3": ((3.719, 0.113), (3.801, 0.113), (4.002, 0.109), (4.124, 0.091)),
-}
 
 
 def run(runner: JobRunner) -> dict[str, Any]:
@@ -155,41 +142,7 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
         )
         title, columns = f"Loss at {factor:g}x by band of positions", ("method", *bands, "LongPPL")
         tables.append(Table(title, columns, cells, f"{note} {source_note(facts)}"))
-    return Findings(
-        tables + _earlier(rows, facts), {"real_extend": lambda: picture(rows, facts)}, claims(rows)
-    )
-
-
-def _earlier(rows: list[Row], facts: dict[str, Any]) -> list[Table]:
-    """Return a table: an earlier run's losses at 4x by band, and whether ours agree; [] if the
-    model is not SmolLM2 or there are not four bands.
-    """
-    at_4x = [
-        each
-        for each in rows
-        if each["metric"] == "loss" and each["factor"] == 4 and each["band"] != "within"
-    ]
-    bands, cells = distinct(at_4x, "loss", "band"), []
-    if "smollm2" not in facts.get("model", "").lower() or len(bands) != 4:
-        return []
-    for name, earlier in EARLIER.items():
-        losses = scores_by(at_4x, "loss", "band", bands, method=name)
-        if len(losses) == len(bands):
-            pairs = zip(losses.values(), earlier, strict=True)
-            gaps = [
-                abs(loss.mean - mean) / float(np.hypot(loss.error, error))
-                for loss, (mean, error) in pairs
-            ]
-            stated = (f"{mean:.3f} ± {error:.3f}" for mean, error in earlier)
-            cells.append((name, *stated, f"{max(gaps):.1f}", "yes" if max(gaps) <= 2 else "no"))
-    note = "The earlier run had other windows of the same texts, so the differences are not paired."
-    columns = (
-        "method",
-        *(f"earlier, {band}" for band in bands),
-        "largest difference, in standard errors",
-        "within two",
-    )
-    return [Table("Beside an earlier run at 4x", columns, cells, note)]
+    return Findings(tables, {"real_extend": lambda: picture(rows, facts)}, claims(rows))
 
 
 def claims(rows: list[Row]) -> list[Claim]:

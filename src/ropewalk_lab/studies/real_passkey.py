@@ -28,14 +28,6 @@ from ropewalk_lab.studies.real import (
 from ropewalk_lab.studies.rows import Row, distinct, row, select
 from ropewalk_lab.studies.study import Study
 
-#: within and beyond the trained length of SmolLM2, 8,192
-LENGTHS = [2_000, 4_000, 7_800, 12_000, 16_000, 24_000, 31_000]
-#: an earlier run on the same model with the same lengths (H200, bfloat16): pass keys found of 10
-#: depths
-EARLIER = {
-    "none": (9, 10, 10, 0, 0, 0, 0), "linear": (0, 0, 0, 0, 0, 0, 0), "ntk": (9, 9, 8, 10, 8, 7, 3),
-    "dynamic": (9, 10, 10, 7, 10, 10, 8), "yarn": (0, 0, 1, 9, 10, 9, 7),
-}  # fmt: skip
 PRESETS = presets_of("real_passkey")
 
 
@@ -124,53 +116,11 @@ def findings(rows: list[Row], facts: dict[str, Any]) -> Findings:
     table = Table(
         "Pass keys found", ("method", *(f"{length:,}" for length in lengths)), cells, note
     )
-    tables = [table, *_earlier(rows, facts, lengths)]
     return Findings(
-        tables,
+        [table],
         {"real_passkey": _heat_map(rows, names, lengths, depths)},
         claims(rows, facts["trained"]),
     )
-
-
-def _earlier(rows: list[Row], facts: dict[str, Any], lengths: list[int]) -> list[Table]:
-    """Return a table of the pass keys found here and in an earlier run, and whether they agree
-    within two standard errors.
-
-    [] if the model or the lengths are not those of the earlier run.
-    """
-    if "smollm2" not in facts.get("model", "").lower() or lengths != LENGTHS:
-        return []
-    cells = []
-    for name, earlier in EARLIER.items():
-        by_length = [_values(rows, name, length) for length in lengths]
-        if all(by_length):
-            texts, differences = [], []
-            for values, earlier_count in zip(by_length, earlier, strict=True):
-                texts.append(f"{sum(values):.0f} of {len(values)}, {earlier_count} of 10")
-                differences.append(
-                    _in_standard_errors((sum(values), len(values)), (earlier_count, 10))
-                )
-            cells.append((name, *texts, "yes" if max(differences) <= 2 else "no"))
-    note = (
-        "Found here, then found earlier. For the standard errors, one key more counts as found and "
-        "one more as missed."
-    )
-    columns = ("method", *(f"{length:,}" for length in lengths), "within two standard errors")
-    return [Table("Beside an earlier run", columns, cells, note)] if cells else []
-
-
-def _in_standard_errors(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Return the difference of two shares, (found, asked) each, in standard errors.
-
-    One key found and one missed are added to each, so that no error is 0 where all keys, or none,
-    were found.
-    """
-    shares = [(found + 1) / (asked + 2) for found, asked in (one, other)]
-    variances = [
-        share * (1 - share) / (asked + 2)
-        for share, (_, asked) in zip(shares, (one, other), strict=True)
-    ]
-    return abs(shares[0] - shares[1]) / sum(variances) ** 0.5
 
 
 def _values(rows: list[Row], name: str, length: int) -> list[float]:
