@@ -748,6 +748,14 @@ def test_a_form_with_which_an_engine_starts_is_written_and_told_once():
     assert rw.from_hf(found.corrected, precision="exact") == rw.from_hf(config, precision="exact")
 
 
+@pytest.mark.parametrize("engine", ["mlx-lm", "llama.cpp", "sglang"])
+def test_an_engine_that_differs_is_told_where_rope_parameters_is_null(engine):
+    """No engine but transformers and vLLM reads `attention_factor`."""
+    config = {**LLAMA, "rope_parameters": None, "rope_scaling": {**YARN, "attention_factor": 1.0}}
+    found = rw.doctor(config, engine=engine)
+    assert "engine_differs" in [each.id for each in found.findings]
+
+
 @pytest.mark.parametrize("part", ['\\"', "/*", "\n", ", "])
 def test_a_long_text_that_is_no_json_is_refused_without_long_searches(tmp_path, part):
     """A search that starts again at every character would take hours here."""
