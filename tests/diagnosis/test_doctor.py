@@ -246,6 +246,18 @@ def test_flags_of_llama_cpp():
     assert flags["llama.cpp"].startswith("convert the corrected folder again")
 
 
+def test_what_is_pasted_for_an_engine_is_read_by_it():
+    """mlx-lm's Llama reads `rope_theta` and `rope_scaling`, and nothing of `rope_parameters`."""
+    config = {k: v for k, v in LLAMA.items() if not k.startswith("rope_")}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    flags = rw.doctor(config, length=4 * config["max_position_embeddings"]).flags
+    (pasted,) = re.findall(r"json.loads\('(.*)'\)", flags["mlx-lm"])
+    pasted = json.loads(pasted)
+    assert pasted["rope_theta"] == 500000.0
+    assert pasted["rope_scaling"]["rope_type"] == "yarn"
+    assert "rope_theta" in json.loads(shlex.split(flags["sglang"])[1])["rope_parameters"]
+
+
 def test_transformers_reads_the_corrected_config_as_meant():
     transformers = pytest.importorskip("transformers")
     found = rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"}))
