@@ -217,7 +217,7 @@ def test_the_options_of_linear_attention_have_the_defaults_of_the_page():
     assert (
         "Scores are computed only within chunks of 128 tokens (64 or 32 in the GPU kernels)" in page
     )
-    assert "128·n·(d + d_v) + n·d·d_v multiplications, and memory for n/128 states" in page
+    assert "128·n·(d + d_v) + 2·n·d·d_v multiplications a head, and memory for n/128" in page
     assert "Before the division every weight is in\n[1 - a, 1 + a], so never below 0" in page
 
 

@@ -246,6 +246,18 @@ def test_flags_of_llama_cpp():
     assert flags["llama.cpp"].startswith("convert the corrected folder again")
 
 
+def test_what_is_pasted_for_an_engine_is_read_by_it():
+    """mlx-lm's Llama reads `rope_theta` and `rope_scaling`, and nothing of `rope_parameters`."""
+    config = {k: v for k, v in LLAMA.items() if not k.startswith("rope_")}
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 500000.0}
+    flags = rw.doctor(config, length=4 * config["max_position_embeddings"]).flags
+    (pasted,) = re.findall(r"json.loads\('(.*)'\)", flags["mlx-lm"])
+    pasted = json.loads(pasted)
+    assert pasted["rope_theta"] == 500000.0
+    assert pasted["rope_scaling"]["rope_type"] == "yarn"
+    assert "rope_theta" in json.loads(shlex.split(flags["sglang"])[1])["rope_parameters"]
+
+
 def test_transformers_reads_the_corrected_config_as_meant():
     transformers = pytest.importorskip("transformers")
     found = rw.doctor(changed(LLAMA, {**YARN, "rope_type": "YaRN"}))
@@ -746,6 +758,14 @@ def test_a_form_with_which_an_engine_starts_is_written_and_told_once():
     assert told == [("engine_refuses", True), ("engine_differs", False)]
     assert found.corrected["rope_scaling"]["type"] == "longrope"
     assert rw.from_hf(found.corrected, precision="exact") == rw.from_hf(config, precision="exact")
+
+
+@pytest.mark.parametrize("engine", ["mlx-lm", "llama.cpp", "sglang"])
+def test_an_engine_that_differs_is_told_where_rope_parameters_is_null(engine):
+    """No engine but transformers and vLLM reads `attention_factor`."""
+    config = {**LLAMA, "rope_parameters": None, "rope_scaling": {**YARN, "attention_factor": 1.0}}
+    found = rw.doctor(config, engine=engine)
+    assert "engine_differs" in [each.id for each in found.findings]
 
 
 @pytest.mark.parametrize("part", ['\\"', "/*", "\n", ", "])

@@ -72,6 +72,16 @@ def findings(case: Examination, engine: str) -> list[Finding]:
     return told
 
 
+def written_for(case: Examination, engine: str) -> dict[str, Any]:
+    """Return the examined config in a form that the engine reads; as it is, if it reads that or
+    none of ours.
+    """
+    other = copy.copy(case)
+    other.root = copy.deepcopy(case.root)
+    findings(other, name_of(engine))
+    return other.root
+
+
 def _audited(config: dict[str, Any], engine: str, length: int | None) -> list[Any]:
     """Return the findings of `audit` about one engine."""
     from ropewalk.engines import ENGINES, REFERENCE, audit

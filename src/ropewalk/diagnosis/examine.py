@@ -26,7 +26,7 @@ from ropewalk.diagnosis import (  # noqa: F401 - the rows name them
 )
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
-from ropewalk.diagnosis.flags import flags, patch, same
+from ropewalk.diagnosis.flags import TAKE_KEYS, flags, patch, same
 from ropewalk.diagnosis.lengths import serve
 from ropewalk.diagnosis.mistakes import (
     FINDERS,
@@ -114,7 +114,7 @@ def doctor(
         findings += engines_here.findings(case, engine)
     findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     changed = not same(case.root, original) or any(f.id == "not_json" for f in findings)
-    to_paste = flags(original, case.root, case.specs(), length)
+    to_paste = _flags(original, case, written=engine is not None or unread)
     if case.metadata is not None:
         to_paste = _gguf_flags(findings, case)
         changed = False
@@ -284,6 +284,19 @@ def _without_ropes(case: Examination) -> dict[str, Any]:
                 text["rope_theta"] = rope["rope_theta"]
 
     return case.with_(change)
+
+
+def _flags(original: dict[str, Any], case: Examination, written: bool) -> dict[str, str]:
+    """Return {engine: what to paste}, for each engine in the form of the config that it reads; with
+    `written` all in the form of the examined config.
+    """
+    specs = case.specs()
+    every = flags(original, case.root, specs, case.length)
+    if every and not written:
+        for name in TAKE_KEYS:
+            form = engines_here.written_for(case, name)
+            every[name] = flags(original, form, specs, case.length).get(name, "")
+    return {name: text for name, text in every.items() if text}
 
 
 def _gguf_flags(findings: list[Finding], case: Examination) -> dict[str, str]:

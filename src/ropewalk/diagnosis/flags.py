@@ -14,6 +14,8 @@ from ropewalk.frequencies import Default, Linear, Yarn
 from ropewalk.frequencies.formulas import mscale
 
 ROPE_OBJECTS = ("rope_parameters", "rope_scaling")
+#: engines that are given keys of a config
+TAKE_KEYS = ("vllm", "sglang", "mlx-lm")
 TRANSFORMERS = """\
 import json
 from transformers import AutoConfig, AutoModelForCausalLM

@@ -50,7 +50,9 @@ def as_v4(text: dict[str, Any]) -> None:
     cannot be written does not read back as the same ropes.
     """
     family = family_of(text.get("model_type"))
-    v5 = text.pop("rope_parameters")
+    v5 = text.pop("rope_parameters", None)
+    if not isinstance(v5, dict):  # null, say: the config has the older form already
+        return
     layers = layers_of(v5)
     for name, rope in layers.items():
         facts = family.layer_thetas.get(name)
