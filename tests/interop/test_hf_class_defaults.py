@@ -136,6 +136,12 @@ def test_only_gpt_neox_reads_theta_as_rotary_emb_base(name, keys):
     theirs = CONFIG_MAPPING[name](**copy.deepcopy(config)).rope_parameters["rope_theta"]
     with pytest.warns(UserWarning, match="config.rotary_emb_base = 888.0 is ignored"):
         assert from_hf({**config, "model_type": name}).theta == theirs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written = config_change({**config, "model_type": name}, "ntk", factor=4.0).keys
+    read = CONFIG_MAPPING[name](**copy.deepcopy({**config, **written})).rope_parameters
+    dim = 16 * read.get("partial_rotary_factor", 1.0)
+    assert read["rope_theta"] == pytest.approx(theirs * 4 ** (dim / (dim - 2)))
 
 
 @pytest.mark.parametrize("name", NEOX)

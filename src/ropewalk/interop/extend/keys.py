@@ -350,7 +350,8 @@ def _transformers_v4_keys(
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS | OTHER_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
     theta_keys = {layer_type: theta.key for layer_type, theta in family.layer_thetas.items()}
-    given = find(config, *THETA_KEYS)
+    # a known family reads theta under one name, any other model under the name that the config has
+    given = None if family.known else find(config, *THETA_KEYS)
     common_key = family.renamed.get(THETA_KEYS[0]) or (given.key if given else THETA_KEYS[0])
     for layer_type, spec in new_specs.items():
         keys[theta_keys.get(layer_type) or common_key] = spec.theta
