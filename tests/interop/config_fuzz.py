@@ -297,7 +297,10 @@ def spell(
             "rope_parameters": {**rope, **inside, **partial},
             **draw.choice([{}, {"rope_scaling": None}]),
         }
-    beside = {} if theta is None else {draw.choice(["rope_theta", "rotary_emb_base"][own:]): theta}
+    # a family that is known reads its own name of theta alone; `width` is for the others
+    names_of_theta = ["rotary_emb_base"] if own else ["rope_theta"]
+    names_of_theta += ["rotary_emb_base"] if width is not None else []
+    beside = {} if theta is None else {draw.choice(names_of_theta): theta}
     if partial and (own or draw.random() < 0.5):
         fraction = partial["partial_rotary_factor"]
         # a family that is known reads its own name of the fraction alone

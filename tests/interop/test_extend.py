@@ -321,10 +321,14 @@ def test_engines_that_read_yarn_with_axes_otherwise_are_reported():
     assert "the band is computed for four times the trained length" in messages[0]
 
 
-def test_a_scaling_that_no_config_can_express_is_reported():
-    with pytest.warns(UserWarning, match="no config can express it"):
-        report = extend(copy.deepcopy(V4), "dynamic_yarn")
+@pytest.mark.parametrize("kind", ["dynamic_yarn", "clipped"])
+def test_a_scaling_without_a_config_key_of_extend_is_reported(kind):
+    """`to_hf` writes `clipped` as `use_cope`, which no engine reads: `extend` leaves it out."""
+    config = copy.deepcopy(V4)
+    with pytest.warns(UserWarning, match=f"{kind}: extend writes no config key for it"):
+        report = extend(config, kind)
     assert "not saved" in str(report)
+    assert config == V4
 
 
 def test_a_disagreement_about_a_layer_type_that_is_not_extended_is_not_reported():

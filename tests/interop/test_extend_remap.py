@@ -284,7 +284,7 @@ def test_models_that_cannot_be_remapped_are_refused_and_unchanged(family, change
 
 
 def test_a_config_alone_cannot_be_remapped():
-    with pytest.raises(RopeError, match="no config can express it"):
+    with pytest.raises(RopeError, match="extend writes no config key for it"):
         rw.extend(
             {
                 "model_type": "llama",

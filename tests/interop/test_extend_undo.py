@@ -169,6 +169,6 @@ def test_a_warning_that_is_an_error_leaves_the_model_as_it_was(kind, extended_be
     before = state(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        with pytest.raises(UserWarning, match="no config can express it"):
+        with pytest.raises(UserWarning, match="extend writes no config key for it"):
             extend(model, kind, **({"factor": FACTOR} if kind == "rerope" else {}))
     assert same(state(model), before)

@@ -129,6 +129,21 @@ def test_gpt_neox_reads_theta_and_fraction_under_its_own_names_alone(name, keys)
             from_hf({**SIZES, **keys, "model_type": name})
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "stablelm", "phi", "nomic_bert"])
+@pytest.mark.parametrize("keys", [{}, {"rope_theta": 777.0}])
+def test_only_gpt_neox_reads_theta_as_rotary_emb_base(name, keys):
+    config = {**SIZES, **keys, "rotary_emb_base": 888.0}
+    theirs = CONFIG_MAPPING[name](**copy.deepcopy(config)).rope_parameters["rope_theta"]
+    with pytest.warns(UserWarning, match="config.rotary_emb_base = 888.0 is ignored"):
+        assert from_hf({**config, "model_type": name}).theta == theirs
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        written = config_change({**config, "model_type": name}, "ntk", factor=4.0).keys
+    read = CONFIG_MAPPING[name](**copy.deepcopy({**config, **written})).rope_parameters
+    dim = 16 * read.get("partial_rotary_factor", 1.0)
+    assert read["rope_theta"] == pytest.approx(theirs * 4 ** (dim / (dim - 2)))
+
+
 @pytest.mark.parametrize("name", NEOX)
 def test_what_is_written_for_gpt_neox_is_read_by_its_class(name):
     for version in (4, 5):

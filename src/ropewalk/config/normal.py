@@ -29,6 +29,8 @@ from ropewalk.frequencies import SCALINGS, Dynamic, LongRope
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY, settings_of
 
 THETA_KEY, FRACTION_KEY = keys.THETA_KEYS[0], keys.FRACTION_KEYS[0]
+#: values that the code of every known family reads under one name only
+ONE_NAME = (THETA_KEY, FRACTION_KEY)
 #: all names of one value
 NAMES = {
     names[0]: names
@@ -100,9 +102,8 @@ def _standard_names(
     own = {key: Value(value, key) for key, value in config.items()}
     standard: Values = {}
     for name, names in NAMES.items():
-        # a known family reads the fraction under one name only; of any other value, every name is
-        # read unless the family renames it
-        only = family.renamed.get(name, name if name == FRACTION_KEY and family.known else None)
+        # of any other value, every name is read unless the family renames it
+        only = family.renamed.get(name, name if name in ONE_NAME and family.known else None)
         read = names if only is None else (only,)
         given = next((own[key] for key in read if config.get(key) is not None), None)
         for key in names:

@@ -27,7 +27,7 @@ class Extension:
     """What `extend` changed; `undo()` restores it.
 
     changes        {config key: (before, after)}, None for a config key that was absent
-    disagreements  a line if no config can express the change, so that other engines do not have it
+    disagreements  a line if the change is not in the config, so that engines do not have it
     notes          other remarks for the user
     saved          whether `save_pretrained` writes the change; dynamic_yarn, clipped and remappings
                    cannot be written to a config

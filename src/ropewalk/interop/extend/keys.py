@@ -39,7 +39,7 @@ KEPT_KEYS = {THETA_KEYS[0], FRACTION_KEYS[0], *AXIS_KEYS, *OTHER_KEYS}
 class ConfigChange:
     """The keys to set in a text config, and the spec of each layer type that they change.
 
-    keys     empty if no config can express the change
+    keys     empty if the change is not written into the config
     notes    other remarks for the user
     config   the text config with the keys set
     served   the served length after the change; None if the scaling adapts to each sequence's
@@ -61,15 +61,15 @@ class ConfigChange:
     shorter: tuple[str, ...] = ()
 
     def disagreements(self) -> tuple[str, ...]:
-        """Return one line if no config can express the change, else none. What engines compute from
-        a changed config is for `audit` to say.
+        """Return one line if the change is not written into the config, else none. What engines
+        compute from a changed config is for `audit` to say.
         """
         if self.keys:
             return ()
         name = next(iter(self.specs.values())).scaling.name
         return (
-            f"{name}: no config can express it, so it is not saved and other engines do not have "
-            "it",
+            f"{name}: extend writes no config key for it, so it is not saved, and an engine that "
+            "loads the model does not have it",
         )
 
 
@@ -109,7 +109,7 @@ def config_change(
     scaling = _make_scaling(offered[kind], factor, length, dict(options or {}))
     new_specs = {name: _scaled(spec, scaling) for name, spec in old_specs.items()}
     before = {name: spec for name, spec in all_specs.items() if spec is not None}
-    if not scaling.in_configs and not isinstance(scaling, Ntk):  # no config can express it
+    if not scaling.in_configs and not isinstance(scaling, Ntk):  # `extend` writes no key for it
         after = {**before, **new_specs}
         return ConfigChange(
             {}, new_specs, (), config, served=None, trained=length, before=before, after=after
@@ -350,7 +350,8 @@ def _transformers_v4_keys(
     kept = {key: value for key, value in old.items() if key in AXIS_KEYS | OTHER_KEYS}
     keys: dict[str, Any] = {"rope_scaling": {"rope_type": "default", **kept} if kept else None}
     theta_keys = {layer_type: theta.key for layer_type, theta in family.layer_thetas.items()}
-    given = find(config, *THETA_KEYS)
+    # a known family reads theta under one name, any other model under the name that the config has
+    given = None if family.known else find(config, *THETA_KEYS)
     common_key = family.renamed.get(THETA_KEYS[0]) or (given.key if given else THETA_KEYS[0])
     for layer_type, spec in new_specs.items():
         keys[theta_keys.get(layer_type) or common_key] = spec.theta

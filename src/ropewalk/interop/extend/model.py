@@ -66,9 +66,9 @@ def extend(
     Returns a report of what was changed, or None if an extension was undone. A model uses the new
     frequencies at once, and `save_pretrained` writes them in the spelling of its config. The angles
     of its rotary modules are compared with the new spec at several lengths; if they differ,
-    everything is restored and an error raised. Warns if no config can express the change, so that
-    it is not saved and other engines do not have it, or if the new length is shorter than the
-    config's. A second call on a model replaces the first extension; a config that already has a
+    everything is restored and an error raised. Warns if the change is not written into the config,
+    so that it is not saved and other engines do not have it, or if the new length is shorter than
+    the config's. A second call on a model replaces the first extension; a config that already has a
     scaling needs `overwrite`. Attention keys in a cache filled earlier keep the old rotation.
     """
     _refuse_unused(model, kind, search, search_options, overwrite, layer_types)

@@ -40,8 +40,10 @@ ROTATED_AT = "_ropewalk_positions"
 CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past")
 #: options of an attention function that change the scores in other ways
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")
+#: what follows from a change that `extend` cannot write into the config
 UNSAVED = (
-    "no config can express it, so it is not saved with the model and other engines do not have it"
+    "extend writes no config key for it, so it is not saved with the model, and an engine that loads "
+    "the model does not have it"
 )
 
 
