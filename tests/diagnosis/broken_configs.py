@@ -144,6 +144,15 @@ GEMMA3_TEXT = {
     "max_position_embeddings": 131072,
 }
 GEMMA3_FULL = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0}
+GEMMA3_4B = {
+    **GEMMA3_TEXT,
+    "hidden_size": 2560,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 34,
+    "vocab_size": 262208,
+    "head_dim": 256,
+}
 GEMMA4 = {
     "model_type": "gemma4_text",
     "hidden_size": 512,
@@ -309,7 +318,7 @@ BROKEN = [
         changed(LLAMA, scaled(YARN, factor=GONE, scaling_factor=4.0)),
         RIGHT,
     ),
-    Broken("rope_key_unknown", changed(LLAMA, scaled(YARN, colour="red")), RIGHT),
+    Broken("rope_key_unknown", changed(LLAMA, scaled(YARN, colour="red")), None),
     Broken(
         "rope_type_missing",
         changed(RIGHT3, scaled(LLAMA3, rope_type=GONE)),
@@ -338,8 +347,8 @@ BROKEN = [
     Broken("key_of_another_stack", {**RIGHT, "compress_pos_emb": 2}, None),
     Broken("key_of_another_stack", {**LLAMA, "rope_freq_base": 20000.0}, None),
     Broken("arguments_in_config", {**LLAMA, "hf_overrides": {"rope_scaling": YARN}}, RIGHT),
-    Broken("rope_key_not_read", {**LLAMA, "rope_settings": 2.5}, LLAMA),
-    Broken("rope_key_not_read", {**LLAMA, "rope_local_base_freq": 20000.0}, LLAMA),
+    Broken("rope_key_not_read", {**LLAMA, "rope_settings": 2.5}, None),
+    Broken("rope_key_not_read", {**LLAMA, "rope_local_base_freq": 20000.0}, None),
     Broken("only_type", changed(LLAMA, scaled(YARN, rope_type=GONE, type="yarn")), RIGHT),
     # places and forms
     Broken(
@@ -556,13 +565,13 @@ BROKEN = [
         ),
         RIGHT,
     ),
-    Broken("length_multiplied_twice", changed(RIGHT, max_position_embeddings=32768), RIGHT),
+    Broken("length_multiplied_twice", changed(RIGHT, max_position_embeddings=32768), None),
     Broken(
         "factor_too_small",
-        changed(LLAMA, YARN, max_position_embeddings=16384),
+        changed(LLAMA, scaled(YARN, factor=1.0), max_position_embeddings=16384),
         changed(LLAMA, scaled(YARN, factor=8.0), max_position_embeddings=16384),
     ),
-    Broken("factor_too_small", changed(LLAMA, YARN, max_position_embeddings=10000), None),
+    Broken("factor_too_small", changed(LLAMA, YARN, max_position_embeddings=16384), None),
     Broken("factor_too_large", changed(RIGHT, max_position_embeddings=4096), RIGHT),
     Broken("factor_is_one", changed(LLAMA, {"rope_type": "linear", "factor": 1.0}), LLAMA),
     Broken("factor_is_integer", changed(LLAMA, scaled(YARN, factor=4)), RIGHT),
@@ -620,7 +629,8 @@ BROKEN = [
     ),
     Broken("published_head_dim_differs", changed(OSS, head_dim=None), OSS),
     Broken("published_theta_changed", changed(QWEN3_8B, rope_theta=7000000.0), None),
-    Broken("published_theta_of_another_model", changed(QWEN3_8B, rope_theta=500000.0), QWEN3_8B),
+    Broken("published_theta_of_another_model", changed(QWEN3_8B, rope_theta=5000000.0), QWEN3_8B),
+    Broken("published_theta_changed", changed(QWEN3_8B, rope_theta=500000.0), None),
     Broken("published_theta_mistyped", changed(QWEN3_8B, rope_theta=10000000.0), QWEN3_8B),
     Broken(
         "published_theta_multiplied",
@@ -643,9 +653,10 @@ BROKEN = [
         changed(LLAMA31, {**LLAMA31["rope_scaling"], "factor": 16.0}),
         LLAMA31,
     ),
-    Broken("published_head_dim_differs", changed(QWEN3_8B, head_dim=64), QWEN3_8B),
-    Broken("published_fraction_differs", changed(PYTHIA, rotary_pct=1.0), PYTHIA),
+    Broken("published_head_dim_changed", changed(QWEN3_8B, head_dim=64), None),
+    Broken("published_fraction_changed", changed(PYTHIA, rotary_pct=1.0), None),
     # others
+    Broken("config_wrapped", {"model": LLAMA}, LLAMA),
     Broken(
         "model_type_missing",
         {
@@ -654,7 +665,12 @@ BROKEN = [
         },
         {"architectures": ["LlamaForCausalLM"], **LLAMA},
     ),
-    Broken("config_unreadable", {"model_type": "nanochat", "head_dim": 64}, None),
+    Broken(
+        "config_unreadable",
+        {**LLAMA, "model_type": "minicpm3", "qk_rope_head_dim": 33},
+        None,
+    ),
+    Broken("rope_not_described", {"model_type": "nanochat", "head_dim": 64}, None),
     Broken(
         "model_type_unknown",
         changed(LLAMA, model_type="a_model_without_a_row"),
@@ -665,14 +681,14 @@ BROKEN = [
     Broken(
         "layer_scaling_extra",
         {
-            **GEMMA3_TEXT,
+            **GEMMA3_4B,
             "rope_parameters": {
                 "full_attention": GEMMA3_FULL,
                 "sliding_attention": {**GEMMA3_FULL, "rope_theta": 10000.0},
             },
         },
         {
-            **GEMMA3_TEXT,
+            **GEMMA3_4B,
             "rope_parameters": {"full_attention": GEMMA3_FULL, "sliding_attention": PLAIN},
         },
     ),

@@ -9,9 +9,11 @@ from typing import Any
 
 TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 BROKEN: list[dict[str, Any]] = TABLE["broken"]
+#: what their authors would set and drop, and the rows by which they are found
+JUDGED: list[dict[str, Any]] = TABLE["judged"]
 RIGHT: dict[str, dict[str, Any]] = TABLE["right"]
 #: the rows of mistakes.toml that a broken config is found by
-IDS = {name for each in BROKEN for name in each["causes"]}
+IDS = {name for each in (*BROKEN, *JUDGED) for name in each["causes"]}
 
 
 def plain(width: int, theta: float) -> list[float]:

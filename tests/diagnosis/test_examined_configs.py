@@ -9,7 +9,7 @@ import json
 import warnings
 
 import pytest
-from examined_configs import BROKEN, RIGHT, meant
+from examined_configs import BROKEN, JUDGED, RIGHT, meant
 
 import ropewalk as rw
 
@@ -59,11 +59,30 @@ def test_an_examined_config_is_found_and_corrected_as_meant(broken, tmp_path):
     found = rw.doctor(given, **options)
     assert [each.id for each in found.findings if each.severity != "note"] == broken["causes"]
     assert broken["fixed"] == (found.corrected is not None or found.draft is not None)
-    if found.corrected is None:
+    left = broken.get("left", [])
+    assert not any(each.repaired for each in found.findings if each.id in left)
+    if found.corrected is None or left:
         return
     assert_meant(found.corrected, broken["intent"], broken.get("length"))
     again = rw.doctor(json.loads(json.dumps(found.corrected)), **options)
     assert all(each.severity == "note" for each in again.findings), again.findings
+
+
+@pytest.mark.parametrize("judged", JUDGED, ids=[each["name"] for each in JUDGED])
+def test_a_judged_config_is_found_and_corrected_as_its_author_says(judged):
+    found = rw.doctor(copy.deepcopy(judged["config"]), length=judged.get("length"))
+    heavy = [each.id for each in found.findings if each.severity != "note"]
+    assert heavy == judged["causes"]
+    if judged["intended"] is None:
+        assert found.corrected is None
+        return
+    change, given = judged["intended"], judged["config"]
+    rest = {key: value for key, value in given.items() if key not in change["drop"]}
+    assert found.corrected is not None
+    assert specs_of(found.corrected) == specs_of({**rest, **change["set"]})
+    again = rw.doctor(json.loads(json.dumps(found.corrected)), length=judged.get("length"))
+    heavy = {each.id for each in again.findings if each.severity != "note"}
+    assert heavy == set(judged.get("left", []))
 
 
 @pytest.mark.parametrize("name", RIGHT)

@@ -27,6 +27,7 @@ from ropewalk.diagnosis import (  # noqa: F401 - the rows name them
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, Specs, specs_of
 from ropewalk.diagnosis.effects import effects
 from ropewalk.diagnosis.flags import TAKE_KEYS, flags, patch, same
+from ropewalk.diagnosis.guard import loses
 from ropewalk.diagnosis.lengths import serve
 from ropewalk.diagnosis.mistakes import (
     FINDERS,
@@ -207,12 +208,14 @@ def _pass(case: Examination) -> list[_Found]:
             facts = FINDERS[row.find](case, row)
             if facts is None:
                 break
-            before, state = copy.deepcopy(case.root), case.state()
+            before, state, reaches = copy.deepcopy(case.root), case.state(), case.reaches
             facts.setdefault("absent", _absent(facts))
             if row.repair and facts.get("fixable", True) and row.id not in case.withheld:
                 wrong = any(each.row.find in BASES and not each.repaired for each in found)
                 if not (wrong and row.repair in EXTENSIONS):
                     REPAIRS[row.repair](case, row, facts)
+                    if loses(before, case.root, row, facts):
+                        case.root, case.reaches = copy.deepcopy(before), reaches
             can = case.state() != state
             found.append(_Found(row, facts, before, can))
             if not can:

@@ -10,15 +10,18 @@ from typing import Any
 
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
+from ropewalk.diagnosis.aliases import meaning
 from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of, whole
-from ropewalk.diagnosis.lengths import length_key
-from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
+from ropewalk.diagnosis.lengths import length_key, magnitude
+from ropewalk.diagnosis.mistakes import Mistake, finder, repair
 from ropewalk.diagnosis.published import rows_of
 from ropewalk.errors import RopeError
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
 THETA = "rope_theta"
+#: what keys mean that other rows translate
+ELSEWHERE = (None, "partial_rotary_factor", "rotary_dim", "max_position_embeddings", "rope_scaling")
 #: the theta that ChatGLM multiplies by rope_ratio
 CHATGLM_THETA = 10_000.0
 #: the scaling of Llama 3.1, for which Meta's own config has only a flag
@@ -118,16 +121,15 @@ def _without_empty(case: Examination) -> None:
         case.text.pop("rope_scaling", None)
 
 
-def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str, Any]]:
+def _foreign(case: Examination) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return {key of another stack: its value}, and the rope that they mean by the keys of a rope
-    object; `names` of the row has {such a key: what it means}.
+    object.
     """
     found, meant = {}, {}
     read = case.family.renamed.get(THETA, THETA)
     for key, value in case.text.items():
-        plain = re.sub(r"[.\-]", "_", key.lower())
-        sense = row.names.get(plain) or row.names.get(plain.split("_", 1)[-1])
-        if sense is None or (key in CONFIG_CHECKS and sense != THETA):
+        sense = meaning(key)
+        if sense in ELSEWHERE or (key in CONFIG_CHECKS and sense != THETA):
             continue
         number = positive(value)
         if isinstance(value, str):
@@ -135,7 +137,7 @@ def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str,
                 number = positive(float(value))
             except ValueError:
                 number = None
-        if sense == THETA and case.get(read) is None and number != case.family.default(THETA):
+        if sense == THETA and case.get(read) is None:
             continue  # a misspelled name of the key that is read
         found[key] = value
         if sense == "params" and isinstance(value, dict):
@@ -151,11 +153,13 @@ def _foreign(case: Examination, row: Mistake) -> tuple[dict[str, Any], dict[str,
             meant["factor"] = 1 / number
         elif sense == "ntk" and number:
             meant["ntk"] = number
+        elif sense == "magnitude" and number:
+            meant["magnitude"] = number
         elif sense == "ratio" and number:
             meant[THETA] = CHATGLM_THETA * number
-        elif number and sense not in ("", "params", "llama3", "rope_type"):
+        elif number and sense not in ("nothing", "params", "llama3", "rope_type"):
             meant[sense] = value if sense == TRAINED_LENGTH_KEY else float(number)
-    if found and any(plain.startswith("yarn_") for plain in found) and "factor" in meant:
+    if any("yarn_" in key.lower() for key in found) and "factor" in meant:
         meant.setdefault("rope_type", "yarn")
     return found, meant
 
@@ -165,27 +169,35 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
     """Find keys of another stack that this model's code does not read."""
     if not case.family.known or case.metadata is not None:
         return None
-    found, meant = _foreign(case, row)
+    found, meant = _foreign(case)
     if not found:
         return None
     kind, theta = meant.get("rope_type"), meant.pop(THETA, None)
-    alpha, width = meant.pop("ntk", 1.0), case.head_dim
+    alpha, width, times = meant.pop("ntk", 1.0), case.head_dim, meant.pop("magnitude", 1.0)
+    if times != 1 and "factor" in meant:
+        meant["attention_factor"] = times * magnitude(meant["factor"])
     read = case.family.renamed.get(THETA, THETA)
     own = positive(case.get(read)) or positive(case.get(THETA))
     base = theta or own or case.family.default(THETA)
     new_theta = theta
     if alpha > 1 and width and width > 2:
         new_theta = float(ntk_theta(base, alpha, width))
-    scaled = case.rope_type != "default"
+    scaled, rope = case.rope_type != "default", case.flat()
     scaling = {} if meant.get("factor", 1) == 1 else {"rope_type": kind or "linear", **meant}
+    beside = scaled and rope is not None and all(rope.get(k) in (None, meant[k]) for k in meant)
+    if beside:  # the rest of a scaling that the config has
+        scaling = {name: value for name, value in meant.items() if name != "rope_type"}
     rows = rows_of(case)
     published = rows[0].get("scaling") if len(rows) == 1 else None
     if scaling and published and published["rope_type"] == scaling["rope_type"]:
         scaling = dict(published)  # with the keys that the other stack has no name for
     same_theta = new_theta in (None, own, None if own else case.family.default(THETA))
     # another theta in the key that is read, or another scaling: one of the two was meant
-    ratio = own == CHATGLM_THETA and any(row.names.get(key.lower()) == "ratio" for key in found)
-    clash = bool(own and not same_theta and alpha <= 1 and not ratio) or bool(scaling and scaled)
+    ratio = own == CHATGLM_THETA and any(meaning(key) == "ratio" for key in found)
+    clash = bool(own and not same_theta and alpha <= 1 and not ratio)
+    clash |= bool(scaling and scaled and not beside) or bool(
+        meant.keys() - scaling.keys() - {"factor"}
+    )
     told = ", ".join(found)
     parts = [f"{key} {value:g}" for key, value in scaling.items() if positive(value)]
     words = " ".join([str(scaling.get("rope_type", "")), *parts]).strip()
@@ -196,6 +208,7 @@ def key_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
         "words": ", ".join(filter(None, (words, theta_words))) or "nothing",
         "gone": list(found),
         "scaling": scaling,
+        "rope": rope if beside else None,
         "theta": None if same_theta else new_theta,
         "name": read,
         "fixable": not clash,
@@ -213,7 +226,9 @@ def translate(case: Examination, row: Mistake, facts: Facts) -> None:
     if facts["theta"] is not None:
         holder = v5 if isinstance(v5, dict) and v5 else case.text
         holder[THETA if holder is v5 else facts["name"]] = facts["theta"]
-    if facts["scaling"]:
+    if facts["rope"] is not None:
+        facts["rope"].update(facts["scaling"])
+    elif facts["scaling"]:
         if isinstance(v5, dict) and v5:
             v5.pop("type", None)
             v5.update(facts["scaling"])
@@ -247,6 +262,19 @@ def theta_of_two_names(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+def _said_by(case: Examination, key: str, value: Any) -> bool:
+    """Return whether a key of another stack says what the model computes anyway."""
+    sense = meaning(key)
+    specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
+    if sense == "rotary_dim":
+        return any(spec.rotated_dims == value for spec in specs)
+    if sense in keys.FRACTION_KEYS:
+        return any(spec.rotated_dims == value * spec.head_dim for spec in specs)
+    if sense == THETA:
+        return any(spec.theta == value for spec in specs)
+    return sense in keys.LENGTH_KEYS or sense == "nothing"
+
+
 @finder
 def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find a key that is named like one of a rope and that this family's code does not read."""
@@ -255,14 +283,15 @@ def rope_key_unread(case: Examination, row: Mistake) -> Facts | None:
         return None
     read = {*family.reads, *family.renamed.values(), *family.defaults, *OBJECT_KEYS}
     read |= {each.key for each in family.layer_thetas.values()}
-    names = next(each.names for each in mistakes() if each.find == "key_of_another_stack")
-    anywhere = {*names, *CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
+    anywhere = {*CONFIG_CHECKS, *keys.inner_keys(), *keys.THETA_KEYS, *keys.FRACTION_KEYS}
     for key, value in case.text.items():
         other_family = key in keys.LAYER_TYPE_THETA_KEYS and not family.layer_thetas
-        if key in read or (key in anywhere and not other_family):
+        if key in read or (key in anywhere and not other_family) or _said_by(case, key, value):
+            continue
+        if meaning(key) not in ELSEWHERE:  # another row is about it
             continue
         plain = key.lower()
-        if not ROPE_WORDS.search(plain) or HARMLESS.search(plain):
+        if meaning(key) is None and (not ROPE_WORDS.search(plain) or HARMLESS.search(plain)):
             continue
         if isinstance(value, list | dict | str) and not value:
             continue

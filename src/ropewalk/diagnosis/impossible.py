@@ -6,10 +6,16 @@ from __future__ import annotations
 
 import math
 
+from ropewalk.diagnosis.aliases import meaning
 from ropewalk.diagnosis.case import Examination, Facts, number_of, positive, type_of, whole
-from ropewalk.diagnosis.lengths import magnitude
+from ropewalk.diagnosis.lengths import length_key, magnitude
 from ropewalk.diagnosis.mistakes import Mistake, finder, repair
-from ropewalk.diagnosis.published import known_lists, published_trained_length, rows_of
+from ropewalk.diagnosis.published import (
+    known_lists,
+    published_trained_length,
+    rows_of,
+    rows_of_any_length,
+)
 from ropewalk.diagnosis.spelling import at
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
@@ -20,21 +26,64 @@ LEAST_MAGNITUDE = 0.5
 
 
 @finder
+def factor_and_length_swapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find the trained length as factor, and the factor as trained length."""
+    for place, rope in case.ropes():
+        factor, trained = positive(rope.get("factor")), whole(rope.get(TRAINED_LENGTH_KEY))
+        if factor is None or trained is None or not float(factor).is_integer():
+            continue
+        if factor >= LEAST_LENGTH > 128 > trained and factor * trained == case.served:
+            return {"key": at(place, "factor"), "value": factor, "other": trained, "holder": rope}
+    return None
+
+
+@repair
+def swap_factor_and_length(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Exchange the factor and the trained length."""
+    facts["holder"]["factor"] = float(facts["other"])
+    facts["holder"][TRAINED_LENGTH_KEY] = int(facts["value"])
+
+
+@finder
+def served_in_thousands(case: Examination, row: Mistake) -> Facts | None:
+    """Find a served length that is counted in units of 1024 tokens, by the scaling or by the
+    published length.
+    """
+    served, trained, factor = case.served, case.trained, case.factor or 1.0
+    if served is None or served >= LEAST_LENGTH:
+        return None
+    tokens = served * 1024
+    published = any(tokens in each["lengths"] for each in rows_of_any_length(case))
+    if not published and (trained is None or not math.isclose(tokens, trained * factor)):
+        return None
+    name = length_key(case)
+    return {"key": name, "value": served, "new": tokens, "holder": case.text, "name": name}
+
+
+@finder
 def factor_is_length(case: Examination, row: Mistake) -> Facts | None:
     """Find a length in place of the factor."""
     for place, rope in case.ropes():
         value = positive(rope.get("factor"))
-        if value is None or value < LEAST_LENGTH or "alpha" in case.family.reads:
-            continue
         trained = case.trained or published_trained_length(case)
-        ratio = value / trained if trained else 0.0
+        if value is None or "alpha" in case.family.reads:
+            continue
+        thousands = value * 1024 == case.served and value >= 32 and type_of(rope) == "yarn"
+        known = any(each.get("scaling", {}).get("factor") == value for each in rows_of(case))
+        if value < LEAST_LENGTH and (known or not thousands):
+            continue
+        tokens = value if value >= LEAST_LENGTH else value * 1024  # counted in thousands
+        ratio = tokens / trained if trained else 0.0
+        if value < LEAST_LENGTH and not (ratio > 1 and ratio != value):
+            continue
         if trained and case.served == trained * value:
             continue
-        fits = ratio > 1 and ratio.is_integer()
+        fits = ratio > 1 and float(ratio).is_integer()
         return {
             "key": at(place, "factor"),
             "value": value,
             "new": ratio,
+            "tokens": round(tokens),
             "trained": trained,
             "fixable": fits,
             "holder": rope,
@@ -136,6 +185,37 @@ def width_as_fraction(case: Examination, row: Mistake) -> Facts | None:
     fits = new % 2 == 0 and math.isclose(new, value * head)
     facts = {"key": "rotary_dim", "value": value, "head": head, "new": new, "fixable": fits}
     return {**facts, "holder": case.text, "name": "rotary_dim"}
+
+
+@finder
+def width_of_another_stack(case: Examination, row: Mistake) -> Facts | None:
+    """Find a number of dimensions under a name that this family does not read, where its code reads
+    a fraction of the head.
+    """
+    family, head = case.family, case.head_dim
+    name = family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    reads = family.reads_partial or "partial_rotary_factor" in family.renamed
+    if not family.known or not reads or not head or "rotary_dim" in family.reads:
+        return None
+    if case.model_type in row.keys:  # the class writes such a key itself, and does not read it
+        return None
+    if case.get(name) is not None or case.get("partial_rotary_factor") is not None:
+        return None
+    for key, value in case.text.items():
+        width = whole(value)
+        if key != "rotary_dim" and meaning(key) != "rotary_dim":
+            continue
+        if width and width % 2 == 0 and width <= head and width != int(head * family.partial):
+            facts = {"key": key, "value": width, "head": head, "new": width / head, "name": name}
+            return {**facts, "holder": case.text, "model": case.model_type}
+    return None
+
+
+@repair
+def put_fraction(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the fraction in place of the number of dimensions."""
+    del case.text[facts["key"]]
+    case.text[facts["name"]] = facts["new"]
 
 
 @finder

@@ -52,7 +52,11 @@ def trained_length_missing(case: Examination, row: Mistake) -> Facts | None:
         return None
     for place, rope in case.ropes():
         if type_of(rope) in row.keys:
-            new = published_trained_length(case)
+            new, factor = published_trained_length(case), positive(rope.get("factor"))
+            longrope = type_of(rope) in ("longrope", "su")  # its factor says nothing else
+            if new is None and longrope and factor and case.served:
+                exact = case.served / factor
+                new = int(exact) if exact.is_integer() and exact < case.served else None
             # where it is the served length, it is read all the same, unless that is raised
             same = new is not None and new == case.served and (case.length or 0) <= new
             return {
@@ -114,6 +118,8 @@ def multiplied_twice(case: Examination, row: Mistake) -> Facts | None:
         "factor": factor,
         "holder": case.text,
         "name": length_key(case),
+        # the factor may be its own square as well
+        "fixable": any(round(trained * factor) in each["lengths"] for each in rows_of(case)),
     }
 
 
@@ -135,6 +141,11 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         return None
     ratio = served / trained
     rope = case.flat()
+    # a factor of 1, or with a zero too few, is no other factor; any other may be right, and a
+    # length wrong
+    tens = any(math.isclose(ratio, factor * 10**power) for power in (1, 2))
+    known = any("scaling" in each for each in rows_of(case))
+    decided = factor == 1 or tens or (known and published_trained_length(case) == trained)
     return {
         "key": "factor",
         "value": factor,
@@ -147,6 +158,7 @@ def factor_too_small(case: Examination, row: Mistake) -> Facts | None:
         # a published trained length that is another must be written first
         "fixable": rope is not None
         and ratio.is_integer()
+        and decided
         and published_trained_length(case) in (None, trained),
     }
 
@@ -226,6 +238,7 @@ def served_beyond_scaling(case: Examination, row: Mistake) -> Facts | None:
         "type": case.rope_type,
         "trained": trained,
         "fixable": can and rope is not None,
+        "follows": ("attention_factor", *keys.LENGTH_KEYS),
         "holder": rope,
         "new": case.length / trained if trained else None,
     }
@@ -432,6 +445,17 @@ def factor_missing(case: Examination, row: Mistake) -> Facts | None:
             "name": "factor",
             "type": type_of(rope),
         }
+    return None
+
+
+@finder
+def alpha_unread(case: Examination, row: Mistake) -> Facts | None:
+    """Find alpha in place of the factor of the dynamic scaling, in a family that does not read it."""
+    if "alpha" in case.family.reads or case.rope_type != "dynamic" or not case.family.known:
+        return None
+    for place, rope in case.ropes():
+        if positive(rope.get("alpha")) and rope.get("factor") is None:
+            return {"key": at(place, "alpha"), "value": rope["alpha"], "model": case.model_type}
     return None
 
 

@@ -8,6 +8,7 @@ import copy
 import re
 from typing import Any
 
+from ropewalk.config import keys
 from ropewalk.config.families import families
 from ropewalk.config.hf import read_specs
 from ropewalk.diagnosis.case import (
@@ -31,11 +32,61 @@ GGUF_TYPES = ("none", "linear", "yarn", "longrope")
 INHERITED = (*OBJECT_KEYS, "rope_theta", TRAINED_LENGTH_KEY, SERVED_LENGTH_KEY)
 
 
+def _without_rotation(case: Examination) -> bool:
+    """Return whether a config cannot be read because its model does not rotate, or by no rope that
+    a spec describes.
+    """
+    error, family = case.error(), case.family
+    if error is None:
+        return False
+    switched_off = error.field in family.rotates_if and error.value is not None
+    unknown = error.field == "rope_parameters or rope_theta"
+    return family.refused is not None or error.field == "alibi" or switched_off or unknown
+
+
+def _is_absent(case: Examination, key: str) -> bool:
+    """Return whether the last part of a key is nowhere in the config."""
+    last = key.rsplit(".", 1)[-1]
+    return all(last not in holder for _, holder in case.places())
+
+
 @finder
 def unreadable(case: Examination, row: Mistake) -> Facts | None:
-    """Find a config that cannot be read, for a reason that no other row is about."""
+    """Find a config that cannot be read, for a reason that no other row is about; a row with "note"
+    in `names` is for models that do not rotate, or by no rope that a spec describes.
+    """
     error = case.error()
-    return None if error is None else {"key": error.field, "value": error.value, "why": error.rule}
+    if error is None or _without_rotation(case) != ("note" in row.names):
+        return None
+    absent = _is_absent(case, error.field)
+    value = None if absent and row.id != "rope_not_described" else error.value
+    return {"key": error.field, "value": value, "why": error.rule, "absent": absent}
+
+
+@finder
+def config_wrapped(case: Examination, row: Mistake) -> Facts | None:
+    """Find the whole config inside another object."""
+    if case.metadata is not None or case.text is not case.root:
+        return None
+    sizes = (*keys.HIDDEN_SIZE_KEYS, "model_type", "architectures")
+    inside = [
+        name
+        for name, value in case.root.items()
+        if isinstance(value, dict)
+        and value.get("model_type")
+        and any(value.get(key) for key in keys.HIDDEN_SIZE_KEYS)
+    ]
+    if any(case.root.get(key) is not None for key in sizes) or len(inside) != 1:
+        return None
+    part = case.root[inside[0]]
+    fits = all(case.root.get(key) in (None, value) for key, value in part.items())
+    return {"key": inside[0], "value": part["model_type"], "fixable": fits, "name": inside[0]}
+
+
+@repair
+def unwrap_config(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the keys of the object into the config itself."""
+    case.root.update(case.root.pop(facts["name"]))
 
 
 @finder

@@ -5,6 +5,7 @@ transformers 4 and 5.
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from ropewalk.config import keys
@@ -213,6 +214,8 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
         return None
     if case.family.layer_thetas or case.family.unrotated or default != LOST_THETA:
         return None
+    if not case.family.known:
+        return None
     if isinstance(case.text.get("attn_config"), dict):  # DBRX has its theta in there
         return None
     names = (*keys.THETA_KEYS, keys.LAYER_THETA_KEY)
@@ -223,14 +226,13 @@ def theta_not_given(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def llama3_without_theta(case: Examination, row: Mistake) -> Facts | None:
-    """Find the scaling of Llama 3 in a Llama without theta, or with that of Llama 2."""
-    theta = case.get(THETA)
-    if case.model_type != "llama" or theta not in (None, 10_000):
+    """Find the scaling of Llama 3 in a Llama without theta."""
+    if case.model_type != "llama" or case.get(THETA) is not None:
         return None
     for place, rope in case.ropes():
         if type_of(rope) == "llama3":
             holder = rope if place == "rope_parameters" else case.text
-            return {"key": THETA, "value": theta, "new": 500_000.0, "holder": holder, "name": THETA}
+            return {"key": THETA, "value": None, "new": 500_000.0, "holder": holder, "name": THETA}
     return None
 
 
@@ -270,12 +272,14 @@ def nested_in_flat(case: Examination, row: Mistake) -> Facts | None:
     if case.text.get("layer_types") or family.unrotated:
         return None
     ropes = list(layers.values())
+    beside = {key: value for key, value in (v5 or {}).items() if key not in layers}
     same = all(rope == ropes[0] for rope in ropes)
+    same = same and all(ropes[0].get(key) in (None, beside[key]) for key in beside)
     return {
         "key": "rope_parameters",
         "value": ", ".join(layers),
         "fixable": same,
-        "new": copy.deepcopy(ropes[0]),
+        "new": {**beside, **copy.deepcopy(ropes[0])},
         "holder": case.text,
         "name": "rope_parameters",
         "model": case.model_type,
@@ -307,6 +311,77 @@ def flat_in_nested(case: Examination, row: Mistake) -> Facts | None:
         "model": case.model_type,
         "types": " and ".join(thetas),
     }
+
+
+@finder
+def layers_in_v4(case: Examination, row: Mistake) -> Facts | None:
+    """Find ropes by layer type in `rope_scaling`, which has one for all layers."""
+    v5, v4 = _objects(case)
+    layers = layers_of(v4 or {})
+    if v5 is not None or not layers or not layers.keys() <= set(_layer_types(case)):
+        return None
+    facts = {"key": "rope_scaling", "value": ", ".join(layers), "new": "rope_parameters"}
+    return {**facts, "holder": case.text, "name": "rope_scaling", "model": case.model_type}
+
+
+@finder
+def theta_by_layer_type(case: Examination, row: Mistake) -> Facts | None:
+    """Find an object of thetas by layer type in place of theta."""
+    given, thetas = case.text.get(THETA), case.family.layer_thetas
+    if not isinstance(given, dict) or not given or not given.keys() <= thetas.keys():
+        return None
+    names = {name: thetas[name].key for name in given}
+    written = [key for key in names.values() if key is not None]
+    other = any(case.text.get(key) is not None for key in written if key != THETA)
+    facts = {"key": THETA, "value": given, "words": ", ".join(written)}
+    return {**facts, "names": names, "fixable": None not in names.values() and not other}
+
+
+@repair
+def put_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the theta of each layer type under its own key."""
+    given = case.text.pop(THETA)
+    case.text.update({key: given[name] for name, key in facts["names"].items()})
+
+
+@finder
+def type_of_another_family(case: Examination, row: Mistake) -> Facts | None:
+    """Find an older name of a rope_type that only the classes in `keys` know; `names` has
+    {such a name: the name that all classes know}.
+    """
+    family = str(case.model_type)
+    if not case.family.known or case.metadata is not None or family in row.keys:
+        return None
+    for place, rope in case.ropes():
+        for key in ("rope_type", "type"):
+            name = rope.get(key)
+            if name == "mrope" and case.family.axis_order is None:
+                continue  # there are no axes at all
+            if isinstance(name, str) and name in row.names:
+                where, new = f"{place}.{key}", row.names[name]
+                facts = {"key": where, "value": name, "new": new, "model": family}
+                return {**facts, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def layer_rope_absent(case: Examination, row: Mistake) -> Facts | None:
+    """Find ropes by layer type that lack a type of the model, in a family whose code has no theta
+    for it; `names` has {model type.layer type: its rope in every published model}.
+    """
+    layers = layers_of(_objects(case)[0] or {})
+    types = _layer_types(case) or tuple(
+        name.split(".")[1] for name in row.names if name.split(".")[0] == case.model_type
+    )
+    if not layers or not case.family.rope_required or not layers.keys() & set(types):
+        return None
+    for name in types:
+        if name not in (v5 := case.text["rope_parameters"]):
+            new = row.names.get(f"{case.model_type}.{name}")
+            facts = {"key": f"rope_parameters.{name}", "value": None, "holder": v5, "name": name}
+            new = json.loads(new) if new else None
+            return {**facts, "new": new, "fixable": new is not None, "words": str(new)}
+    return None
 
 
 @finder
@@ -469,8 +544,10 @@ def layer_scaling_swapped(case: Examination, row: Mistake) -> Facts | None:
 @finder
 def layer_scaling_extra(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling at a layer type that is unscaled in this family, beside that of the layer type
-    that is scaled.
+    that is scaled, in a model of a published size and length.
     """
+    if not any(case.served in each["lengths"] for each in rows_of(case)):
+        return None
     layers, thetas = layers_of(_objects(case)[0] or {}), case.family.layer_thetas
     scaled = [n for n in layers if n in thetas and thetas[n].scaled and not _is_default(layers[n])]
     for name in (n for n in layers if n in thetas and not thetas[n].scaled):
@@ -558,13 +635,24 @@ def swap_layer_thetas(case: Examination, row: Mistake, facts: Facts) -> None:
         holder[key] = value
 
 
+def _of_latent_head(case: Examination, fraction: float) -> bool:
+    """Return whether a fraction of the whole head is the part that latent attention rotates."""
+    latent, rest = (whole(case.text.get(key)) for key in (keys.LATENT_KEY, "qk_nope_head_dim"))
+    heads = (whole(case.text.get(key)) for key in ("head_dim", "qk_head_dim"))
+    return latent is not None and any(
+        head and head * fraction == latent for head in (*heads, latent + (rest or 0))
+    )
+
+
 @finder
 def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     """Find a fraction of the head in a family whose code rotates whole heads; `names` has
     "scaled" for configs with a scaling and "plain" for those without.
     """
     family = case.family
-    if not family.known or family.reads_partial or family.latent:
+    # latent attention has a width of its own, which a scaling would multiply by the fraction
+    own_width = family.latent and case.rope_type == "default"
+    if not family.known or family.reads_partial or own_width:
         return None
     # p-RoPE has the fraction as its own setting
     if any(type_of(rope) == "proportional" for _, rope in case.ropes()):
@@ -574,7 +662,7 @@ def fraction_unread(case: Examination, row: Mistake) -> Facts | None:
     for place, holder in case.places():
         for key in keys.FRACTION_KEYS:
             value = positive(holder.get(key))
-            if value is not None and value < 1:
+            if value is not None and value < 1 and not _of_latent_head(case, value):
                 where = f"{place}.{key}" if place else key
                 return {
                     "key": where,

@@ -197,12 +197,27 @@ def theta_lost(case: Examination, row: Mistake) -> Facts | None:
     lost = theta in (LOST_THETA, default)
     if not known or not lost or theta is None or theta in known:
         return None
+    given, here = _theta_given(case), any(_at_length(case, each) for each in rows_of(case))
+    if given and not here and not any(case.trained in each["lengths"] for each in rows_of(case)):
+        return None  # another length: the theta may be meant
     # another release of the same sizes was published with this theta, so the served length alone
     # does not tell which release this is: the trained length must be known too
     other = any(theta in each["theta"] for each in rows_of_any_length(case))
     if other and (case.trained is None or any(_trained(r) != case.trained for r in rows_of(case))):
         return None
     return _theta_facts(case, theta, known)
+
+
+def _theta_given(case: Examination) -> bool:
+    """Return whether a config gives the theta of its full attention layers itself."""
+    layer = case.family.layer_thetas.get(FULL)
+    name = case.family.renamed.get("rope_theta", "rope_theta")
+    places = case.text.get("rope_parameters")
+    rope = layers_of(places).get(FULL) if isinstance(places, dict) and layer else None
+    if rope is not None:
+        return rope.get("rope_theta") is not None
+    own = layer.key if layer and layer.key else name
+    return case.get(own) is not None or case.get("rope_theta") is not None
 
 
 def _theta_facts(case: Examination, theta: float, known: set[float]) -> Facts:
@@ -244,7 +259,9 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     """
     known, theta = published_theta(case), _theta(case)
     others = [each for each in rows_of_any_length(case) if theta in each["theta"]]
-    if not known or theta is None or theta in known or (theta == LOST_THETA and not others):
+    if not known or theta is None or theta in known:
+        return None
+    if theta == LOST_THETA and not others and (not _theta_given(case) or theta_lost(case, row)):
         return None
     if (kind := _kind(case, theta, known, bool(others))) is None:
         return None
@@ -253,7 +270,8 @@ def theta_differs(case: Examination, row: Mistake) -> Facts | None:
     facts = {**_theta_facts(case, theta, known), "length": case.served}
     facts |= {"factor": case.factor, "type": case.rope_type}
     if kind == "copied":
-        others = [each for each in models() if theta in each["theta"]][:2]
+        family = [each for each in models() if case.model_type in each["model_types"]]
+        others = [each for each in family if theta in each["theta"]][:2]
     return {**facts, "other": ", ".join(each["name"] for each in others)}
 
 
@@ -274,7 +292,8 @@ def _kind(case: Examination, theta: float, known: set[float], other: bool) -> st
     tens = {each * 10.0**power for each in known for power in (-3, -2, -1, 1, 2, 3)}
     if theta in tens:
         return "zero"
-    if theta in {each for row in models() for each in row["theta"]}:
+    same = [row for row in models() if case.model_type in row["model_types"]]
+    if theta in {each for row in same for each in row["theta"]}:
         return "copied"
     return "same_length"
 
@@ -518,7 +537,13 @@ def scaling_of_release(case: Examination, row: Mistake) -> Facts | None:
 def scaling_of_another(case: Examination, row: Mistake) -> Facts | None:
     """Find a scaling that models are trained with, in a model that was published without it."""
     rows, kind = rows_of_any_length(case), case.rope_type
-    if kind not in row.keys or not rows or case.error() is not None:
+    family = [each for each in models() if case.model_type in each["model_types"]]
+    given = {"rope_type": kind, "factor": case.factor}
+    # the only scaling of a family, at the length of a release that has none
+    known = [each["scaling"] for each in family if "scaling" in each]
+    copied = bool(known) and all(each == given for each in known)
+    copied = copied and any(_at_length(case, each) for each in rows)
+    if not (kind in row.keys or copied) or not rows or case.error() is not None:
         return None
     if any(each.get("scaling", {}).get("rope_type") == kind for each in rows):
         return None
@@ -572,9 +597,16 @@ def local_theta_differs(case: Examination, row: Mistake) -> Facts | None:
     return {**facts, "model": rows[0]["name"], "holder": holder}
 
 
+def _here(case: Examination, rows: list[dict[str, Any]]) -> bool:
+    """Return whether a config serves a length of one of these rows, or was trained with it."""
+    return any(_at_length(case, each) or case.trained in each["lengths"] for each in rows)
+
+
 @finder
 def head_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another head_dim than the published one, which cannot fit the same weights."""
+    """Find another head_dim than the published one: one that was lost, or, in a row with "given" in
+    `names`, one that the config gives.
+    """
     rows = [each for each in rows_of(case) if "head_dim" in each]
     heads = {each["head_dim"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
@@ -583,12 +615,15 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
         for names in (keys.HIDDEN_SIZE_KEYS, keys.HEAD_COUNT_KEYS)
     )
     lost = case.text.get("head_dim") is None and size and count and size / count not in heads
+    name = keys.LATENT_KEY if case.family.latent else "head_dim"
+    given = case.text.get(name) is not None
+    if given != ("given" in row.names) or (given and not _here(case, rows)):
+        return None
     if len(heads) == 1 and lost and not (specs or case.family.latent):
         facts = {"key": "head_dim", "value": None, "new": heads.pop(), "name": "head_dim"}
         return {**facts, "model": rows[0]["name"], "holder": case.text}
     if len(heads) != 1 or not specs or specs[0].head_dim in heads:
         return None
-    name = keys.LATENT_KEY if case.family.latent else "head_dim"
     return {
         "key": name,
         "value": specs[0].head_dim,
@@ -601,11 +636,19 @@ def head_differs(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
-    """Find another rotated width than the published one."""
+    """Find another rotated width than the published one: by a key that was lost or that cannot be
+    read, or, in a row with "given" in `names`, by a key that the config gives.
+    """
     rows = [each for each in rows_of(case) if "rotated" in each]
     widths = {each["rotated"] for each in rows}
     specs = [spec for spec in (case.specs() or {}).values() if spec is not None]
     name = case.family.renamed.get("partial_rotary_factor", "partial_rotary_factor")
+    error, head = case.error(), case.head_dim
+    impossible = error is not None and error.field.rsplit(".", 1)[-1] == name
+    if len(widths) == 1 and error and impossible and head and "given" not in row.names:
+        facts = {"key": name, "value": error.value, "model": rows[0]["name"], "gone": ""}
+        facts |= {"width": min(widths), "new": min(widths) / head, "name": name}
+        return {**facts, "holder": case.text, "fixable": name in case.text}
     if len(widths) != 1 or not specs or specs[0].rotated_dims in widths:
         return None
     width = widths.pop()
@@ -615,6 +658,9 @@ def fraction_differs(case: Examination, row: Mistake) -> Facts | None:
     inside = rope is not None and rope.get("partial_rotary_factor") is not None
     if counted:
         name, inside = "rotary_dim", False
+    given = inside or case.text.get(name) is not None
+    if given != ("given" in row.names) or (given and not _here(case, rows)):
+        return None
     return {
         "key": name,
         "value": specs[0].rotated_dims,

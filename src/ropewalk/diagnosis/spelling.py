@@ -11,8 +11,19 @@ from typing import Any
 from ropewalk.config import keys
 from ropewalk.config.checks import CONFIG_CHECKS
 from ropewalk.config.normal import NAMES
-from ropewalk.diagnosis.case import OBJECT_KEYS, Examination, Facts, positive, type_of, whole
-from ropewalk.diagnosis.mistakes import Mistake, finder, repair
+from ropewalk.diagnosis.aliases import meaning
+from ropewalk.diagnosis.case import (
+    OBJECT_KEYS,
+    Examination,
+    Facts,
+    layers_of,
+    number_of,
+    positive,
+    read_type,
+    type_of,
+    whole,
+)
+from ropewalk.diagnosis.mistakes import Mistake, finder, mistakes, repair
 from ropewalk.frequencies.formulas import ntk_theta
 from ropewalk.frequencies.scaling import SERVED_LENGTH_KEY, TRAINED_LENGTH_KEY
 
@@ -32,6 +43,8 @@ INTEGERS = (
     *keys.LAYER_COUNT_KEYS,
     "num_key_value_heads",
 )
+#: right names of other sizes, which are near to those of rotary keys
+SIZES = ("qk_nope_head_dim", "qk_head_dim", "v_head_dim", "num_layers")
 #: names of one size
 ALIASES = (
     keys.LENGTH_KEYS,
@@ -187,12 +200,17 @@ def flag_as_text(case: Examination, row: Mistake) -> Facts | None:
 
 @finder
 def length_as_float(case: Examination, row: Mistake) -> Facts | None:
-    """Find an integer that is written with a decimal point."""
+    """Find an integer that is written with a decimal point, or several of a list."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = holder[key]
-            if isinstance(value, float) and positive(value) and value.is_integer():
-                facts = {"key": at(place, key), "value": value, "new": int(value)}
+            many = value if isinstance(value, list) else [value]
+            if not all(positive(each) and float(each).is_integer() for each in many):
+                continue
+            if any(isinstance(each, float) for each in many):
+                new = [int(each) for each in many]
+                new = new if isinstance(value, list) else new[0]
+                facts = {"key": at(place, key), "value": value, "new": new}
                 return {**facts, "holder": holder, "name": key}
     return None
 
@@ -338,6 +356,32 @@ def type_missing(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def type_against_keys(case: Examination, row: Mistake) -> Facts | None:
+    """Find the name of a scaling beside the keys of another one, which alone has them; `names` has
+    {such a key: its scaling}.
+    """
+    for place, rope in case.ropes():
+        kind = read_type(case, rope)
+        given = {key: row.names[key] for key in row.names if rope.get(key) is not None}
+        others = {*given.values()} - {kind}
+        if kind not in keys.rope_types() or kind == "default" or len(others) != 1:
+            continue
+        meant = others.pop()
+        if given.keys() & keys.keys_of(keys.rope_types()[kind]).keys():
+            continue
+        own = {key for key, scaling in row.names.items() if scaling == meant}
+        name = "rope_type" if "rope_type" in rope else "type"
+        own_keys = keys.keys_of(keys.rope_types()[kind]).keys()
+        shared = keys.keys_of(keys.rope_types()[meant]).keys() | keys.COMMON_KEYS
+        only_own = {key for key in own_keys & rope.keys() if rope[key] is not None} - shared
+        # "factor" is a key of most scalings
+        fits = own <= given.keys() and not only_own - {"factor"}
+        facts = {"key": at(place, name), "value": kind, "new": meant, "given": ", ".join(given)}
+        return {**facts, "holder": rope, "name": name, "fixable": fits}
+    return None
+
+
+@finder
 def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
     """Find an unknown key of a rope that is nearly a known one."""
     known = keys.inner_keys()
@@ -345,10 +389,10 @@ def key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         for key in rope:
             if key in known or isinstance(rope[key], dict):
                 continue
-            new = row.names.get(key) or nearest(key, known, LIKENESS)
+            new = meaning(key, inside=True) or nearest(key, known, LIKENESS)
             if new == "rope_type" and not isinstance(rope[key], str):
                 continue
-            if new is not None and rope.get(new) is None:
+            if new in known and new not in keys.UNREAD_KEYS and rope.get(new) is None:
                 return {
                     "key": at(place, key),
                     "value": rope[key],
@@ -394,7 +438,8 @@ def outer_key_misspelled(case: Examination, row: Mistake) -> Facts | None:
         return None
     if any(rope.get(standard) is not None for _, rope in case.ropes()):
         return None
-    for key in (*row.names, *NAMES.get(standard, ())):
+    names = {key: None for key in case.text if meaning(key) == standard}
+    for key in (*names, *NAMES.get(standard, ())):
         # what is the default anyway need not be read
         default = case.family.default(standard)
         if key != read and case.text.get(key) not in (None, default):
@@ -437,10 +482,14 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
         if any(case.get(key) is not None for key in names):
             absent -= {*names}
     known = {*CONFIG_CHECKS, *OBJECT_KEYS, *keys.inner_keys()}
+    if not case.family.known:  # its sizes may have names of their own
+        absent -= {name for names in ALIASES for name in names}
     for key, value in case.text.items():
-        new = row.names.get(key)
+        new = row.names.get(key) or meaning(key)
+        if new in absent and value == case.family.default(str(new)):
+            continue
         if new not in absent or key in read:
-            new = None if key in known else nearest(key, absent, LIKENESS_OUTSIDE)
+            new = None if key in {*known, *SIZES} else nearest(key, absent, LIKENESS_OUTSIDE)
         kinds = (dict, str, list) if new in OBJECT_KEYS else (int, float, str)
         if new is not None and isinstance(value, kinds) and not isinstance(value, bool):
             facts = {"key": key, "value": value, "new": new, "model": case.model_type}
@@ -448,33 +497,62 @@ def outer_key_near(case: Examination, row: Mistake) -> Facts | None:
     return None
 
 
+def _scaling_called(name: str) -> str | None:
+    """Return the scaling that a key is the name of; None if it is none."""
+    row = next(each for each in mistakes() if each.find == "type_misspelled")
+    return name if name in keys.rope_types() else row.names.get(plain(name))
+
+
+def _unwrapped(rope: dict[str, Any]) -> tuple[dict[str, Any], bool] | None:
+    """Return a rope object without the object inside it that has its keys, and whether no key has
+    two values; None if there is no such object.
+
+    The object inside has the name of a rope object or of a scaling.
+    """
+    inside = [key for key, value in rope.items() if isinstance(value, dict)]
+    name = inside[0] if len(inside) == 1 else ""
+    kind = None if name in OBJECT_KEYS else _scaling_called(name)
+    if not name or (name not in OBJECT_KEYS and kind is None):
+        return None
+    beside, inner = {key: value for key, value in rope.items() if key != name}, rope[name]
+    if type_of(inner) is not None and type_of(beside) == "default":
+        beside = {key: value for key, value in beside.items() if key not in TYPE_KEYS}
+    fits = all(beside.get(key) in (None, value) for key, value in inner.items())
+    new = {**beside, **inner}
+    if kind is not None and type_of(new) in (None, "default"):
+        new = {"rope_type": kind, **{k: v for k, v in new.items() if k not in TYPE_KEYS}}
+    return new, fits
+
+
 @finder
 def object_wrapped(case: Examination, row: Mistake) -> Facts | None:
-    """Find a rope object inside a list, or inside another object under its own name."""
+    """Find a rope object inside a list, or inside another object under its own name or that of its
+    scaling, in the rope of a layer type too.
+    """
     for key in OBJECT_KEYS:
-        value, new = case.text.get(key), None
-        if isinstance(value, list) and len(value) == 1:
-            new = value[0]
-        elif isinstance(value, dict):
-            inner = next((value[each] for each in OBJECT_KEYS if each in value), None)
-            rest = {each: value[each] for each in value if each not in OBJECT_KEYS}
-            new = {**rest, **inner} if isinstance(inner, dict) else None
-            name = next(iter(value), "")  # the name of the scaling as the only key
-            if len(value) == 1 and isinstance(value[name], dict) and name in keys.rope_types():
-                new = {"rope_type": name, **value[name]}
-        if isinstance(new, dict):
-            return {"key": key, "value": value, "new": new, "holder": case.text, "name": key}
+        value = case.text.get(key)
+        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
+            facts = {"key": key, "value": value, "new": value[0]}
+            return {**facts, "holder": case.text, "name": key}
+        if not isinstance(value, dict):
+            continue
+        for name, rope in {"": value, **layers_of(value)}.items():
+            if (found := _unwrapped(rope)) is not None:
+                facts = {"key": f"{key}.{name}" if name else key, "value": rope, "new": found[0]}
+                facts |= {"fixable": found[1], "holder": value if name else case.text}
+                return {**facts, "name": name or key}
     return None
 
 
 @finder
 def number_in_list(case: Examination, row: Mistake) -> Facts | None:
-    """Find a list with one number in place of the number."""
+    """Find a list or an object with one number in place of the number."""
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = holder[key]
-            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], int | float):
-                facts = {"key": at(place, key), "value": value, "new": value[0]}
+            many = [*value.values()] if isinstance(value, dict) else value
+            if isinstance(many, list) and len(many) == 1 and number_of(many[0]) is not None:
+                facts = {"key": at(place, key), "value": value, "new": many[0]}
                 return {**facts, "holder": holder, "name": key}
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 from ropewalk.config import keys
@@ -11,9 +12,9 @@ from ropewalk.diagnosis.published import REMOVABLE, published_theta, rows_of
 from ropewalk.diagnosis.spelling import at, rotary_keys
 from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 
-#: a theta below this is taken for a mistake; the least that a language model is known to have is
-#: 1,000
-LEAST_THETA = 100.0
+#: a rope whose slowest pair turns more often than this within the served length is taken for a
+#: mistake; without a length, a theta below the least one is
+MOST_TURNS, LEAST_THETA = 32.0, 100.0
 #: a list of factors is the long one if its sum is this many times that of the other
 MUCH_LONGER = 1.5
 
@@ -40,21 +41,30 @@ def not_positive(case: Examination, row: Mistake) -> Facts | None:
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = number_of(holder[key])
-            if value is not None and value <= 0:
+            if holder[key] is True or (value is not None and value <= 0):
                 return _impossible(case, place, holder, key)
     return None
 
 
 @finder
 def theta_tiny(case: Examination, row: Mistake) -> Facts | None:
-    """Find a theta that no language model has: even its slowest pair completes a turn within a few
-    hundred tokens.
+    """Find a theta with which even the slowest pair turns many times within the served length; or
+    the reciprocal of a theta.
     """
+    length = (case.served or 0) / max(case.factor or 1.0, 1.0)
     for place, holder in case.places():
         for key in (key for key in row.keys if key in holder):
             value = positive(holder[key])
-            if value is not None and value < LEAST_THETA and case.family.known:
-                return _impossible(case, place, holder, key)
+            if value is None or not case.family.known:
+                continue
+            tokens = 2 * math.pi * value  # of the slowest pair, however wide the head is
+            if value >= 1 and (length <= tokens * MOST_TURNS if length else value >= LEAST_THETA):
+                continue
+            facts = {**_impossible(case, place, holder, key), "tokens": tokens, "served": length}
+            if value <= 1 / LEAST_THETA:
+                new = float(f"{1 / value:.6g}")
+                facts |= {"new": new, "words": f"{new:,.0f} = 1 / {value:g}", "fixable": True}
+            return facts
     return None
 
 
@@ -296,6 +306,51 @@ def fraction_lost(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def list_of_another_form(case: Examination, row: Mistake) -> Facts | None:
+    """Find the numbers of a list inside another list, or as an object with their places."""
+    for place, rope in case.ropes():
+        for key in row.keys:
+            value, new = rope.get(key), None
+            if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+                new = value[0]
+            elif isinstance(value, dict) and {*value} == {str(i) for i in range(len(value))}:
+                new = [value[str(i)] for i in range(len(value))]
+            if new and all(positive(each) is not None for each in new):
+                facts = {"key": at(place, key), "value": len(new), "new": new}
+                return {**facts, "holder": rope, "name": key}
+    return None
+
+
+@finder
+def lists_absent(case: Examination, row: Mistake) -> Facts | None:
+    """Find LongRoPE without its lists."""
+    for place, rope in case.ropes():
+        if type_of(rope) == "longrope" and not any(rope.get(key) for key in row.keys):
+            return {"key": at(place, "rope_type"), "value": type_of(rope)}
+    return None
+
+
+@finder
+def bands_missing(case: Examination, row: Mistake) -> Facts | None:
+    """Find the scaling of Llama 3 without its bands, which every Llama has the same; `names` has
+    the bands.
+    """
+    for place, rope in case.ropes():
+        lack = {key: float(row.names[key]) for key in row.names if rope.get(key) is None}
+        if type_of(rope) == "llama3" and lack:
+            facts = {"key": ", ".join(at(place, key) for key in lack), "value": None, "new": lack}
+            llama = case.model_type in row.keys and rope.get("factor") is not None
+            return {**facts, "fixable": llama, "holder": rope, "name": min(lack)}
+    return None
+
+
+@repair
+def put_bands(case: Examination, row: Mistake, facts: Facts) -> None:
+    """Write the bands that are missing."""
+    facts["holder"].update(facts["new"])
+
+
+@finder
 def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
     """Find lists of LongRoPE that do not have one number for each pair."""
     pairs = rotated_pairs(case)
@@ -306,11 +361,12 @@ def lists_misfit(case: Examination, row: Mistake) -> Facts | None:
             value = rope.get(key)
             if not isinstance(value, list):
                 return {"key": at(place, key), "value": value, "pairs": pairs}
+            told = f"a list of {len(value)} numbers"
             wrong = [each for each in value if positive(each) is None]
             if wrong:
-                return {"key": at(place, key), "value": wrong, "pairs": pairs}
-            if pairs is not None and len(value) != pairs:
-                return {"key": at(place, key), "value": f"{len(value)} numbers", "pairs": pairs}
+                told = f"a list with {json.dumps(wrong[0])}"
+            if wrong or (pairs is not None and len(value) != pairs):
+                return {"key": at(place, key), "value": told, "pairs": pairs}
     return None
 
 
@@ -328,11 +384,15 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
             axes = len(case.family.sections or sizes)
             if sum(sizes) == pairs and len(sizes) == axes:
                 continue
-            new = None
-            if sum(sizes) == 2 * pairs and all(each % 2 == 0 for each in sizes):
+            new, fraction = None, case.family.partial
+            width = case.head_dim or 0
+            own = [*(case.family.sections or ())]
+            if sizes == own and sum(sizes) == width * fraction / 2:
+                continue  # the fraction is the wrong one
+            if sum(own) == pairs:
+                new = own
+            elif sum(sizes) == 2 * pairs and all(each % 2 == 0 for each in sizes):
                 new = [each // 2 for each in sizes]
-            elif case.family.sections and sum(case.family.sections) == pairs:
-                new = list(case.family.sections)
             return {
                 "key": at(place, key),
                 "value": sizes,
@@ -348,21 +408,54 @@ def sections_misfit(case: Examination, row: Mistake) -> Facts | None:
 
 
 @finder
+def fraction_contradicts_sections(case: Examination, row: Mistake) -> Facts | None:
+    """Find a fraction of the head that the sections of a config contradict, which fit the fraction
+    of the family.
+    """
+    pairs, width, fraction = rotated_pairs(case), case.head_dim, case.family.partial
+    if not pairs or not width or not case.family.reads_partial:
+        return None
+    for _, rope in case.ropes():
+        sizes = next((rope[k] for k in keys.SECTION_KEYS if isinstance(rope.get(k), list)), [])
+        if not all(number_of(each) is not None for each in sizes):
+            continue
+        own = [*(case.family.sections or ())]
+        if sum(sizes) == pairs or sizes != own or sum(sizes) != width * fraction / 2:
+            continue
+        for place, holder in case.places():
+            if holder.get(keys.FRACTION_KEYS[0]) not in (None, fraction):
+                facts = {"key": at(place, keys.FRACTION_KEYS[0]), "holder": holder, "sizes": sizes}
+                facts |= {"value": holder[keys.FRACTION_KEYS[0]], "new": fraction, "pairs": pairs}
+                return {**facts, "name": keys.FRACTION_KEYS[0]}
+    return None
+
+
+@finder
 def sections_differ(case: Examination, row: Mistake) -> Facts | None:
-    """Find sections that no model of the family has."""
+    """Find sections that no published model of these sizes has."""
     sections = list(case.family.sections or ())
+    if not rows_of(case):
+        return None
     for place, rope in case.ropes():
         for key in (key for key in keys.SECTION_KEYS if isinstance(rope.get(key), list)):
             if sum(sections) == rotated_pairs(case) and rope[key] != sections:
                 facts = {"key": at(place, key), "value": rope[key], "new": sections}
-                return {**facts, "holder": rope, "name": key, "model": case.model_type}
+                return {**facts, "model": rows_of(case)[0]["name"]}
     return None
 
 
 @finder
 def sections_lost(case: Examination, row: Mistake) -> Facts | None:
-    """Find a scaling that was written over mrope_section."""
+    """Find a scaling that was written over mrope_section, or no rope object in a family of `keys`,
+    whose class in transformers 4 needs the sections.
+    """
     sections = case.family.sections
+    needed = case.model_type in row.keys and not case.ropes()
+    needed = needed and case.text.get("rope_parameters") is None
+    if sections and needed and sum(sections) == rotated_pairs(case):
+        new = {"type": "mrope", "mrope_section": list(sections)}
+        facts = {"key": "rope_scaling", "value": None, "new": new, "holder": case.text}
+        return {**facts, "name": "rope_scaling", "model": case.model_type}
     for place, rope in case.ropes():
         given = any(rope.get(key) is not None for key in keys.SECTION_KEYS)
         if not sections or given or type_of(rope) in (None, "default"):
@@ -447,6 +540,8 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
     )
     if head is None or case.text.get(keys.LATENT_KEY) is not None:
         return None
+    # the only head would be as wide; an odd width may be short of any number
+    whole_model = size == head and heads is not None and heads > 1
     if not head % 2 and not (size == head and heads is not None and heads > 1):
         return None
     new = size // heads if size and heads and size % heads == 0 else None
@@ -457,7 +552,7 @@ def head_dim_wrong(case: Examination, row: Mistake) -> Facts | None:
         "size": size,
         "heads": heads,
         "new": new,
-        "fixable": new is not None and new % 2 == 0,
+        "fixable": new is not None and new % 2 == 0 and (whole_model or abs(new - head) == 1),
         "holder": case.text,
         "name": name,
     }

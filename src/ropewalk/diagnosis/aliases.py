@@ -1,0 +1,36 @@
+"""What keys of other stacks mean: the table of aliases.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from ropewalk.caches import cached
+from ropewalk.config import keys
+
+TABLE = Path(__file__).with_name("aliases.toml")
+#: a key with the name of a GGUF architecture before it, such as qwen2.rope.freq_base
+PREFIXED = re.compile(r"[a-z0-9_]+?_(?=(rope|rotary)_|context_length$)")
+#: names of this package for sizes are no aliases, whatever the table says
+OWN = (*keys.THETA_KEYS, *keys.LENGTH_KEYS)
+
+
+@cached("keys of other stacks", entries=1)
+def _meanings() -> tuple[dict[str, str], dict[str, str]]:
+    """Return {key of another stack: what it means} for the inside of a rope and the outside."""
+    table = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+    def of(*parts: str) -> dict[str, str]:
+        return {key: sense for part in parts for sense in table[part] for key in table[part][sense]}
+
+    return of("anywhere", "inside"), of("anywhere", "outside")
+
+
+def meaning(key: str, inside: bool = False) -> str | None:
+    """Return what a key of another stack means, by aliases.toml; None if it is not in the table."""
+    known = _meanings()[not inside]
+    plain = re.sub(r"[.\-]", "_", key.lower())
+    if plain in known or key in OWN:
+        return known.get(plain)
+    return known.get(PREFIXED.sub("", plain, count=1)) if "." in key else None

@@ -1,0 +1,55 @@
+"""The guard of repairs: a number that the config gives stays in it, unless the finding names it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ropewalk.config import keys
+from ropewalk.diagnosis.case import Facts, number_of
+from ropewalk.diagnosis.mistakes import Mistake
+
+#: repairs that take away a whole scaling, and say so; theta and the fraction stay all the same
+OF_WHOLE_SCALINGS = (
+    "remove_scaling",
+    "replace_scaling",
+    "put_published",
+    "put_trained_length",
+    "keep_one_object",
+    "raise_theta",
+)
+
+
+def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (key, number) of every number in a config, also of those in lists."""
+    if isinstance(value, Mapping):
+        for name, each in value.items():
+            yield from _numbers(each, str(name))
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each, key)
+    elif number_of(value) is not None:
+        yield key, value
+
+
+def loses(before: Mapping[str, Any], after: Mapping[str, Any], row: Mistake, facts: Facts) -> bool:
+    """Return whether a repair dropped a number that its finding does not name.
+
+    A number is named by its key, by its value among the facts that the words of the row have, as
+    one that `follows` from the repaired one, or, if the row is about a whole scaling, by being one
+    of its keys.
+    """
+    kept = {value for _, value in _numbers(after)}
+    lost = [(key, value) for key, value in _numbers(before) if value not in kept]
+    if not lost:
+        return False
+    words = f"{row.cause} {row.effect} {row.fix}"
+    told = set(re.split(r"[\s,.]+", f"{facts['key']} {facts.get('name', '')} {words}"))
+    told |= {each.rsplit(".", 1)[-1] for each in facts.get("gone") or () if isinstance(each, str)}
+    told |= {*(facts.get("gone") or ()), *facts.get("follows", ())}
+    values = [facts[each] for each in re.findall(r"{(\w+)}", words) if each in facts]
+    if row.repair in OF_WHOLE_SCALINGS:
+        told |= keys.inner_keys() - {*keys.THETA_KEYS, *keys.FRACTION_KEYS}
+        told |= {*keys.LENGTH_KEYS, "rope_theta"} if row.repair == "raise_theta" else set()
+    return any(key not in told and value not in values for key, value in lost)
