@@ -28,11 +28,11 @@ class BandedCall:
     """One call: q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], and which keys each query
     sees.
 
-    ranges    integer [2, blocks]: the first key and the end of the keys of each block of ROWS
-              queries
+    ranges    integer [2, blocks]: the first key and the end (exclusive) of the keys of each block
+              of ROWS queries
     causal    a query sees only keys up to its own index plus `offset`
     q_group, k_group  integer [1 or B, S]: a query sees only keys with low <= q_group - k_group <
-                      high; None is no bound
+                      high; a low or high of None is no bound
     """
 
     q: Tensor

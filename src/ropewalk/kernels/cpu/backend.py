@@ -141,8 +141,8 @@ def prepare(
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
 
-    # the default of `_alive` is not used: it keeps the two-level table alive, whose address is
-    # among the arguments
+    # `_alive` is never read: its default keeps the two-level table alive, whose address is among
+    # the arguments
     def run_prepared(
         q: Tensor,
         k: Tensor,

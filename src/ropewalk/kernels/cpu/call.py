@@ -109,7 +109,8 @@ def cached_rows(
     """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; of
     keys if `key` is True.
 
-    None if no table has them, or if the magnitude is not applied as it is (magnitude_power != 1).
+    None if no table has them, if the offset is negative, or if the magnitude is not applied as it
+    is (magnitude_power != 1).
     """
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:

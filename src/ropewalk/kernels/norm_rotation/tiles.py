@@ -156,8 +156,8 @@ def sum_of_dims(x, WIDTH: tl.constexpr):
     """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first,
     then sums of neighbours.
 
-    tl.sum adds in an order that depends on how the axis is divided among threads, and so would its
-    rounding.
+    tl.sum adds in an order that depends on how the axis is divided among threads, so its rounding
+    would depend on that too.
     """
     TOKENS: tl.constexpr = x.shape[0]
     HEADS: tl.constexpr = x.shape[1]
