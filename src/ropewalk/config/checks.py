@@ -30,7 +30,7 @@ from ropewalk.frequencies.scaling import (
 from ropewalk.spec import MAX_HEAD_DIM, THETA_RANGE
 
 Check = Callable[[str, Any], Any]
-#: the longest length that a config may give: with any factor it still fits in 64 bits
+#: the longest length that a config may give, far beyond that of any model
 MAX_LENGTH = 2**40
 #: the largest number of layers that a config may give
 MAX_LAYERS = 1 << 16

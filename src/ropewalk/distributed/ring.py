@@ -197,8 +197,8 @@ def pick_engine(
     masks: Iterable[str] = (),
     name: str | None = None,
 ) -> tuple[str, str]:
-    """Return (engine, reason): the named engine, or torch's if it can run this attention, else
-    ours.
+    """Return (engine, why it was taken): the named engine, or without a name torch's if it can run
+    this attention, else ours.
     """
     reason = torch_why_not(q, k, masking, order, masks)
     if name is None:
