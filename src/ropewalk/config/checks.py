@@ -312,8 +312,8 @@ def _settings() -> dict[str, list[Setting]]:
 
 def _check_any(settings: list[Setting], key: str, value: Any) -> None:
     """Raise an error if none of `settings`, those of all scalings that read this key, accepts the
-    value. It is the error of the last one, so it names the bounds of whichever of these scalings
-    comes last in SCALINGS.
+    value. The error is that of the last setting, so it names the bounds of whichever of these
+    scalings comes last in SCALINGS.
     """
     for index, setting in enumerate(settings, start=1):
         try:

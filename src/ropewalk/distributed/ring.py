@@ -367,8 +367,8 @@ class _RingAttention(torch.autograd.Function):
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        # the call's own parameters, not those in saved_tensors: the recomputed bias uses the
-        # former, so the gradients are taken by them
+        # the call's own parameters, not those in saved_tensors: gradients are taken by those that
+        # the recomputed bias uses
         parameters = call.bias_parameters
         grad = grad.to(out.dtype)
         grad_dot_out = (grad * out).sum(dim=-1)

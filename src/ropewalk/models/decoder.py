@@ -64,9 +64,9 @@ class Decoder(nn.Module):
     weights.
 
     invariant  whether the bits of a row's logits depend on the row alone: not on the other rows,
-               chunks of the prompt, or the cache. The attribute may be set later;
-               `models.invariant.why_not` says which models cannot. On a CPU every token is then
-               computed alone, which is slow
+               how the prompt is divided into chunks, or what a cache holds already. The attribute
+               may be set later; `models.invariant.why_not` says which models cannot. On a CPU every
+               token is then computed alone, which is slow
     """
 
     def __init__(self, config: DecoderConfig, *, invariant: bool = False) -> None:

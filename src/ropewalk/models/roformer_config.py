@@ -369,7 +369,7 @@ def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the fields under "ropewalk", which only this package writes; raise an error for
     unknown ones.
 
-    They are those that transformers' config of a model with `head` has no place for, because that
+    Known are those that transformers' config of a model with `head` has no place for, because that
     model does not use them.
     """
     own_fields = hf_config.get("ropewalk", {})

@@ -154,7 +154,7 @@ def _layer_types(module: nn.Module) -> list[str | None]:
     """Return the layer types that a rotary module has frequencies for; [None] if it does not
     distinguish them.
 
-    Its buffers are then named after them: full_attention_inv_freq,
+    A module that does names its buffers after them: full_attention_inv_freq,
     full_attention_original_inv_freq.
     """
     if "layer_type" not in inspect.signature(type(module).forward).parameters:

@@ -59,7 +59,9 @@ def position_words(positions: Tensor | None) -> bytes:
 
 
 class Levels(NamedTuple):
-    """The two-level table of a spec, packed for the library."""
+    """The two-level table of a spec (cos and sin of the low and of the high bits of a position),
+    packed for the library.
+    """
 
     words: bytes  # empty if the two-level table and one magnitude do not define the rotation
     for_both: bool  # whether queries and keys have the same angles and magnitude
@@ -78,8 +80,8 @@ def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
     if levels is not None:
         return levels
     spec_tables, words = tables(spec, torch.device("cpu")), b""
-    # frequencies that depend on the length and xPos's growth need more than a table and one
-    # magnitude
+    # frequencies that depend on the length, and xPos, whose magnitude grows with the position, need
+    # more than a table and one magnitude
     if (
         spec_tables.frequencies.growth is None
         and spec_tables.levels is not None

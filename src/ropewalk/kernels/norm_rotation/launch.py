@@ -145,7 +145,7 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
 
 def _angle_values(call: NormRotationCall) -> dict[str, Any]:
     """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` has
-    the phase step of each pair.
+    the phase step of each pair, its angle per position as an integer.
     """
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (

@@ -80,7 +80,9 @@ def heads_in_slots(
 @triton.jit
 @no_type_check
 def as_stored(value, inverse_scale, dtype: tl.constexpr, QUANTISED: tl.constexpr):
-    """Return the value rounded to the dtype of the memory; this is the only rounding."""
+    """Return the value rounded once, to the dtype of the memory; if QUANTISED, times
+    `inverse_scale` and limited to the range of e4m3 before.
+    """
     if QUANTISED:
         value = tl.clamp(
             value.to(tl.float32) * inverse_scale, -FP8_MAX, FP8_MAX, tl.PropagateNan.ALL
