@@ -307,7 +307,8 @@ class _Target:
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)
-        # the rotary modules of the layer types that change, and their configs, each once
+        # the rotary modules of the layer types that change, and every config that such a module or
+        # the model has, once
         modules = [
             self.rotary[name]
             for name, served in before.items()

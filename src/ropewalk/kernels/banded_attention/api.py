@@ -13,7 +13,7 @@ from torch import Tensor
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
 from ropewalk.kernels.support import shared_memory, tile_width, untyped, why_no_triton
 
-#: queries of one program; a call has one range of keys for each block of ROWS queries
+#: queries of one GPU program; a call has one range of keys for each block of ROWS queries
 ROWS = 128
 #: keys of one step for heads of up to 64 and of up to 128 dimensions; half as many for float32,
 #: whose tiles are twice as large

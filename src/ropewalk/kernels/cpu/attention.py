@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.kernels.cpu import library
 
-#: the library multiplies tiles of this many dimensions
+#: the head dimension must be a multiple of this: the library multiplies tiles of so many dimensions
 DIM_MULTIPLE = 8
 #: `struct attention` of attention.inc: pointer and strides (batch, head, row) of q, k, v and y;
 #: batch size, heads of q and of k, rows, head dimension; the softmax scale
