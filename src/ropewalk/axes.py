@@ -306,8 +306,8 @@ AXIS_ORDERS = {
 
 
 def _checked_sections(sections: Sequence[int], exactly: int | None = None) -> tuple[int, ...]:
-    """Return the number of pairs of each axis, checked; if `exactly` is given, it is the required
-    number of axes.
+    """Return the number of pairs of each axis, checked; raise an error if there are not `exactly`
+    so many axes (None: any number).
     """
     if not isinstance(sections, list | tuple) or not sections:
         raise RopeError(

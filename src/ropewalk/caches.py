@@ -2,8 +2,8 @@
 that all can be listed and emptied.
 
 A cache has a name and a bound. When it is full, its oldest entries are dropped. A cache whose
-entries point into the memory of another cache's entries names that one in `points_into`; it is
-emptied when that one is cleared, or drops entries because it is full.
+entries point into the memory of another cache's entries names that cache in `points_into`, and is
+emptied when that cache is cleared, or is full and drops entries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cache(dict):
     bytes        how many bytes it holds at most, as the sum of the sizes given to `keep`; a single
                  larger entry is kept too. None = no such bound
     points_into  another cache, into whose memory these entries point: this cache is emptied when
-                 that one is cleared, or drops entries because it is full
+                 the other is cleared, or is full and drops entries
 
     The attribute `bytes` is the sum of the sizes now.
     """

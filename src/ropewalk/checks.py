@@ -34,7 +34,7 @@ def make_request(
     frequencies depend on it.
 
     xs      (q, k), or a tuple of one tensor
-    tables  the table strategy
+    tables  which tables are kept, a name of `strategies.STRATEGIES`
     name    what an error calls the tensor if there is only one
     """
     x = xs[0]

@@ -124,7 +124,9 @@ def float32_radians(spec: RopeSpec, length: int | None = None) -> list[float]:
 
 
 def steps_of(spec: RopeSpec, length: int | None) -> tuple[int, ...]:
-    """Return the phase step of each pair along its own axis."""
+    """Return the phase step of each pair along its own axis: its frequency as a 64-bit fraction of
+    a turn.
+    """
     if spec.precision == "exact":
         return tuple(phase_steps(spec.ladder_frequencies(length).digits))
     return tuple(phase_steps(float32_radians(spec, length)))

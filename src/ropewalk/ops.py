@@ -53,7 +53,7 @@ def _on_copies(
 
 
 # the arguments that give the angles, and those that give tables; `spec` is a fingerprint, `tables`
-# a table strategy
+# a name of `strategies.STRATEGIES`
 _ANGLES = (
     "Tensor? positions, SymInt offset, Tensor? length, str spec, str tables, int seq_dim, int sign, "
     "int magnitude_power"

@@ -419,5 +419,5 @@ _CLASSES: dict[str, type] = {
 }
 #: a number for every class of a user's own
 _NUMBER_OF, _NUMBERS = WeakKeyDictionary[type, int](), count()
-# ops take a spec by its fingerprint, because a graph can hold strings but not objects
+#: the specs in use, by fingerprint: ops take a spec by it, as a graph can hold strings, no objects
 _LIVE: WeakValueDictionary[str, RopeSpec] = WeakValueDictionary()

@@ -10,7 +10,7 @@ from ropewalk.spec import RopeSpec
 LEVEL_BITS = 10
 LEVEL = 1 << LEVEL_BITS
 TWO_LEVEL_REACH = LEVEL * LEVEL
-#: bytes of the float32 rows that "auto" keeps for one spec on one device
+#: the most bytes of the float32 rows that "auto" keeps for one spec on one device
 FIRST_ROWS_BYTES = 2 << 20
 
 #: what is kept for one spec on one device, beside its phase steps. "auto": the two-level table and

@@ -42,8 +42,8 @@ Levels = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The frequencies, phase steps and two-level table of one spec on one device; nothing in them
-    is ever written to.
+    """The frequencies, phase steps (frequencies as 64-bit fractions of a turn) and two-level table
+    of one spec on one device; nothing in them is ever written to.
     """
 
     frequencies: TensorFrequencies

@@ -88,8 +88,8 @@ class Facts:
 
     @cached_property
     def new_angles(self) -> int:
-        """How many pairs, with the spec's scaling, reach angles at the served length that did not
-        occur in training.
+        """How many pairs, with the spec's scaling, reach angles within the served distance that did
+        not occur in training.
         """
         turns_with_scaling = self.coverage.scaled
         return sum(self.coverage.new_angles(turns_with_scaling))

@@ -125,7 +125,7 @@ class Aliasing:
 
 def aliasing(radians: Numbers, length: float) -> Aliasing:
     """Return the shortest and longest wavelength, and how many pairs complete a turn within
-    `length` positions; pairs with frequency 0 do not count.
+    `length` positions; pairs with frequency 0 have no wavelength and complete none.
     """
     waves, length = wavelengths(radians), number("length", length, low=0)
     finite = [wave for wave in waves if math.isfinite(wave)] or [math.inf]

@@ -1,10 +1,11 @@
-"""Attention layers that accept any encoding.
+"""Attention layers and their options.
 
-`Attention` is softmax attention in O(n^2), `LatentAttention` the same with one latent per token
-(MLA), `LinearAttention` and `linear_attention` are O(n), `KVCache` holds keys and values.
+`Attention` is softmax attention with any encoding, in O(n^2); `LatentAttention` is MLA, with one
+latent per token; `LinearAttention` and `linear_attention` take RoPE and are O(n); `KVCache` holds
+keys and values.
 `SelectiveAttention` and `PathAttention` have position encodings that follow from the tokens
 themselves. `remap` replaces the distances of RoPE for longer contexts, `temperature` multiplies
-queries by a factor of their position, `choices` holds what a layer may do between its projections.
+queries by a factor of their position, `choices` has the options of a softmax layer.
 """
 
 from ropewalk.attention import choices, remap, temperature

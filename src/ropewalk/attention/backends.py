@@ -18,10 +18,10 @@ from ropewalk.attention import flex
 from ropewalk.attention.masks import Visibility, part_of_scores
 from ropewalk.errors import RopeError, choice
 
-#: torch's fused kernel computes attention with a window in blocks of this many queries, or of
-#: `window` queries if that is more
+#: `run_sdpa` calls torch's fused kernel, if there is a window, for blocks of this many queries, or
+#: of `window` queries if that is more
 FEWEST_IN_BLOCK = 1024
-#: the number of queries from which FlexAttention is taken for windows and documents
+#: the number of queries from which `pick` takes FlexAttention for windows and documents
 #: (results/h200_window.jsonl)
 FEWEST_QUERIES = 2048
 
@@ -196,7 +196,9 @@ ATTENTION_BACKENDS: dict[
 
 
 def pick(call: Call, name: str | None = None) -> tuple[str, str]:
-    """Return (backend, reason): the named backend, or the best one for this call."""
+    """Return (backend, why it was taken): the named backend, or without a name the best one for
+    this call.
+    """
     if name is not None:
         why_not, _ = ATTENTION_BACKENDS[choice("backend", name, ATTENTION_BACKENDS)]
         reason = why_not(call)

@@ -98,8 +98,8 @@ class KVCache:
         return self.rotated
 
     def _holds_rotations(self, encoding: Encoding, name: str = "encoding") -> bool:
-        """Return whether keys must be re-rotated to be moved; raise an error if positions cannot be
-        taken out of them.
+        """Return whether the stored keys are rotated, so that new positions need a new rotation;
+        raise an error if they hold their positions in another way, which cannot be undone.
         """
         if not self.keeps_rotated(encoding) or encoding.entry != "qk":
             return False
@@ -331,8 +331,9 @@ class KVCache:
         to: Encoding | None = None,
         **lengths: int | Tensor | None,
     ) -> None:
-        """Give every token a new position; keys that are stored rotated are re-rotated, by `to` if
-        given. `lengths` are `from_length` and `to_length` of `rotation.rerotate`.
+        """Give every token a new position; keys that are stored rotated (by `encoding`) are
+        re-rotated, under `to` if given. `lengths` are `from_length` and `to_length` of
+        `rotation.rerotate`.
         """
         self._refuse_rerotation(encoding)
         to = encoding if to is None else to

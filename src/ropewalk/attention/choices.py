@@ -50,8 +50,8 @@ class LearnedSinks:
 
 @dataclass(frozen=True)
 class RotatedValues:
-    """Values rotate by their positions like keys, and the output back by the position of its query,
-    so that what a token contributes depends on its distance too.
+    """Values rotate by their positions like keys, and the output rotates back by the position of
+    its query, so that what a token contributes depends on its distance too.
 
     shared  keys are also the values, and there is no v_proj (DeepSeek-V4, with num_kv_heads=1)
     """
@@ -78,7 +78,7 @@ class RotatedValues:
 
 
 class FurtherChoices(TypedDict, total=False):
-    """The choices that most layers do not make; see `Choices`."""
+    """The options that most layers leave at their defaults; see `Choices`."""
 
     scale: float | None
     backend: str | None
@@ -90,7 +90,7 @@ class FurtherChoices(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Choices:
-    """What a softmax attention layer does between its projections.
+    """The options of a softmax attention layer besides its sizes, its encoding and its projections.
 
     causal       a query attends to itself and to earlier tokens only
     window       how many keys a query attends to, up to and including its own (and as many from its

@@ -58,7 +58,7 @@ def attend_in_documents(
     causal     whether a query attends only to tokens up to itself
     chunk      how many tokens' scores are formed at once
     eps        the result of a query is 0 if the absolute value of its denominator is at most this,
-               as it is without keys
+               as for a query without keys
     """
     # tokens of a document become neighbours and keep their order
     order = documents.argsort(dim=-1, stable=True)

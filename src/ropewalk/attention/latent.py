@@ -32,8 +32,8 @@ class LatentAttention(SoftmaxAttention):
     encoding         a RopeSpec with head_dim = rope_dim, as `rw.from_hf` reads it from a config, or
                      a name that rotates
     absorbed         True: multiply q by the up-projection instead of the latents, so that keys and
-                     values are never formed (fewer operations in a decode step); None: in calls
-                     with more keys than queries
+                     values are never formed (fewer operations in a decode step); False: never do
+                     so; None: do so in calls with more keys than queries
     options          as in `Choices`, without a remapping and rotated values
     """
 

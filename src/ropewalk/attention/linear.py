@@ -76,7 +76,7 @@ def linear_attention(
                [H], or with one for each row and head [B, H, 1, 1]
     chunk      how many tokens' scores plain torch forms at a time
     eps        the output of a query is 0 if the absolute value of its denominator is at most this,
-               as it is without keys
+               as for a query without keys
     padding    [B, S], True for real tokens
     documents  [B, S], the document index of each token; tokens with equal indices are one document,
                neighbours or not. The returned state is that of the document of each row's last real

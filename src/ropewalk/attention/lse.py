@@ -216,8 +216,8 @@ LSE_BACKENDS: dict[str, tuple[Callable[[Call], str | None], Callable[[Call], Par
 
 
 def pick_with_lse(call: Call, name: str | None = None) -> tuple[str, str]:
-    """Return (backend, reason): the named backend, or for None our Triton kernel where it can run,
-    else plain torch.
+    """Return (backend, why it was taken): the named backend, or for None our Triton kernel where it
+    can run, else plain torch.
     """
     if name is None:
         reason = triton_why_not(call)

@@ -112,7 +112,7 @@ class Band:
 class Visibility:
     """The masking of one attention call.
 
-    window       how many keys a query attends to, itself included, on its left (and as many on its
+    window       how many keys a query attends to, its own and those on its left (and as many on its
                  right if not causal), counted in the row: padding and tokens of other documents
                  count too
     padding      [B, Sk], True for real keys

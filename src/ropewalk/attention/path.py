@@ -2,7 +2,7 @@
 
     score_ij = k_j^T H_{j+1} ... H_i q_i,   H_t = I - beta_t w_t w_t^T,  0 <= beta_t <= 2
 
-It replaces RoPE. A product of such matrices is I - W^T M W with a triangular M, so a chunk of
+PaTH replaces RoPE. A product of matrices H_t is I - W^T M W with a triangular M, so a chunk of
 tokens costs a few matrix products.
 """
 

@@ -63,8 +63,8 @@ class SelectivePhases(nn.Module):
     def forward(
         self, x: Tensor, state: PhaseState | None = None, order: RowOrder | None = None
     ) -> tuple[Tensor, Tensor, PhaseState]:
-        """Return the steps and the angles [B, H, S, P] of x [B, S, model_dim] in float64, and the
-        state after it.
+        """Return, for x [B, S, model_dim], the steps [B, H, S, P] (the angle that each token adds)
+        and the angles (their running sums), in float64, and the state after x.
 
         With an `order`, x is sorted by it; padding takes no step.
         """
@@ -198,7 +198,7 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         order: RowOrder | None,
         state: SelectiveState | None,
     ) -> tuple[Tensor, SelectiveState]:
-        """Return the output of every head, and the phases and the memory after the last token."""
+        """Return the output of every head [B, H, S, D], and the state after the last token."""
         steps, angles, phases = self.phases(x, None if state is None else state.phases, order)
         if self.form == "linear":
             out, kv_state = self._linear(x, q, k, v, steps, order, state)
@@ -225,7 +225,9 @@ class SelectiveAttention(TokenDrivenAttention[SelectiveState]):
         order: RowOrder | None,
         state: SelectiveState | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the normed output of every head, and the state after the last token."""
+        """Return the normed output of every head of the form "linear", and its rotating state after
+        the last token.
+        """
         # / 16, as in gated linear attention: a decay near 1 at first, so that the state remembers
         # many tokens
         log_decay = F.logsigmoid(self.decay_proj(x)).transpose(1, 2).double() / 16

@@ -1,5 +1,5 @@
-"""A causal convolution over a few tokens, which the input-dependent encodings apply to what they
-compute from the tokens.
+"""A causal convolution over a few tokens, which Selective RoPE and PaTH apply to what they compute
+from the tokens.
 """
 
 from __future__ import annotations

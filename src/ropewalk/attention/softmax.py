@@ -164,8 +164,8 @@ class SoftmaxAttention(nn.Module):
         mask: Tensor | None = None,
         return_weights: bool = False,
     ) -> tuple[str, str]:
-        """Return (backend, reason): which backend `forward` without a cache would use for x and
-        these masks. Raise an error if the layer's `backend` cannot run the call.
+        """Return (backend, why it is taken): which backend `forward` without a cache would use for
+        x and these masks. Raise an error if the layer's `backend` cannot run the call.
         """
         q = x.new_empty(
             x.shape[0],

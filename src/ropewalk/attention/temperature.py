@@ -1,4 +1,6 @@
-"""The factors of temperatures by position, and the module that multiplies queries by them."""
+"""The factor that a temperature gives a query by its position, and the module that multiplies
+queries by it.
+"""
 
 from __future__ import annotations
 

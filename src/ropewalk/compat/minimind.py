@@ -1,5 +1,5 @@
-"""Drop-in for MiniMind's two rotary functions: tables exact at every position, and `position_ids`
-are used.
+"""Drop-in for MiniMind's two rotary functions: tables exact at every position; `position_ids`,
+which the original ignores, are used.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from ropewalk.frequencies.scaling import (
 from ropewalk.spec import MAX_HEAD_DIM, THETA_RANGE
 
 Check = Callable[[str, Any], Any]
-#: the longest length that a config may give: with any factor it still fits in 64 bits
+#: the longest length that a config may give, far beyond that of any model
 MAX_LENGTH = 2**40
 #: the largest number of layers that a config may give
 MAX_LAYERS = 1 << 16
@@ -312,8 +312,8 @@ def _settings() -> dict[str, list[Setting]]:
 
 def _check_any(settings: list[Setting], key: str, value: Any) -> None:
     """Raise an error if none of `settings`, those of all scalings that read this key, accepts the
-    value. It is the error of the last one, so it names the bounds of whichever of these scalings
-    comes last in SCALINGS.
+    value. The error is that of the last setting, so it names the bounds of whichever of these
+    scalings comes last in SCALINGS.
     """
     for index, setting in enumerate(settings, start=1):
         try:

@@ -44,7 +44,7 @@ def text_part(config: Mapping[str, Any], depth: int = 0) -> Mapping[str, Any]:
     """Return the part of a config that describes the text model; the config itself if it has no
     parts.
 
-    depth  how many parts this one is in; a dict may be a part of itself
+    depth  how many parts this one is in, bounded because a dict may be a part of itself
     """
     for name in TEXT_PARTS:
         part = config.get(name)

@@ -197,8 +197,8 @@ def pick_engine(
     masks: Iterable[str] = (),
     name: str | None = None,
 ) -> tuple[str, str]:
-    """Return (engine, reason): the named engine, or torch's if it can run this attention, else
-    ours.
+    """Return (engine, why it was taken): the named engine, or without a name torch's if it can run
+    this attention, else ours.
     """
     reason = torch_why_not(q, k, masking, order, masks)
     if name is None:
@@ -367,8 +367,8 @@ class _RingAttention(torch.autograd.Function):
         """
         q, k, v, out, log_sum, *_ = ctx.saved_tensors
         call: RingCall = ctx.call
-        # the call's own parameters, not those in saved_tensors: the recomputed bias uses the
-        # former, so the gradients are taken by them
+        # the call's own parameters, not those in saved_tensors: gradients are taken by those that
+        # the recomputed bias uses
         parameters = call.bias_parameters
         grad = grad.to(out.dtype)
         grad_dot_out = (grad * out).sum(dim=-1)

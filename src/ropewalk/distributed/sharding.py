@@ -1,6 +1,8 @@
 """Sharding of sequences: which rank holds which tokens, split and gather, and a ring of
 point-to-point transfers.
 
+The shards of W ranks:
+
 contiguous   rank r holds chunk r of W                       simple; under causality the last rank
              has the most work
 head_tail    rank r holds chunks r and 2W - 1 - r of 2W      under causality all ranks have the same
@@ -216,7 +218,7 @@ class Ring:
         those of the previous rank.
 
         The received tensors have `tokens` tokens, which are the axis before the last of a tensor
-        [B, H, S, D], and the last axis of any other. Do not write to `tensors` before the function
+        [B, H, S, D], and the last axis of any other. Do not write to `tensors` before that function
         has returned.
         """
         if self.size == 1:

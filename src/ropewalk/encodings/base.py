@@ -40,7 +40,7 @@ class Encoding(nn.Module):
 
     Positions are integer [S] or [B, S] (or [axes, B, S] for an encoding with several axes). The
     class attributes from `entry` to `bounded` are columns of the comparison table, which measures
-    them.
+    all of them but `causal_only`.
     """
 
     #: the entry point: "none", "input", "qk" or "scores"

@@ -53,8 +53,8 @@ class Fourier(Encoding):
     def rotate(
         self, x: Tensor, positions: Tensor, *, key: bool, length: int | Tensor | None = None
     ) -> Tensor:
-        """Return x cos + rotate_half(x) sin, where cos and sin of each kept pair are mixes over all
-        kept pairs.
+        """Return x cos + rotate_half(x) sin, where cos and sin of each pair that completes a turn
+        in training are mixes over all such pairs.
         """
         if self.per_head and x.shape[1] != self.sizes.num_heads:
             rule = (
@@ -71,8 +71,8 @@ class Fourier(Encoding):
         return (wide * cos + rotate_half(wide) * sin).to(x.dtype)
 
     def _mixed(self, table: Tensor, mix: Tensor) -> Tensor:
-        """Return cos or sin as a table [.., S, head_dim] in the half layout: mixed for the kept
-        pairs, 1 for the other pairs.
+        """Return cos or sin as a table [.., S, head_dim] in the half layout: mixed for the pairs
+        that complete a turn in training, 1 for the other pairs.
         """
         kept = table[..., : self.kept]
         if self.per_head or kept.ndim == 3:

@@ -60,8 +60,8 @@ class Riflex(Scaling):
     """RIFLEx: one pair slows so that `frames` steps are `share` of its turn, and a longer video
     does not repeat itself.
 
-    It is the pair whose wavelength is nearest to `repeat`, the number of latent frames after which
-    videos of the model begin to repeat. Apply this scaling to the time axis alone:
+    The slowed pair is the one whose wavelength is nearest to `repeat`, the number of latent frames
+    after which videos of the model begin to repeat. Apply this scaling to the time axis alone:
     `axes.axial(8, 28, 28, scaled=[0])`.
     """
 

@@ -51,10 +51,10 @@ def divisors_for(radians: Sequence[float], unscaled: Sequence[float]) -> list[fl
 def llama3(values: Sequence[float], theta: float) -> Llama3 | None:
     """Return the Llama 3 scaling that divides frequencies by these values; None if none is found.
 
-    Its frequencies do not change if `original_length` and both frequency factors are multiplied by
-    one number, so low_freq_factor is taken to be 1. The factor is the largest divisor. The other
-    two fields follow from the blended pairs: the share of the unscaled frequency in them is
-    (original_length * turns per step - 1) / (high_freq_factor - 1).
+    Frequencies do not change if `original_length` and both frequency factors of the scaling are
+    multiplied by one number, so low_freq_factor is taken to be 1. The factor is the largest
+    divisor. The other two fields follow from the blended pairs: the share of the unscaled frequency
+    in them is (original_length * turns per step - 1) / (high_freq_factor - 1).
     """
     factor, dim = max(values), 2 * len(values)
     if not 1 <= factor <= 1e6:

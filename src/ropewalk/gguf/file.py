@@ -7,7 +7,7 @@
     tensors    name, number of dimensions, dimensions (the fastest first), type, offset in the data
     data       the tensors, each aligned
 
-Every count, length and offset is checked against the file before anything is allocated or read.
+Every count, length and offset is checked against the file before memory is allocated for it.
 Entries of arrays are read when they are asked for; arrays of arrays are refused. Weights are not
 read here: `ropewalk.interop.gguf` dequantises them.
 """

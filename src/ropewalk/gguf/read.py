@@ -23,7 +23,7 @@ FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_fact
 FULL, SLIDING = "full_attention", "sliding_attention"
 #: the key of an array with true for each layer that rotates and false for each other layer
 PATTERN = "attention.rope_pattern"
-#: llama.cpp's own limit, LLAMA_MAX_LAYERS, is 512
+#: the most layers that a file may give; llama.cpp's own limit, LLAMA_MAX_LAYERS, is 512
 MAX_LAYERS = 1 << 16
 #: keys under {arch}.rope.scaling -> the fact of a GgufArchitecture without which llama.cpp ignores
 #: them

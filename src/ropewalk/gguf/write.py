@@ -225,7 +225,7 @@ def _check_round_trip(spec: RopeSpec, written: GgufSource) -> None:
     other frequencies or magnitude at the trained length or beyond it, or other axes.
     """
     read = read_ropes(written, "exact")[0][FULL]
-    assert read is not None  # full layers rotate without a sliding window
+    assert read is not None  # what was written has no sliding window, so full layers rotate
     exact = spec.with_(precision="exact")
     trained = getattr(spec.scaling, "original_length", 1)
     for length in (trained, trained + 1):  # LongRoPE has other factors beyond the trained length
@@ -244,7 +244,8 @@ def hf_config(source: GgufSource) -> dict[str, Any]:
     """Return a Hugging Face config of the same model: its rope and the sizes in SIZE_KEYS.
 
     One rope for all layers is written as the v4 keys `rope_theta` and `rope_scaling`, which every
-    engine reads; a rope for each layer type needs the v5 key `rope_parameters`.
+    engine reads, if they describe it; any other, and a rope for each layer type, needs the v5 key
+    `rope_parameters`.
     """
     name = source.architecture
     facts = architecture_of(name)

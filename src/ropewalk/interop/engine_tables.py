@@ -24,8 +24,8 @@ from ropewalk.frequencies.scaling import TRAINED_LENGTH_KEY
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
-#: the first rows of a table, which are compared with the engine's own, and how far they may differ:
-#: float32 angles are that exact at these positions
+#: how many of our table's first rows are compared with the engine's own, and how far these may
+#: differ: float32 angles are that exact at these positions
 NEAR, TOLERANCE = 64, 1e-4
 #: rope_types that only ropewalk has; not "ntk": vLLM has another formula of that name
 OWN_TYPES = tuple(name for name in SCALINGS if not SCALINGS[name].in_configs and name != "ntk")

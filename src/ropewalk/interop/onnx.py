@@ -28,7 +28,7 @@ from ropewalk.tensor_frequencies import CPU, fixed_frequencies
 
 #: bits of the four digits of a position; a table of 256 rows for each digit keeps a model small
 DIGITS = levels.Digits((8, 8, 8, 8))
-#: elements of a table for a head of 512 dimensions; larger weights are not compared with each other
+#: elements of a table for a head of 512 dimensions; larger tensors are not searched for duplicates
 LARGEST_TABLE = 1 << 17
 #: the first opset with RotaryEmbedding
 OPSET = 23

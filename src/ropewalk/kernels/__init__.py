@@ -36,8 +36,8 @@ class Backend:
              memory with it. xs is (q,) or (q, k)
     prepare  (xs, outs, request) -> a function (q, k, q_out, k_out, positions, offset) for later
              calls with the same shapes (`fast_path.py`), which returns whether it ran; `run` is
-             called if it did not. It returns None if it cannot prepare such calls; the field is
-             None if the backend prepares none
+             called if it did not. `prepare` returns None if it cannot prepare such calls; the field
+             is None if the backend prepares none
     """
 
     why_not: Callable[[Tensor, AnyRequest], str | None]

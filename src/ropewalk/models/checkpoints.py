@@ -124,8 +124,8 @@ def save(
 
     Before anything is written, the config is read back and compared with the model. Raises a
     RopeError that names a config field whose value no transformers model has, or a weight or
-    rotation of the model that model.config does not describe. The folder or file of a model that
-    `load` read also has its tokenizer and the tokens at which generation ends; a tokenizer that
+    rotation of the model that model.config does not describe. If `load` read the model, the new
+    folder or file also gets its tokenizer and the tokens at which generation ends; a tokenizer that
     cannot be saved is left out, with a warning.
     """
     config = getattr(model, "config", None)

@@ -301,7 +301,7 @@ class DecodeStep:
 
     def __call__(self, token: Tensor | None = None) -> Tensor:
         """Return the logits [B, V] after `token` [B], by default the most likely token of the
-        previous call; every call writes them to the same memory.
+        previous call; every call writes its logits to the same memory.
 
         Afterwards `self.token` is the most likely next token, in memory that the next generation
         overwrites.

@@ -64,8 +64,9 @@ class Decoder(nn.Module):
     weights.
 
     invariant  whether the bits of a row's logits depend on the row alone: not on the other rows,
-               chunks of the prompt, or the cache. It may be set later; `models.invariant.why_not`
-               says which models cannot. On a CPU every token is then computed alone, which is slow
+               how the prompt is divided into chunks, or what a cache holds already. The attribute
+               may be set later; `models.invariant.why_not` says which models cannot. On a CPU every
+               token is then computed alone, which is slow
     """
 
     def __init__(self, config: DecoderConfig, *, invariant: bool = False) -> None:
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
         """
         check_tokens(tokens)
         layer_caches = check_caches(caches, len(self.layers))
-        if positions is None:  # all layers use the same, so those of the first
+        if positions is None:  # the first layer's, which all layers use
             positions = next_positions(caches, padding, documents, tokens, self.layers[0].self_attn)  # type: ignore[arg-type]
         x = self.embed_tokens(tokens)
         if self.encoding is not None:

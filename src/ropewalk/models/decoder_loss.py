@@ -98,7 +98,9 @@ class _TokenLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor):
-        """Return the gradients of x and weight: those of `forward` times the gradient of the loss."""
+        """Return the gradients of x and weight: those that `forward` computed, times the gradient
+        of the loss.
+        """
         x_grad, weight_grad, count = ctx.saved_tensors
         # float32, or float64 if x is: rounding the scale to x's dtype would change all gradients by
         # the same factor

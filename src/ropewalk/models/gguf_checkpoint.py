@@ -124,7 +124,7 @@ def _spec_of(config: DecoderConfig, name: str) -> RopeSpec:
         )
         raise RopeError("rotary_dim", rule, spec.rotated_dims)
     if config.qkv_bias and name == "qwen3":
-        rule = "must be False: llama.cpp's qwen3 has no bias after attention"
+        rule = "must be False: llama.cpp's qwen3 has no o_bias, which a Qwen 3 has with qkv_bias"
         raise RopeError("qkv_bias", rule, config.qkv_bias)
     width = config.num_heads * (config.head_dim or 0)
     if name == "qwen2" and width != config.hidden_size:

@@ -1,5 +1,5 @@
-"""Which layers the kernels of a whole step support: plain attention, a gated network, RMS norms.
-Importing this does not import Triton.
+"""Which layers of a Decoder the captured decode step and the invariant forward support: those with
+plain attention, a gated network and RMS norms. Importing this does not import Triton.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from ropewalk.spec import RopeSpec
 
 
 def why_not_layer(layer: nn.Module) -> str | None:
-    """Return why the kernels of a whole step do not support a layer, or None if they do."""
+    """Return why the captured decode step and the invariant forward do not support a layer, or None
+    if they do.
+    """
     attention, network = layer.self_attn, layer.mlp
     if type(attention) is not PackedAttention or type(network) is not GatedNetwork:
         return f"{type(attention).__name__} with {type(network).__name__} has no decode kernels"

@@ -105,8 +105,8 @@ class RoFormerConfig:
     """Everything that defines a RoFormer, or a BERT (`encoding="learned"`); the defaults are
     roformer_chinese_base.
 
-    encoding      a name from ENCODINGS or a RopeSpec; rotary names are interleaved, (2i, 2i + 1),
-                  as in RoFormer
+    encoding      a name from ENCODINGS or a RopeSpec; a rotary encoding given by name pairs
+                  dimensions (2i, 2i + 1), as in RoFormer
     length        the longest sequence trained on; only encodings with a table are limited to it
     norm, bias    "layer_norm" and biases: RoFormer v1; "rms_norm", without weights, and no biases:
                   v2
@@ -369,7 +369,7 @@ def _ropewalk_fields(hf_config: Mapping[str, Any], head: str) -> dict[str, Any]:
     """Return the fields under "ropewalk", which only this package writes; raise an error for
     unknown ones.
 
-    They are those that transformers' config of a model with `head` has no place for, because that
+    Known are those that transformers' config of a model with `head` has no place for, because that
     model does not use them.
     """
     own_fields = hf_config.get("ropewalk", {})

@@ -73,8 +73,8 @@ def _require_boundaries(ends: Tensor, total: int, readable: bool) -> None:
 
 
 def left_padded(mask: Bool[Tensor, "B S"] | Integer[Tensor, "B S"]) -> Int[Tensor, "B S"]:
-    """Return positions that count the tokens of each row whose mask is not 0: the first one, and
-    padding before it, are at 0.
+    """Return positions that count the tokens of each row whose mask is not 0, from 0 on. Padding
+    has the position of the counted token before it, or 0 if there is none.
     """
     check_integers("mask", mask, "BS", or_bool=True)
     return ((mask != 0).cumsum(dim=-1) - 1).clamp(min=0)

@@ -25,7 +25,8 @@ NORMS = (
     "q_layer_norm",
     "k_layer_norm",
 )
-#: fused projection -> model_type -> the order of its rows
+#: fused projection -> model_type -> the order of its rows: "grouped" (for each key head its
+#: queries, its key, its value) or "concatenated" (all of q, then k, then v)
 FUSED: dict[str, dict[str, str]] = {
     "query_key_value": {
         **dict.fromkeys(("gpt_neox", "gpt_neox_japanese", "persimmon", "falcon"), "grouped"),

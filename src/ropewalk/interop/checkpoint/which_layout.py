@@ -25,8 +25,8 @@ from ropewalk.interop.checkpoint.tensor_rules import TensorRule, find_rules, rea
 
 #: the most q and k projections, both together, that are read, spread over the layers
 SAMPLED = 8
-#: the norms of paired rows agree if the agreement exceeds this value and this many standard errors
-#: over the heads
+#: the norms of paired rows agree if the mean agreement of the heads exceeds the first number, and
+#: the second number times its standard error
 MIN_AGREEMENT, MIN_STANDARD_ERRORS = 0.2, 4.0
 
 
@@ -48,8 +48,8 @@ class LayoutEvidence:
     """The detected layout, the confidence in it, and the evidence.
 
     confidence   "likely": strong evidence, none against it. "disputed": strong evidence, and weak
-                 evidence against it. "weak": only the weights indicate it. "undecided": `layout` is
-                 None
+                 evidence against it. "weak": only the weights indicate it. "undecided": no
+                 evidence, or strong evidence for both layouts; `layout` is None
     """
 
     layout: str | None
@@ -195,7 +195,8 @@ def _layout_that_agrees(half: tuple[float, float], interleaved: tuple[float, flo
 
     Half is tested first: in half-layout weights the rows 2i and 2i+1 rotate at neighbouring
     frequencies and may agree too, but in interleaved weights the rows i and i + d/2 rotate at
-    distant frequencies. Interleaved rows must also agree more than twice as well as the others.
+    distant frequencies. Rows paired as interleaved must also agree more than twice as well as rows
+    paired as half.
     """
     if half[0] > max(MIN_AGREEMENT, MIN_STANDARD_ERRORS * half[1]):
         return "half"

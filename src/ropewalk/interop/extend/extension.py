@@ -26,11 +26,11 @@ class Swap(Protocol):
 class Extension:
     """What `extend` changed; `undo()` restores it.
 
-    changes        {config key: (before, after)}, None for a config key that was absent
+    changes        {config key: (before, after)}; before is None for a key that was absent
     disagreements  a line if the change is not in the config, so that engines do not have it
     notes          other remarks for the user
-    saved          whether `save_pretrained` writes the change; dynamic_yarn, clipped and remappings
-                   cannot be written to a config
+    saved          whether `save_pretrained` writes the change; for dynamic_yarn, clipped and
+                   remappings `extend` writes no config key
     """
 
     kind: str

@@ -53,8 +53,8 @@ def search_longrope2(
                 between this and twice this, and never decrease
     theta, length  the base and the trained length, which determine the candidates for the critical
                    pair
-    population  candidates per round: half are mutants and half are children of the best quarter so
-                far (of 2 at least)
+    population  candidates per round: half are mutants and half are children, both of the best
+                population / 4 so far (of 2 at least)
     step        factors from the critical pair on are rounded to `factor` plus a multiple of this
     mutation    the probability that a factor of a mutant changes
     """

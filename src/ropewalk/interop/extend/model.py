@@ -56,9 +56,9 @@ def extend(
                      those without a window
     overwrite        replace a scaling that the config already has, instead of raising an error
     search           longrope: a loss as a function of the long factors, minimised by
-                     `search_factors` with `search_options`; while it runs, the model uses the
-                     factors it is called with. search_options={"method": "longrope2"} searches as
-                     LongRoPE2 does (`search_longrope2`)
+                     `search_factors` with `search_options`; while the loss runs, the model uses the
+                     factors that the loss was called with. search_options={"method": "longrope2"}
+                     searches as LongRoPE2 does (`search_longrope2`)
     options          of the scaling: beta_fast, attention_factor, ..., long_factor, short_factor,
                      low_freq_factor, ...; of the remapping: window, log_n_length, slowdown, group,
                      chunk, local, length, and for a transformers model on a GPU backend="flex"
@@ -307,7 +307,8 @@ class _Target:
         if self.model is not None:
             _refuse_softmax_change(change)
         before = self.served(change)
-        # the rotary modules of the layer types that change, and their configs, each once
+        # the rotary modules of the layer types that change, and every config that such a module or
+        # the model has, once
         modules = [
             self.rotary[name]
             for name, served in before.items()
@@ -332,7 +333,7 @@ class _Target:
                 # first, because each ModuleSwap builds a module from the changed config; that
                 # `_install` does it again changes nothing
                 swap.install()
-            # if no config can express the scaling, a hook computes the tables at each call
+            # if no config key is written for the scaling, a hook computes the tables at each call
             hook = None if keys else LengthHook(change.specs)
             swaps += [ModuleSwap(module, extension, hook) for module in modules]
             extension._install()

@@ -79,7 +79,8 @@ def _is_as_expected(value: Any, expected: Any) -> bool:
     return value is expected or value == expected
 
 
-#: plain attributes and buffers of a rotary module
+#: plain attributes of a rotary module, and its buffers, each with whether it is saved with the
+#: weights
 State = tuple[dict[str, Any], dict[str, tuple[Tensor, bool]]]
 
 

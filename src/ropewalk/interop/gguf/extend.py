@@ -27,7 +27,7 @@ SAME = 1e-5
 class GgufExtension:
     """What a GGUF file needs for a longer context.
 
-    changes   {metadata key: (before, after)}, None for a key that the file does not have
+    changes   {metadata key: (before, after)}; before is None for a key that the file does not have
     metadata  all keys and tensors of the new rope, and the new context length
     """
 

@@ -65,7 +65,7 @@ def tokenizer_of(file: GgufFile) -> Any:
             "tokenizer.ggml.tokens", "must be unique", f"{len(tokens) - len(ids)} repeated"
         )
     bpe, adds_bos = models[model](file, tokens, ids)
-    # in one call: each call builds the search for all of them anew
+    # in one call, because each call rebuilds the search for all added tokens
     bpe.add_tokens(
         [
             AddedToken(token, special=token_type == CONTROL, normalized=False)

@@ -1,6 +1,6 @@
 """A forward hook that computes a rotary module's tables for the length of each call.
 
-Needed for dynamic_yarn and clipped, which transformers configs cannot express. The hook runs after
+Needed for dynamic_yarn and clipped, for which `extend` writes no config key. The hook runs after
 the module's forward: it copies the module, sets the copy's frequencies for the length of the call,
 runs forward again on the copy, and returns that output in place of the first. The module itself is
 not changed, because threads may share it.

@@ -23,8 +23,8 @@ from ropewalk.interop.patch.methods import HOOKED, Replacement
 from ropewalk.rope import Rope
 from ropewalk.spec import RopeSpec
 
-#: positions below any trained length, and positions above it, since some ropes change with the
-#: length
+#: positions below any trained length, and then also positions above most trained lengths, since
+#: some ropes change with the length
 PROBES = ((0, 1, 2, 5, 17, 63), (0, 1, 2, 5, 17, 63, 4095, 131071))
 #: the numbers of position axes that are tried
 AXES = (2, 3, 4)
@@ -154,7 +154,7 @@ def _layer_types(module: nn.Module) -> list[str | None]:
     """Return the layer types that a rotary module has frequencies for; [None] if it does not
     distinguish them.
 
-    Its buffers are then named after them: full_attention_inv_freq,
+    A module that does names its buffers after them: full_attention_inv_freq,
     full_attention_original_inv_freq.
     """
     if "layer_type" not in inspect.signature(type(module).forward).parameters:

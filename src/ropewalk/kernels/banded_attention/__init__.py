@@ -1,7 +1,8 @@
 """Attention over a band of (query, key) pairs, and the log-sum-exp of its scores, in one launch;
 `definition.py` has it in plain torch.
 
-Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
+Triton itself is imported at the first call. With TRITON_INTERPRET=1 the kernel also accepts CPU
+tensors.
 """
 
 from ropewalk.kernels.banded_attention.api import ROWS, BandedCall, run, why_not

@@ -13,7 +13,7 @@ from torch import Tensor
 from ropewalk.kernels.request import COMPUTED_IN_FLOAT32
 from ropewalk.kernels.support import shared_memory, tile_width, untyped, why_no_triton
 
-#: queries of one program; a call has one range of keys for each block of ROWS queries
+#: queries of one GPU program; a call has one range of keys for each block of ROWS queries
 ROWS = 128
 #: keys of one step for heads of up to 64 and of up to 128 dimensions; half as many for float32,
 #: whose tiles are twice as large
@@ -28,11 +28,11 @@ class BandedCall:
     """One call: q [B, H, Sq, D], k [B, Hk, Sk, D], v [B, Hk, Sk, Dv], and which keys each query
     sees.
 
-    ranges    integer [2, blocks]: the first key and the end of the keys of each block of ROWS
-              queries
+    ranges    integer [2, blocks]: the first key and the end (exclusive) of the keys of each block
+              of ROWS queries
     causal    a query sees only keys up to its own index plus `offset`
     q_group, k_group  integer [1 or B, S]: a query sees only keys with low <= q_group - k_group <
-                      high; None is no bound
+                      high; a low or high of None is no bound
     """
 
     q: Tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from ropewalk.errors import RopeError
 from ropewalk.kernels.cpu import library
 
-#: the library multiplies tiles of this many dimensions
+#: the head dimension must be a multiple of this: the library multiplies tiles of so many dimensions
 DIM_MULTIPLE = 8
 #: `struct attention` of attention.inc: pointer and strides (batch, head, row) of q, k, v and y;
 #: batch size, heads of q and of k, rows, head dimension; the softmax scale
@@ -54,8 +54,8 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D]: [B, H, S, D] with the
-    memory of [B, S, H, D].
+    """Return the causal attention of q [B, H, S, D] to k and v [B, G, S, D] of G key heads: [B, H,
+    S, D], in memory as [B, S, H, D].
 
     The caller has asked `why_not`, which returned None.
     """

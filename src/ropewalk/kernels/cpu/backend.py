@@ -25,7 +25,7 @@ from ropewalk.kernels.request import AnyRequest, Request, TableRequest, token_ax
 #: the most axes of a tensor that the library takes
 MAX_DIMS = 8
 #: from this many tokens on, reading cached float32 rows of cos and sin is faster than computing
-#: them from the two-level table
+#: them from the two-level table (of the low and of the high bits of a position)
 CACHED_ROWS_FROM = 512
 
 _OUT_OF_RANGE, _NO_MEMORY = 1, 2
@@ -141,8 +141,8 @@ def prepare(
     spec, magnitude_power, seq = request.spec, request.magnitude_power, xs[0].shape[request.seq_dim]
     consecutive = positions is None
 
-    # the default of `_alive` is not used: it keeps the two-level table alive, whose address is
-    # among the arguments
+    # `_alive` is never read: its default keeps the two-level table alive, whose address is among
+    # the arguments
     def run_prepared(
         q: Tensor,
         k: Tensor,

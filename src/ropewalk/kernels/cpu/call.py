@@ -59,7 +59,9 @@ def position_words(positions: Tensor | None) -> bytes:
 
 
 class Levels(NamedTuple):
-    """The two-level table of a spec, packed for the library."""
+    """The two-level table of a spec (cos and sin of the low and of the high bits of a position),
+    packed for the library.
+    """
 
     words: bytes  # empty if the two-level table and one magnitude do not define the rotation
     for_both: bool  # whether queries and keys have the same angles and magnitude
@@ -78,8 +80,8 @@ def levels_of(spec: RopeSpec, magnitude_power: int, key: bool) -> Levels:
     if levels is not None:
         return levels
     spec_tables, words = tables(spec, torch.device("cpu")), b""
-    # frequencies that depend on the length and xPos's growth need more than a table and one
-    # magnitude
+    # frequencies that depend on the length, and xPos, whose magnitude grows with the position, need
+    # more than a table and one magnitude
     if (
         spec_tables.frequencies.growth is None
         and spec_tables.levels is not None
@@ -109,7 +111,8 @@ def cached_rows(
     """Return packed cos and sin of positions offset ... offset + seq - 1, shared by all layers; of
     keys if `key` is True.
 
-    None if no table has them, or if the magnitude is not applied as it is (magnitude_power != 1).
+    None if no table has them, if the offset is negative, or if the magnitude is not applied as it
+    is (magnitude_power != 1).
     """
     signature = (spec.fingerprint, key, offset, seq)
     if magnitude_power != 1 or offset < 0:

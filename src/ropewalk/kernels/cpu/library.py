@@ -1,4 +1,4 @@
-"""Loads the shared library and selects its thread pool and instruction set."""
+"""Load the native library (_cpu.so) and select its thread pool and instruction set."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-#: torch's thread pools, best first: the library function that selects the pool, and the symbols of
-#: torch that it needs.
+#: torch's thread pools by name, best first: the function of our library that selects the pool, and
+#: the symbols of torch that it needs.
 #: Linking OpenMP instead could load a second OpenMP runtime into the process.
 POOLS = {
     "torch": ("ropewalk_use_torch", ("torch_parallel_for",)),

@@ -18,13 +18,13 @@ from ropewalk.kernels.support import (
 
 #: the most rows of a tile
 MOST_TILE_ROWS = 64
-#: the pairs of a tile of `qkv_product` with several rows; some tiles have half as many
+#: the pairs of most tiles of `qkv_product` with several rows; others have half or twice as many
 QKV_PAIRS = 32
 #: fewer tiles than this in shared memory at once would make the products wait for their loads
 FEWEST_STAGES = 3
-#: the tiles of `qkv_product` for many rows of a small model: (pairs, depth, stages). The first whose
-#: programs all run at the same time is taken, if a program sums at most MOST_TERMS terms and reads
-#: at most MOST_WEIGHTS weights for one member of its pairs
+#: the tiles of `qkv_product` for many rows of a small model: (pairs, depth, stages). The first
+#: whose programs all run at the same time is taken, if a program sums at most MOST_TERMS terms and
+#: reads at most MOST_WEIGHTS weights for the first members of its pairs
 SMALL_QKV_TILES = ((16, 128, 6), (32, 128, 4), (64, 64, 5))
 MOST_TERMS, MOST_WEIGHTS = 2048, 64 * 1024
 #: a product with more columns than this is taken to compute the logits
@@ -38,7 +38,8 @@ class ProductTile:
     """How a product is divided: a program computes `rows` x `columns` results, `depth` terms of
     their sums at a time.
 
-    Rows of the tile after the last row of x are `masked`, or else read other rows again.
+    Rows of the last tile that x does not have are masked if `masked`; otherwise they read rows of x
+    again.
     """
 
     rows: int
@@ -190,7 +191,7 @@ def run_concurrently(programs: int, tile: ProductTile, x: Tensor) -> bool:
 
 
 def few_programs(rows: int, k_heads: int, device: torch.device) -> bool:
-    """Return whether `attend` has a multiprocessor for every row and key head."""
+    """Return whether `attend` has a multiprocessor for every pair of a row and a key head."""
     return rows * k_heads <= multiprocessors(device)
 
 
@@ -212,8 +213,8 @@ def pick_keys(
 
 
 def pick_splits(rows: int, k_heads: int, capacity: int, device: torch.device) -> int:
-    """Return among how many programs the keys of a row are divided, at most 16: adding up more
-    parts takes too long.
+    """Return among how many programs the keys of one row and key head are divided, at most 16:
+    adding up more parts takes too long.
 
     With `few_programs` there is at most one program for each multiprocessor of the GPU, of at least
     64 keys; otherwise there are at least two for each, unless they would have fewer than 256 keys.

@@ -103,8 +103,8 @@ def rows_of_x(x, row, rows, x_row, ROWS: tl.constexpr):
     """Return pointers to the rows of x; rows of the tile after the last one of x read rows of x
     again.
 
-    What they compute is not stored. Reading them again takes less time than a mask, unless many
-    read the same one.
+    The results of these rows are not stored. Reading rows of x again takes less time than a mask,
+    unless many rows of the tile read the same one.
     """
     if ROWS > 1:
         row = row % rows
@@ -165,8 +165,8 @@ def _matrix_products(
 ):  # fmt: skip
     """Return x [ROWS, K] times a block of weight rows, float32 [ROWS, C].
 
-    ROWS_MASKED hides the rows that are not `row_live`; without it all rows of x are read, see
-    `rows_of_x`.
+    ROWS_MASKED hides the rows that are not `row_live`; without it each of them reads a row of x,
+    see `rows_of_x`.
     """
     COLUMNS: tl.constexpr = weights.shape[1]
     # where x has too few rows for a matrix instruction, the weights may have enough

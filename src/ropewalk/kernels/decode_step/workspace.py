@@ -8,7 +8,7 @@ from ropewalk.caches import Cache
 from ropewalk.kernels.decode_step.config import MOST_TILE_ROWS, QKV_PAIRS
 from ropewalk.kernels.support import captured_graph
 
-#: one for each stream and captured graph that computed a head norm of few tokens
+#: the workspaces of `kept_workspace`: one for each stream and each captured graph
 _KEPT = Cache("workspaces of QKV products", entries=16)
 
 

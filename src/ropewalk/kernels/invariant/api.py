@@ -1,5 +1,5 @@
 """Norm, product and attention whose bits do not depend on the batch: by Triton kernels where they
-can run, else by the definition, with gradients by plain torch.
+can run (plain torch computes their gradients), else by the definition.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def attention(
 ) -> Tensor:
     """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D].
 
-    The last query has the last key. A query sees the keys from first_keys[row] to its own, and with
-    a window at most the latest `window` of them; a query before its row's first key sees nothing.
+    The S queries are the last S of the N tokens. A query sees the keys from first_keys[row] to its
+    own, and with a window at most the latest `window` of them; a query before its row's first key
+    sees nothing.
     """
     if not _by_kernel(q):
         return definition.attention(q, k, v, first_keys, scale, window)

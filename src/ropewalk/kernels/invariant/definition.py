@@ -50,8 +50,8 @@ def finished(out: Tensor, residual: Tensor | None, gate: bool) -> Tensor:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the last
-    query has the last key.
+    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the S
+    queries are the last S of the N tokens.
     """
     batch, queries, heads, _ = q.shape
     group, before = heads // k.shape[1], k.shape[2] - queries

@@ -17,10 +17,10 @@ from ropewalk.kernels.support import interpreting, multiprocessors, power_of_two
 #: typed Any because type checkers do not see what triton.jit returns
 _ATTEND: Any = kernel.attend
 _JOIN: Any = kernel.join
-#: the queries of a tile, the keys of a tile and the keys of a segment; the bits of every result
-#: depend on these three numbers
+#: the queries of a tile, the keys of a tile and the keys of a segment; the bits of attention depend
+#: on these three numbers
 QUERIES, KEYS, SEGMENT = 64, 64, 512
-#: how many segments `join` loads at once, and its dims
+#: how many segments a program of `join` loads at once, and how many dims it has
 AT_ONCE, JOIN_DIMS = 8, 64
 
 
@@ -59,8 +59,8 @@ def product_tile(rows: int, columns: int, depth: int, gate: bool, available: int
 def attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the last
-    query has the last key.
+    """Return the attention of q [B, S, Hq, D] over k and v [B, Hk, N, D], [B, S, Hq, D]; the S
+    queries are the last S of the N tokens.
     """
     num_keys = torch.full((1,), k.shape[2], dtype=torch.int64, device=q.device)
     if q.shape[1] == 1:
@@ -79,9 +79,9 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, first_keys: Tensor, num_keys: Tensor, scale: float,
     window: int | None,
 ) -> None:  # fmt: skip
-    """Write the attention of one token of each row, q [B, Hq, D], over the keys first_keys[b] ...
-    num_keys - 1 of row b into `out`, of them at most the latest `window`; a CUDA graph can capture
-    it.
+    """Write into `out` the attention of one token of each row, q [B, Hq, D], over the keys
+    first_keys[b] ... num_keys - 1 of row b, at most the latest `window` of them. A CUDA graph can
+    capture the launches.
     """
     rows, heads, head_dim = q.shape
     k_heads, segments = k.shape[1], -(-k.shape[2] // SEGMENT)

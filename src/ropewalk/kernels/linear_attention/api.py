@@ -15,7 +15,7 @@ from ropewalk.kernels.support import has_sine_unit, power_of_two, tile_width, un
 from ropewalk.spec import RopeSpec
 from ropewalk.table import magnitude_on, tables
 
-#: the widest state that fits in one program's registers; bfloat16 operands need fewer
+#: the widest state that fits in one program's registers; bfloat16 operands take fewer registers
 MOST_DIMS = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 #: how many programs a launch should have: four for each multiprocessor of an H200
 PROGRAMS = 528
@@ -175,8 +175,8 @@ def run(
 
 
 def _operands(x: Tensor) -> dict[str, Any]:
-    """Return the operand type of the matrix products: bfloat16; tf32 for float16, whose sums can
-    overflow; tf32x3 for float32.
+    """Return the operand type of the matrix products for x: bfloat16 for bfloat16 (on a GPU); tf32
+    for float16, whose sums can overflow; tf32x3 for float32.
     """
     import triton.language as tl
 

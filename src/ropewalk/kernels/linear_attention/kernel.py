@@ -112,8 +112,9 @@ def segment_sums(
 
     A row is one head of one batch row, and ROWS the number of features. `mixed` sums rotated
     features times values; `total` sums the features of the denominator. The cosine form has the
-    constant 1 as one more feature, whose sums are `value_sum` and `count`. `steps` are the phase
-    steps of the pairs, `real` is 0 for padding. Names such as k_token are strides.
+    constant 1 as one more feature, whose sums are `value_sum` and `count`. `steps` are the angles
+    of the pairs per position, as integers; `real` is 0 for padding. Names such as k_token are
+    strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)
@@ -175,8 +176,8 @@ def segment_out(
 
     A chunk's output is (queries times the sums of earlier chunks + its own scores times its values)
     / denominator; then its keys are added to the sums. `mixed` and `total` point to the states of
-    all segments, with `state_row` rows for each head; `steps` are the phase steps of the pairs,
-    `real` is 0 for padding. Names such as q_token are strides.
+    all segments, with `state_row` rows for each head; `steps` are the angles of the pairs per
+    position, as integers; `real` is 0 for padding. Names such as q_token are strides.
     """
     row, segment = tl.program_id(0) // segments, tl.program_id(0) % segments
     batch, head = (row // heads).to(tl.int64), (row % heads).to(tl.int64)

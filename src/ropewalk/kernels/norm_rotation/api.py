@@ -53,15 +53,15 @@ def qk_norm_rope(
                not stored. A cache without v takes a call without v: latent attention stores [latent
                | rotated key] as k
     q_out      where the result of q is written, of q's shape; may be q itself
-    length     of all sequences, needed only by length-dependent scalings; Rope takes one for each
-               row
+    length     one length for all sequences, needed only by length-dependent scalings; `Rope` also
+               takes one for each row
     backend    "triton", "definition", or None: the kernel if it supports the call (`why_not` says
                why not) and torch.compile is not at work, else the definition
     config     how the kernel divides its work; None picks one of `CONFIGS`
 
     Returns (q, k) without a cache, with gradients to q, k and the norm's weights. With a cache it
-    returns q, or (q, k, v) with `return_kv`, for the attention of a prefill; v is returned as
-    given, and left out where the cache has none. There are no gradients then.
+    returns q without gradients, or (q, k, v) with `return_kv`, for the attention of a prefill; v is
+    returned as given, and left out where the cache has no v.
     """
     call, shape = checked_call(q, k, v, spec, positions, heads, norm, cache, slots, length)
     if cache is None:

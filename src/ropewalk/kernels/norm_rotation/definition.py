@@ -96,8 +96,8 @@ class KVSlots:
     k, v              [slots, heads, head_dim], or pages [pages, page_size, heads, head_dim] where
                       slot s is row s % page_size of page s // page_size. Any strides with the last
                       dimension contiguous: pass pages with heads first as `cache.transpose(1, 2)`.
-    k_scale, v_scale  for float8_e4m3fn caches: x / scale is stored, saturated at 448; a float or
-                      one float32 on the device
+    k_scale, v_scale  for float8_e4m3fn caches: x / scale is stored, saturated at 448; each scale is
+                      a float or one float32 on the device
     """
 
     k: Tensor
@@ -177,7 +177,7 @@ class NormRotationCall:
     """One checked call: q [T, Hq, D], k and v [T, Hk, D], contiguous in the last dimension;
     positions [T] or [axes, T].
 
-    Outputs that are None are not computed; `slots` is [T] if there is a `cache`, otherwise None.
+    An output that is None is not written; `slots` is [T] if there is a `cache`, otherwise None.
     """
 
     q: Tensor

@@ -1,5 +1,5 @@
 """Launches of the fused kernels. The forward keeps a launch plan for each combination of spec,
-dtypes, strides and shapes; plans serve any number of tokens, and the backward has none.
+dtypes, strides and shapes; one plan serves several numbers of tokens. The backward has no plans.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ _PLANS = Cache("fused launch plans", entries=1024, points_into=TABLES)
 
 
 def run(call: NormRotationCall, config: NormRotationConfig | None = None) -> None:
-    """Write the outputs and the cache of a call in one launch, without synchronising, so a CUDA
-    graph can capture it.
+    """Write the outputs and the cache of a call in one launch. The first call of a kind compiles
+    the kernel and makes its tables; later calls do not synchronise with the GPU, so a CUDA graph
+    can capture them.
     """
     tokens = call.q.shape[0]
     if not tokens:
@@ -81,7 +82,7 @@ def changing_tensors(call: NormRotationCall) -> tuple[Tensor | None, ...]:
 
 class _ForwardPlan(LaunchPlan):
     """The launch plan of the forward for calls with the same shapes, strides and spec; the number
-    of tokens may differ.
+    of tokens may differ by a multiple of the tokens of a program.
     """
 
     def __init__(self, call: NormRotationCall, config: NormRotationConfig) -> None:
@@ -144,7 +145,7 @@ def forward_values(call: NormRotationCall, config: NormRotationConfig) -> dict[s
 
 def _angle_values(call: NormRotationCall) -> dict[str, Any]:
     """Return the kernel arguments that define the angles and the magnitudes, by name; `steps` has
-    the phase step of each pair.
+    the phase step of each pair, its angle per position as an integer.
     """
     spec, spec_tables = call.spec, tables(call.spec, call.q.device)
     q_magnitude, k_magnitude = (

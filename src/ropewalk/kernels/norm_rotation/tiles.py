@@ -80,7 +80,9 @@ def heads_in_slots(
 @triton.jit
 @no_type_check
 def as_stored(value, inverse_scale, dtype: tl.constexpr, QUANTISED: tl.constexpr):
-    """Return the value rounded to the dtype of the memory; this is the only rounding."""
+    """Return the value rounded once, to the dtype of the memory; if QUANTISED, times
+    `inverse_scale` and limited to the range of e4m3 before.
+    """
     if QUANTISED:
         value = tl.clamp(
             value.to(tl.float32) * inverse_scale, -FP8_MAX, FP8_MAX, tl.PropagateNan.ALL
@@ -156,8 +158,8 @@ def sum_of_dims(x, WIDTH: tl.constexpr):
     """Return the sum over the last axis of x [tokens, heads, WIDTH], as a tree: neighbours first,
     then sums of neighbours.
 
-    tl.sum adds in an order that depends on how the axis is divided among threads, and so would its
-    rounding.
+    tl.sum adds in an order that depends on how the axis is divided among threads, so its rounding
+    would depend on that too.
     """
     TOKENS: tl.constexpr = x.shape[0]
     HEADS: tl.constexpr = x.shape[1]

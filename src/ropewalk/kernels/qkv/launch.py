@@ -35,8 +35,8 @@ def qkv_product(
     norm: Norm | None = None, bias: Tensor | None = None, head_norm: QKNorm | None = None, workspace: DecodeWorkspace | None = None,
     tile: ProductTile | None = None, early: bool = False,
 ) -> None:  # fmt: skip
-    """Write rotated queries norm(x) @ weight^T into `q_out` [T, Hq, D], and rotated keys and values
-    into the slots of `cache`.
+    """Write rotated queries norm(x) @ weight^T into `q_out` [T, Hq, D], and the rotated keys and
+    the values, which do not rotate, into the slots of `cache`.
 
     A head norm needs a `workspace`, unless `tile` has all pairs of a head in its columns. `early`
     reads slots and positions without waiting for the kernels before this one; only for a captured
@@ -60,7 +60,7 @@ def qkv_product(
         return
     tile = tile.fitted(x.element_size(), shared_memory(x.device))
     spec_tables = tables(spec, x.device)
-    # of the rotated queries, then of the rotated keys
+    # the magnitude of the rotated queries, then that of the rotated keys
     magnitudes = (
         float(magnitude_on(spec, spec_tables.frequencies.magnitude, key)) for key in (False, True)
     )

@@ -46,9 +46,7 @@ def _rotate_into(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor, request: AnyR
 
 
 def differentiable(x: Tensor, cos: Tensor, sin: Tensor, request: AnyRequest) -> Tensor:
-    """Return the rotated x, computed with autograd operations; used if cos and sin require
-    gradients.
-    """
+    """Return the rotated x, by autograd operations: cos and sin may require gradients."""
     width = 2 * request.pairs
     before, rotary_slice, after = x.split(
         [request.start, width, x.shape[-1] - request.start - width], dim=-1

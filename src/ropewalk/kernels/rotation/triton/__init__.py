@@ -1,7 +1,8 @@
-"""The Triton backend for CUDA tensors: it rotates q and k in one launch, with any strides, by exact
-phases.
+"""The Triton backend for CUDA tensors: it rotates q and k, mostly in one launch, by exact phases or
+by tables of cos and sin.
 
-Triton itself is imported at the first call. With TRITON_INTERPRET=1 it also accepts CPU tensors.
+Triton itself is imported at the first call. With TRITON_INTERPRET=1 the backend also accepts CPU
+tensors.
 """
 
 from ropewalk.kernels.rotation.triton.backend import prepare, run, why_not

@@ -1,5 +1,5 @@
-"""AngleSource: the kernel arguments that define the angles: exact phase steps, or cos and sin
-tables from the caller.
+"""AngleSource: the kernel arguments that define the angles: exact phase steps (the angle of each
+pair per position, as an integer), or cos and sin tables from the caller.
 """
 
 from __future__ import annotations

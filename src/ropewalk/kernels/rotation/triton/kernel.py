@@ -1,5 +1,5 @@
-"""The Triton kernel: one launch rotates the heads of a query and of a key, with any strides, in
-place or not.
+"""The Triton kernel: one launch rotates the heads of q and of k, whose last dimension is
+contiguous, in place or not.
 """
 
 from __future__ import annotations
