@@ -93,7 +93,9 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
 
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Return the cosine similarity of two encodings at each distance m: the mean of cos(m omega_i)."""
+    """Return the cosine similarity of the encodings of two positions at each distance m: the mean
+    of cos(m omega_i).
+    """
     return cosine_sum(radians, distances) / len(radians)
 
 

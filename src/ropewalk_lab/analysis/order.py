@@ -63,7 +63,7 @@ def permutation_gap(
 @dataclass(frozen=True, eq=False)
 class EntryComparison:
     """A query and a key at a fixed distance, shifted together: their score and the query's norm at
-    each shift.
+    each shift, with an encoding that is added and with one that rotates.
     """
 
     added_score: np.ndarray

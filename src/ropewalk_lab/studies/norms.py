@@ -35,8 +35,8 @@ from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score
 from ropewalk_lab.studies.study import Study
 
-#: plain RoPE; a rotation that does not keep the norm of a head, so that scores depend on positions
-#: and not on distance alone
+#: the models without a norm: plain RoPE, and one whose rotation does not keep the norm of a head,
+#: so that scores depend on positions and not on distance alone
 NONE, NOT_KEPT = "none", "norm not kept"
 #: name -> (the norm, whether it follows the rotation); plain RoPE has none
 NORMS: dict[str, tuple[type[nn.Module], bool]] = {
