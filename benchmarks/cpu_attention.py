@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from ropewalk.kernels.cpu import attention
 from ropewalk_lab.bench.rows import run_script
 
-#: query heads, key heads, dimensions of a head; and how often each is timed
+#: query heads, key heads, dimensions of a head; and how often each contender is timed
 HEADS, GROUPS, DIM, ROUNDS = 9, 3, 64, 5
 LENGTHS = (1024, 2048, 4096, 8192)
 #: the largest difference from attention in float64 for inputs of unit variance
