@@ -1,5 +1,5 @@
-"""Record what engines computed: the rows for runners, the ropes they read back, and a verdict for
-each against the spec.
+"""Write the rows for the runners, which run one engine each, and record what these found: the ropes
+that they read back from the engine, and a verdict on each against the spec of its config.
 
 python -m engines.record rows rows.json
 python -m engines.record write --results results --date 2026-11 results-of-runners.json ...

@@ -87,7 +87,6 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     Bounds Context Length").
     """
     distances, frequencies = finite("distances", distances, ndim=1), _frequencies(radians)
-    # all distances at once would need much memory
     blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
 
