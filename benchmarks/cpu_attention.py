@@ -2,8 +2,8 @@
 shapes of SmolLM2.
 
 The two take turns. The seconds are those of the thread, so other programs on the machine disturb
-them little. Both must agree with attention in float64 on the first 512 tokens before they are timed;
-`gflops` counts the scores that are not masked.
+them little. Both must agree with attention in float64 on the first 512 tokens before they are
+timed; `gflops` counts the scores that are not masked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tests that are run on the mutants of each module, those that find most of them first."""
+"""The tests that are run on the mutants of each module; first those that find most mutants."""
 
 from __future__ import annotations
 

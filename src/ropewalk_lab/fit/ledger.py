@@ -24,7 +24,7 @@ def digest(data: Any, digits: int = 12) -> str:
 class Ledger:
     """Rows of one setting; a file may hold rows of several settings, which `setting` tells apart.
 
-    What identifies a row is what was measured: the setting and the fields given to `find`. If a file
+    A row is identified by what was measured: the setting and the fields given to `find`. If a file
     holds a row twice, because two programs wrote at once, `rows` has it once.
 
     path     the file; None keeps the rows in memory only

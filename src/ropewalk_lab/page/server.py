@@ -227,8 +227,8 @@ async def _body(request: Any) -> str | None:
 
 
 async def _read(body: str) -> AsyncIterator[str]:
-    """Yield lines of JSON: the progress of `_readings`, then its results or an error. The model runs
-    in a thread of its own.
+    """Yield lines of JSON: the progress of `_readings`, then its results or an error. The model
+    runs in a thread of its own.
     """
     lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
