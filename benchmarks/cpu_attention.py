@@ -2,8 +2,8 @@
 shapes of SmolLM2.
 
 The two take turns. The seconds are those of the thread, so other programs on the machine disturb
-them little. Each must agree with attention in float64 before it is timed; `gflops` counts the
-scores that are not masked.
+them little. Both must agree with attention in float64 on the first 512 tokens before they are
+timed; `gflops` counts the scores that are not masked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from ropewalk.kernels.cpu import attention
 from ropewalk_lab.bench.rows import run_script
 
-#: query heads, key heads, dimensions of a head; and how often each is timed
+#: query heads, key heads, dimensions of a head; and how often each contender is timed
 HEADS, GROUPS, DIM, ROUNDS = 9, 3, 64, 5
 LENGTHS = (1024, 2048, 4096, 8192)
 #: the largest difference from attention in float64 for inputs of unit variance

@@ -25,7 +25,7 @@ from ropewalk_lab.bench.rows import run_script
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DRAWS, PROCESSES = 10_000, 12
-#: draws that a process takes at a time, and the seconds after which no more are taken
+#: draws that a process takes at a time, and the seconds after which no more are counted
 PART, SECONDS = 50, 400.0
 Pair = tuple[Tensor, Tensor]
 

@@ -40,7 +40,7 @@ class Kernel:
 
     off      (object, attribute, result): that function returns this result while the kernel is off
     changes  fields of the models' config, without which they would not use the kernel
-    rows     of the decode steps
+    rows     numbers of rows for which a decode step is timed
     """
 
     name: str

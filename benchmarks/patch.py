@@ -190,8 +190,8 @@ def _rows(
     times: dict[str, list[float]] = {name: [] for name in errors}
     names = list(errors)
     for index in range(rounds + WARM_UP):
-        # the order changes, so that each contender follows every other equally often, because a hot
-        # GPU is slower
+        # the order changes, so that each contender is first, second and last equally often, because
+        # a hot GPU is slower
         for name in names[index % len(names) :] + names[: index % len(names)]:
             with contenders[name].enter():
                 times[name].append(_event_ms(contenders[name].call, contenders[name].rewind, loops))

@@ -6,7 +6,7 @@ Few tokens with a cache are one launch; more are the product and a second launch
 Contenders alternate, one replay of a CUDA graph each, because a GPU at its power limit changes its
 speed over milliseconds. A row has the median over the rounds of what a way takes more than the
 product in the same round. Calls of `qkv_norm_rope` must agree with the definition in float64 before
-they are timed.
+they are timed, but for those whose backend is the definition.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Time all plausible configurations of the rotation kernel and of the fused kernel on the GPU;
-their tables in `kernels/*/config.py` were chosen from these times.
+"""Time all plausible configurations of the rotation kernel, of the fused kernel and of the QKV
+product on the GPU; the tables of configurations in `ropewalk/kernels/` were chosen from these
+times.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ropewalk_lab.bench.cases import BenchCase, make_case
 from ropewalk_lab.bench.gpu import DECODE, ceiling_us, copies, replay_us
 from ropewalk_lab.bench.rows import run_script
 
-#: the QKV products of many rows
+#: the models, numbers of rows and tiles for which the QKV product is timed
 QKV_SHAPES = (
     "Qwen3-0.6B", "Llama-3.2-1B", "Qwen2.5-0.5B", "Qwen3-4B", "Gemma-3-4B", "Qwen3-30B-A3B",
     "Qwen2.5-7B", "Llama-3-8B", "SmolLM2-135M", "Falcon3-7B", "gpt-oss-20b", "Phi-2",
@@ -37,8 +38,8 @@ WARPS, TOKENS, HEADS = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 
 
 
 def measure() -> Iterator[dict[str, Any]]:
-    """Yield rows of the rotation kernel and of the fused kernel, the fastest configuration of each
-    shape first.
+    """Yield rows of the rotation kernel, the fused kernel and the QKV product, the fastest
+    configuration of each shape first.
     """
     for name, order in itertools.product("ABCDEF", ("bshd", "bhsd")):
         if order == "bshd" or name not in DECODE:

@@ -183,7 +183,7 @@ def with_dark_pictures(app: Any, doctree: Any) -> None:
 
 def of_module(name: str, documented: dict[int, str]) -> str:
     """Return the directives for a module: its docstring, its registries with their entries, its
-    other members, and links to those that `documented` already has. Add the members to it.
+    other members, and links to those that `documented` already has. Add the others to `documented`.
     """
     module = importlib.import_module(name)
     registries, links = [], []

@@ -45,7 +45,8 @@ def main() -> None:
         draw_tuned({FURTHER.with_name(run): said for run, said in TUNED.items()}, IMAGES)
     if sys.argv[1:] == ["further"]:
         return
-    # this figure compares with 60 digits of the definition instead of float64 frequencies
+    # the errors of the picture `precision` are against the self-check's frequencies of 60 digits;
+    # those of `figure-precision` against the package's own
     curves, clock_hands = selfcheck.precision_curves(), RopeSpec(12).frequencies().radians
     remappings = {name: remapping.for_length(4096, 16384) for name, remapping in REMAPPINGS.items()}
     factors = {

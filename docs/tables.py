@@ -216,8 +216,8 @@ def families_all() -> str:
 @functools.cache
 def engine_blocks() -> dict[str, str]:
     """Return the tables of the pages about engines, by the name of their block: how many layer
-    types each engine computes as the spec says, every config with every engine, other releases,
-    and the draws of configs.
+    types each engine computes as the spec says, every config with every engine, further releases of
+    each engine, and the draws of configs.
     """
     measured = rows.read(RESULTS / "engines.jsonl")
     engines = list(dict.fromkeys(row["engine"] for row in measured))
@@ -258,7 +258,8 @@ def engine_blocks() -> dict[str, str]:
         )
         releases.append(f"| {' | '.join(map(str, facts))} |")
     kinds = ("right", "right error", "wrong", "not known", "not run", "refused")
-    # "refused" in the rows is `from_hf`; in the other tables it is the engine
+    # "refused" in these rows means that `from_hf` refuses the config, so the table says "no spec";
+    # in the tables above it means that the engine does
     titles = (
         *kinds[:-1],
         "no spec",

@@ -155,7 +155,7 @@ def _theta_lost(draft: Draft) -> None:
 
 
 def _theta_in_the_other_place(draft: Draft) -> None:
-    """Inside of `rope_scaling`, or outside of `rope_parameters`."""
+    """Put theta into `rope_scaling` (transformers 4), or outside of `rope_parameters` (5)."""
     if draft.spelling == 4:
         draft.scaling["rope_theta"] = draft.theta
     else:
@@ -179,7 +179,9 @@ def _theta_is_int(draft: Draft) -> None:
 
 
 def _both_spellings(draft: Draft) -> None:
-    """A scaling in the old spelling, and in the new one no scaling or one with another factor."""
+    """Write two ropes that contradict each other: the scaling in the old spelling and none in the
+    new one, or twice its factor in the old and the scaling in the new.
+    """
     plain = {"rope_type": "default", "rope_theta": draft.theta}
     if draft.random.random() < 0.5:
         draft.ropes = {"rope_scaling": draft.scaling, "rope_parameters": plain}
@@ -259,14 +261,14 @@ def _unknown_key(draft: Draft) -> None:
 
 
 def _by_layer_type(draft: Draft) -> None:
-    """Ropes by layer type where the family has one rope."""
+    """Write ropes by layer type where the family has one rope."""
     rope = {"rope_type": "default", "rope_theta": draft.theta, **draft.scaling}
     plain = {"rope_type": "default", "rope_theta": 1e4}
     draft.ropes = {"rope_parameters": {"full_attention": rope, "sliding_attention": plain}}
 
 
 def _flat(draft: Draft) -> None:
-    """One rope where the family has ropes by layer type."""
+    """Write one rope where the family has ropes by layer type."""
     draft.ropes = {
         "rope_parameters": {"rope_type": "default", "rope_theta": draft.theta, **draft.scaling}
     }
@@ -352,7 +354,8 @@ MISTAKES: dict[str, tuple[Callable[[Draft], None], tuple[str, ...]]] = {
     "keys of another scaling": (_keys_of_another_scaling, WITH_FACTOR),
     "sections in a text model": (_sections_in_a_text_model, ("none", "yarn")),
 }
-#: the same for families with axes of images, and for families with ropes by layer type
+#: as MISTAKES, for families with axes of images; OF_LAYERS: for LAYERED, families with ropes by
+#: layer type
 OF_VISION: dict[str, tuple[Callable[[Draft], None], tuple[str, ...]]] = {
     "sections do not add up": (_wrong_sections, ("none", "yarn")),
     "no sections": (_no_sections, ("none", "yarn")),

@@ -1,4 +1,4 @@
-"""The tests that are run on the mutants of each module, those that find most of them first."""
+"""The tests that are run on the mutants of each module; first those that find most mutants."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _STUDIES = _in(
     "progress_lines report",
 )
 _REAL = _in("lab", "real_tables study_jobs study_presets real_studies study_findings")
-#: those that start no processes come first
+#: the tests that start no processes come first
 _RING = _in(
     "distributed",
     "one_process ring::test_shards_are_a_partition "
@@ -74,7 +74,7 @@ _RING = _in(
 )
 
 TESTS: dict[str, tuple[str, ...]] = {
-    # rings 1 and 2
+    # the two inner rings of the package (docs/design.md)
     "errors": ("test_errors", "test_refusals"),
     "caches": ("test_caches", "test_bounds"),
     "../ropewalk_lab/machine": ("test_machine",),

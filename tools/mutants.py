@@ -84,8 +84,8 @@ class Mutant:
 
 
 def mutants(module: str, source: str, choose: Callable[[list], list] = list) -> list[Mutant]:
-    """Return mutants of a module: of those that `choose` returns from the list of all of them, each
-    as (line, before, after).
+    """Return the mutants of a module that `choose` picks: it gets the list of all of them, each as
+    (line, before, after), and returns a part of it.
     """
     tree = ast.parse(source)
     made: dict[tuple[int, str, str], Change] = {}

@@ -24,8 +24,9 @@ logger = logging.getLogger("vllm.ropewalk")  # vLLM shows the loggers below its 
 
 
 def register() -> None:
-    """Register a subclass of each of vLLM's rotary classes and a `get_rope` that knows ropewalk's
-    scalings, if ROPEWALK_VLLM is 1; raises nothing.
+    """Register a subclass of each of vLLM's rotary classes (of Phi-3's LongRoPE, replace the method
+    that makes the table), and put a `get_rope` that knows ropewalk's scalings in the place of
+    vLLM's, if ROPEWALK_VLLM is 1; raises nothing.
     """
     if os.environ.get(SWITCH) != "1":
         return
@@ -76,7 +77,7 @@ def _install() -> None:
         return
     for each in list(_subclasses(RotaryEmbeddingBase)):
         CustomOp.register_oot(name=each.__name__)(_exact(each))
-    long = rotary_embedding.Phi3LongRoPEScaledRotaryEmbedding  # a plain module
+    long = rotary_embedding.Phi3LongRoPEScaledRotaryEmbedding  # no CustomOp
     long._compute_cos_sin_cache = _exact(long)._compute_cos_sin_cache
     wrapped = _get_rope(original)
     for module in list(sys.modules.values()):  # models that are imported hold the function too

@@ -1,9 +1,9 @@
 """The `ropewalk` command line, with the standard library alone.
 
-A command imports what it needs when it runs: `inspect` (but for --plot), `audit`, help and
-completion need neither torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or `conformance`
-failed; 2 refused, with the reason in one line on stderr; 3 and 4 warnings and errors of `doctor`;
-130 interrupted.
+A command imports what it needs when it runs: `inspect` (but for --plot), `doctor`, `audit`, help
+and completion need neither torch nor numpy. Exit codes: 0 success; 1 a check of `demo` or
+`conformance` failed; 2 refused, with the reason in one line on stderr; 3 and 4 warnings and errors
+of `doctor`; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -225,7 +225,9 @@ def _run_command(path: str, function: Callable[..., None], words: list[str], exa
 
 
 class _Refused(Exception):
-    """The message of a RopeError in the words of the command line."""
+    """A refusal, as the one line that the command prints: a RopeError in the words of the command
+    line, a missing package or an empty argument.
+    """
 
 
 class _MissingPackage:

@@ -82,8 +82,8 @@ def candidates(words: Sequence[str], commands: Mapping[str, Command | str]) -> d
 
 
 def _of_command(before: list[str], last: str, taken: Sequence[Parameter]) -> dict[str, str]:
-    """Return the values of the option before the last word, else the names of options, else the
-    choices of an argument.
+    """Return the values of the option before the last word; else the names of options if the last
+    word begins with a dash; else the choices of the arguments.
     """
     options = {name: each for each in taken for name in each.names}
     asked = options.get(before[-1]) if before else None

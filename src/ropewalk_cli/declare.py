@@ -24,7 +24,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Option:
-    """What help says of a parameter, and its name on the command line, by default its own name."""
+    """What help says of a parameter, and its name on the command line: by default made from its
+    name in the signature, --max-model-len from max_model_len.
+    """
 
     help: str = ""
     name: str = ""

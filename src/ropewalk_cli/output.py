@@ -19,7 +19,7 @@ from ropewalk.safe_text import shown
 PIPE_WIDTH = 120
 #: spaces between two columns of a table
 GAP = 2
-#: a column is not made narrower than this where that breaks words
+#: columns are not made narrower than this if that would break words
 LEAST = 12
 STYLES = {"bold": "1", "red": "31", "green": "32", "yellow": "33"}
 
@@ -89,8 +89,8 @@ def columns_of(rows: Sequence[Sequence[str]], width: int, indent: int = 2) -> li
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the width of each column: the widest are narrowed until all fit, words are broken only
-    where there is no other way.
+    """Return the width of each column: the widest are narrowed until all fit in `width`, first to
+    their longest words, and only then down to LEAST.
     """
     columns = list(zip(*rows, strict=True))
     widths = [max(map(width_of, column)) for column in columns]

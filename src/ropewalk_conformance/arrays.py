@@ -11,7 +11,8 @@ from typing import Any
 
 from ropewalk.errors import RopeError
 
-#: libraries whose arrays a function may take, in the order in which they are looked for
+#: libraries whose arrays a project's function may take, in the order in which they are looked for;
+#: "list": nested lists of numbers
 LIBRARIES = ("torch", "jax", "mlx", "numpy", "list")
 #: the spacing of a type's numbers just above 1; a rounding is off by less, in any rounding mode
 ROUNDING = {"bfloat16": 2.0**-7, "float16": 2.0**-10}

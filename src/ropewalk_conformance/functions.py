@@ -1,7 +1,8 @@
 """The functions that a project can give: how each is called, read and compared.
 
-A kind of function turns a case of the vectors into arguments, reads the result as plain numbers, and
-gives the expected numbers, the allowed errors and those that a mistake would give.
+A kind of function turns a case of the vectors into arguments, reads the result as plain numbers,
+and gives the expected numbers, the allowed errors and the numbers that code with a mistake would
+return.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Kind:
 
     #: how the project must declare it
     signature = ""
-    #: keywords without which a case cannot be run, if the case has them
+    #: keywords that the project's function must take for a case that has them; else it is not run
     needs: tuple[str, ...] = ("part",)
     #: the switches of `definition` that its numbers depend on
     depends_on: frozenset[str] = frozenset()

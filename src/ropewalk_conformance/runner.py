@@ -276,7 +276,7 @@ def _call(
     if before is None:
         return lambda: function(*arguments, **passed)
     earlier = case | {"config": before["config"], "rope": before["rope"]}
-    # the only dtype that a case may name is "half precision"
+    # the only dtype that a case may name is "half precision", which is bfloat16 here
     first_dtype = "bfloat16" if "dtype" in before else dtype
     first_arguments, _ = kind.arguments(earlier, make, first_dtype)
     first_passed = passed | ({"rope": before["rope"]} if "rope" in passed else {})

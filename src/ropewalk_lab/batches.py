@@ -201,8 +201,8 @@ class TaskBatches:
 
 @dataclass(frozen=True)
 class MixedBatches:
-    """Samples from several sources; the source of a sample is random with given shares, determined
-    by seed and sample number.
+    """Samples from several sources: seed and sample number choose the source of a sample, at random
+    with the probabilities `shares`.
     """
 
     parts: tuple[Batches, ...]

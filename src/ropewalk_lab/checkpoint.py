@@ -190,7 +190,9 @@ def load_optimizer(
     for label, value in tensors.items():
         kind, _, name = label.partition(" ")
         if name not in named:
-            raise RopeError("checkpoint", "must have the optimizer of this model", label)
+            raise RopeError(
+                "checkpoint", "must have optimizer states of this model's weights only", label
+            )
         parameter = named[name]
         if kind == "step":  # a scalar; a fused optimizer needs it on the device of the weights
             placed = value.to(local(parameter).device) if fused else value

@@ -76,8 +76,8 @@ class Data:
         for name in ("valid", "test", "columns"):
             if getattr(self, name) and self.objective not in FILE_OBJECTIVES:
                 rule = (
-                    f"is for the objectives {', '.join(FILE_OBJECTIVES)}; text has a held-out part "
-                    "of its own"
+                    f"must be left out for the objective {self.objective}; it is for files of "
+                    f"lines, with the objectives {', '.join(FILE_OBJECTIVES)}"
                 )
                 raise RopeError(f"data.{name}", rule, getattr(self, name))
         if self.task is not None:

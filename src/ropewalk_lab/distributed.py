@@ -29,6 +29,7 @@ from ropewalk.models.decoder_attention import PackedLinearAttention
 from ropewalk_lab.batches import IGNORED, Batch
 
 KINDS = ("none", "ddp", "fsdp", "context")
+#: how a context run divides each row among the ranks, an order of `shard_positions`
 SHARDS = "head_tail"
 TIMEOUT = timedelta(minutes=10)
 
@@ -51,7 +52,8 @@ class Parallel:
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    #: a gloo group, so that small host tensors are exchanged without synchronising the device
+    #: a gloo group, so that small host tensors are exchanged without synchronising the GPU; None on
+    #: a CPU, where the default group is gloo
     host_group: Any = None
 
     @property
@@ -202,8 +204,8 @@ def launched(
 
 
 def pick_device(name: str | None = None, number: int | None = None) -> torch.device:
-    """Return the device of a name, by default the GPU if there is one; `number` chooses among
-    several GPUs.
+    """Return the device of a name, by default the GPU if there is one; `number` is that of the GPU
+    if the name has none.
     """
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"

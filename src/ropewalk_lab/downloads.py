@@ -255,11 +255,10 @@ def _unpack(wanted: Download, source: Path, target: Path) -> None:
 
 
 def _copy(member: Any, file: Any, limit: int, *, joined: bool, first: bool) -> None:
-    """Append an archive's member to a file of at most `limit` bytes; raise an error if it is
-    longer.
+    """Append an archive's member to a file; raise an error if the file would exceed `limit` bytes.
 
-    Texts that are `joined` are stripped, with an empty line between them; of each, `limit` bytes
-    are read.
+    Texts that are `joined` are stripped, with an empty line between them; at most `limit` bytes of
+    each are read, without an error if it has more.
     """
     if joined:
         file.write((b"" if first else b"\n\n") + member.read(limit).strip())

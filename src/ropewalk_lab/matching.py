@@ -37,8 +37,8 @@ class Triplet:
 
 
 def read_triplets(path: str | Path, unlabelled: str | None = "B") -> list[Triplet]:
-    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label of lines without
-    one (published data: B).
+    """Return the triplets A, B, C of a JSON lines file; `unlabelled` is the label given to lines
+    without one: B, as in the published data, or None.
     """
     if unlabelled is not None:
         choice("unlabelled", unlabelled, LABELS)

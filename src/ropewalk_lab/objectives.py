@@ -85,12 +85,16 @@ def classes(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def pair_scores(output: Tensor) -> Tensor:
-    """Return the scores [B, 2] of B and C from one score for each of the rows (A, B) and (A, C)."""
+    """Return the scores [N, 2] of texts B and C in N samples, from one score for each of the rows
+    (A, B) and (A, C).
+    """
     return output.float().view(-1, 2)
 
 
 def cosines(output: Tensor) -> Tensor:
-    """Return the cosines [B, 2] of A with B and with C from the vectors [3B, D] of A, B and C."""
+    """Return the cosines [N, 2] of text A with texts B and C in N samples, from the vectors [3 N,
+    D] of A, B and C.
+    """
     a, b, c = F.normalize(output.float(), dim=-1).unflatten(0, (-1, 3)).unbind(1)
     return torch.stack(((a * b).sum(-1), (a * c).sum(-1)), dim=-1)
 

@@ -116,7 +116,7 @@ def table_html(table: Table) -> str:
 
 
 def picture_html(path: Path, name: str) -> str:
-    """Return an SVG file as an image in a data URL; the ids of several inline SVGs could collide."""
+    """Return an SVG file as an image in a data URL: inline SVGs of a page could have equal ids."""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{escape(name)}" src="data:image/svg+xml;base64,{data}"></p>'
 

@@ -31,7 +31,9 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def _case(draw: random.Random, subject: str, characters: int) -> str:
-    """Return a case of about `characters` characters with one phrase about its subject."""
+    """Return the text of a court case, `characters` characters or slightly more, with one phrase
+    about its subject.
+    """
     sentences = [draw.choice(SUBJECTS[subject]) + "。"]
     length = len(sentences[0])
     while length < characters:

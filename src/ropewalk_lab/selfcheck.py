@@ -1,8 +1,9 @@
 """The self-check measures precision, laws, and the error and speed of every backend that can run;
 each of these errors has a bound.
 
-The expected values share no code with the package: frequencies and angles are decimals of 60
-digits, reduced modulo 2 pi before cos and sin, and pairs are complex numbers in NumPy.
+The expected values share no code with the package, except for `own_error`, which takes the
+package's frequencies: frequencies and angles are decimals of 60 digits, reduced modulo 2 pi before
+cos and sin, and pairs are complex numbers in NumPy.
 """
 
 from __future__ import annotations

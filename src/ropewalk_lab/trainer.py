@@ -40,7 +40,7 @@ logger = logging.getLogger("ropewalk_lab")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended; `stopped` is True if it ended before its last step."""
+    """How a run ended; `stopped` is True if a signal ended it or the last step was not reached."""
 
     step: int
     stopped: bool
@@ -134,7 +134,7 @@ class Trainer:
         )
 
     def _train(self, last: int, signals: StopSignals, bar: Progress) -> bool:
-        """Train up to step `last`; return True if a signal ended the run before it."""
+        """Train up to step `last`, and return whether a signal ended the training."""
         loader = Loader(
             self.batches, self.settings.stages, self.settings.accumulation, self.parallel
         )

@@ -228,7 +228,7 @@ def test_an_extended_model_is_refused_and_stays_extended(make):
         extension = rw.extend(model, "rerope", factor=2)
     with pytest.raises(
         RopeError,
-        match=r"must not be extended to be measured; call extend\(model, None\) first; got 'rerope'",
+        match=r"must have no extension before it is measured; call extend\(model, None\) first; got 'rerope'",
     ):
         rw.fit(model, 1024, text=TOKENS, windows=2, methods=["linear"], long_ppl=False)
     assert extension._installed

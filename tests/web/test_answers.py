@@ -133,6 +133,12 @@ def test_malformed_requests_are_answered_with_a_rule(request_):
     assert found["error"]["rule"].startswith("must")
 
 
+def test_tensors_that_are_no_object_are_named_in_the_error():
+    config = {"gguf": {"general.architecture": "llama"}, "tensors": [1.0]}
+    found = asked(ask="doctor", text=json.dumps(config))
+    assert (found["error"]["field"], found["error"]["value"]) == ("tensors", "[1.0]")
+
+
 def test_no_message_names_a_folder_of_this_machine():
     assert "/tmp" not in answer(json.dumps({"ask": "doctor", "text": "{"}))
 

@@ -1,7 +1,8 @@
 """Write the vectors: `make vectors` makes every JSON file of `conformance/` but the schema.
 
-The numbers come from `definition`, 50 digits each; a float in a file is the double that is nearest
-to the exact value. `--check` writes nothing and fails if a file differs.
+The numbers come from `definition`, which computes with 50 digits; a float in a file is the double
+nearest to the exact value, and "exact" has DIGITS of it. `--check` writes nothing and fails if a
+file differs.
 """
 
 from __future__ import annotations

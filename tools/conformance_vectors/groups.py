@@ -17,7 +17,7 @@ FAR = [0, 131071, 1048575, 16777217, 268435455, 2147483647, 2147483648]
 
 
 def llama(**changes: Any) -> Row:
-    """Return the keys of a small Llama with some changed."""
+    """Return the keys of a small Llama with some changed; `...` as a value leaves a key out."""
     keys: Row = {
         "model_type": "llama",
         "hidden_size": 256,
@@ -141,7 +141,9 @@ def phi_rope(**changes: Any) -> Row:
 
 
 def deepseek(model_type: str = "deepseek_v3", **changes: Any) -> Row:
-    """Return the keys of a small DeepSeek: heads of 32 + 32, of which the last 32 rotate."""
+    """Return the keys of a small DeepSeek: heads of 32 + 32 dimensions, of which the last 32
+    rotate; `...` as a value leaves a key out.
+    """
     keys: Row = {
         "model_type": model_type,
         "hidden_size": 256,

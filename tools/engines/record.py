@@ -1,5 +1,5 @@
-"""Record what engines computed: the rows for runners, the ropes they read back, and a verdict for
-each against the spec.
+"""Write the rows for the runners, which run one engine each, and record what these found: the ropes
+that they read back from the engine, and a verdict on each against the spec of its config.
 
 python -m engines.record rows rows.json
 python -m engines.record write --results results --date 2026-11 results-of-runners.json ...
@@ -90,8 +90,9 @@ def shipped(
 ) -> dict[str, Any]:
     """Return the data file of the package with what an engine was recorded to compute.
 
-    releases    other releases and in how many cells they differ; the oldest one that computes the
-                same, like all later ones, is written too
+    releases    the lines of RELEASES: in how many cells each further release of an engine differs
+                from the recorded one; the oldest of them that computes the same, like all later
+                ones, is written too
 
     A rope is written once, and not at all if it is what the config describes. Configs without
     weights and those that `from_hf` refuses are left out.
@@ -185,7 +186,7 @@ def _oldest_same_release(
 
 
 def read_releases(results: Path) -> list[dict[str, Any]]:
-    """Return the lines about other releases in the folder of results."""
+    """Return the lines of RELEASES in the folder of results; [] without that file."""
     path = results / RELEASES
     return (
         [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

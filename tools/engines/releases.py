@@ -1,5 +1,5 @@
-"""Compare other releases of an engine with the one whose results are recorded: in how many cells do
-they compute otherwise?
+"""Compare further releases of engines with the recorded release of the same engine: in how many
+cells do they compute another rope?
 
 python -m engines.releases --results results --date 2026-11 results-of-runners.json
 ...
@@ -54,8 +54,9 @@ def compare(record: Mapping[str, Any], output: Mapping[str, Any], date: str) -> 
 def _is_same(
     record: Mapping[str, Any], recorded: int | str | None, rope: Mapping[str, Any] | str | None
 ) -> bool:
-    """Return whether two releases do the same; each has a rope (the old one by its index in
-    `record`), None, or the text of an error. Two errors are the same, whatever their texts.
+    """Return whether two releases do the same; each has a rope (`recorded` by its index in
+    `record`), None if the layer does not rotate, or the text of an error. Two errors are the same,
+    whatever their texts.
     """
     if isinstance(recorded, str) or isinstance(rope, str):
         return isinstance(recorded, str) and isinstance(rope, str)

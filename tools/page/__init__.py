@@ -1,1 +1,1 @@
-"""Data of the page that is made from results."""
+"""The data files of the page, made from results."""

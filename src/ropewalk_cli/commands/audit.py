@@ -117,7 +117,9 @@ def _run_installed(
 
 
 def verdict(result: Audit) -> str:
-    """Return one line: how many engines agree, and what each of the others does otherwise."""
+    """Return one line: how many engines agree with transformers, what each engine that does not
+    does instead, and for which engines that is not known.
+    """
     engines = list(dict.fromkeys(finding.engine for finding in result.findings))
     first_disagreements: dict[str, EngineFinding] = {}
     for finding in result.disagreements:

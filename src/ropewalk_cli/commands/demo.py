@@ -57,7 +57,7 @@ FULL = DemoSize(
     steps=540,
     rounds=3,
 )
-#: q of the timed sequence has 2 GiB in float32
+#: the longest timed sequence: its q has 2 GiB in float32
 MOST_TOKENS = 1 << 17
 NEXT = """Next:
   ropewalk explore                                     change the settings of a rope in a browser
@@ -203,7 +203,7 @@ def _run_studies(
 
 
 def _lead(checked: SelfCheckReport, rows: list[Row], folder: Path, device: str) -> Lead:
-    """Return the first screen of the page; `rows` and `folder` are of the study of extension."""
+    """Return the first screen of the page; `rows` and `folder` are those of the study `extend`."""
     from ropewalk_lab.report_html import Lead
     from ropewalk_lab.studies.extend import losses_beyond
 

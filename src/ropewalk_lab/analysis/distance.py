@@ -87,13 +87,14 @@ def cosine_sum(radians: Numbers, distances: Numbers) -> np.ndarray:
     Bounds Context Length").
     """
     distances, frequencies = finite("distances", distances, ndim=1), _frequencies(radians)
-    # all distances at once would need much memory
     blocks = np.split(distances, range(_BLOCK, len(distances), _BLOCK))
     return np.concatenate([np.cos(np.outer(block, frequencies)).sum(axis=-1) for block in blocks])
 
 
 def similarity(radians: Numbers, distances: Numbers) -> np.ndarray:
-    """Return the cosine similarity of two encodings at each distance m: the mean of cos(m omega_i)."""
+    """Return the cosine similarity of the encodings of two positions at each distance m: the mean
+    of cos(m omega_i).
+    """
     return cosine_sum(radians, distances) / len(radians)
 
 

@@ -55,8 +55,8 @@ def _cast_table(
     return cos.to(dtype), sin.to(dtype)
 
 
-#: methods to compute cos and sin: our precision policies and other engines'; "hf" is the float32
-#: angle of most engines
+#: methods to compute cos and sin: our precision policies and the tables of other engines; "hf" is
+#: the float32 angle of most engines
 MEASURED: dict[str, Callable[[RopeSpec, Tensor, int | None], tuple[Tensor, Tensor]]] = {
     **{precision: partial(_with_precision, precision) for precision in PRECISIONS},
     "float16 table": partial(_cast_table, torch.float16),

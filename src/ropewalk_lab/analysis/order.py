@@ -63,7 +63,7 @@ def permutation_gap(
 @dataclass(frozen=True, eq=False)
 class EntryComparison:
     """A query and a key at a fixed distance, shifted together: their score and the query's norm at
-    each shift.
+    each shift, with an encoding that is added and with one that rotates.
     """
 
     added_score: np.ndarray
@@ -87,7 +87,6 @@ def compare_entries(
     q_phasors = phasors(radians, shifts + number("distance", distance))
     added_q, added_k = q_pairs + q_phasors, k_pairs + k_phasors
     rotated_q, rotated_k = q_pairs * q_phasors, k_pairs * k_phasors
-    # one line, used twice
     score = lambda left, right: np.real((left * right.conj()).sum(axis=-1))  # noqa: E731
     norm = lambda x: np.sqrt((np.abs(x) ** 2).sum(axis=-1))  # noqa: E731
     return EntryComparison(

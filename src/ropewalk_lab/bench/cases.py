@@ -31,8 +31,8 @@ SHAPES: dict[str, tuple[int, int, int, int, int, torch.dtype]] = {
     "8x32x2048x256": (8, 2048, 32, 32, 256, torch.bfloat16),
     "4x32x8192x128": (4, 8192, 32, 32, 128, torch.bfloat16),
 }
-#: names that stand for several shapes; "doc shapes" are those for which claims about speed and
-#: memory were published
+#: names that stand for several shapes; "doc shapes" are those for which articles about RoPE state
+#: speed and memory
 GROUPS: dict[str, tuple[str, ...]] = {
     "doc shapes": ("8x32x512x64", "8x32x1024x128", "8x32x2048x256", "4x32x8192x128")
 }

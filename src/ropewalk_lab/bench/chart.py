@@ -129,8 +129,8 @@ def projection_chart(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["what"] == "qkv"]
-    # (colour, the way that it replaces): a line is interrupted where its one launch is not faster
-    # than the two launches that it replaces, because ropewalk does not take it there
+    # (colour, the two launches that this one launch replaces): its line is interrupted where they
+    # are faster, because ropewalk takes them there
     ways = {
         "product, then rotation": ("#999999", None),
         "product, then norm, rotation and cache": ("#444444", None),

@@ -128,8 +128,9 @@ def _ordered(case: BenchCase, order: str) -> BenchCase:
 def _case_rows(
     case: BenchCase, order: str, contenders: tuple[str, ...], rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one case: the forward pass of each contender, or why it was skipped, then
-    the forward+backward pass of two. Only contenders with correct results are timed.
+    """Yield the rows of one case: the forward pass of each contender, or why it was skipped; then,
+    but not for a decode step, the forward+backward pass of ropewalk and of eager transformers.
+    Only contenders with correct results are timed.
     """
     common = {
         "shape": case.name,

@@ -93,8 +93,8 @@ def native_attention(model: nn.Module) -> Iterator[str]:
 
 @contextmanager
 def weights_by_columns(model: nn.Module) -> Iterator[None]:
-    """Context manager: store the float32 matrices of linear layers column by column on a 64-bit ARM
-    CPU.
+    """Context manager: store the float32 matrices of linear layers column by column, on a 64-bit
+    ARM CPU with the native library; elsewhere do nothing.
 
     Shapes and values stay; afterwards the matrices are stored row by row again. OpenBLAS, which
     torch uses on such CPUs under Linux, multiplies many rows by such a matrix about a tenth faster,
@@ -103,7 +103,7 @@ def weights_by_columns(model: nn.Module) -> Iterator[None]:
     """
     embeddings = {each.weight for each in model.modules() if isinstance(each, nn.Embedding)}
     weights = {each.weight for each in model.modules() if type(each) is nn.Linear} - embeddings
-    # the native attention is compiled for 64-bit ARM alone, so this is such a CPU
+    # the native attention is compiled for 64-bit ARM alone, so a CPU that has it is such a CPU
     changed = [each for each in weights if attention.available() and _is_plain(each)]
     for weight in changed:
         weight.data = weight.data.t().contiguous().t()

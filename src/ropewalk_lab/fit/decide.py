@@ -226,10 +226,11 @@ def choose(
 ) -> MethodChoice:
     """Return the best method of `scores`.
 
-    It is one that no other beats. Of these, it is the one whose largest shortfall in any measure is
-    smallest, so that it is nowhere far behind the best. Equal ones are ordered by the sum of their
-    shortfalls, then by pass keys beyond the trained length, then by the loss there. The unchanged
-    model, or else one of `prefer`, is returned instead if no measure tells it from that method.
+    It is one that no other beats, or any if each is beaten. Of these, it is the one whose largest
+    shortfall in any measure is smallest, so that it is nowhere far behind the best. Equal ones are
+    ordered by the sum of their shortfalls, then by pass keys beyond the trained length, then by the
+    loss there. The unchanged model, or else the first of `prefer`, is returned instead if no
+    measure tells it from the best method.
 
     others  the methods that the result compares it with; None: those of `scores`
     """

@@ -24,8 +24,8 @@ def digest(data: Any, digits: int = 12) -> str:
 class Ledger:
     """Rows of one setting; a file may hold rows of several settings, which `setting` tells apart.
 
-    A row is known by what was measured: the setting and the fields given to `find`. A file that
-    holds a row twice, because two programs wrote it at once, gives it once.
+    A row is identified by what was measured: the setting and the fields given to `find`. If a file
+    holds a row twice, because two programs wrote at once, `rows` has it once.
 
     path     the file; None keeps the rows in memory only
     setting  plain data that identifies model, text and seeds
@@ -60,7 +60,7 @@ class Ledger:
                 file.write(json.dumps(row) + "\n")
 
     def _row_id(self, measured: Mapping[str, Any]) -> str:
-        """Return the name of a row: a digest of the run and of what was measured."""
+        """Return the name of a row: a digest of the setting and of what was measured."""
         return digest([self.id, measured])
 
 

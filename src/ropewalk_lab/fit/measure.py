@@ -71,7 +71,8 @@ class Meter:
     its two lengths.
 
     report    called with a step before each measurement
-    long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as four readings
+    long_ppl  whether the key tokens of LongPPL are looked for, which takes as long as reading every
+              window four times
     """
 
     reader: Reader

@@ -93,7 +93,7 @@ def _refuse_extended(model: Any) -> None:
         if extension is not None and extension._installed:
             raise RopeError(
                 "model",
-                "must not be extended to be measured; call extend(model, None) first",
+                "must have no extension before it is measured; call extend(model, None) first",
                 extension.kind,
             )
 

@@ -69,7 +69,7 @@ class Reader:
         ):
             rule = (
                 "must compute its logits by one matrix product with the last hidden state; this "
-                "model changes them after it"
+                "model changes the result of that product"
             )
             raise RopeError("model", rule, type(self.model).__name__)
 

@@ -214,7 +214,7 @@ def _decided(meter: Meter, plan: Plan, chosen: dict[str, Method], skipped: dict[
         name: registry.config_with(model, chosen[name], samples.factor, samples.trained)
         for name in scores
     }
-    # no engine reads the config of a Decoder, so that none of its methods is easier to serve
+    # no engine reads the config of a Decoder, so none of its methods is easier to serve than others
     own = isinstance(model, Decoder)
     decision = decide(scores, [name for name in scores if own or configs[name] is not None])
     facts = plan.facts | {

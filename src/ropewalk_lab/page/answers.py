@@ -30,7 +30,7 @@ from ropewalk.strategies import memory
 #: the most characters of a config, and the longest length in tokens that may be asked for
 MAX_TEXT = 1 << 18
 MAX_LENGTH = 1 << 40
-#: the object under which the page passes the metadata of a GGUF file, and its small tensors
+#: the keys under which the page passes the metadata of a GGUF file, and its small tensors
 GGUF, TENSORS = "gguf", "tensors"
 
 
@@ -81,8 +81,10 @@ def _gguf(text: str) -> InMemory | None:
         return None
     metadata, tensors = found[GGUF], found.get(TENSORS) or {}
     name = metadata.get("general.architecture")
-    if not isinstance(name, str) or not isinstance(tensors, dict):
+    if not isinstance(name, str):
         raise RopeError("general.architecture", "must be a name", name)
+    if not isinstance(tensors, dict):
+        raise RopeError(TENSORS, "must be an object with the numbers of each tensor", tensors)
     return InMemory(name, metadata, tensors)
 
 

@@ -85,8 +85,8 @@ class ReadingRequest:
 
 @dataclass(frozen=True)
 class Reading:
-    """positions [S]; losses [S - 1] of the tokens after the first; maps [layers, heads, cells,
-    cells], see `pooled`.
+    """How a model read a text: positions [S]; losses [S - 1] of the tokens after the first;
+    attention maps [layers, heads, cells, cells], see `pooled`.
 
     answer   the number of tokens of the pass key at the end
     stated   the block of keys with the end of the statement

@@ -1,7 +1,7 @@
 """The page on this machine: its files, the answers of Python, and a model that reads a text.
 
-It listens on 127.0.0.1, answers no other host name and no other origin, and reads nothing but what
-the visitor names.
+It listens on 127.0.0.1, and refuses requests with a host name other than that and localhost, or
+with another origin. Besides its own files it reads only what the visitor names.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ async def _body(request: Any) -> str | None:
 
 
 async def _read(body: str) -> AsyncIterator[str]:
-    """Yield lines of JSON: the progress of both readings, then their results or an error. The model
+    """Yield lines of JSON: the progress of `_readings`, then its results or an error. The model
     runs in a thread of its own.
     """
     lines: queue.Queue[dict[str, Any] | None] = queue.Queue()

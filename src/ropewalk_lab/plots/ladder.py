@@ -15,11 +15,11 @@ from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, lege
 from ropewalk_lab.plots.numerals import short
 from ropewalk_lab.plots.view import View
 
-#: the positions that the angles and the clocks show, and how many pairs have a clock
+#: the positions that the figures `angles` and `clocks` show, and how many pairs have a clock
 ANGLE_POSITIONS = (0, 1, 4, 8)
 CLOCK_POSITIONS = (0, 1, 4, 64)
 CLOCK_PAIRS = 6
-#: how many pairs the angles in radians show
+#: how many pairs the figure `angles` shows in radians
 RADIAN_PAIRS = 32
 #: how many pairs and positions the figure `periodicity` shows
 PERIODIC_PAIRS = 3

@@ -14,7 +14,7 @@ from ropewalk_lab import analysis
 from ropewalk_lab.plots.look import LIGHT, Look, blank, finish, label_axes, legend
 from ropewalk_lab.plots.view import View
 
-#: how many positions the rotation shows; how many the precision shows, up to the farthest one
+#: how many positions the figure `rotation` shows; how many `precision` shows, up to FARTHEST
 ROTATION_POSITIONS = 6
 PRECISION_POINTS = 33
 FARTHEST = 2**40

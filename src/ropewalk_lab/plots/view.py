@@ -35,7 +35,7 @@ class View:
         """The spec and the lengths as one line of text, for the subtitle of a figure."""
         spec, translate = self.spec, self.look.translate
         inner = spec.scaling.innermost
-        # a scaling that clips or learns from another has no factor of its own: "clipped yarn 4"
+        # a scaling that changes another one has no factor of its own: "clipped yarn 4"
         scaling = (
             spec.scaling.name if inner is spec.scaling else f"{spec.scaling.name} {inner.name}"
         )

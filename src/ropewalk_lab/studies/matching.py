@@ -197,8 +197,8 @@ def measure(
 
 
 def cosines(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the cosines of A with B and with C, [B, 2]; a text's vector is the mean over its
-    tokens without padding.
+    """Return the cosines [N, 2] of text A with texts B and C in N samples; a text's vector is the
+    mean over its tokens without padding.
     """
     hidden, is_real = objectives.predict(model, batch).float(), batch.padding
     weights = torch.ones_like(hidden[..., :1]) if is_real is None else is_real.unsqueeze(-1).float()

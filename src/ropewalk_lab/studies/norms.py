@@ -1,5 +1,5 @@
-"""Study `norms`: a norm of q and k before the rotation, after it, or none, and a rotation that does
-not keep the norm.
+"""Study `norms`: a norm of q and k (LayerNorm, RMSNorm) before the rotation, after it, or none, and
+a rotation that changes the length of the vectors q and k.
 
 Measured are the loss, and whether scores depend on distance alone.
 """
@@ -35,8 +35,8 @@ from ropewalk_lab.studies.presets import ABOUT, presets_of
 from ropewalk_lab.studies.rows import Row, distinct, row, score
 from ropewalk_lab.studies.study import Study
 
-#: plain RoPE; a rotation that does not keep the norm of a head, so that scores depend on positions
-#: and not on distance alone
+#: the models without a norm of q and k: plain RoPE, and one whose rotation changes the length of a
+#: head's vector, so that scores depend on positions and not on distance alone
 NONE, NOT_KEPT = "none", "norm not kept"
 #: name -> (the norm, whether it follows the rotation); plain RoPE has none
 NORMS: dict[str, tuple[type[nn.Module], bool]] = {
@@ -97,8 +97,8 @@ class NormedRotary(Rotary):
 
 
 class MixedLayouts(Rotary):
-    """RoPE with a common mistake: cos and sin of the half layout on interleaved pairs. It does not
-    keep the norm of q and k.
+    """RoPE with a common mistake: cos and sin of the half layout on interleaved pairs. It changes
+    the length of the vectors q and k.
     """
 
     relative: ClassVar[bool] = False
@@ -123,7 +123,7 @@ def change_attention(model: nn.Module, name: str) -> nn.Module:
     for layer in model.layers:  # type: ignore[union-attr]
         attention = layer.self_attn
         norm, after = NORMS.get(name, (None, True))
-        if norm is None:  # the rotation that does not keep the norm of q and k
+        if norm is None:  # NOT_KEPT
             attention.encoding = MixedLayouts(
                 attention.encoding.sizes, attention.encoding.rope.spec
             )
@@ -268,7 +268,8 @@ def largest_change(rows: list[Row], name: str) -> float:
 
 def claims(rows: list[Row], length: int) -> list[Claim]:
     """Return the claims of articles about RoPE: a norm after the rotation makes scores depend on
-    absolute positions and raises the loss, and so does a rotation that does not keep the norm.
+    absolute positions, and LayerNorm there raises the loss; a rotation that changes the length of q
+    and k does both.
     """
     losses = {name: score(rows, "loss", norm=name, length=length) for name in _ALL}
     result = []

@@ -1,8 +1,8 @@
 """Studies `base` and `frequencies`: a model for each variant of RoPE, and its loss by length.
 
-What such a study varies, and how it names it, is a table of rope_variants.toml. A variant of
-`frequencies` may also be any scaling of SCALINGS, and "geometric + yarn" is the model of the first,
-read beyond its trained length with the second, a method of the study `extend`.
+A table of rope_variants.toml says what such a study varies and how a variant is named. A variant of
+`frequencies` may also be any scaling of SCALINGS. "geometric + yarn" is the model of the variant
+"geometric", read beyond its trained length with "yarn", a method of the study `extend`.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def only(rope: Rope, *kinds: str) -> dict[str, Any]:
 
 
 def unused(scaling: dict[str, Any], **fixed: Any) -> None:
-    """Refuse a scaling with a field for which the stack has no argument, only a fixed value."""
+    """Refuse a scaling in which a field has another value than the one that the stack uses, because
+    it has no argument for that field.
+    """
     for name, value in fixed.items():
         if scaling.get(name) != value:
             raise NotExpressible(f"no argument for {name}")

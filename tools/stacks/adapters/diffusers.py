@@ -1,4 +1,4 @@
-"""diffusers: `get_1d_rotary_pos_embed` and `apply_rotary_emb`, as its transformers call them."""
+"""diffusers: `get_1d_rotary_pos_embed` and `apply_rotary_emb`, as its models call them."""
 
 import torch
 from diffusers.models.embeddings import apply_rotary_emb, get_1d_rotary_pos_embed

@@ -22,7 +22,7 @@ from llama_models.llama3.model import apply_rotary_emb, precompute_freqs_cis  # 
 
 def rope(rope: Rope, config: dict) -> Apply:
     scaling = only(rope, "default", "llama3")
-    if scaling["type"] == "llama3":  # what its own models have in common
+    if scaling["type"] == "llama3":  # values that all of its own models have
         unused(scaling, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
     whole(rope)
 

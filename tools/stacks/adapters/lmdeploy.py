@@ -20,7 +20,7 @@ from lmdeploy.pytorch.backends.default import apply_rotary_emb, rotary_embedding
 
 
 class Backend:
-    """The default backend, without those of devices."""
+    """Builds the operations of lmdeploy's default backend, whatever the device."""
 
     @staticmethod
     def build_op(spec: Any, **_: Any) -> Any:

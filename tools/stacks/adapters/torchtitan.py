@@ -1,5 +1,5 @@
 """torchtitan: `ComplexRoPE` (Llama, DeepSeek) for interleaved pairs, `CosSinRoPE` (Qwen, gpt-oss)
-for halves; llama3 scaling is in the first alone, and its checkpoints are permuted on load.
+for halves; only `ComplexRoPE` has llama3 scaling, and checkpoints for it are permuted on load.
 """
 
 import torch

@@ -27,7 +27,7 @@ function card(name, rows) {
     h("p", { class: "small mute" }, `${t(`known.${rows[0].known}`)}, ${rows[0].version} · ${rows[0].date}`));
 }
 
-/** Cards of all engines for the text of a config; they follow when Python has answered. */
+/** Cards of all engines for the text of a config; they are drawn when Python has answered. */
 export function engineCards(text, length, then = () => {}) {
   const holder = h("div", { "aria-live": "polite" }, h("p", { class: "mute" }, t("python.starting")));
   newest("audit", { ask: "audit", text, length }).then((answer) => {

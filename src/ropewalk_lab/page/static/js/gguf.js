@@ -49,7 +49,7 @@ function head(buffer) {
   return { metadata, tensors, start: Math.ceil(reader.at / alignment) * alignment };
 }
 
-/** The metadata of a file as the text of a JSON object that Python reads; throws Error("gguf") if it is none. */
+/** The metadata of a file as the text of a JSON object that Python reads; throws Error("gguf") if it cannot be read as GGUF. */
 export async function readGguf(file) {
   let found = null;
   for (let size = 1 << 20; found === null; size *= 4) {
