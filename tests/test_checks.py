@@ -335,7 +335,9 @@ def test_errors_survive_a_process_boundary():
 @pytest.mark.parametrize("memory", ["whole", "slice"])
 @pytest.mark.parametrize("apart", [0, 1, 13, 14, 41, 42, 43, 97, 98, 99, 293, 294, 295, 400])
 def test_shared_memory_is_found_exactly(apart, memory):
-    """q and k in one buffer at every kind of distance, against a count of their elements."""
+    """q and k lie in one buffer at every kind of distance; the expected answer compares the numbers
+    of the elements that each of them holds.
+    """
     numbers = torch.arange(2000)
     strides = (294, 98, 14, 1) if memory == "whole" else (400, 42, 126, 1)
     at = lambda start, heads: numbers.as_strided((2, heads, 3, 14), strides, start)
@@ -374,8 +376,8 @@ def test_one_shared_element_is_enough_to_refuse_in_place():
 
 
 def test_views_of_unlike_strides_are_found_to_share_an_element():
-    """q holds the elements 0, 2, 4 of one memory, k 1, 4, 7, so they share element 4; if k begins
-    one element later, they share none.
+    """q holds the elements 0, 2, 4 of one memory and k 1, 4, 7: they share element 4. Then q holds
+    0, 2 and k 3, 7: they share none.
     """
     memory = torch.zeros(9)
     q = memory.as_strided((3,), (2,), 0)

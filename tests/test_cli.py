@@ -441,7 +441,7 @@ BARE = {"model_type": "llama", "head_dim": 12, "rope_theta": 1e4}
 @pytest.mark.parametrize(
     ("config", "args", "says"),
     [
-        # the option of the same name has another value
+        # the wrong factor is the config's, not the one of --factor
         (
             {"max_position_embeddings": 64, "rope_scaling": {"rope_type": "linear", "factor": 0.5}},
             ("extend", "{config}", "yarn", "--factor", "4", "--overwrite"),

@@ -84,7 +84,7 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
     x = torch.randn(1, H, S, HEAD_DIM, dtype=dtype)
     positions = start + step * torch.arange(S)
     if name == "xpos":
-        positions = positions % 100  # zeta^(m / 64) leaves the floats far away
+        positions = positions % 100  # zeta^(m / 64) overflows far away
     size = torch.from_numpy(abs(factors(spec, positions, length_of(spec))))  # [S, pairs]
     rotated = rotation.rotate(x, spec, positions, length=length_of(spec), backend=backend)
 
@@ -102,7 +102,7 @@ def test_norm_is_kept_times_the_magnitude(name, backend, start, step):
 def test_rotations_by_two_positions_add_up(name, m, n):
     """R_m R_n = R_{m+n} for the rotation alone, whatever the magnitude, at any distance."""
     spec = sample_spec(name, magnitude_on="scale")
-    # the growths of xPos at two positions add up, too, if its center is 0
+    # the growths of xPos at two positions multiply to that at their sum if its center is 0
     if name == "xpos":
         spec, m, n = spec.with_(scaling=frequencies.XPos(scale_base=64.0)), m % 100, n % 100
     x = torch.randn(1, 1, 1, HEAD_DIM, dtype=torch.float64)

@@ -233,8 +233,8 @@ def test_layouts_that_are_not_contiguous(backend, inplace):
 @pytest.mark.parametrize("dtype", DTYPES)
 @both_layouts
 def test_random_strided_views_equal_contiguous(dtype, layout, backend, full):
-    """25 views here, 200 over dtypes and layouts, 1,000 of each with --full; whichever kernel a
-    view gets.
+    """25 random views for each backend, dtype and layout, with --full 1,000; without a named backend
+    each view takes the kernel that is picked for it.
     """
     dice = random.Random(7)
     memory = torch.randn(6000).to(dtype)

@@ -209,8 +209,8 @@ def test_cos_and_sin_of_a_position_do_not_depend_on_other_positions_or_the_dtype
             for new, old in zip(cos_sin(spec, again), (cos, sin), strict=True)
         )
     TABLES.clear()
-    # positions outside the two-level table are computed in another way, which must not change the
-    # rows of the others
+    # a position outside the two-level table is computed in another way; in the same call, this must
+    # not change the rows of positions inside it
     for mate in (2**20, -1, 2**40):
         mixed = cos_sin(spec, torch.tensor([1099, mate, 3]))
         assert all(
