@@ -52,8 +52,6 @@ def test_python_blocks_run_from_top_to_bottom(path, tmp_path, monkeypatch):
         program = compile("\n" * line + body, str(path), "exec")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            # `extend` warns about engines that compute something else
-            warnings.filterwarnings("ignore", message=r"[\w.-]+ at [\d,]+ tokens: ")
             # the documents are ours, and running them is the test
             exec(program, namespace)  # noqa: S102
 

@@ -164,7 +164,7 @@ def test_a_folder_is_opened_without_a_progress_bar_which_is_then_as_before(folde
 
 
 def test_a_path_is_measured_as_the_loaded_model_with_its_tokenizer(folder, monkeypatch):
-    # then a path is opened on the CPU
+    # without a GPU, a model given by its path is opened on the CPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     given = {
         "text": torch.arange(2048) % 300,

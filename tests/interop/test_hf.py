@@ -178,7 +178,7 @@ def test_truncate_is_read_from_the_rope_of_each_layer_type():
     assert found["sliding_attention"].scaling == Yarn(factor=4.0, original_length=1024)
 
 
-def test_the_length_beside_the_rope_wins_and_the_theta_inside_it():
+def test_the_length_beside_the_rope_and_the_theta_inside_it_take_precedence():
     with pytest.warns(UserWarning, match="the former is used"):
         assert (
             from_hf(

@@ -25,13 +25,13 @@ from ropewalk.kernels.rotation import definition
 from ropewalk.tensor_frequencies import ladder
 from tensor_forms import tensors
 
-#: what q and k of order 1 lose to a product order other than ours, in float32
+#: how far q and k of size 1 may differ in float32, where a family multiplies in another order
 ROUNDING = 5e-6
 
 
 def spec_of(case: Case) -> RopeSpec:
     if case.model_type == "deepseek_v3" and rope_of(case.config).get("factor"):
-        # it is not the ratio of the lengths
+        # this config's factor is not the ratio of its two lengths
         skip_old_yarn()
     if case.layer_type is not None:
         return from_hf(case.config, per_layer=True, precision="hf")[case.layer_type]
@@ -163,8 +163,9 @@ FOLDERS = {
         ("blt_global_transformer", "blt_local_decoder", "blt_local_encoder", "blt_patcher"), "blt"
     ),
 }
-#: rows whose tables have one column a pair
+#: rows whose code, before v5, is given tables of all positions and chooses rows from them
 OTHER_TABLES = {"esm", "idefics", "phimoe"}
+#: rows whose tables have one column a pair
 UNDOUBLED = {"gpt_oss", "openai_privacy_filter", "deepseek_v4"}
 
 
@@ -186,7 +187,7 @@ def test_the_layout_of_every_row_is_that_of_its_code(name):
     doubled = (cos, sin) if name in UNDOUBLED else (cos.repeat(1, 1, 2), sin.repeat(1, 1, 2))
     arguments = inspect.signature(rotate).parameters
     if "mrope_section" in arguments:
-        # before v5: the tables of three axes, and who listens to which
+        # before v5 the function gets the tables of three axes, and how many pairs each axis has
         doubled = (*(each.expand(3, 1, 1, -1) for each in doubled), [2, 1, 1])
     if not V5 and name in OTHER_TABLES:
         pytest.skip(f"{HERE} gives the rotation of {name} whole tables to choose from")
