@@ -88,7 +88,8 @@ def test_generations_on_two_cuda_streams_give_the_tokens_of_the_plain_path():
     found = []
     for stream, prompt in zip(streams, prompts, strict=True):
         with torch.cuda.stream(stream):
-            # so long a product that the first generation has not begun when the second is started
+            # this product takes so long that the first generation is still waiting when the second
+            # one is started
             large @ large
             found.append(model.generate(prompt, 30, graph=True))
     torch.cuda.synchronize()

@@ -64,7 +64,7 @@ def _seed():
 @dtypes
 @pytest.mark.parametrize("finish", ["store", "add", "gate"])
 def test_products_without_a_given_tile_equal_the_definition(dtype, finish):
-    """65 rows with a gate, or in float32, are computed by torch's product, others by our kernel."""
+    """With a gate, or in float32, torch's product computes these 65 rows; otherwise our kernel."""
     for bias in (False, True):
         check_product(dtype, 65, None, finish, bias)
 
@@ -127,8 +127,8 @@ def test_a_tile_never_reads_after_the_last_row():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("gate", [False, True])
 def test_rows_of_x_are_masked_or_read_again(dtype, rows, tile_rows, masked, gate, monkeypatch):
-    """K and the columns fill their tiles, so only rows may be masked, where they do not fill
-    theirs.
+    """K and the columns fill their tiles. Where the rows do not fill theirs, the missing rows are
+    masked, or earlier rows are read again.
     """
     x, weight = random(rows, 32, dtype=dtype), random(8, 32, dtype=dtype) / 6
     out, were_masked = (
@@ -177,7 +177,7 @@ def test_attention_over_a_padded_cache_equals_the_definition(
     )
     last = torch.tensor([num_keys], device=DEVICE)
     if DEVICE == "cuda":
-        torch.cuda.synchronize()  # an early kernel does not wait for what it reads
+        torch.cuda.synchronize()  # with `early` the kernel does not wait for earlier work by itself
     for _ in range(2):  # the second call finds the workspace as the first left it
         launch.attend(
             q, k, v, out, first, last, 0.3, workspace, window=window, keys=16, early=early
@@ -353,7 +353,7 @@ def check_qkv(dtype, rows, tile, spec, norm):
         assert relative_error(got, want) < DTYPES[dtype]
     assert not workspace.arrived.any()
     assert not workspace.sums.any()
-    # the same with positions and slots that are read early
+    # a kernel that reads positions and slots before earlier work has ended gives the same results
     early_q, early_cache = (
         torch.full_like(q, math.nan),
         KVSlots(*(torch.full_like(cache.k, math.nan) for _ in range(2))),
