@@ -54,8 +54,8 @@ def test_a_model_of_one_token_has_the_same_loss_at_every_context_length(windows)
     )
 
 
-def test_the_loss_at_a_length_is_that_of_the_tail_of_the_last_tokens(windows):
-    """A real model: the loss at length L is that of the window's last L tokens."""
+def test_the_loss_at_a_length_is_that_of_the_tail_read_after_that_many_tokens(windows):
+    """The loss at length L is that of a window's last 8 tokens, when the model reads its last L."""
     model = tiny_model()
     found = losses_by_length(model, windows, [16, 48], 8)
     tokens = torch.from_numpy(windows.astype(np.int64))

@@ -116,8 +116,8 @@ def test_continuing_a_shifted_cache_gives_the_loss_of_reading_again(tiny):
 
 
 def test_one_layer_has_no_hidden_context_so_re_rotated_keys_are_exact(tiny):
-    """Keys of the first layer depend on their own token only: after re-rotation they are those of
-    reading again.
+    """A key of the first layer depends on its own token only, so after re-rotation it equals the key
+    that reading the shorter text again would give.
     """
     model, encode = tiny
     window = real_windows(["python"], encode, 40, 2)[1]
@@ -379,7 +379,7 @@ def test_a_short_text_is_measured_on_the_windows_it_has(tmp_path, monkeypatch):
         (1200, 5, 0, "bbbb"),
     ],
 )
-def test_a_short_text_gives_fewer_windows_and_the_others_more(
+def test_where_one_text_is_too_short_other_texts_give_more_windows(
     monkeypatch, length, count, spare, starts
 ):
     texts = {"first": "a" * 1000, "second": "b" * 5000}

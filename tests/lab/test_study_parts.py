@@ -210,7 +210,7 @@ def test_masked_tokens_are_the_same_at_every_length():
     class Watched(torch.nn.Module):
         def forward(self, tokens):
             seen.setdefault(tokens.shape[1], []).append(tokens)
-            # the answer depends on the piece: its own sum
+            # the answer depends on the whole piece, by the sum of its tokens
             return F.one_hot((tokens.sum(1, keepdim=True) + tokens) % 264, 264).float()
 
     rows = {
