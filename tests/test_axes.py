@@ -210,7 +210,7 @@ class TestAgainstTransformers:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
 
 
-def test_axial_is_the_image_encoder_of_qwen_vl():
+def test_axial_gives_the_tables_of_the_image_encoder_of_qwen_vl():
     transformers = pytest.importorskip("transformers")
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 

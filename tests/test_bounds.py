@@ -106,7 +106,7 @@ def test_tokens_are_the_axis_before_the_last_unless_said_otherwise():
         assert_close(rw.Rope(SPEC).forward(x)[..., 0, :], x[..., 0, :])
 
 
-def test_trained_frequencies_keep_no_tables():
+def test_a_rope_with_trained_frequencies_keeps_no_tables():
     assert rw.Rope(rw.RopeSpec(8, scaling=fq.Learnable())).table_bytes(100) == 0
 
 

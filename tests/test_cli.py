@@ -104,7 +104,7 @@ def test_the_console_script_and_python_m_are_the_same_command_line():
         assert done.stdout == f"ropewalk {ropewalk.__version__}\n"
 
 
-def test_no_command_shows_the_help(capsys):
+def test_without_a_command_the_help_is_shown(capsys):
     code, out, err = call(capsys)
     assert code == 2
     assert "Usage" in out + err

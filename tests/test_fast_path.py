@@ -311,7 +311,7 @@ def test_a_replaced_or_overridden_forward_is_called_instead_of_the_fast_path():
     assert rope(q, k, offset=5) == "wrapped"
 
 
-def test_a_compiled_call_is_called():
+def test_the_compiled_form_of_a_rope_is_called_instead_of_the_fast_path():
     rope, q, k = rw.Rope(SPEC), draw(3), draw(1)
     rope(q, k, offset=5)
     rope._compiled_call_impl = lambda *_, **__: "compiled"  # what rope.compile() sets
@@ -355,7 +355,7 @@ def test_autograd_notices_that_a_tensor_it_kept_was_rotated_in_place(known):
             product.backward()
 
 
-def test_more_kinds_of_calls_under_one_key_than_are_kept_follow_the_definition():
+def test_calls_of_more_kinds_than_are_kept_for_one_key_follow_the_definition():
     rope, xs = rw.Rope(SPEC), []
     for step in range(1, fast_path.MOST_PER_KEY + 4):
         xs.append((draw(3), torch.randn(2, 1, 7 * step, 10)[:, :, ::step]))

@@ -112,7 +112,7 @@ def test_the_same_layout_gives_a_copy(layout):
     assert same.data_ptr() != x.data_ptr()
 
 
-def test_is_the_permutation_of_llama_checkpoints():
+def test_convert_layout_is_the_permutation_of_llama_checkpoints():
     """Meta's interleaved rows to transformers' halves: view [heads, d/2, 2, in], swap the middle
     two.
     """

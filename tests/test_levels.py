@@ -219,7 +219,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_specs_without_tables_of_digits_are_refused(name):
+def test_specs_that_cannot_be_rotated_without_torch_are_refused(name):
     spec, options, message = WRONG[name]
     with pytest.raises(RopeError, match=message):
         levels.check_spec(spec, options.get("length"))

@@ -1,5 +1,5 @@
-"""Compared with rotary-embedding-torch itself where it is right, and with the definition where it
-is not.
+"""`ropewalk.compat.rotary_embedding_torch` against the original library where that is right, and
+against the definition where it is not.
 """
 
 from __future__ import annotations

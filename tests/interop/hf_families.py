@@ -88,7 +88,9 @@ class Case:
         return getattr(self.code, self.rotary or found[0])
 
     def placed(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return positions [B, S] as they are, or [3, B, S] with others on each of three axes."""
+        """Return positions [B, S] as they are or, for three axes, [3, B, S] with different positions
+        on each axis.
+        """
         return (
             torch.stack([positions, positions * 2 + 1, positions // 2 + 3])
             if self.axes == 3

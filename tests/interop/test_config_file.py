@@ -91,7 +91,7 @@ def test_a_mebibyte_is_the_largest_file(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(f"{{{GOOD}}}".ljust(1 << 20))
     assert from_hf(path).head_dim == 16
-    assert from_hf(tmp_path).head_dim == 16  # its folder
+    assert from_hf(tmp_path).head_dim == 16  # the folder of the file
     path.write_text(f"{{{GOOD}}}".ljust((1 << 20) + 1))
     with pytest.raises(RopeError, match="at most 1048576 bytes"):
         from_hf(path)

@@ -407,7 +407,7 @@ def test_what_has_no_scalable_rope_is_refused():
 
 @needs_v5("has no rope_parameters by layer type")
 def test_truncate_per_layer_type_is_refused():
-    """transformers reads it from the outer object, where layer types stand."""
+    """transformers reads `truncate` from the outer object, in which the ropes of the layer types are."""
     with pytest.raises(RopeError, match="truncate"):
         lengthen(fresh("gemma3_text"), "yarn", truncate=False)
 

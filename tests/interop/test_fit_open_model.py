@@ -75,7 +75,7 @@ def test_a_narrow_dtype_rounds_the_weights_and_not_the_frequencies(folder, tmp_p
         gguf(tmp_path / "model.gguf"),
         folder,
     ):
-        # transformers opens the folder, and it keeps its frequencies
+        # the folder is opened by transformers, which keeps frequencies in float32
         model, _ = open_model(path, dtype=torch.bfloat16)
         assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
         assert model.model.rotary_emb.inv_freq.dtype == torch.float32

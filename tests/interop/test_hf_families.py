@@ -305,7 +305,7 @@ def test_codegen_rotates_as_gptj_does():
 
 
 def test_roformer_rotates_neighbours_with_an_exact_table():
-    """Its own table is made in float64, so precision="exact" is the one that repeats it."""
+    """transformers makes RoFormer's table in float64, so precision="exact" gives the same rotation."""
     from transformers import RoFormerConfig
     from transformers.models.roformer import modeling_roformer as code
 
@@ -381,7 +381,9 @@ def test_other_families_have_no_softmax_factor():
 @pytest.mark.skipif(not V5, reason="rope_parameters are read by transformers 5")
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
 def test_sections_are_not_read_by_a_text_model(model_type):
-    """transformers' rotary module computes the same with and without them, and refuses the name."""
+    """A text model's rotary module in transformers computes the same with and without sections, and
+    refuses the rope type `mrope`.
+    """
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 16, "num_hidden_layers": 1}
     rope = {"rope_type": "default", "rope_theta": 1e6}
     config = {"model_type": model_type, "max_position_embeddings": 64, **sizes}

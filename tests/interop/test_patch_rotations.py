@@ -241,7 +241,7 @@ HUNYUAN = {
 
 
 def test_a_model_whose_pairs_use_two_axes_is_refused_when_it_is_patched():
-    """HunYuan-VL: member i of a pair listens to one axis, its partner to another."""
+    """In HunYuan-VL the two members of a pair are rotated by positions on different axes."""
     torch.manual_seed(1)
     model = AutoModel.from_config(config_of("hunyuan_vl_text", **{**SIZES, **HUNYUAN})).eval()
     where = torch.arange(7).expand(4, 1, 7) + torch.arange(4)[:, None, None]

@@ -39,7 +39,7 @@ def decoder(method: str = "rope", seed: int = 0, **changes) -> Decoder:
     return new_model(method, model, seed)  # type: ignore[return-value]
 
 
-# a CPU without bfloat16 computes it another way
+# torch warns if this CPU lacks the instructions for bfloat16
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 @pytest.mark.parametrize("method", TRAINED)
 def test_every_method_trains_in_both_precisions(method):

@@ -145,7 +145,7 @@ def test_training_lowers_the_loss_and_leaves_the_model_unextended(objective):
     assert Reader(model).losses(tokens[None, :256]).mean() < before
 
 
-# a CPU without arithmetic for bfloat16
+# torch warns if this CPU lacks the instructions for bfloat16
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
 def test_mixed_precision_computes_with_the_weights_of_the_last_step():
     model, encode = open_real("tiny", CPU)

@@ -231,7 +231,7 @@ def test_the_exact_method_is_judged_by_its_worst_position_and_no_error_is_drawn_
 
 
 def test_a_difference_that_touches_the_limit_with_its_margin_is_within_noise():
-    """0.75 ± 0.125: two errors below it is 0.5, which is not beyond a limit of 0.5."""
+    """The difference is 0.75 ± 0.125; 0.75 less two errors is 0.5, which is not beyond the limit 0.5."""
     one, other = Score([[0.625, 0.875]]), Score([[0.0, 0.0]])
     assert claim_within("", one, other, 0.5).verdict == TIED
     assert claim_within("", one, other, 0.49).verdict == FAILS

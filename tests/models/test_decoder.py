@@ -332,8 +332,8 @@ def test_caches_must_be_one_a_layer():
 
 
 def test_the_fused_kernels_are_not_used_for_other_norms_or_hooks():
-    """They compute an RMS norm of q and k; a norm that a user put in its place must not be left
-    out.
+    """The fused kernels compute an RMS norm of q and k; where a user replaced it by another norm,
+    that norm must be computed.
     """
 
     def reason(change):

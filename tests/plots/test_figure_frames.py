@@ -194,7 +194,7 @@ def test_the_colours_of_a_legend_are_those_of_its_lines_and_the_same_in_both_pan
                 assert text.get_color() == by_label[text.get_text()]
         coloured = [line.get_color() for line in lines if line.get_color() in SIX]
         assert len(set(coloured)) == len(coloured)
-        if name != "decay":  # its right panel goes on where the left one stopped
+        if name != "decay":  # the right panel of `decay` goes on where its left panel stopped
             assert coloured == SIX[: len(coloured)]
     if name == "decay":
         assert list(by_label.values()) == SIX[1:3]
